@@ -1,0 +1,76 @@
+"""torchedge: know what training a PyTorch model takes on an edge device before running it.
+
+The names below load on first use (PEP 562): `import torchedge` imports neither torch nor anything optional.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchedge.api import Predictor, capture, features, predict, simulate
+    from torchedge.devices import Device, find_device, list_devices
+    from torchedge.errors import (
+        CaptureError,
+        DeviceError,
+        InputError,
+        MissingExtraError,
+        ProfileError,
+        TorchedgeError,
+    )
+    from torchedge.graphs import Graph
+    from torchedge.prediction import Estimate, Prediction
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "Device",
+    "DeviceError",
+    "Estimate",
+    "Graph",
+    "InputError",
+    "MissingExtraError",
+    "Prediction",
+    "Predictor",
+    "ProfileError",
+    "TorchedgeError",
+    "__version__",
+    "capture",
+    "features",
+    "find_device",
+    "list_devices",
+    "predict",
+    "simulate",
+]
+
+_HOMES = {
+    "torchedge.api": ("Predictor", "capture", "features", "predict", "simulate"),
+    "torchedge.devices": ("Device", "find_device", "list_devices"),
+    "torchedge.errors": (
+        "CaptureError",
+        "DeviceError",
+        "InputError",
+        "MissingExtraError",
+        "ProfileError",
+        "TorchedgeError",
+    ),
+    "torchedge.graphs": ("Graph",),
+    "torchedge.prediction": ("Estimate", "Prediction"),
+}
+_LAZY = {name: module for module, names in _HOMES.items() for name in names}
+"""Public name -> module that defines it: the one table to extend."""
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562: whatever the name stands for)
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'torchedge' has no attribute {name!r}; it offers: {', '.join(sorted(_LAZY))}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

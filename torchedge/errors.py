@@ -1,0 +1,37 @@
+"""Every exception torchedge raises on purpose. A message is one line: what was given, what was expected, what to do next."""
+
+from __future__ import annotations
+
+__all__ = ["CaptureError", "DeviceError", "InputError", "MissingExtraError", "ProfileError", "TorchedgeError"]
+
+
+class TorchedgeError(Exception):
+    """Base of all errors of torchedge: catch this one to catch them all."""
+
+
+class CaptureError(TorchedgeError):
+    """A model could not be captured as a Graph, or a Graph breaks one of its invariants."""
+
+
+class InputError(TorchedgeError, ValueError):
+    """An argument, a shape, a file or a dataset given by the user is not usable."""
+
+
+class DeviceError(TorchedgeError, LookupError):
+    """A device is unknown, cannot be reached or cannot do what was asked of it."""
+
+
+class ProfileError(TorchedgeError):
+    """A device's profile (its device.toml, forests or coefficients) is missing, corrupted or does not match."""
+
+
+class MissingExtraError(TorchedgeError, ImportError):
+    """An optional package is needed for what was asked and is not installed."""
+
+    @classmethod
+    def of(cls, package: str, *, extra: str, purpose: str) -> MissingExtraError:
+        """Build the error for one missing package, naming the pip command that brings it.
+
+        `package` is the name to show, `extra` the extra of torchedge that holds it, `purpose` what it is needed for.
+        """
+        return cls(f"{purpose} needs {package}, which is not installed; run: pip install 'torchedge[{extra}]'")
