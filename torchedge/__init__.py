@@ -66,7 +66,9 @@ _LAZY = {name: module for module, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562: whatever the name stands for)
     module = _LAZY.get(name)
     if module is None:
-        raise AttributeError(f"module 'torchedge' has no attribute {name!r}; it offers: {', '.join(sorted(_LAZY))}")
+        raise AttributeError(
+            f"module 'torchedge' has no attribute {name!r}; it offers: {', '.join(sorted(_LAZY))}"
+        )
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value

@@ -1,4 +1,7 @@
-"""Every exception torchedge raises on purpose. A message is one line: what was given, what was expected, what to do next."""
+"""Every exception torchedge raises on purpose.
+
+A message is one line: what was given, what was expected, what to do next.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class DeviceError(TorchedgeError, LookupError):
 
 
 class ProfileError(TorchedgeError):
-    """A device's profile (its device.toml, forests or coefficients) is missing, corrupted or does not match."""
+    """A device's profile (device.toml, forests, coefficients) is missing, corrupted or does not match."""
 
 
 class MissingExtraError(TorchedgeError, ImportError):
@@ -32,6 +35,9 @@ class MissingExtraError(TorchedgeError, ImportError):
     def of(cls, package: str, *, extra: str, purpose: str) -> MissingExtraError:
         """Build the error for one missing package, naming the pip command that brings it.
 
-        `package` is the name to show, `extra` the extra of torchedge that holds it, `purpose` what it is needed for.
+        `package` is the name to show, `extra` the extra of torchedge that holds it, `purpose` what
+        it is needed for.
         """
-        return cls(f"{purpose} needs {package}, which is not installed; run: pip install 'torchedge[{extra}]'")
+        return cls(
+            f"{purpose} needs {package}, which is not installed; run: pip install 'torchedge[{extra}]'"
+        )

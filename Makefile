@@ -1,0 +1,70 @@
+# Everything from a bare checkout: no activated environment, nothing installed beforehand but Python and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+# What the caller's shell carries must not reach into the environment built here.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export PIP_USER := 0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test test-slow check format wheel clean
+
+help:
+	@echo "make demo       predict the training step of a ResNet-50 on a Jetson TX2"
+	@echo "make test       run the tests (under ten minutes)"
+	@echo "make test-slow  run the tests that take minutes each"
+	@echo "make check      ruff, mypy and import-linter"
+	@echo "make format     let ruff rewrite what it can"
+	@echo "make wheel      build sdist and wheel into dist/"
+	@echo "make clean      remove the environment, caches and builds"
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/torchedge predict resnet50 --batch-size 32 --device jetson-tx2
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest
+
+# Exit status 5 of pytest: no test bears the mark.
+test-slow: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m slow || test $$? -eq 5
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/dev.stamp
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is older than what it depends on: install again. A half-built environment is built afresh.
+$(VENV)/python.stamp:
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "make: no '$(PYTHON)' found; torchedge needs Python 3.10 or newer: install it, or name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "make: '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1); torchedge needs Python 3.10 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: '$(PYTHON)' cannot make virtual environments; install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	"$(PYTHON)" -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/demo.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+	@echo "Installing torchedge into $(VENV) (a minute or two) ..."
+	$(PIP) --editable '.[vision]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+	@echo "Installing torchedge with all extras into $(VENV) (a few minutes) ..."
+	$(PIP) --editable '.[all,dev]'
+	@touch $@ $(VENV)/demo.stamp
