@@ -1,0 +1,26 @@
+"""Files: where torchedge's data lies, and how it is read (bounded, validated) and written (atomically).
+
+Imports neither torch nor any solver; numpy and safetensors load with `torchedge.storage.tensors` only.
+"""
+
+from torchedge.storage.documents import (
+    Document,
+    file_sha256,
+    read_json,
+    read_toml,
+    write_json,
+    write_toml,
+)
+from torchedge.storage.folders import data_folder, resolve_inside, user_folder
+
+__all__ = [
+    "Document",
+    "data_folder",
+    "file_sha256",
+    "read_json",
+    "read_toml",
+    "resolve_inside",
+    "user_folder",
+    "write_json",
+    "write_toml",
+]

@@ -1,0 +1,239 @@
+"""TOML and JSON documents and raw bytes: bounded reading, finite numbers only, atomic writing, no pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import NoReturn
+
+from torchedge.errors import ProfileError
+from torchedge.storage.toml_text import format_toml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "Document",
+    "file_sha256",
+    "read_bytes",
+    "read_json",
+    "read_toml",
+    "write_bytes",
+    "write_json",
+    "write_toml",
+]
+
+Document = dict[str, object]
+"""A parsed document: nested dicts, lists, str, bool, int, finite float (and None, in JSON)."""
+
+MAX_DOCUMENT_BYTES = 2**20
+MAX_DEPTH = 32
+MAX_INTEGER = 2**63 - 1
+
+# More parts than this in one dotted key cost the TOML parser time that grows with their square.
+_WORD = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_WORD}(?:[ \t]*\.[ \t]*{_WORD}){{{MAX_DEPTH},}}")
+
+
+def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Read a regular file of at most `max_bytes` bytes.
+
+    Raises:
+        ProfileError: it is missing, unreadable, too large or no regular file (a pipe or device could block).
+    """
+    try:
+        # Non-blocking: opening a pipe that nobody writes would otherwise wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ProfileError(f"{path}: cannot be read ({reason}), expected a file; check the path") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ProfileError(f"{path}: is not a regular file, expected one; check the path")
+        try:
+            data = file.read(max_bytes + 1)
+        except OSError as error:
+            raise ProfileError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+    if len(data) > max_bytes:
+        raise ProfileError(
+            f"{path}: holds {max(status.st_size, len(data))} bytes, expected at most {max_bytes}; "
+            "check that it is the right file"
+        )
+    return data
+
+
+def read_toml(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
+    """Read a TOML document; dates and times come back as ISO 8601 text.
+
+    Raises:
+        ProfileError: as `read_bytes`, or it is not UTF-8 TOML, is nested too deep or holds a number that is
+            not finite or does not fit 64 bits.
+    """
+    text = _decode(path, read_bytes(path, max_bytes=max_bytes), "TOML")
+    if _LONG_KEY.search(text):
+        raise ProfileError(
+            f"{path}: holds a dotted key of over {MAX_DEPTH} parts, expected fewer; shorten the key"
+        )
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path}: is not valid TOML ({_reason(error)}); correct the file") from error
+    return {key: _checked(value, path, key, MAX_DEPTH) for key, value in document.items()}
+
+
+def read_json(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
+    """Read a JSON document whose top level is an object.
+
+    Raises:
+        ProfileError: as `read_toml`, or a key stands twice in one object.
+    """
+    return parse_json(path, read_bytes(path, max_bytes=max_bytes))
+
+
+def parse_json(source: str | Path, data: bytes) -> Document:
+    """Parse and validate the bytes of a JSON object, as `read_json`; `source` is named in errors."""
+    text = _decode(source, data, "JSON")
+    try:
+        document: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{source}: is not valid JSON ({_reason(error)}); correct the file") from error
+    if not isinstance(document, dict):
+        raise ProfileError(
+            f"{source}: holds a JSON {type(document).__name__}, expected an object; correct the file"
+        )
+    return {key: _checked(value, source, key, MAX_DEPTH) for key, value in document.items()}
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file whole or not at all: a temporary file beside it, then `os.replace`.
+
+    Raises:
+        ProfileError: the folder is missing or cannot be written.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        with _removed_on_failure(temporary):
+            with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ProfileError(
+            f"{path}: cannot be written ({reason}), expected a writable folder; check that it exists"
+        ) from error
+
+
+def write_json(path: str | Path, document: Mapping[str, object]) -> None:
+    """Write a JSON document atomically, keys sorted: the same document gives the same bytes.
+
+    Raises:
+        ProfileError: it cannot be written, or holds something that JSON has not (a NaN, an object).
+    """
+    try:
+        text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        data = (text + "\n").encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProfileError(
+            f"{path}: {_reason(error)}, expected what JSON can hold; convert the values"
+        ) from error
+    write_bytes(path, data)
+
+
+def write_toml(path: str | Path, document: Mapping[str, object]) -> None:
+    """Write a TOML document atomically, keys in the order given.
+
+    Raises:
+        ProfileError: it cannot be written, or holds something other than text, bool, integer, finite float,
+            list and table.
+    """
+    try:
+        data = format_toml(document).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProfileError(
+            f"{path}: {_reason(error)}, expected what TOML can hold; convert the values"
+        ) from error
+    write_bytes(path, data)
+
+
+def file_sha256(path: str | Path, *, max_bytes: int) -> str:
+    """Return the hexadecimal SHA-256 of a file of at most `max_bytes` bytes.
+
+    Raises:
+        ProfileError: as `read_bytes`.
+    """
+    return hashlib.sha256(read_bytes(path, max_bytes=max_bytes)).hexdigest()
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError, ValueError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _decode(source: str | Path, data: bytes, kind: str) -> str:
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ProfileError(
+            f"{source}: is not UTF-8 text (byte {error.start}), expected {kind}; check the file"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """One short line of what a parser said."""
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return " ".join(str(error).split())[:200]
+
+
+def _unique(pairs: list[tuple[str, object]]) -> Document:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:80]!r} stands twice")
+    return table
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _checked(value: object, source: str | Path, where: str, depth: int) -> object:
+    """Return a value with every number in it checked and every date as text."""
+    if depth == 0:
+        raise ProfileError(f"{source}: {where[:80]}: nested over {MAX_DEPTH} deep, expected less; flatten it")
+    if isinstance(value, dict):
+        return {key: _checked(item, source, f"{where}.{key}", depth - 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_checked(item, source, where, depth - 1) for item in value]
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if not finite or (isinstance(value, int) and abs(value) > MAX_INTEGER):
+        raise ProfileError(
+            f"{source}: {where[:80]}: expected a finite number of at most 64 bits; correct the value"
+        )
+    return value

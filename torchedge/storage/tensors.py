@@ -1,0 +1,211 @@
+"""Numpy arrays in safetensors files: the header is checked here before the format's library sees it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchedge.errors import ProfileError
+from torchedge.storage.documents import parse_json, read_bytes, write_bytes
+
+__all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "MAX_TENSOR_BYTES", "read_tensors", "write_tensors"]
+
+MAX_TENSOR_BYTES = 64 * 2**20
+MAX_HEADER_BYTES = 2**20
+MAX_TENSORS = 4096
+MAX_RANK = 16
+MAX_NAME = 256
+
+DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+    }
+)  # fmt: skip
+"""The format's names of the dtypes that numpy has, with numpy's."""
+
+_NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
+_METADATA = "__metadata__"
+_NEXT = "fetch or rebuild the file"
+
+
+def read_tensors(
+    path: str | Path, *, max_bytes: int = MAX_TENSOR_BYTES, finite: bool = True
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Read every tensor of a safetensors file as a read-only array, and its metadata.
+
+    Args:
+        path: the file.
+        max_bytes: the largest file to accept.
+        finite: refuse floating-point tensors that hold an infinity or a NaN.
+
+    Returns:
+        the arrays by name, and the metadata (text by text).
+
+    Raises:
+        ProfileError: the file is missing, too large, or anything in it is not as the format asks.
+    """
+    data = read_bytes(path, max_bytes=max_bytes)
+    metadata, shapes = _read_header(path, data)
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        tensors: dict[str, NDArray[Any]] = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise ProfileError(f"{path}: is not a valid safetensors file ({error}); {_NEXT}") from error
+    for name, array in tensors.items():
+        if shapes.get(name) != (_NAMES.get(array.dtype), array.shape):
+            raise ProfileError(
+                f"{path}: tensor {name!r} was read with another shape or dtype than stored; {_NEXT}"
+            )
+        if finite and array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+            raise ProfileError(
+                f"{path}: tensor {name!r} holds an infinity or a NaN, expected finite numbers; {_NEXT}"
+            )
+        if array.dtype.kind == "b" and bool((array.view(np.uint8) > 1).any()):
+            raise ProfileError(
+                f"{path}: tensor {name!r} holds a byte that is no boolean, expected 0 or 1; {_NEXT}"
+            )
+        array.setflags(write=False)
+    return tensors, metadata
+
+
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write arrays to a safetensors file, atomically; the same content always gives the same bytes.
+
+    The format's own writer shuffles the metadata from call to call, so the file is laid out here: wide dtypes
+    first (which keeps every tensor aligned), then by name.
+
+    Args:
+        path: the file, replaced whole.
+        tensors: the arrays by name; any layout in memory, stored in C order and little endian.
+        metadata: text by text.
+
+    Raises:
+        ProfileError: an array of a dtype that the format has not, a bad name, too many tensors, a header that
+            `read_tensors` would refuse, or a folder that cannot be written.
+    """
+    if len(tensors) > MAX_TENSORS:
+        raise ProfileError(
+            f"{path}: got {len(tensors)} tensors, expected at most {MAX_TENSORS}; split the file"
+        )
+    header: dict[str, object] = {}
+    if metadata:
+        _check_metadata(path, dict(metadata))
+        header[_METADATA] = {key: metadata[key] for key in sorted(metadata)}
+    parts: list[bytes] = []
+    end = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
+        array = tensors[name]
+        code = _NAMES.get(array.dtype.newbyteorder("<"))
+        if code is None or array.ndim > MAX_RANK:
+            raise ProfileError(
+                f"{path}: tensor {name!r} has dtype {array.dtype} and rank {array.ndim}, expected one of "
+                f"{', '.join(str(np.dtype(item)) for item in DTYPES.values())} rank up to {MAX_RANK}; convert it"
+            )
+        _check_name(path, name)
+        parts.append(np.ascontiguousarray(array, dtype=DTYPES[code]).tobytes())
+        header[name] = {
+            "dtype": code,
+            "shape": list(array.shape),
+            "data_offsets": [end, end + len(parts[-1])],
+        }
+        end += len(parts[-1])
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ProfileError(
+            f"{path}: a header of {len(text)} bytes, expected at most {MAX_HEADER_BYTES}; split the file"
+        )
+    write_bytes(path, b"".join([len(text).to_bytes(8, "little"), text, *parts]))
+
+
+def _read_header(
+    path: str | Path, data: bytes
+) -> tuple[dict[str, str], dict[str, tuple[str, tuple[int, ...]]]]:
+    """Check the header against the file's size; return the metadata and each tensor's dtype and shape."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 10 or not 2 <= size <= min(MAX_HEADER_BYTES, len(data) - 8):
+        raise ProfileError(
+            f"{path}: announces a header of {size} bytes in {len(data)}, expected a safetensors file whose "
+            f"header has up to {MAX_HEADER_BYTES}; {_NEXT}"
+        )
+    header = parse_json(f"{path} (header)", data[8 : 8 + size])
+    stored = header.pop(_METADATA, {})
+    if not isinstance(stored, dict):
+        raise ProfileError(
+            f"{path}: has metadata of type {type(stored).__name__}, expected a table of texts; {_NEXT}"
+        )
+    metadata = _check_metadata(path, stored)
+    if len(header) > MAX_TENSORS:
+        raise ProfileError(f"{path}: holds {len(header)} tensors, expected at most {MAX_TENSORS}; {_NEXT}")
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    spans: list[tuple[int, int]] = []
+    for name, entry in header.items():
+        _check_name(path, name)
+        dtype, shape, span = _check_entry(path, name, entry)
+        shapes[name] = (dtype, shape)
+        spans.append(span)
+    end = 0
+    for start, stop in sorted(spans):
+        if start != end:
+            raise ProfileError(
+                f"{path}: tensors overlap or leave a gap at byte {start}, expected byte {end}; {_NEXT}"
+            )
+        end = stop
+    if end != len(data) - 8 - size:
+        raise ProfileError(
+            f"{path}: tensors take {end} bytes of {len(data) - 8 - size}, expected all; {_NEXT}"
+        )
+    return metadata, shapes
+
+
+def _check_entry(path: str | Path, name: str, entry: object) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+    where = f"{path}: tensor {name!r}"
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ProfileError(f"{where}: expected exactly dtype, shape and data_offsets; {_NEXT}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ProfileError(
+            f"{where}: has dtype {str(dtype)[:40]!r}, expected one of {', '.join(DTYPES)}; {_NEXT}"
+        )
+    if not _sizes(shape) or len(shape) > MAX_RANK:
+        raise ProfileError(f"{where}: expected a shape of up to {MAX_RANK} sizes, none negative; {_NEXT}")
+    if not _sizes(offsets) or len(offsets) != 2:
+        raise ProfileError(f"{where}: expected two data_offsets, none negative; {_NEXT}")
+    start, stop = offsets
+    expected = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
+    if stop - start != expected:
+        raise ProfileError(f"{where}: takes {stop - start} bytes, expected {expected} by its shape; {_NEXT}")
+    return dtype, tuple(shape), (start, stop)
+
+
+def _sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_metadata(path: str | Path, metadata: Mapping[Any, Any]) -> dict[str, str]:
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ProfileError(
+                f"{path}: metadata {str(key)[:40]!r} is not text by text, expected only texts; {_NEXT}"
+            )
+    return dict(metadata)
+
+
+def _check_name(path: str | Path, name: str) -> None:
+    if not name or len(name) > MAX_NAME or not name.isprintable() or name == _METADATA:
+        raise ProfileError(
+            f"{path}: has the tensor name {name[:40]!r}, expected up to {MAX_NAME} printable characters other than "
+            f"{_METADATA}; rename the tensor"
+        )
