@@ -1,0 +1,225 @@
+"""Grown forests predict what scikit-learn predicts, deterministically; bad input is named."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchedge.errors import InputError, MissingExtraError, ProfileError
+from torchedge.prediction.forests import evaluate, evaluate_trees
+from torchedge.profiling import forest_fitting
+from torchedge.profiling.forest_fitting import (
+    conformal_quantiles,
+    convert_model,
+    fit_forest,
+    predict_left_out,
+)
+
+ensemble = pytest.importorskip("sklearn.ensemble")
+
+Table = tuple[np.ndarray, np.ndarray, list[str]]
+
+
+def make_table(seed: int, rows: int = 120, features: int = 5, spread: float = 3.0) -> Table:
+    """Features over many orders of magnitude, some with ties, and a target that depends on them."""
+    rng = np.random.default_rng(seed)
+    X = np.exp(rng.normal(0, spread, (rows, features)))
+    X[:, -1] = rng.integers(0, 4, rows)
+    y = X[:, 0] ** 0.5 * (1 + X[:, -1]) + rng.normal(0, 0.1, rows)
+    return X, y, [f"f{i}" for i in range(features)]
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    features=st.integers(1, 9),
+    rows=st.integers(2, 80),
+    leaf=st.integers(1, 5),
+    spread=st.floats(0, 12),
+    learner=st.sampled_from(["extra_trees", "random_forest"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_agrees_with_scikit_learn(
+    seed: int, features: int, rows: int, leaf: int, spread: float, learner: Any
+) -> None:
+    X, y, names = make_table(seed, rows, features, spread)
+    forest = fit_forest(X, y, feature_names=names, learner=learner, trees=7, min_samples_leaf=leaf, seed=seed)
+    classes = {"extra_trees": ensemble.ExtraTreesRegressor, "random_forest": ensemble.RandomForestRegressor}
+    model = classes[learner](7, min_samples_leaf=leaf, random_state=seed).fit(X, y)
+    unseen = np.concatenate(
+        [X, np.nextafter(X.astype(np.float32), 0), make_table(seed + 1, 50, features, spread)[0]]
+    )
+    np.testing.assert_allclose(evaluate(forest, unseen), model.predict(unseen), rtol=1e-5)
+    each = np.stack([tree.predict(unseen) for tree in model.estimators_], axis=1)
+    np.testing.assert_allclose(evaluate_trees(forest, unseen), each, rtol=1e-6)
+
+
+def test_thresholds_between_float32_numbers_send_neighbours_the_same_way() -> None:
+    """Midpoints of adjacent float32 numbers have no float32 of their own: rounding down keeps the walk."""
+    start = np.float32(16777216.0)
+    column = [start]
+    for _ in range(63):
+        column.append(np.nextafter(column[-1], np.float32(np.inf)))
+    X = np.array(column, np.float32)[:, None]
+    y = np.arange(64.0) ** 2
+    model = ensemble.RandomForestRegressor(20, random_state=0).fit(X, y)
+    forest = convert_model(model, X, feature_names=["x"])
+    np.testing.assert_allclose(evaluate(forest, X), model.predict(X), rtol=1e-6)
+    assert (
+        model.estimators_[0].tree_.threshold.astype(np.float32) > model.estimators_[0].tree_.threshold
+    ).any()
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda: ensemble.GradientBoostingRegressor(random_state=0, n_estimators=60),
+        lambda: ensemble.GradientBoostingRegressor(
+            random_state=0, n_estimators=30, loss="huber", learning_rate=0.3
+        ),
+        lambda: ensemble.GradientBoostingRegressor(random_state=0, n_estimators=30, init="zero"),
+        lambda: ensemble.HistGradientBoostingRegressor(random_state=0, max_iter=60, min_samples_leaf=3),
+        lambda: ensemble.HistGradientBoostingRegressor(random_state=0, max_iter=30, loss="absolute_error"),
+    ],
+    ids=["boosting", "huber", "zero", "histogram", "histogram-absolute"],
+)
+def test_boosting_converts(grow: Callable[[], Any]) -> None:
+    X, y, names = make_table(3, rows=300)
+    rows = X.astype(np.float32)
+    model = grow().fit(rows, y)
+    forest = convert_model(model, rows, feature_names=names)
+    np.testing.assert_allclose(
+        evaluate(forest, rows), model.predict(rows), rtol=1e-5, atol=1e-4 * np.ptp(y) / 100
+    )
+
+
+def test_models_that_are_no_plain_sum_are_refused() -> None:
+    X, y, names = make_table(4)
+    positive = np.abs(y) + 1
+    poisson = ensemble.HistGradientBoostingRegressor(loss="poisson", max_iter=3).fit(X, positive)
+    two = ensemble.RandomForestRegressor(2).fit(X, np.stack([y, y], axis=1))
+    started = ensemble.GradientBoostingRegressor(n_estimators=2, init=ensemble.RandomForestRegressor(2)).fit(
+        X, y
+    )
+    for model in (poisson, two, started, object()):
+        with pytest.raises(InputError, match="expected"):
+            convert_model(model, X, feature_names=names)
+    with pytest.raises(InputError, match="training rows"):
+        convert_model(ensemble.RandomForestRegressor(2).fit(X[:, :3], y), X, feature_names=names)
+
+
+def test_deterministic_and_provenance() -> None:
+    X, y, names = make_table(5)
+    first, second, third = (
+        fit_forest(X, y, feature_names=names, trees=5, seed=seed, metadata={"dataset": "d"})
+        for seed in (1, 1, 2)
+    )
+    assert np.array_equal(first.payload, second.payload) and np.array_equal(first.feature, second.feature)
+    assert not np.array_equal(evaluate(first, X * 1.01), evaluate(third, X * 1.01))
+    assert first.metadata["dataset"] == "d" and first.metadata["seed"] == "1"
+    assert "scikit-learn" in first.metadata and first.metadata["rows"] == "120"
+
+
+def test_monotone_and_weights() -> None:
+    X, y, names = make_table(6, rows=200)
+    forest = fit_forest(X, -y, feature_names=names, trees=20, monotone={"f0": -1})
+    sweep = np.tile(np.median(X, axis=0), (100, 1))
+    sweep[:, 0] = np.geomspace(X[:, 0].min(), X[:, 0].max(), 100)
+    assert (np.diff(evaluate(forest, sweep)) <= 1e-9).all()
+    weights = np.where(np.arange(len(y)) < 100, 1.0, 0.0)
+    weighted = fit_forest(X, y, feature_names=names, trees=20, sample_weight=weights)
+    np.testing.assert_allclose(evaluate(weighted, X[:100]), y[:100], rtol=1e-5)
+    assert not np.allclose(evaluate(weighted, X[100:]), y[100:], rtol=1e-5)
+
+
+def test_left_out_predictions_never_saw_their_group() -> None:
+    X, y, names = make_table(7, rows=90)
+    groups = np.repeat(["a", "b", "c"], 30)
+    left_out = predict_left_out(X, y, groups, feature_names=names, trees=5, seed=3)
+    other = groups != "b"
+    forest = fit_forest(X[other], y[other], feature_names=names, trees=5, seed=3)
+    assert np.array_equal(left_out[~other], evaluate(forest, X[~other]))
+    with pytest.raises(InputError, match="two or more"):
+        predict_left_out(X, y, np.zeros(90), feature_names=names)
+    with pytest.raises(InputError, match="one label a row"):
+        predict_left_out(X, y, np.zeros(3), feature_names=names)
+
+
+@given(seed=st.integers(0, 10**6), rows=st.integers(19, 60))
+@settings(max_examples=30, deadline=None)
+def test_conformal_quantiles_are_order_statistics(seed: int, rows: int) -> None:
+    """Closed form of split conformal prediction: the ceil((n + 1)(1 - tail))-th smallest residual."""
+    residuals = np.random.default_rng(seed).normal(size=rows)
+    low, high = conformal_quantiles(residuals, None, 0.9)
+    rank = int(np.ceil((rows + 1) * 0.95 - 1e-9))
+    assert high == np.sort(residuals)[rank - 1]
+    assert low == -np.sort(-residuals)[rank - 1]
+    assert (low, high) == conformal_quantiles(residuals, np.arange(rows), 0.9)
+
+
+def test_conformal_coverage_and_equal_groups() -> None:
+    rng = np.random.default_rng(0)
+    inside = []
+    for _ in range(400):
+        low, high = conformal_quantiles(rng.normal(size=40), None, 0.9)
+        inside.append(low <= rng.normal() <= high)
+    assert 0.86 <= np.mean(inside) <= 0.97
+    # 20 rows of a wide group against 980 of a narrow one: by rows the wide one would be nearly invisible
+    residuals = np.concatenate([np.linspace(-10, 10, 20), np.linspace(-1, 1, 980)])
+    groups = np.repeat([0, 1], [20, 980])
+    assert conformal_quantiles(residuals, groups, 0.9)[1] > 8 > conformal_quantiles(residuals, None, 0.9)[1]
+
+
+@pytest.mark.parametrize(
+    ("residuals", "level"),
+    [(np.zeros(18), 0.9), (np.zeros(19), 1.0), (np.full(30, np.nan), 0.9), (np.zeros(9), 0.9)],
+)
+def test_conformal_refuses(residuals: np.ndarray, level: float) -> None:
+    with pytest.raises(InputError, match="expected"):
+        conformal_quantiles(residuals, None, level)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"y": np.ones(3)},
+        {"y": np.full(120, np.nan)},
+        {"y": np.full(120, 1e39)},
+        {"X": np.full((120, 5), 1e39)},
+        {"X": np.full((120, 5), "?")},
+        {"feature_names": ["a"]},
+        {"trees": 0},
+        {"min_samples_leaf": 0},
+        {"learner": "svm"},
+        {"max_features": -3.0},
+        {"monotone": {"nope": 1}},
+        {"monotone": {"f0": 2}},
+        {"sample_weight": np.full(120, -1.0)},
+        {"sample_weight": np.ones(7)},
+    ],
+)
+def test_bad_input_is_named(change: dict[str, Any]) -> None:
+    X, y, names = make_table(8)
+    arguments: dict[str, Any] = {"X": X, "y": y, "feature_names": names, "trees": 2, **change}
+    with pytest.raises(InputError) as caught:
+        fit_forest(arguments.pop("X"), arguments.pop("y"), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tree_deeper_than_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forest_fitting, "MAX_DEPTH", 3)
+    X, y, names = make_table(9)
+    with pytest.raises(ProfileError, match="min_samples_leaf"):
+        fit_forest(X, y, feature_names=names, trees=1)
+    assert fit_forest(X, y, feature_names=names, trees=1, min_samples_leaf=50).depths.max() <= 3
+
+
+def test_missing_scikit_learn_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("importlib.import_module", refuse)
+    with pytest.raises(MissingExtraError, match=r"torchedge\[fit\]"):
+        forest_fitting._sklearn("sklearn")

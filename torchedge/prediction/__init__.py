@@ -1,0 +1,1 @@
+"""What a training step needs, predicted from a Graph: features, memory simulation, forests."""

@@ -1,0 +1,164 @@
+"""Forests in safetensors files: several in one file, each under its name as a prefix.
+
+Forest ``gamma`` is the four tensors ``gamma.feature`` (int16, -1 marks a leaf), ``gamma.payload`` (float32),
+``gamma.sizes`` (int32, nodes of each tree) and ``gamma.hull`` (float32, 2 x features), with the JSON document
+``gamma`` in the metadata for what is not an array. Six bytes a node; ``forests`` explains a tree's layout.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchedge.errors import ProfileError
+from torchedge.prediction.forests import LEAF, MAX_FEATURES, Forest, build_forest, feature_hash
+from torchedge.storage.documents import parse_json
+from torchedge.storage.tensors import read_tensors, write_tensors
+
+__all__ = ["MAX_BYTES", "read_forests", "write_forests"]
+
+SCHEMA = "torchedge-forests-1"
+MAX_BYTES = 64 * 2**20
+MAX_FORESTS = 64
+
+_TENSORS = ("feature", "payload", "sizes", "hull")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_REBUILD = "rebuild the profile with `torchedge fit`"
+
+
+def write_forests(path: str | Path, forests: Mapping[str, Forest]) -> None:
+    """Write forests to one safetensors file, byte for byte the same for the same forests.
+
+    Args:
+        path: the file, replaced whole.
+        forests: the forests by name (lower case letters, digits, ``_`` and ``-``).
+
+    Raises:
+        ProfileError: no forest, too many, or a name that may not stand in a file.
+    """
+    if not 1 <= len(forests) <= MAX_FORESTS:
+        raise ProfileError(
+            f"{path}: got {len(forests)} forests to write, expected 1 to {MAX_FORESTS}: split the file"
+        )
+    tensors: dict[str, NDArray[Any]] = {}
+    metadata = {"schema": SCHEMA}
+    for name in sorted(forests):
+        if not _NAME.fullmatch(name) or name == "schema":
+            raise ProfileError(
+                f"{path}: got the forest name {name!r}, expected {_NAME.pattern} other than schema: rename it"
+            )
+        forest = forests[name]
+        feature = np.where(forest.step == 0, LEAF, forest.feature.astype(np.int16)).astype(np.int16)
+        tensors[f"{name}.feature"] = feature
+        tensors[f"{name}.payload"] = forest.payload
+        tensors[f"{name}.sizes"] = np.diff(forest.roots).astype(np.int32)
+        tensors[f"{name}.hull"] = np.stack([forest.low, forest.high])
+        document = {
+            "learner": forest.learner,
+            "features": list(forest.feature_names),
+            "feature_hash": feature_hash(forest.feature_names),
+            "scale": forest.scale,
+            "offset": forest.offset,
+            "provenance": dict(forest.metadata),
+        }
+        metadata[name] = json.dumps(document, sort_keys=True, allow_nan=False)
+    write_tensors(path, tensors, metadata)
+
+
+def read_forests(
+    path: str | Path, expected: Mapping[str, Sequence[str]] | None = None, *, max_bytes: int = MAX_BYTES
+) -> dict[str, Forest]:
+    """Read and validate the forests of a file; no content of the file can run code, loop or read outside.
+
+    Args:
+        path: a file that ``write_forests`` wrote.
+        expected: the forests that are wanted, each with the feature order that the caller computes. Without
+            it every forest is read and its features are the caller's business.
+        max_bytes: the largest file to accept.
+
+    Raises:
+        ProfileError: no such file, no forest file, a malformed or missing forest, or another feature order.
+    """
+    tensors, metadata = read_tensors(path, max_bytes=max_bytes)
+    if metadata.get("schema") != SCHEMA:
+        raise ProfileError(
+            f"{path}: found schema {metadata.get('schema')!r}, expected {SCHEMA!r}: {_REBUILD}"
+        )
+    present = sorted(set(metadata) - {"schema"})
+    if not 1 <= len(present) <= MAX_FORESTS or not all(_NAME.fullmatch(name) for name in present):
+        raise ProfileError(
+            f"{path}: found {len(present)} forests, expected 1 to {MAX_FORESTS} well-named: {_REBUILD}"
+        )
+    if set(tensors) != {f"{name}.{part}" for name in present for part in _TENSORS}:
+        raise ProfileError(
+            f"{path}: found {len(tensors)} tensors for the forests {', '.join(present)}, "
+            f"expected {', '.join(_TENSORS)} of each: {_REBUILD}"
+        )
+    wanted = present if expected is None else list(expected)
+    forests = {}
+    for name in wanted:
+        if name not in present:
+            raise ProfileError(
+                f"{path}: found the forests {', '.join(present)}, expected {name} too: {_REBUILD}"
+            )
+        forest = _forest(f"{path}: forest {name}", name, tensors, metadata[name])
+        if expected is not None:
+            _check_order(f"{path}: forest {name}", forest.feature_names, tuple(expected[name]))
+        forests[name] = forest
+    return forests
+
+
+def _forest(source: str, name: str, tensors: Mapping[str, NDArray[Any]], text: str) -> Forest:
+    document = parse_json(source, text.encode("utf-8", "surrogatepass"))
+    names = _field(source, document, "features", list)
+    if len(names) > MAX_FEATURES or not all(isinstance(item, str) for item in names):
+        raise ProfileError(
+            f"{source}: found {len(names)} features, expected up to {MAX_FEATURES} names: {_REBUILD}"
+        )
+    stored, computed = _field(source, document, "feature_hash", str), feature_hash(names)
+    if stored != computed:
+        raise ProfileError(
+            f"{source}: found feature hash {stored!r}, expected {computed!r} from its names: {_REBUILD}"
+        )
+    provenance = _field(source, document, "provenance", dict)
+    if not all(isinstance(value, str) for value in provenance.values()):
+        raise ProfileError(f"{source}: found provenance that is not text, expected texts by name: {_REBUILD}")
+    return build_forest(
+        learner=_field(source, document, "learner", str),
+        feature_names=names,
+        feature=tensors[f"{name}.feature"],
+        payload=tensors[f"{name}.payload"],
+        sizes=tensors[f"{name}.sizes"],
+        hull=tensors[f"{name}.hull"],
+        scale=_field(source, document, "scale", float),
+        offset=_field(source, document, "offset", float),
+        metadata=provenance,
+        source=source,
+    )
+
+
+def _field(source: str, document: Mapping[str, object], key: str, kind: type[Any]) -> Any:  # noqa: ANN401 - as typed by kind
+    value = document.get(key)
+    if not isinstance(value, kind):
+        raise ProfileError(
+            f"{source}: found {key} of type {type(value).__name__}, expected {kind.__name__}: {_REBUILD}"
+        )
+    return value
+
+
+def _check_order(source: str, found: Sequence[str], expected: Sequence[str]) -> None:
+    """The stored feature order must be the one that the caller computes."""
+    if feature_hash(found) == feature_hash(expected):
+        return
+    where = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None)
+    detail = (
+        "" if where is None else f" (first difference at {where}: {found[where]!r}, not {expected[where]!r})"
+    )
+    raise ProfileError(
+        f"{source}: found {len(found)} features with hash {feature_hash(found)}, "
+        f"expected {len(expected)} with hash {feature_hash(expected)}{detail}: {_REBUILD}"
+    )

@@ -1,0 +1,365 @@
+"""Forests of regression trees as flat arrays, evaluated with numpy alone (perf4sight's learner).
+
+A tree is laid out breadth first, so the k-th inner node of a tree has its children at positions 2k+1 and 2k+2
+of that tree. The layout needs no child pointers, and a child always lies after its parent: whatever a file
+contains, a walk from the root moves forward and ends. ``build_forest`` is the one gate where trees enter.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from torchedge.errors import InputError, ProfileError
+
+__all__ = [
+    "Forest",
+    "build_forest",
+    "evaluate",
+    "evaluate_trees",
+    "feature_hash",
+    "features_outside",
+    "outside_hull",
+]
+
+LEAF = -1  # in the arrays given to build_forest and stored on disk
+MAX_DEPTH = 256
+MAX_FEATURES = 4096
+MAX_TREES = 4096
+MAX_NODES = 4_000_000
+MAX_NAME = 128
+
+_ROW_BLOCK = 4096  # rows whose features stay in the second-level cache together
+_PAIRS = 16384  # (tree, row) pairs that walk one level together
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Array = TypeVar("Array", bound=NDArray[Any])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """Regression trees over named features: ``offset + scale * (sum of the reached leaves)``.
+
+    Make one with ``build_forest``, which validates; the arrays are read-only.
+    Shapes below: ``n`` nodes, ``t`` trees, ``f`` features.
+
+    Attributes:
+        learner: what grew the trees, for instance ``extra_trees``.
+        feature_names: the names of the ``f`` columns, in order.
+        feature: (n,) the column a node compares; ``f`` (a column of minus infinity) marks a leaf.
+        payload: (n,) float32, the threshold of an inner node or the value of a leaf.
+        step: (n,) how many nodes ahead the left child lies (the right one is its neighbour); 0 for a leaf.
+        roots: (t + 1,) where each tree begins, and the number of nodes.
+        depths: (t,) the longest walk of each tree.
+        scale: weight of every tree: 1 / t for an average, the learning rate for boosting.
+        offset: the value of a forest without trees.
+        low: (f,) float32, the smallest training value of each feature.
+        high: (f,) float32, the largest.
+        metadata: provenance: dataset, date, versions, command, cross-validation figures.
+    """
+
+    learner: str
+    feature_names: tuple[str, ...]
+    feature: NDArray[np.unsignedinteger[Any]]
+    payload: Float32
+    step: NDArray[np.unsignedinteger[Any]]
+    roots: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    scale: float
+    offset: float
+    low: Float32
+    high: Float32
+    metadata: Mapping[str, str]
+
+    @property
+    def n_features(self) -> int:
+        """How many columns a row has."""
+        return len(self.feature_names)
+
+    @property
+    def n_trees(self) -> int:
+        """How many trees."""
+        return len(self.depths)
+
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes, over all trees."""
+        return len(self.payload)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the arrays occupy in memory."""
+        arrays = (self.feature, self.payload, self.step, self.roots, self.depths, self.low, self.high)
+        return sum(array.nbytes for array in arrays)
+
+    def __repr__(self) -> str:
+        """One line: learner and sizes."""
+        return (
+            f"Forest({self.learner}, {self.n_trees} trees, {self.n_nodes} nodes, {self.n_features} features)"
+        )
+
+
+def feature_hash(names: Sequence[str]) -> str:
+    """Hash of a feature order: equal only for the same names in the same order (16 hexadecimal digits)."""
+    digest = hashlib.sha256()
+    for name in names:
+        encoded = name.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(4, "little") + encoded)
+    return digest.hexdigest()[:16]
+
+
+def build_forest(
+    *,
+    learner: str,
+    feature_names: Sequence[str],
+    feature: NDArray[Any],
+    payload: NDArray[Any],
+    sizes: NDArray[Any],
+    hull: NDArray[Any],
+    scale: float,
+    offset: float = 0.0,
+    metadata: Mapping[str, str] | None = None,
+    source: str = "forest",
+) -> Forest:
+    """Check breadth-first trees and make them a ``Forest``; nothing that passes can loop or read outside.
+
+    Args:
+        learner: what grew the trees.
+        feature_names: the names of the ``f`` columns.
+        feature: (n,) int16, the compared column of each node, -1 for a leaf.
+        payload: (n,) float32, thresholds and leaf values.
+        sizes: (t,) int32, the number of nodes of each tree, in order.
+        hull: (2, f) float32, smallest and largest training value of each feature.
+        scale: weight of each tree.
+        offset: value without trees.
+        metadata: provenance.
+        source: named in errors: the file, or what built the trees.
+
+    Raises:
+        ProfileError: a wrong type, shape, number or tree.
+    """
+    names = tuple(feature_names)
+    columns = len(names)
+    if not 1 <= columns <= MAX_FEATURES or len(set(names)) != columns:
+        raise _bad(
+            source,
+            f"{columns} feature names ({len(set(names))} different)",
+            f"1 to {MAX_FEATURES} different ones",
+        )
+    if not all(text.isprintable() and 0 < len(text) <= MAX_NAME for text in (learner, *names)):
+        raise _bad(
+            source, "an empty, long or unprintable learner or feature name", f"up to {MAX_NAME} characters"
+        )
+    nodes = len(payload) if payload.ndim == 1 else 0
+    _check_array(source, "feature", feature, np.int16, (nodes,))
+    _check_array(source, "payload", payload, np.float32, (nodes,))
+    _check_array(source, "sizes", sizes, np.int32, (len(sizes) if sizes.ndim == 1 else 0,))
+    _check_array(source, "hull", hull, np.float32, (2, columns))
+    if not 1 <= len(sizes) <= MAX_TREES or not 1 <= nodes <= MAX_NODES:
+        expected = f"1 to {MAX_TREES} trees and 1 to {MAX_NODES} nodes (raise min_samples_leaf)"
+        raise _bad(source, f"{len(sizes)} trees with {nodes} nodes", expected)
+    for name, numbers in (
+        ("payload", payload),
+        ("hull", hull),
+        ("scale and offset", np.array([scale, offset])),
+    ):
+        if not np.isfinite(numbers).all():
+            raise _bad(source, f"a number in {name} that is not finite", "finite numbers only")
+    if (hull[0] > hull[1]).any():
+        raise _bad(source, "a training range whose low end is above its high end", "low <= high")
+    if feature.min() < LEAF or feature.max() >= columns:
+        raise _bad(
+            source, f"feature indices {feature.min()} to {feature.max()}", f"-1 (leaf) to {columns - 1}"
+        )
+    roots, step, depths = _grow(source, feature >= 0, sizes.astype(np.int64))
+    columns_used = np.where(feature < 0, columns, feature)
+    return Forest(
+        learner=learner,
+        feature_names=names,
+        feature=_frozen(columns_used.astype(np.min_scalar_type(columns))),
+        payload=_frozen(payload.copy()),
+        step=_frozen(step.astype(np.min_scalar_type(int(step.max())))),
+        roots=_frozen(roots),
+        depths=_frozen(depths),
+        scale=float(scale),
+        offset=float(offset),
+        low=_frozen(hull[0].copy()),
+        high=_frozen(hull[1].copy()),
+        metadata=dict(metadata or {}),
+    )
+
+
+def evaluate(forest: Forest, rows: ArrayLike) -> Float64:
+    """Predict each row; a row's figure does not depend, to the last bit, on the rows it comes with.
+
+    Args:
+        forest: the trees.
+        rows: (r, f) numbers, columns in the order of ``forest.feature_names``.
+
+    Returns:
+        (r,) float64.
+
+    Raises:
+        InputError: a wrong shape, or a number that is not finite in float32.
+    """
+    checked = _check_rows(forest, rows)
+    sums = np.zeros(len(checked))
+    for start in range(0, len(checked), _ROW_BLOCK):
+        block = checked[start : start + _ROW_BLOCK]
+        total = sums[start : start + len(block)]
+        for _, leaves in _walk(forest, block):
+            # cumsum adds strictly in tree order; sum would change its order with the number of rows
+            total[:] = np.cumsum(np.concatenate([total[None], leaves]), axis=0)[-1]
+    sums *= forest.scale
+    sums += forest.offset
+    return sums
+
+
+def evaluate_trees(forest: Forest, rows: ArrayLike) -> Float32:
+    """The leaf value that each row reaches in each tree, for spreads: (r, t) float32, not scaled, not offset.
+
+    Raises:
+        InputError: a wrong shape, or a number that is not finite in float32.
+    """
+    checked = _check_rows(forest, rows)
+    result = np.empty((len(checked), forest.n_trees), np.float32)
+    for start in range(0, len(checked), _ROW_BLOCK):
+        block = checked[start : start + _ROW_BLOCK]
+        for first, leaves in _walk(forest, block):
+            result[start : start + len(block), first : first + len(leaves)] = leaves.T
+    return result
+
+
+def outside_hull(forest: Forest, rows: ArrayLike) -> NDArray[np.bool_]:
+    """Whether each row has a feature outside its training range: (r,) of bool.
+
+    Raises:
+        InputError: a wrong shape, or a number that is not finite in float32.
+    """
+    checked = _check_rows(forest, rows)
+    outside: NDArray[np.bool_] = np.any((checked < forest.low) | (checked > forest.high), axis=1)
+    return outside
+
+
+def features_outside(forest: Forest, rows: ArrayLike) -> tuple[str, ...]:
+    """The features that leave their training range in any of the rows, in feature order.
+
+    Raises:
+        InputError: a wrong shape, or a number that is not finite in float32.
+    """
+    checked = _check_rows(forest, rows)
+    outside = np.any((checked < forest.low) | (checked > forest.high), axis=0)
+    return tuple(forest.feature_names[i] for i in np.flatnonzero(outside))
+
+
+def _walk(forest: Forest, block: Float32) -> Iterator[tuple[int, Float32]]:
+    """Walk all rows through some trees at a time, level by level: first tree, (trees, rows) leaf values."""
+    rows, columns = block.shape
+    extended = np.empty((rows, columns + 1), np.float32)
+    extended[:, :-1] = block
+    extended[
+        :, -1
+    ] = -np.inf  # what a leaf compares: never above its payload, so that finished pairs stay put
+    values = extended.ravel()
+    together = min(forest.n_trees, max(1, _PAIRS // rows))
+    pairs = together * rows
+    row_base = np.tile(np.arange(0, rows * (columns + 1), columns + 1), together)
+    node_buffer, index_buffer = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
+    feature_buffer, step_buffer = np.empty(pairs, forest.feature.dtype), np.empty(pairs, forest.step.dtype)
+    payload_buffer, value_buffer = np.empty(pairs, np.float32), np.empty(pairs, np.float32)
+    right_buffer = np.empty(pairs, np.bool_)
+    for first in range(0, forest.n_trees, together):
+        roots = forest.roots[first : first + together + 1]
+        trees, begin, end = len(roots) - 1, roots[0], roots[-1]
+        feature, payload, step = forest.feature[begin:end], forest.payload[begin:end], forest.step[begin:end]
+        used = slice(0, trees * rows)
+        node, index, base, right = node_buffer[used], index_buffer[used], row_base[used], right_buffer[used]
+        columns_here, steps = feature_buffer[used], step_buffer[used]
+        thresholds, compared = payload_buffer[used], value_buffer[used]
+        node.reshape(trees, rows)[:] = (roots[:-1] - begin)[:, None]
+        # mode="clip" lets take write straight into out; every index is valid by construction
+        for _ in range(int(forest.depths[first : first + together].max())):
+            feature.take(node, out=columns_here, mode="clip")
+            np.add(base, columns_here, out=index)
+            values.take(index, out=compared, mode="clip")
+            payload.take(node, out=thresholds, mode="clip")
+            np.greater(compared, thresholds, out=right)
+            step.take(node, out=steps, mode="clip")
+            np.add(node, steps, out=node)
+            np.add(node, right, out=node)
+        yield first, payload.take(node).reshape(trees, rows)
+
+
+def _grow(
+    source: str, inner: NDArray[np.bool_], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Roots, steps to the left child and depths of breadth-first trees, all trees at once, level by level."""
+    if sizes.min() < 1 or sizes.sum() != len(inner):
+        raise _bad(
+            source,
+            f"tree sizes of {sizes.min()} and more, {sizes.sum()} in all",
+            f"{len(inner)} nodes in all",
+        )
+    roots = np.concatenate([[0], np.cumsum(sizes)])
+    inner_before = np.concatenate([[0], np.cumsum(inner)])
+    at_root = inner_before[roots[:-1]]
+    if (sizes != 2 * (inner_before[roots[1:]] - at_root) + 1).any():
+        raise _bad(source, "a tree with missing or spare nodes", "two children for each inner node")
+    level_end, depths = roots[:-1] + 1, np.zeros(len(sizes), np.int64)
+    while (unfinished := level_end < roots[1:]).any():
+        next_end = roots[:-1] + 1 + 2 * (inner_before[level_end] - at_root)
+        if (next_end[unfinished] == level_end[unfinished]).any():
+            raise _bad(source, "nodes that no walk from the root reaches", "trees laid out breadth first")
+        level_end, depths = next_end, depths + unfinished
+        if depths.max() > MAX_DEPTH:
+            raise _bad(source, f"a tree deeper than {MAX_DEPTH} levels", "less (raise min_samples_leaf)")
+    tree = np.repeat(np.arange(len(sizes)), sizes)
+    left = roots[tree] + 1 + 2 * (inner_before[:-1] - at_root[tree])
+    step = np.where(inner, left - np.arange(len(inner)), 0)
+    return roots, step, depths
+
+
+def _check_rows(forest: Forest, rows: ArrayLike) -> Float32:
+    """The rows as float32, which is what the trees were grown on."""
+    try:
+        with np.errstate(over="ignore"):
+            checked = np.asarray(rows).astype(np.float32, copy=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"got rows that are no table of numbers ({error}), expected (rows, features)"
+        ) from error
+    if checked.ndim != 2 or checked.shape[1] != forest.n_features:
+        raise InputError(
+            f"got rows of shape {checked.shape}, expected (rows, {forest.n_features}): "
+            f"give one column for each of {forest.feature_names[0]} .. {forest.feature_names[-1]}"
+        )
+    finite = np.isfinite(checked)
+    if not finite.all():
+        row, column = np.argwhere(~finite)[0]
+        raise InputError(
+            f"feature {forest.feature_names[column]} of row {row} is {checked[row, column]} in float32, "
+            "expected a finite number: check the layer sizes and the batch size it was computed from"
+        )
+    return checked
+
+
+def _check_array(
+    source: str, name: str, array: NDArray[Any], dtype: type[np.generic], shape: tuple[int, ...]
+) -> None:
+    if array.dtype != dtype or array.shape != shape or 0 in shape:
+        raise _bad(source, f"{name} of {array.dtype} {array.shape}", f"{np.dtype(dtype)} {shape}, not empty")
+
+
+def _bad(source: str, found: str, expected: str) -> ProfileError:
+    return ProfileError(
+        f"{source}: found {found}, expected {expected}: rebuild the profile with `torchedge fit`"
+    )
+
+
+def _frozen(array: Array) -> Array:
+    array.flags.writeable = False
+    return array

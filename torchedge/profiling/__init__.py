@@ -1,0 +1,1 @@
+"""From measurements to device profiles: datasets, fits and their accuracy."""
