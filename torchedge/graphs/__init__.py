@@ -1,0 +1,6 @@
+"""The Graph and its parts: immutable nouns that every consumer reads; no torch here."""
+
+from torchedge.graphs.dims import Affine, Dim, Poly, Shape, format_shape, poly_at
+from torchedge.graphs.graph import FLOATING, ITEM_SIZES, Graph, Op, Value
+
+__all__ = ["FLOATING", "ITEM_SIZES", "Affine", "Dim", "Graph", "Op", "Poly", "Shape", "Value", "format_shape", "poly_at"]

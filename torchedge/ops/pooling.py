@@ -1,0 +1,98 @@
+"""Pooling: windowed and adaptive, maximum and average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from torchedge.ops.convolution import spread
+from torchedge.ops.registry import Call, LoadClass, Sizes, spec
+
+
+def window_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
+    """Output of a 2-D pooling window: PyTorch's rule, with `ceil_mode` (no window may start in the right padding)."""
+    x = ins[0]
+    if x is None or len(x) not in (3, 4):
+        return None
+    kernel = spread(attrs["kernel_size"], 2)
+    stride = spread(attrs.get("stride") or kernel, 2)
+    padding, dilation = spread(attrs.get("padding", 0), 2), spread(attrs.get("dilation", 1), 2)
+    out = []
+    for size, k, s, p, d in zip(x[-2:], kernel, stride, padding, dilation, strict=True):
+        reach = size + 2 * p - d * (k - 1) - 1
+        if reach < 0:
+            return None
+        count = -(-reach // s) + 1 if attrs.get("ceil_mode", False) else reach // s + 1
+        if attrs.get("ceil_mode", False) and (count - 1) * s >= size + p:
+            count -= 1
+        out.append(count)
+    return (*x[:-2], *out)
+
+
+def adaptive_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
+    """Output of a 2-D adaptive pooling: the size asked for, None keeps the input's."""
+    x = ins[0]
+    if x is None or len(x) not in (3, 4):
+        return None
+    size = attrs["output_size"]
+    pair = (size, size) if isinstance(size, int) or size is None else tuple(size) * (1 if len(size) == 2 else 2)
+    return (*x[:-2], *[have if want is None else want for want, have in zip(pair, x[-2:], strict=True)])
+
+
+def window_flops(call: Call) -> int:
+    """One operation for each element of each window."""
+    kernel = call.attrs.get("kernel_size", 1)
+    volume = kernel if isinstance(kernel, int) else prod(kernel)
+    rank = max(len(call.outs[0]) - 2, 1)
+    return prod(call.outs[0]) * (volume**rank if isinstance(kernel, int) else volume)
+
+
+def input_flops(call: Call) -> int:
+    """One operation for each input element."""
+    return prod(call.ins[0] or ())
+
+
+def indices_aux(call: Call) -> tuple[int, ...]:
+    """The int64 index of each maximum."""
+    return (8 * prod(call.outs[0]),)
+
+
+def input_saved(call: Call) -> tuple[int, ...]:
+    """Pooling keeps its input."""
+    return (0,)
+
+
+def adaptive_saves(call: Call) -> tuple[int, ...]:
+    """An adaptive average over everything is a mean, which keeps nothing but a shape."""
+    return () if prod(call.outs[0][-2:]) == 1 and len(call.outs[0]) == 4 else (0,)
+
+
+_MAX = "input kernel_size stride padding dilation ceil_mode return_indices"
+_AVG = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
+_POOL = {"load": LoadClass.HIERARCHICAL, "autocast": "keep"}
+
+OPS = (
+    spec("max_pool2d", _MAX, infer=window_shape, flops=window_flops, saves=input_saved, aux=indices_aux, **_POOL),
+    spec("max_pool1d", _MAX, "max_pool3d", flops=window_flops, saves=input_saved, aux=indices_aux, **_POOL),
+    spec(
+        "max_pool2d_with_indices", _MAX, "max_pool1d_with_indices max_pool3d_with_indices", flops=window_flops,
+        saves=lambda c: (0, -2), **_POOL,
+    ),
+    spec("avg_pool2d", _AVG, infer=window_shape, flops=window_flops, saves=input_saved, **_POOL),
+    spec("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops, saves=input_saved, **_POOL),
+    spec(
+        "adaptive_avg_pool2d", "input output_size", "_adaptive_avg_pool2d", infer=adaptive_shape, flops=input_flops,
+        saves=adaptive_saves, **_POOL,
+    ),
+    spec(
+        "adaptive_avg_pool1d", "input output_size", "adaptive_avg_pool3d _adaptive_avg_pool3d", flops=input_flops,
+        saves=input_saved, **_POOL,
+    ),
+    spec(
+        "adaptive_max_pool2d", "input output_size", "adaptive_max_pool1d adaptive_max_pool3d", flops=input_flops,
+        saves=lambda c: (0, -2), **_POOL,
+    ),
+    spec("lp_pool2d", flops=window_flops, saves=input_saved, **_POOL),
+    spec("fractional_max_pool2d", "input kernel_size", flops=window_flops, saves=lambda c: (0, -2), **_POOL),
+)  # fmt: skip

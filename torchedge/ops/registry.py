@@ -1,0 +1,163 @@
+"""What is known about an operator, and where to look it up by its ATen name.
+
+A family file holds one `OpSpec` for each operator: this is the only place to add one. Rules see a `Call`, whose shapes are
+plain integers: during capture the batch size is a large prime, in analyses a number whose powers act as digits
+(`torchedge.graphs.dims`), so that a rule written for integers serves every batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from torchedge.graphs import ITEM_SIZES, Graph, Op
+from torchedge.graphs.dims import symbolic
+
+Sizes = tuple[int, ...]
+
+FAMILIES = (
+    "convolution", "contraction", "attention", "normalization", "pooling", "activations", "elementwise", "reductions",
+    "views", "movement", "dropout", "losses", "resampling", "recurrent", "creation",
+)  # fmt: skip
+
+
+class LoadClass(Enum):
+    """How well weight loading hides behind an operator (FlashMem, Table 2 and section 3.1), or that it costs nothing."""
+
+    FREE = "free"
+    ELEMENTAL = "elemental"
+    REUSABLE = "reusable"
+    HIERARCHICAL = "hierarchical"
+
+
+@dataclass(slots=True)
+class Call:
+    """One operator call as the rules see it: integer shapes, dtypes, attributes.
+
+    `needs[i]` says that input i needs a gradient; `backend` ("cuda" or "cpu") which library runs it, where that changes
+    what autograd keeps.
+    """
+
+    ins: list[Sizes | None]
+    outs: list[Sizes]
+    in_dtypes: list[str]
+    out_dtypes: list[str]
+    attrs: Mapping[str, Any]
+    inplace: bool = False
+    needs: list[bool] | None = None
+    backend: str = "cuda"
+    training: bool = True
+
+    def need(self, index: int) -> bool:
+        """Return whether input `index` exists and needs a gradient."""
+        return self.needs is not None and index < len(self.needs) and self.needs[index]
+
+    def in_bytes(self, index: int) -> int:
+        """Bytes of one input."""
+        shape = self.ins[index]
+        return 0 if shape is None else prod(shape) * ITEM_SIZES[self.in_dtypes[index]]
+
+    def out_bytes(self, index: int = 0) -> int:
+        """Bytes of one output."""
+        return prod(self.outs[index]) * ITEM_SIZES[self.out_dtypes[index]]
+
+
+Rule = Callable[[Call], Any]
+InferRule = Callable[[list[Sizes | None], Mapping[str, Any]], Sizes | None]
+
+
+def _nothing(call: Call) -> tuple[()]:
+    return ()
+
+
+def output_elements(call: Call) -> int:
+    """One FLOP for each output element: the default of element-wise operators."""
+    return prod(call.outs[0]) if call.outs else 0
+
+
+def no_flops(call: Call) -> int:
+    """No arithmetic: views and data movement."""
+    return 0
+
+
+def keep(*slots: int) -> Rule:
+    """Return a rule that always keeps these tensors for backward: i >= 0 is input i, -1 - j is output j."""
+    return lambda call: slots
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """All that torchedge knows about one operator.
+
+    kind: canonical ATen base name; targets: further ATen names it goes by.
+    params: names of its parameters in order (tensor parameters become inputs, the others attributes).
+    infer: shape of its one output from input shapes, None where the framework's own meta kernel decides.
+    flops: FLOPs of the forward call (a multiply-add counts as two).
+    saves: which tensors autograd keeps, `keep`'s coding; in-place calls that keep input 0 keep a clone of it.
+    aux: bytes of hidden outputs that autograd keeps too (batch statistics, pooling indices, dropout masks).
+    scratch: bytes of tensors that live only during the forward call; backward_scratch: during the backward call.
+    grads: for each input how its gradient comes about: "new" (allocated), "pass" (the incoming gradient itself where shapes
+    agree), "view" (shares the incoming gradient's storage), "none". The last entry holds for all further inputs.
+    autocast: "lower" (runs in the low precision), "float32", "widest" (promotes) or "keep".
+    view: its output shares the storage of input 0.
+    backward_flops: forward FLOPs spent for each input gradient.
+    """
+
+    kind: str
+    load: LoadClass = LoadClass.ELEMENTAL
+    params: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    infer: InferRule | None = None
+    flops: Callable[[Call], int] = output_elements
+    saves: Rule = _nothing
+    aux: Rule = _nothing
+    scratch: Rule = _nothing
+    backward_scratch: Rule = _nothing
+    grads: tuple[str, ...] = ("new",)
+    autocast: str = "widest"
+    view: bool = False
+    backward_flops: float = 1.0
+
+    def bytes_moved(self, call: Call) -> int:
+        """Bytes a forward call reads and writes at least: each input and output once, nothing for views."""
+        if self.load is LoadClass.FREE:
+            return 0
+        return sum(call.in_bytes(i) for i in range(len(call.ins))) + sum(call.out_bytes(i) for i in range(len(call.outs)))
+
+    def grad_mode(self, index: int) -> str:
+        """How the gradient of input `index` comes about."""
+        return self.grads[index] if index < len(self.grads) else self.grads[-1]
+
+
+def spec(kind: str, params: str = "", targets: str = "", **rules: Any) -> OpSpec:  # noqa: ANN401 - passed to OpSpec
+    """Shorthand of the family files: parameter and target names separated by blanks."""
+    return OpSpec(kind, params=tuple(params.split()), targets=tuple(targets.split()), **rules)
+
+
+@cache
+def registry() -> Mapping[str, OpSpec]:
+    """Return every known operator by each of its ATen names."""
+    table: dict[str, OpSpec] = {}
+    for family in FAMILIES:
+        for entry in import_module(f"torchedge.ops.{family}").OPS:
+            for name in (entry.kind, *entry.targets):
+                if name in table:
+                    raise AssertionError(f"operator {name} is registered twice")
+                table[name] = entry
+    return MappingProxyType(table)
+
+
+def call_of(graph: Graph, op: Op, backend: str = "cuda", needs: list[bool] | None = None) -> Call:
+    """Return the call of an operator of a graph with shapes as `torchedge.graphs.dims.symbolic` integers."""
+    values = graph.values
+    ins = [None if i is None else symbolic(values[i].shape) for i in op.inputs]
+    in_dtypes = ["float32" if i is None else values[i].dtype for i in op.inputs]
+    outs = [symbolic(values[i].shape) for i in op.outputs]
+    out_dtypes = [values[i].dtype for i in op.outputs]
+    return Call(ins, outs, in_dtypes, out_dtypes, op.attrs, op.inplace, needs, backend, graph.training)

@@ -1,0 +1,230 @@
+"""Writes down what a traced forward pass does, operator by operator, and builds the Graph from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchedge.errors import CaptureError
+from torchedge.graphs import Graph, Op, Value
+from torchedge.graphs.dims import Affine, decode_dim, decode_shape
+from torchedge.graphs.graph import Role
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    d: str(d).removeprefix("torch.")
+    for d in (getattr(torch, name, None) for name in (
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8",
+        "uint8", "bool", "uint16", "uint32", "uint64", "complex64", "complex128", "complex32"))
+    if isinstance(d, torch.dtype)
+}  # fmt: skip
+
+_SMALL = 50_000_000
+_MOST_OPS = 100_000
+_PLAIN = (int, float, str, bool, type(None))
+
+
+class Token:
+    """Ties a value of the graph to the Python object that stands for it; its end is the value's release."""
+
+    __slots__ = ("index", "released")
+
+    def __init__(self, index: int, released: list[int]) -> None:
+        self.index = index
+        self.released = released
+
+    def __del__(self) -> None:
+        self.released.append(self.index)
+
+
+class TracedTensor(torch.Tensor):
+    """A meta tensor with the batch prime as batch size, standing for one value of the graph under construction."""
+
+    # Inside a handler the tracing mode is off, and plain PyTorch must see plain tensors.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    token: Token
+    sizes: torch.Size
+    dtype_name: str
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """The sizes, without a detour through the tracing mode."""
+        return self.sizes
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        """Number of dimensions."""
+        return len(self.sizes)
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.sizes)
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override] # noqa: ANN401 - as in torch
+        """Return the sizes, or one of them."""
+        return self.sizes if dim is None else self.sizes[dim]
+
+    def __len__(self) -> int:
+        return self.sizes[0]
+
+
+def plain(item: Any) -> Any:  # noqa: ANN401 - attributes are any data
+    """Return an attribute as immutable plain data: affine sizes read back, torch types as text."""
+    kind = type(item)
+    if kind is int:
+        return item if item < _SMALL else _size_or_number(item)
+    if kind in _PLAIN:
+        return item
+    if isinstance(item, (tuple, list)):
+        return tuple([plain(i) for i in item])
+    if isinstance(item, slice):
+        return slice(plain(item.start), plain(item.stop), plain(item.step))
+    if item is Ellipsis:
+        return "..."
+    if isinstance(item, Mapping):
+        return {str(k): plain(v) for k, v in item.items()}
+    return str(item).removeprefix("torch.")
+
+
+def _size_or_number(item: int) -> int | Affine:
+    try:
+        return decode_dim(item)
+    except CaptureError:
+        return item  # a large constant such as sys.maxsize in a slice, no size
+
+
+class Recorder:
+    """Collects values and operators while a model is traced."""
+
+    def __init__(self, model: torch.nn.Module, fixed_batch: int | None = None) -> None:
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.releases: list[tuple[int, ...]] = []
+        self.released: list[int] = []
+        self.scopes: list[str] = [""]
+        self.regions: list[int] = [0]
+        self.region_count = 0
+        self.fixed_batch = fixed_batch
+        self._model = model
+        self._leaves: dict[int, int] = {}
+        self._metas: dict[int, torch.Tensor] = {}
+        self._kept: list[torch.Tensor] = []
+        self._named: dict[int, tuple[str, torch.Tensor, Role]] | None = None
+
+    # values ---------------------------------------------------------------------------------------------------------
+
+    def add_value(self, name: str, sizes: tuple[int, ...], dtype: str, role: Role, alias: int | None = None,
+                  trainable: bool = False) -> int:  # fmt: skip
+        """Append a value and return its index."""
+        index = len(self.values)
+        shape = decode_shape(sizes) if self.fixed_batch is None else tuple(sizes)
+        self.values.append(Value(name, shape, dtype, role, alias, trainable))
+        return index
+
+    def wrap(self, tensor: torch.Tensor, index: int) -> TracedTensor:
+        """Return the tensor that stands for a value in the model's own code."""
+        traced = tensor.as_subclass(TracedTensor)
+        traced.sizes = torch.Tensor.size(tensor)  # type: ignore[assignment]
+        traced.dtype_name = self.values[index].dtype
+        traced.token = Token(index, self.released)
+        return traced
+
+    def feed(self, name: str, sizes: tuple[int, ...], dtype: torch.dtype) -> TracedTensor:
+        """Make an input of the graph."""
+        index = self.add_value(name, sizes, DTYPE_NAMES[dtype], "input")
+        return self.wrap(torch.empty(sizes, dtype=dtype, device="meta"), index)
+
+    def index_of(self, tensor: torch.Tensor) -> int:
+        """Return the value a tensor stands for; parameters, buffers and constants become values on first sight."""
+        if type(tensor) is TracedTensor:
+            return tensor.token.index
+        index = self._leaves.get(id(tensor))
+        return self._leaf(tensor) if index is None else index
+
+    def _leaf(self, tensor: torch.Tensor) -> int:
+        if self._named is None:
+            self._named = {}
+            for name, buffer in self._model.named_buffers():
+                self._named[id(buffer)] = (name, buffer, "buffer")
+            for name, parameter in self._model.named_parameters():
+                self._named[id(parameter)] = (name, parameter, "parameter")
+        found = self._named.get(id(tensor))
+        if found is None:
+            if tensor.device.type == "meta":
+                raise CaptureError(
+                    f"a tensor of shape {tuple(tensor.shape)} reaches an operator from code that tracing cannot see "
+                    "(a scripted function or a compiled extension)"
+                )
+            name, role = f"constant_{len(self.values)}", "constant"
+        else:
+            name, _, role = found
+        index = self.add_value(name, tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], role, None,
+                               role == "parameter" and tensor.requires_grad)  # fmt: skip
+        self._leaves[id(tensor)] = index
+        self._kept.append(tensor)
+        return index
+
+    def meta_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a meta tensor of the same geometry, so that real parameters are never touched."""
+        if type(tensor) is TracedTensor:
+            return tensor
+        meta = self._metas.get(id(tensor))
+        if meta is None:
+            source = tensor.detach()
+            if source.device.type == "meta":
+                meta = source
+            elif source.layout is not torch.strided:
+                raise CaptureError(f"a tensor with layout {source.layout} cannot be captured; expected dense tensors")
+            else:
+                meta = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+            self._metas[id(tensor)] = meta
+            self.index_of(tensor)
+        return meta
+
+    # operators ------------------------------------------------------------------------------------------------------
+
+    def add_op(self, kind: str, inputs: list[int | None], outputs: tuple[int, ...], attrs: dict[str, Any],
+               inplace: bool, known: bool) -> None:  # fmt: skip
+        """Append an operator; what was released since the last one is booked behind that one."""
+        if self.ops:
+            self._flush()
+            if len(self.ops) >= _MOST_OPS:
+                raise CaptureError(f"the forward pass runs more than {_MOST_OPS} operators: a loop over the batch or over data")
+        else:
+            self.released.clear()
+        self.ops.append(
+            Op(kind, tuple(inputs), outputs, {k: plain(v) for k, v in attrs.items()}, self.scopes[-1], inplace,
+               torch.is_grad_enabled(), self.regions[-1], known)  # fmt: skip
+        )
+
+    def _flush(self) -> None:
+        if self.released:
+            self.releases.append(tuple(self.released))
+            self.released.clear()
+        else:
+            self.releases.append(())
+
+    def finish(self, inputs: list[int], outputs: list[int], loss: int | None, training: bool, name: str,
+               notes: tuple[str, ...]) -> Graph:  # fmt: skip
+        """Return the graph; the recorder must not be used afterwards."""
+        if not self.ops:
+            raise CaptureError(f"{name} runs no operator on its inputs; expected a module whose forward computes something")
+        self._flush()
+        graph = Graph(
+            values=self._uniquely_named(), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs), loss=loss,
+            training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch, name=name, notes=notes,
+        )  # fmt: skip
+        self.released = []  # tokens that end from here on do not change the finished graph
+        return graph
+
+    def _uniquely_named(self) -> tuple[Value, ...]:
+        taken: set[str] = set()
+        for index, value in enumerate(self.values):
+            if value.name in taken:
+                fresh = f"{value.name}_{index}"
+                self.values[index] = Value(fresh, value.shape, value.dtype, value.role, value.alias, value.trainable)
+                taken.add(fresh)
+            else:
+                taken.add(value.name)
+        return tuple(self.values)

@@ -1,0 +1,48 @@
+"""Imports torchvision, also where its compiled operators do not fit the installed torch."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from torchedge.errors import MissingExtraError
+
+_OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_declared: list[torch.library.Library] = []
+
+
+def prepare_torchvision() -> None:
+    """Declare the two operators that torchvision registers fake kernels for on import, if its library did not load.
+
+    Call it before importing torchvision, timm or transformers: on a CPU-only torch (or with mismatched wheels) their import
+    otherwise fails with "operator torchvision::nms does not exist".
+    """
+    if _declared or hasattr(torch.ops.torchvision, "nms"):
+        return
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        return
+    except (RuntimeError, AttributeError):
+        import sys
+
+        for name in [n for n in sys.modules if n == "torchvision" or n.startswith("torchvision.")]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")
+        for schema in _OPERATORS:
+            library.define(schema)
+        _declared.append(library)
+
+
+def import_torchvision() -> ModuleType:
+    """Return torchvision; raises MissingExtraError where it is not installed."""
+    prepare_torchvision()
+    try:
+        import torchvision
+    except ImportError as error:
+        raise MissingExtraError('torchvision is not installed; install it with: pip install "torchedge[vision]"') from error
+    return torchvision
