@@ -28,6 +28,8 @@ __all__ = [
     "MAX_DOCUMENT_BYTES",
     "Document",
     "file_sha256",
+    "parse_json",
+    "parse_toml",
     "read_bytes",
     "read_json",
     "read_toml",
@@ -83,16 +85,21 @@ def read_toml(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Docum
         ProfileError: as `read_bytes`, or it is not UTF-8 TOML, is nested too deep or holds a number that is
             not finite or does not fit 64 bits.
     """
-    text = _decode(path, read_bytes(path, max_bytes=max_bytes), "TOML")
+    return parse_toml(path, read_bytes(path, max_bytes=max_bytes))
+
+
+def parse_toml(source: str | Path, data: bytes) -> Document:
+    """Parse and validate the bytes of a TOML document, as `read_toml`; `source` is named in errors."""
+    text = _decode(source, data, "TOML")
     if _LONG_KEY.search(text):
         raise ProfileError(
-            f"{path}: holds a dotted key of over {MAX_DEPTH} parts, expected fewer; shorten the key"
+            f"{source}: holds a dotted key of over {MAX_DEPTH} parts, expected fewer; shorten the key"
         )
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{path}: is not valid TOML ({_reason(error)}); correct the file") from error
-    return {key: _checked(value, path, key, MAX_DEPTH) for key, value in document.items()}
+        raise ProfileError(f"{source}: is not valid TOML ({_reason(error)}); correct the file") from error
+    return {key: _checked(value, source, key, MAX_DEPTH) for key, value in document.items()}
 
 
 def read_json(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:

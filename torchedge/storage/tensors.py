@@ -111,7 +111,7 @@ def write_tensors(
         if code is None or array.ndim > MAX_RANK:
             raise ProfileError(
                 f"{path}: tensor {name!r} has dtype {array.dtype} and rank {array.ndim}, expected one of "
-                f"{', '.join(str(np.dtype(item)) for item in DTYPES.values())} rank up to {MAX_RANK}; convert it"
+                f"{', '.join(str(np.dtype(item)) for item in DTYPES.values())} rank to {MAX_RANK}; convert it"
             )
         _check_name(path, name)
         parts.append(np.ascontiguousarray(array, dtype=DTYPES[code]).tobytes())
@@ -206,6 +206,6 @@ def _check_metadata(path: str | Path, metadata: Mapping[Any, Any]) -> dict[str, 
 def _check_name(path: str | Path, name: str) -> None:
     if not name or len(name) > MAX_NAME or not name.isprintable() or name == _METADATA:
         raise ProfileError(
-            f"{path}: has the tensor name {name[:40]!r}, expected up to {MAX_NAME} printable characters other than "
+            f"{path}: has the tensor name {name[:40]!r}, expected up to {MAX_NAME} printable characters, not "
             f"{_METADATA}; rename the tensor"
         )

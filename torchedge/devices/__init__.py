@@ -1,0 +1,40 @@
+"""Devices: what is known of each, where every figure comes from, and how one is found. Imports no torch."""
+
+from torchedge.devices.catalog import (
+    LOCAL_DEVICE,
+    Profiles,
+    board_name,
+    default_device_name,
+    find_device,
+    list_devices,
+    match_device,
+    profile_roots,
+    scan_profiles,
+)
+from torchedge.devices.device import Device, Fact, Figure
+from torchedge.devices.parsing import parse_device, read_device, write_device
+from torchedge.devices.provenance import Provenance, weakest
+from torchedge.devices.vocabulary import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEYS
+
+__all__ = [
+    "KNOWN_FACTS",
+    "KNOWN_FIGURES",
+    "LOCAL_DEVICE",
+    "RUNTIME_KEYS",
+    "Device",
+    "Fact",
+    "Figure",
+    "Profiles",
+    "Provenance",
+    "board_name",
+    "default_device_name",
+    "find_device",
+    "list_devices",
+    "match_device",
+    "parse_device",
+    "profile_roots",
+    "read_device",
+    "scan_profiles",
+    "weakest",
+    "write_device",
+]

@@ -1,0 +1,243 @@
+"""Finding devices by name, alias or folder, the user's profiles before the packaged ones. Torch-free."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from torchedge.devices.device import Device
+from torchedge.devices.parsing import DEVICE_FILE, read_device
+from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
+
+__all__ = [
+    "LOCAL_DEVICE",
+    "Profiles",
+    "board_name",
+    "default_device_name",
+    "find_device",
+    "list_devices",
+    "match_device",
+    "profile_roots",
+    "scan_profiles",
+]
+
+LOCAL_DEVICE = "local-cpu"
+"""The device that stands for this machine's processor: the last resort of the default."""
+
+DEVICE_VARIABLE = "TORCHEDGE_DEVICE"
+CONFIG_FILE = "config.toml"
+MAX_NAME = 512
+MAX_PROFILES = 1024
+BOARD_FILE = Path("/proc/device-tree/model")
+MEMORY_TOLERANCE = 0.25
+
+# Words that drivers and boards add around the name that tells devices apart.
+_NOISE = frozenset("nvidia geforce qualcomm arm gpu tm r opencl developer kit engineering reference".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The devices found, sorted by name, and one line for each folder that could not be read."""
+
+    devices: tuple[Device, ...]
+    problems: tuple[str, ...]
+
+
+def profile_roots() -> tuple[Path, ...]:
+    """Return the folders that hold profiles, in search order: the user's, then the packaged one."""
+    return (user_folder() / "profiles", data_folder("profiles"))
+
+
+def find_device(name: str | Path) -> Device:
+    """Return a device by its name or an alias (any case), or by the path of its profile folder.
+
+    A name is looked for in the user's profiles, then in the packaged ones, first as a name, then as an alias.
+    What contains a path separator, or is a `Path`, is a folder; so is a name that no profile bears and that
+    holds a `device.toml`.
+
+    Raises:
+        DeviceError: no such device; the message suggests the nearest names.
+        ProfileError: its profile is malformed.
+        InputError: `name` is empty or over-long.
+    """
+    if isinstance(name, Path) or any(separator in name for separator in (os.sep, os.altsep or os.sep)):
+        return _read_folder(Path(name))
+    wanted = name.strip()
+    if not wanted or len(wanted) > MAX_NAME or not wanted.isprintable():
+        raise InputError(
+            f"device {name[:40]!r}: expected a name of 1 to {MAX_NAME} characters; see torchedge devices"
+        )
+    folder = wanted.lower()
+    if folder not in (".", ".."):
+        for root in profile_roots():
+            if (root / folder / DEVICE_FILE).is_file():
+                return _read_member(root, folder)
+    profiles = scan_profiles()
+    key = _words(wanted)
+    for device in profiles.devices:
+        if key and key in _keys(device):
+            return device
+    if (Path(wanted) / DEVICE_FILE).is_file():
+        return _read_folder(Path(wanted))
+    raise DeviceError(_unknown(wanted, profiles))
+
+
+def list_devices() -> tuple[Device, ...]:
+    """Return every device that has a readable profile, sorted by name.
+
+    A profile of the user's hides the packaged one of the same name. A folder that cannot be read is left out
+    with a warning; `scan_profiles` returns these lines instead.
+    """
+    profiles = scan_profiles()
+    for problem in profiles.problems:
+        warnings.warn(problem, stacklevel=2)
+    return profiles.devices
+
+
+def scan_profiles() -> Profiles:
+    """Read all profiles; what is malformed becomes a line in `problems` and hides nothing else."""
+    found: dict[str, Device] = {}
+    broken: dict[str, str] = {}
+    for root in profile_roots():
+        for folder in _subfolders(root):
+            if folder in found or folder in broken:
+                continue
+            try:
+                found[folder] = _read_member(root, folder)
+            except ProfileError as error:
+                broken[folder] = str(error)
+    return Profiles(
+        tuple(found[name] for name in sorted(found)), tuple(broken[name] for name in sorted(broken))
+    )
+
+
+def match_device(gpu_name: str, memory_mib: float | None = None) -> Device | None:
+    """Return the device whose name, title or alias is the name that a driver reports, or None.
+
+    Vendor words, case and punctuation do not count: 'NVIDIA GeForce RTX 3090' and 'rtx-3090' are the same,
+    while 'RTX 3090 Ti' is another card. Whole boards share a driver name ('Orin' is the GPU of the Orin Nano,
+    NX and AGX): give `memory_mib`, the memory that the driver reports, and a profile whose memory differs by
+    over a quarter does not match.
+    """
+    key = _words(gpu_name[:MAX_NAME])
+    if not key:
+        return None
+    for device in scan_profiles().devices:
+        if key in _keys(device) and _same_memory(device, memory_mib):
+            return device
+    return None
+
+
+def board_name() -> str | None:
+    """Return what the device tree calls this board ('NVIDIA Jetson TX2 Developer Kit'), or None."""
+    try:
+        with BOARD_FILE.open("rb") as file:
+            text = file.read(256).split(b"\0")[0].decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    return text or None
+
+
+def default_device_name() -> str | None:
+    """Return the device that the user chose: `$TORCHEDGE_DEVICE`, else `device` in `config.toml`, else None.
+
+    None means: ask the driver for the GPU's name (`match_device`), and fall back on `LOCAL_DEVICE`. The
+    config file lies in `user_folder()`.
+
+    Raises:
+        ProfileError: the config file is not TOML.
+        InputError: its `device` is not a text.
+    """
+    chosen = os.environ.get(DEVICE_VARIABLE, "").strip()
+    if chosen:
+        return chosen
+    config = user_folder() / CONFIG_FILE
+    if not config.is_file():
+        return None
+    device = read_toml(config).get("device")
+    if device is None:
+        return None
+    if not isinstance(device, str) or not device.strip():
+        raise InputError(
+            f"{config}: device: got {str(device)[:40]!r}, expected the name of a device; "
+            'write device = "NAME" with a name of torchedge devices'
+        )
+    return device.strip()
+
+
+def _words(name: str) -> str:
+    """Reduce a name to what tells devices apart: lower case words without vendors and punctuation."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return " ".join([word for word in words if word not in _NOISE] or words)
+
+
+def _keys(device: Device) -> frozenset[str]:
+    return frozenset(_words(name) for name in (device.name, device.title, *device.aliases))
+
+
+def _same_memory(device: Device, memory_mib: float | None) -> bool:
+    known = device.figures.get("memory_mib")
+    if memory_mib is None or known is None:
+        return True
+    return abs(memory_mib - known.value) <= MEMORY_TOLERANCE * known.value
+
+
+def _subfolders(root: Path) -> Iterator[str]:
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if not entry.name.startswith((".", "_")))
+    except OSError:
+        return
+    for name in names[:MAX_PROFILES]:
+        if (root / name / DEVICE_FILE).is_file():
+            yield name
+
+
+def _read_member(root: Path, folder: str) -> Device:
+    """Read one of a root's profiles, whose folder must lie inside the root and bear the device's name."""
+    device = _read_folder(resolve_inside(root, folder))
+    if device.name != folder:
+        raise ProfileError(
+            f"{device.folder / DEVICE_FILE}: name: got {device.name!r}, expected {folder!r} as its folder; "
+            "rename either"
+        )
+    return device
+
+
+def _read_folder(folder: Path) -> Device:
+    path = resolve_inside(folder, DEVICE_FILE)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DeviceError(
+            f"{folder}: holds no {DEVICE_FILE} ({error.strerror}), expected a profile folder; check the path"
+        ) from error
+    return _cached(path.parent, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=256)
+def _cached(folder: Path, modified: int, size: int) -> Device:
+    """Read a profile once as long as its file stays as it is: `modified` and `size` are part of the key."""
+    del modified, size
+    return read_device(folder)
+
+
+def _unknown(name: str, profiles: Profiles) -> str:
+    names = {
+        alias.lower(): device.name for device in profiles.devices for alias in (device.name, *device.aliases)
+    }
+    near = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.5)
+    suggestions = list(dict.fromkeys(names[item] for item in near))[:3]
+    hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else "see torchedge devices for all;"
+    broken = f" ({len(profiles.problems)} profiles could not be read)" if profiles.problems else ""
+    return (
+        f"device {name[:80]!r} is unknown{broken}, expected a name, an alias or a profile folder; {hint} "
+        f"To add one, put a {DEVICE_FILE} into {profile_roots()[0] / 'NAME'}"
+    )
