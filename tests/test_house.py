@@ -65,14 +65,15 @@ def module_names() -> dict[str, str]:
     return {module.name: module.name.rsplit(".", 1)[-1] for module in found}
 
 
-def loaded_after(statement: str) -> set[str]:
+@cache
+def loaded_after(statement: str) -> frozenset[str]:
     """Top-level names in sys.modules of a fresh interpreter after one statement."""
     code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
-    return set(result.stdout.split())
+    return frozenset(result.stdout.split())
 
 
 def test_no_module_bears_the_name_of_a_public_function():
@@ -97,6 +98,22 @@ def test_no_package_hides_a_submodule_behind_a_name_of_its_own():
                 continue
             clashes += [f"{init.relative_to(ROOT)}: {name}" for name in bound & children]
     assert not clashes
+
+
+def test_rooms_do_not_enter_by_the_front_door():
+    """`from torchedge import predict` in a lower room would slip past import-linter: the re-exports are lazy."""
+    uses = []
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0]
+        if room in {"__init__.py", "__main__.py", "cli", "testing", "testing.py"}:
+            continue
+        for node in ast.walk(ast.parse(text_of(path))):
+            names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
+            by_name = isinstance(node, ast.ImportFrom) and node.module == "torchedge"
+            lazy = by_name and set(names) & set(torchedge._LAZY)
+            if lazy or (isinstance(node, ast.Import) and "torchedge" in names):
+                uses.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not uses, "import from the room that defines the name"
 
 
 def test_every_public_name_is_in_the_lazy_table():
