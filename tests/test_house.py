@@ -101,7 +101,7 @@ def test_no_package_hides_a_submodule_behind_a_name_of_its_own():
 
 
 def test_rooms_do_not_enter_by_the_front_door():
-    """`from torchedge import predict` in a lower room would slip past import-linter: the re-exports are lazy."""
+    """`from torchedge import x` in a lower room would slip past import-linter, as re-exports are lazy."""
     uses = []
     for path in PACKAGE.rglob("*.py"):
         room = path.relative_to(PACKAGE).parts[0]
