@@ -18,7 +18,7 @@ def attention_flops(call: Call) -> int:
 def scores_bytes(call: Call) -> int:
     """Bytes of the attention matrix (*, L, S)."""
     q, k = call.ins[0] or (1, 1), call.ins[1] or (1, 1)
-    return prod(q[:-1]) * k[-2] * ITEM_SIZES[call.in_dtypes[0]]
+    return prod(q[:-1]) * k[-2] * ITEM_SIZES[call.in_dtype(0)]
 
 
 def fused(call: Call) -> bool:

@@ -68,7 +68,7 @@ def matmul_aux(call: Call) -> tuple[int, ...]:
     if len(a) < 3 or len(b) < 3 or a[:-2] == b[:-2]:
         return ()
     batch = prod(call.outs[0][:-2])
-    item = ITEM_SIZES[call.in_dtypes[0]]
+    item = ITEM_SIZES[call.in_dtype(0)]
     return tuple(batch * prod(s[-2:]) * item for s in (a, b) if prod(s[:-2]) != batch)
 
 

@@ -13,13 +13,13 @@ def dropout_aux(call: Call) -> tuple[int, ...]:
     elements = prod(call.ins[0] or ())
     if call.backend == "cuda" and not call.inplace:
         return (elements,)
-    return (elements * ITEM_SIZES[call.in_dtypes[0]],)
+    return (elements * ITEM_SIZES[call.in_dtype(0)],)
 
 
 def channel_mask_aux(call: Call) -> tuple[int, ...]:
     """Noise of one number for each sample and channel."""
     shape = call.ins[0] or (1, 1)
-    return (prod(shape[:2]) * ITEM_SIZES[call.in_dtypes[0]],)
+    return (prod(shape[:2]) * ITEM_SIZES[call.in_dtype(0)],)
 
 
 OPS = (

@@ -7,7 +7,7 @@ plain integers: during capture the batch size is a large prime, in analyses a nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -16,7 +16,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from torchedge.graphs import ITEM_SIZES, Graph, Op
+from torchedge.graphs import ITEM_SIZES, Graph, Op, Value
 from torchedge.graphs.dims import symbolic
 
 Sizes = tuple[int, ...]
@@ -36,36 +36,53 @@ class LoadClass(Enum):
     HIERARCHICAL = "hierarchical"
 
 
-@dataclass(slots=True)
 class Call:
-    """One operator call as the rules see it: integer shapes, dtypes, attributes.
+    """One operator call as the rules see it: integer shapes, dtypes, attributes; shapes are worked out when asked for.
 
     `needs[i]` says that input i needs a gradient; `backend` ("cuda" or "cpu") which library runs it, where that changes
-    what autograd keeps.
+    what autograd keeps; `training` the mode the model ran in.
     """
 
-    ins: list[Sizes | None]
-    outs: list[Sizes]
-    in_dtypes: list[str]
-    out_dtypes: list[str]
-    attrs: Mapping[str, Any]
-    inplace: bool = False
-    needs: list[bool] | None = None
-    backend: str = "cuda"
-    training: bool = True
+    __slots__ = ("_ins", "_op", "_outs", "_values", "attrs", "backend", "inplace", "needs", "training")
+
+    def __init__(self, values: Sequence[Value], op: Op, needs: Sequence[bool] = (), backend: str = "cuda",
+                 training: bool = True) -> None:  # fmt: skip
+        self._values, self._op = values, op
+        self._ins: list[Sizes | None] | None = None
+        self._outs: list[Sizes] | None = None
+        self.attrs, self.inplace, self.needs, self.backend, self.training = op.attrs, op.inplace, needs, backend, training
+
+    @property
+    def ins(self) -> list[Sizes | None]:
+        """Shape of each input, None for an absent one."""
+        if self._ins is None:
+            self._ins = [None if i is None else symbolic(self._values[i].shape) for i in self._op.inputs]
+        return self._ins
+
+    @property
+    def outs(self) -> list[Sizes]:
+        """Shape of each output."""
+        if self._outs is None:
+            self._outs = [symbolic(self._values[i].shape) for i in self._op.outputs]
+        return self._outs
 
     def need(self, index: int) -> bool:
         """Return whether input `index` exists and needs a gradient."""
-        return self.needs is not None and index < len(self.needs) and self.needs[index]
+        return index < len(self.needs) and self.needs[index]
+
+    def in_dtype(self, index: int) -> str:
+        """Dtype of one input."""
+        value = self._op.inputs[index]
+        return "float32" if value is None else self._values[value].dtype
 
     def in_bytes(self, index: int) -> int:
         """Bytes of one input."""
         shape = self.ins[index]
-        return 0 if shape is None else prod(shape) * ITEM_SIZES[self.in_dtypes[index]]
+        return 0 if shape is None else prod(shape) * ITEM_SIZES[self.in_dtype(index)]
 
     def out_bytes(self, index: int = 0) -> int:
         """Bytes of one output."""
-        return prod(self.outs[index]) * ITEM_SIZES[self.out_dtypes[index]]
+        return prod(self.outs[index]) * ITEM_SIZES[self._values[self._op.outputs[index]].dtype]
 
 
 Rule = Callable[[Call], Any]
@@ -153,11 +170,6 @@ def registry() -> Mapping[str, OpSpec]:
     return MappingProxyType(table)
 
 
-def call_of(graph: Graph, op: Op, backend: str = "cuda", needs: list[bool] | None = None) -> Call:
+def call_of(graph: Graph, op: Op, backend: str = "cuda", needs: Sequence[bool] = ()) -> Call:
     """Return the call of an operator of a graph with shapes as `torchedge.graphs.dims.symbolic` integers."""
-    values = graph.values
-    ins = [None if i is None else symbolic(values[i].shape) for i in op.inputs]
-    in_dtypes = ["float32" if i is None else values[i].dtype for i in op.inputs]
-    outs = [symbolic(values[i].shape) for i in op.outputs]
-    out_dtypes = [values[i].dtype for i in op.outputs]
-    return Call(ins, outs, in_dtypes, out_dtypes, op.attrs, op.inplace, needs, backend, graph.training)
+    return Call(graph.values, op, needs, backend, graph.training)

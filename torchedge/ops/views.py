@@ -25,8 +25,9 @@ OPS = (
     spec("expand", "input size", "expand_as broadcast_to", **_WRITTEN),
     spec("broadcast_tensors", **_WRITTEN),
     spec("getitem", "input index", "select slice narrow diagonal as_strided __getitem__", **_WRITTEN),
-    spec("chunk", "input chunks dim", "split split_with_sizes unbind tensor_split unsafe_chunk unsafe_split "
+    spec("chunk", "input chunks dim", "split split_with_sizes tensor_split unsafe_chunk unsafe_split "
          "hsplit vsplit dsplit", **_WRITTEN),
+    spec("unbind", "input dim", **_WRITTEN),
     spec("unfold", "input dimension size step", **_WRITTEN),
     spec("detach", "input", "data", **{**_VIEW, "grads": ("none",)}),
     spec("view_as_real", "input", "view_as_complex real imag", **_SHARED),

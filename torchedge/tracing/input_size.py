@@ -76,7 +76,7 @@ def _from_torchvision(model: torch.nn.Module) -> InputSpec | None:
         return None
     if module.startswith("torchvision.models.video"):
         frames = 16
-        side = 224 if "mvit" in module or "swin" in module else 112
+        side = 112 if module.endswith("resnet") else 224
         return InputSpec((3, frames, side, side), note=f"{frames} frames of {side}×{side} assumed")
     if module.startswith("torchvision.models.segmentation"):
         return InputSpec((3, 520, 520))

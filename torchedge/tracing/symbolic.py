@@ -56,9 +56,11 @@ def trace(
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with patched(model, recorder), Interceptor(recorder):
         outputs = model(*fed_args, **fed_kwargs)
+        returned = [recorder.index_of(t) for t in _tensors(outputs)]
         recorder.scopes.append("loss")
         value = loss(outputs) if loss is not None else None
-    returned = [recorder.index_of(t) for t in _tensors(outputs)]
+        if loss is not None:
+            del outputs  # as in `loss = criterion(model(x), y)`: only what autograd keeps of them stays
     if not returned:
         raise CaptureError(f"{name} returns no tensor; expected tensors in tuples, lists or dicts")
     last = recorder.index_of(value) if isinstance(value, TracedTensor) else None

@@ -1,0 +1,54 @@
+"""How a step is run: everything beside the model and the batch size that its memory depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torchedge.errors import InputError
+
+OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
+AMP_DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """Settings of one simulated step.
+
+    optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw"; weight_decay: as a number.
+    foreach: the optimizer's multi-tensor implementation, PyTorch's default on CUDA: faster, with temporaries as large as the
+    parameters; False is the for-loop of CPU and of old releases.
+    amp: autocast dtype, or None. accumulation: micro-batches a gradient is accumulated over before the optimizer steps.
+    zero_grad: "set_to_none" (default since PyTorch 2.0) frees gradients between steps, "zero" keeps them.
+    sum_in_place: gradients that meet are added in place (False: PyTorch up to 1.6).
+    clamp_keeps: what an in-place hardtanh or relu6 keeps: "copy" of its input, or its "output" (PyTorch up to 1.6).
+    backend: "cuda" or "cpu", which library's kernels run.
+    """
+
+    optimizer: str = "sgd-momentum"
+    weight_decay: float = 0.0
+    foreach: bool = True
+    amp: str | None = None
+    accumulation: int = 1
+    zero_grad: Literal["set_to_none", "zero"] = "set_to_none"
+    sum_in_place: bool = True
+    clamp_keeps: Literal["copy", "output"] = "copy"
+    backend: Literal["cuda", "cpu"] = "cuda"
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer is {self.optimizer!r}; expected one of {', '.join(OPTIMIZERS)}")
+        if self.amp is not None and self.amp not in AMP_DTYPES:
+            raise InputError(f"amp is {self.amp!r}; expected one of {', '.join(AMP_DTYPES)}, or None")
+        if not isinstance(self.accumulation, int) or self.accumulation < 1:
+            raise InputError(f"accumulation is {self.accumulation!r}; expected a whole number from 1 on")
+        for name, allowed in (("zero_grad", ("set_to_none", "zero")), ("clamp_keeps", ("copy", "output")),
+                              ("backend", ("cuda", "cpu"))):  # fmt: skip
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}")
+
+    def under(self, runtime: Mapping[str, Any]) -> StepSettings:
+        """Return these settings with the semantic switches of a device's measured framework (`[runtime]` of device.toml)."""
+        known = {k: runtime[k] for k in ("zero_grad", "sum_in_place", "clamp_keeps", "foreach", "backend") if k in runtime}
+        return replace(self, **known)

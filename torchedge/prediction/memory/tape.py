@@ -1,0 +1,139 @@
+"""The tape: every allocation and release of a step in order, independent of the batch size.
+
+Storages are numbered; event +s allocates storage s - 1, event -s frees it. Sizes are polynomials of the batch size, so that one
+tape serves every batch size and many of them at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.graphs import Poly
+
+ALIGNMENT = 512
+"""PyTorch's CUDA allocator rounds every request up to a multiple of this many bytes."""
+
+CATEGORIES = ("weights", "gradients", "optimizer_state", "inputs", "saved_activations", "temporaries")
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Allocations and releases of one step.
+
+    sizes: (S, 3) int64, coefficients of 1, N and N² of each storage's bytes. category: (S,) index into `CATEGORIES`.
+    labels: what each storage is. events: (E,) int32, see the module. owners: (E,) int32, the operator an event belongs to,
+    counted through forward and backward. phases: (E,) int8, 0 forward, 1 backward, 2 optimizer.
+    persistent: storages alive before the first event and after the last.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    category: npt.NDArray[np.int8]
+    labels: tuple[str, ...]
+    events: npt.NDArray[np.int32]
+    owners: npt.NDArray[np.int32]
+    phases: npt.NDArray[np.int8]
+    persistent: npt.NDArray[np.int32]
+
+    def bytes_at(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return (S, B) int64: the size of each storage, rounded up as the allocator does, for each batch size."""
+        n = np.asarray(batch_sizes, dtype=np.int64)
+        raw = self.sizes[:, :1] + self.sizes[:, 1:2] * n
+        if self._quadratic.size:
+            raw[self._quadratic] += self.sizes[self._quadratic, 2:] * n * n
+        return np.asarray((raw + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT)
+
+    @cached_property
+    def _quadratic(self) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(self.sizes[:, 2])
+
+    @cached_property
+    def _storages(self) -> npt.NDArray[np.int32]:
+        return np.asarray(np.abs(self.events) - 1, dtype=np.int32)
+
+    @cached_property
+    def _signs(self) -> npt.NDArray[np.int64]:
+        return np.sign(self.events).astype(np.int64)[:, None]
+
+    def live_bytes(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return (E, B) int64: bytes alive after each event."""
+        sizes = self.bytes_at(batch_sizes)
+        start = sizes[self.persistent].sum(axis=0)
+        return np.asarray(np.cumsum(sizes[self._storages] * self._signs, axis=0) + start)
+
+    def peak_bytes(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return (B,) int64: the most bytes alive at once."""
+        sizes = self.bytes_at(batch_sizes)
+        start = sizes[self.persistent].sum(axis=0)
+        if not len(self.events):
+            return np.asarray(start)
+        return np.asarray(np.maximum(np.cumsum(sizes[self._storages] * self._signs, axis=0).max(axis=0), 0) + start)
+
+    def alive_after(self, event: int) -> npt.NDArray[np.bool_]:
+        """Return (S,) bool: which storages are alive after an event."""
+        count = np.zeros(len(self.sizes), dtype=np.int32)
+        count[self.persistent] = 1
+        np.add.at(count, self._storages[: event + 1], np.sign(self.events[: event + 1]))
+        return np.asarray(count > 0)
+
+
+class TapeWriter:
+    """Builds a tape: storages with reference counts, whose last reference books the release."""
+
+    def __init__(self) -> None:
+        self.sizes: list[Poly] = []
+        self.category: list[int] = []
+        self.labels: list[str] = []
+        self.counts: list[int] = []
+        self.events: list[int] = []
+        self.owners: list[int] = []
+        self.phases: list[int] = []
+        self.persistent: list[int] = []
+        self.owner = 0
+        self.phase = 0
+
+    def new(self, size: Poly, category: int, label: str, count: int = 1) -> int:
+        """Allocate a storage held by `count` references; return its number."""
+        storage = len(self.sizes)
+        self.sizes.append(size)
+        self.category.append(category)
+        self.labels.append(label)
+        self.counts.append(count)
+        self.events.append(storage + 1)
+        self.owners.append(self.owner)
+        self.phases.append(self.phase)
+        return storage
+
+    def keep(self, size: Poly, category: int, label: str) -> int:
+        """Add a storage that is there before the step and after it."""
+        storage = len(self.sizes)
+        self.sizes.append(size)
+        self.category.append(category)
+        self.labels.append(label)
+        self.counts.append(1 << 30)
+        self.persistent.append(storage)
+        return storage
+
+    def hold(self, storage: int) -> None:
+        """Add a reference."""
+        self.counts[storage] += 1
+
+    def drop(self, storage: int) -> None:
+        """Remove a reference; the last one frees the storage."""
+        count = self.counts[storage] - 1
+        self.counts[storage] = count
+        if count == 0:
+            self.events.append(-storage - 1)
+            self.owners.append(self.owner)
+            self.phases.append(self.phase)
+
+    def finish(self) -> Tape:
+        """Return the tape."""
+        return Tape(
+            np.array(self.sizes, dtype=np.int64).reshape(-1, 3), np.array(self.category, dtype=np.int8), tuple(self.labels),
+            np.array(self.events, dtype=np.int32), np.array(self.owners, dtype=np.int32),
+            np.array(self.phases, dtype=np.int8), np.array(self.persistent, dtype=np.int32),
+        )  # fmt: skip
