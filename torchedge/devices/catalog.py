@@ -39,7 +39,22 @@ BOARD_FILE = Path("/proc/device-tree/model")
 MEMORY_TOLERANCE = 0.25
 
 # Words that drivers and boards add around the name that tells devices apart.
-_NOISE = frozenset("nvidia geforce qualcomm arm gpu tm r opencl developer kit engineering reference".split())
+_NOISE = frozenset(
+    (
+        "nvidia",
+        "geforce",
+        "qualcomm",
+        "arm",
+        "gpu",
+        "tm",
+        "r",
+        "opencl",
+        "developer",
+        "kit",
+        "engineering",
+        "reference",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +250,7 @@ def _unknown(name: str, profiles: Profiles) -> str:
     }
     near = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.5)
     suggestions = list(dict.fromkeys(names[item] for item in near))[:3]
-    hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else "see torchedge devices for all;"
+    hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else "see torchedge devices for all."
     broken = f" ({len(profiles.problems)} profiles could not be read)" if profiles.problems else ""
     return (
         f"device {name[:80]!r} is unknown{broken}, expected a name, an alias or a profile folder; {hint} "

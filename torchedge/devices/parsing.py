@@ -95,6 +95,7 @@ class _Reader:
 
     def fail(self, key: str, given: object, expected: str, step: str = "correct the file") -> None:
         """Raise the one-line error."""
+        key = "".join(character if character.isprintable() else "?" for character in key[:80])
         shown = " ".join(repr(given).split())
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         raise ProfileError(f"{self.file}: {key}: got {shown}, expected {expected}; {step}")

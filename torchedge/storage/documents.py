@@ -62,14 +62,16 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ProfileError(f"{path}: cannot be read ({reason}), expected a file; check the path") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ProfileError(f"{path}: is not a regular file, expected one; check the path")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(max_bytes + 1)
-        except OSError as error:
-            raise ProfileError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+    finally:
+        os.close(descriptor)
     if len(data) > max_bytes:
         raise ProfileError(
             f"{path}: holds {max(status.st_size, len(data))} bytes, expected at most {max_bytes}; "
@@ -230,8 +232,9 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _checked(value: object, source: str | Path, where: str, depth: int) -> object:
     """Return a value with every number in it checked and every date as text."""
+    where = "".join(character if character.isprintable() else "?" for character in where[:80])
     if depth == 0:
-        raise ProfileError(f"{source}: {where[:80]}: nested over {MAX_DEPTH} deep, expected less; flatten it")
+        raise ProfileError(f"{source}: {where}: nested over {MAX_DEPTH} deep, expected less; flatten it")
     if isinstance(value, dict):
         return {key: _checked(item, source, f"{where}.{key}", depth - 1) for key, item in value.items()}
     if isinstance(value, list):
@@ -241,6 +244,6 @@ def _checked(value: object, source: str | Path, where: str, depth: int) -> objec
     finite = not isinstance(value, float) or math.isfinite(value)
     if not finite or (isinstance(value, int) and abs(value) > MAX_INTEGER):
         raise ProfileError(
-            f"{source}: {where[:80]}: expected a finite number of at most 64 bits; correct the value"
+            f"{source}: {where}: expected a finite number of at most 64 bits; correct the value"
         )
     return value

@@ -1,0 +1,200 @@
+"""Finding a device: names, aliases, folders, what drivers say, and what the user chose."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchedge import devices
+from torchedge.devices import (
+    board_name,
+    default_device_name,
+    find_device,
+    list_devices,
+    match_device,
+    write_device,
+)
+from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeError
+from torchedge.storage import data_folder
+
+MINE = {
+    "name": "mine",
+    "title": "Mine",
+    "kind": "cpu",
+    "vendor": "Me",
+    "memory": "unified",
+    "aliases": ["Meins X1"],
+}
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
+    return tmp_path
+
+
+def add(home, document, folder=None):
+    path = home / "profiles" / (folder or document["name"])
+    path.mkdir(parents=True)
+    return write_device(document, path)
+
+
+@pytest.mark.parametrize(
+    "name", ["jetson-tx2", "Jetson-TX2", " JETSON-TX2 ", "tx2", "Tegra X2", "jetson tx2"]
+)
+def test_by_name_and_alias_in_any_case(name):
+    assert find_device(name).name == "jetson-tx2"
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("jetson-tx3", "jetson-tx2"),
+        ("adreno740", "adreno-740"),
+        ("rtx-2080", "rtx-2080ti"),
+        ("RTX 309", "rtx-3090"),
+    ],
+)
+def test_did_you_mean(name, suggestion):
+    with pytest.raises(DeviceError, match="did you mean") as caught:
+        find_device(name)
+    assert suggestion in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_unlike_name_says_where_to_look():
+    with pytest.raises(DeviceError, match="see torchedge devices"):
+        find_device("qqqqqqqq")
+
+
+def test_by_folder(home, monkeypatch):
+    folder = data_folder("profiles") / "adreno-640"
+    assert find_device(folder) == find_device(str(folder)) == find_device("adreno-640")
+    with pytest.raises(DeviceError, match=r"holds no device\.toml"):
+        find_device("/nowhere/at-all")
+    monkeypatch.chdir(add(home, MINE).folder.parent)
+    monkeypatch.setenv("TORCHEDGE_HOME", "/nowhere")
+    assert find_device("mine").name == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 600, "a\0b", "a\nb"])
+def test_names_that_are_none(name):
+    with pytest.raises(InputError, match="expected"):
+        find_device(name)
+
+
+@given(st.text(max_size=20))
+def test_any_name_gives_a_device_or_one_line(name):
+    try:
+        find_device(name)
+    except TorchedgeError as error:
+        assert "\n" not in str(error)
+
+
+def test_the_user_s_profile_comes_first(home):
+    packaged = find_device("local-cpu")
+    mine = add(home, MINE | {"name": "local-cpu"})
+    assert find_device("local-cpu") == mine != packaged
+    assert find_device("Meins X1") == mine
+    assert sum(device.name == "local-cpu" for device in list_devices()) == 1
+
+
+def test_a_changed_file_is_read_again(home):
+    first = add(home, MINE)
+    assert find_device("mine") == first
+    write_device(MINE | {"title": "Another title"}, first.folder)
+    assert find_device("mine").title == "Another title"
+
+
+def test_a_broken_profile_hides_no_other(home):
+    add(home, MINE)
+    (home / "profiles/broken").mkdir()
+    (home / "profiles/broken/device.toml").write_text("kind = 3")
+    add(home, MINE | {"aliases": []}, "renamed")
+    with pytest.warns(UserWarning, match=r"broken|renamed"):
+        assert "mine" in {device.name for device in list_devices()}
+    assert len(devices.scan_profiles().problems) == 2
+    assert find_device("tx2").name == "jetson-tx2"
+    with pytest.raises(ProfileError, match="broken"):
+        find_device("broken")
+    with pytest.raises(DeviceError, match="2 profiles could not be read"):
+        find_device("qqqqqqqq")
+
+
+def test_a_linked_profile_that_leaves_the_folder_is_refused(home):
+    elsewhere = home / "elsewhere"
+    elsewhere.mkdir()
+    write_device(MINE, elsewhere)
+    (home / "profiles").mkdir()
+    (home / "profiles/mine").symlink_to(elsewhere)
+    with pytest.raises(ProfileError, match="leads out"):
+        find_device("mine")
+
+
+@pytest.mark.parametrize(
+    ("reported", "memory", "name"),
+    [
+        ("NVIDIA GeForce RTX 3090", None, "rtx-3090"),
+        ("GeForce RTX 3090", 24268.0, "rtx-3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", None, None),
+        ("NVIDIA GeForce RTX 2080 Ti", 11019.0, "rtx-2080ti"),
+        ("NVIDIA GeForce RTX 2080", None, None),
+        ("Orin", None, "jetson-orin-nano"),
+        ("Orin", 7620.0, "jetson-orin-nano"),
+        ("Orin", 62800.0, None),
+        ("Xavier", 7765.0, "jetson-xavier-nx"),
+        ("Xavier", 31918.0, None),
+        ("NVIDIA Tegra X2", None, "jetson-tx2"),
+        ("NVIDIA Tegra X1", None, "jetson-nano"),
+        ("NVIDIA Jetson TX2 Developer Kit", None, "jetson-tx2"),
+        ("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super", None, "jetson-orin-nano"),
+        ("QUALCOMM Adreno(TM) 740", None, "adreno-740"),
+        ("Mali-G715 r0p0", None, "mali-g715"),
+        ("NVIDIA H200", None, None),
+        ("", None, None),
+        ("NVIDIA", None, None),
+    ],
+)
+def test_what_drivers_and_boards_report(reported, memory, name):
+    device = match_device(reported, memory)
+    assert (device and device.name) == name
+
+
+def test_the_default_follows_environment_then_config(home, monkeypatch):
+    assert default_device_name() is None
+    (home / "config.toml").write_text('device = "adreno-750"\n')
+    assert default_device_name() == "adreno-750"
+    monkeypatch.setenv("TORCHEDGE_DEVICE", "jetson-nano")
+    assert default_device_name() == "jetson-nano"
+    monkeypatch.setenv("TORCHEDGE_DEVICE", " ")
+    assert default_device_name() == "adreno-750"
+
+
+def test_a_wrong_config_is_one_line(home):
+    (home / "config.toml").write_text("device = 3\n")
+    with pytest.raises(InputError, match=r"config\.toml: device: got '3'"):
+        default_device_name()
+    (home / "config.toml").write_text("device = \n")
+    with pytest.raises(ProfileError, match="not valid TOML"):
+        default_device_name()
+    (home / "config.toml").write_text('other = "x"\n')
+    assert default_device_name() is None
+
+
+def test_the_board_s_name_comes_from_the_device_tree(monkeypatch, tmp_path):
+    file = tmp_path / "model"
+    monkeypatch.setattr("torchedge.devices.catalog.BOARD_FILE", file)
+    assert board_name() is None
+    file.write_bytes(b"NVIDIA Jetson Nano Developer Kit\0")
+    assert board_name() == "NVIDIA Jetson Nano Developer Kit"
+
+
+def test_devices_import_no_torch():
+    code = (
+        "import sys, torchedge.devices as d; d.list_devices(); "
+        "print(sorted({'torch', 'numpy', 'sklearn', 'safetensors'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

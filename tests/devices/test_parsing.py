@@ -1,0 +1,174 @@
+"""device.toml: typed, in its unit, known; or refused in one line that names file, key, given and expected."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchedge.devices import (
+    KNOWN_FIGURES,
+    Device,
+    Provenance,
+    parse_device,
+    read_device,
+    weakest,
+    write_device,
+)
+from torchedge.errors import DeviceError, ProfileError
+
+FIGURE = {"value": 8000, "unit": "MiB", "provenance": "published", "source": "data sheet"}
+GOOD = {
+    "name": "my-board", "title": "My board", "kind": "gpu", "vendor": "Me", "memory": "unified",
+    "aliases": ["MB1"], "figures": {"memory_mib": FIGURE},
+    "facts": {"half_arithmetic": {"value": True, "provenance": "assumed", "source": "a guess"}},
+    "software": {"pytorch": "2.0"}, "runtime": {"zero_grad": "zero"},
+    "profile": {"forests": {"file": "f.safetensors", "error": 0.02, "levels": [0, 30]}},
+}  # fmt: skip
+
+
+def changed(path, value):
+    document = copy.deepcopy(GOOD)
+    table = document
+    *parents, last = path.split("/")
+    for key in parents:
+        table = table[key]
+    if value is None:
+        del table[last]
+    else:
+        table[last] = value
+    return document
+
+
+def test_a_device_is_read_only_hashable_and_pickles(tmp_path):
+    device = write_device(GOOD, tmp_path)
+    assert device == read_device(tmp_path) and hash(device) == hash(read_device(tmp_path))
+    assert device.profile["forests"]["levels"] == (0, 30)
+    for table in (device.figures, device.profile, device.profile["forests"]):
+        with pytest.raises(TypeError):
+            table["x"] = 1
+    with pytest.raises(AttributeError):
+        device.name = "x"
+    back = pickle.loads(pickle.dumps(device))
+    assert back == device and back.folder == device.folder and back.profile == device.profile
+    assert not hasattr(device, "__dict__")
+
+
+def test_a_missing_figure_names_the_nearest():
+    device = parse_device(GOOD, folder=Path("x"))
+    assert device.value("memory_mib") == 8000 and device.fact("half_arithmetic").value is True
+    with pytest.raises(DeviceError, match="did you mean memory_mib"):
+        device.figure("memory_mb")
+    with pytest.raises(DeviceError, match=r"bandwidth_gb_s.*it gives: memory_mib"):
+        device.value("bandwidth_gb_s")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("name", "My Board", "lower case"),
+        ("name", "../x", "lower case"),
+        ("title", "", "text"),
+        ("title", None, "text"),
+        ("kind", "tpu", "gpu, cpu"),
+        ("kind", ["gpu"], "gpu, cpu"),
+        ("memory", "shared", "unified, dedicated"),
+        ("aliases", "MB1", "list"),
+        ("aliases", [1], "list"),
+        ("figure", {}, "'figures', the nearest"),
+        ("figures", [], r"table \[figures\]"),
+        ("figures/memory_mb", FIGURE, "'memory_mib', the nearest"),
+        ("figures/memory_mib", 8000, "a table of value, unit"),
+        ("figures/memory_mib/unit", "MB", r"memory_mib\.unit: got 'MB', expected 'MiB'"),
+        ("figures/memory_mib/value", "8000", r"memory_mib\.value: got '8000', expected a number"),
+        ("figures/memory_mib/value", True, "expected a number"),
+        ("figures/memory_mib/value", -1, "expected a number"),
+        ("figures/memory_mib/value", float("nan"), "expected a number"),
+        ("figures/memory_mib/value", None, "expected a number"),
+        ("figures/memory_mib/provenance", "guessed", "measured, public data, published, assumed"),
+        ("figures/memory_mib/source", " ", "text"),
+        ("figures/memory_mib/date", "2021", "correct or remove"),
+        ("figures/warp_size", FIGURE | {"unit": "1", "value": 1.5}, "whole number"),
+        ("facts/half_arithmetic/value", "yes", "true or false"),
+        ("facts/local_memory", {"value": "l1", "provenance": "assumed", "source": "x"}, "on-chip, global"),
+        ("software/pytorch", 2.0, "text"),
+        ("software/a\n\x1b", 2.0, r"software\.a\?\?"),
+        ("runtime/zero_grad", "maybe", "set_to_none, zero"),
+        ("runtime/zero_grads", "zero", "'zero_grad', the nearest"),
+        ("runtime/pytorch", 1.6, "text"),
+        ("profile", "forest", r"table \[profile\]"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(tmp_path, path, value, says):
+    with pytest.raises(ProfileError, match=says) as caught:
+        parse_device(changed(path, value), folder=tmp_path)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / "device.toml")) and "\n" not in message and "; " in message
+
+
+JSONISH = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=5,
+)
+PLACES = ["name", "title", "kind", "aliases", "notes", "figures", "figures/memory_mib", "figures/memory_mib/value",
+          "figures/memory_mib/unit", "facts", "facts/half_arithmetic", "software", "runtime", "runtime/zero_grad",
+          "profile", "extra"]  # fmt: skip
+
+
+@given(st.sampled_from(PLACES), JSONISH.filter(lambda value: value is not None))
+def test_any_value_anywhere_gives_a_device_or_a_profile_error(place, value):
+    try:
+        assert isinstance(parse_device(changed(place, value), folder=Path("f")), Device)
+    except ProfileError as error:
+        assert str(error).startswith("f/device.toml") and "\n" not in str(error) and len(str(error)) < 1500
+
+
+@given(st.binary(max_size=100))
+def test_any_file_gives_a_device_or_a_profile_error(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("device")
+    (folder / "device.toml").write_bytes(data)
+    with pytest.raises(ProfileError):
+        read_device(folder)
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN_FIGURES))
+def test_the_unit_table_is_enforced(tmp_path, name):
+    rule = KNOWN_FIGURES[name]
+    value = max(1, rule.low)
+    entry = {"value": value, "unit": rule.unit, "provenance": "assumed", "source": "test"}
+    assert parse_device(GOOD | {"figures": {name: entry}}, folder=tmp_path).value(name) == value
+    with pytest.raises(ProfileError, match=f"expected '{rule.unit}'"):
+        parse_device(GOOD | {"figures": {name: entry | {"unit": "furlong"}}}, folder=tmp_path)
+
+
+def test_a_linked_device_file_that_leaves_the_folder_is_refused(tmp_path):
+    write_device(GOOD, tmp_path)
+    other = tmp_path / "profile"
+    other.mkdir()
+    (other / "device.toml").symlink_to(tmp_path / "device.toml")
+    with pytest.raises(ProfileError, match="leads out"):
+        read_device(other)
+
+
+def test_a_bad_document_is_not_written(tmp_path):
+    with pytest.raises(ProfileError):
+        write_device(changed("kind", "tpu"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_provenance_is_ordered():
+    ordered = sorted(Provenance, reverse=True)
+    assert [item.value for item in ordered] == ["measured", "public data", "published", "assumed"]
+    assert Provenance.MEASURED > Provenance.PUBLIC_DATA > Provenance.PUBLISHED > Provenance.ASSUMED
+    assert weakest([Provenance.MEASURED, Provenance.PUBLISHED]) is Provenance.PUBLISHED
+    assert str(Provenance.PUBLIC_DATA) == "public data"
+    with pytest.raises(ValueError):
+        weakest([])
+
+
+@given(st.lists(st.sampled_from(Provenance), min_size=1), st.sampled_from(Provenance))
+def test_the_weakest_can_only_weaken(provenances, more):
+    assert weakest([*provenances, more]) == min(weakest(provenances), more)

@@ -1,0 +1,121 @@
+"""Documents: what is written reads back, the hostile is refused in one line, writing is all or nothing."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchedge.errors import ProfileError
+from torchedge.storage import file_sha256, read_json, read_toml, write_json, write_toml
+from torchedge.storage.documents import MAX_DOCUMENT_BYTES, parse_json, parse_toml, read_bytes, write_bytes
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+SCALARS = (
+    TEXT
+    | st.booleans()
+    | st.integers(-(2**63) + 1, 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+DOCUMENTS = st.dictionaries(TEXT, VALUES, max_size=4)
+
+
+@given(DOCUMENTS)
+def test_toml_and_json_read_back_what_was_written(tmp_path_factory, document):
+    folder = tmp_path_factory.mktemp("documents")
+    write_toml(folder / "d.toml", document)
+    write_json(folder / "d.json", document)
+    assert read_toml(folder / "d.toml") == document
+    assert read_json(folder / "d.json") == document
+    assert sorted(os.listdir(folder)) == ["d.json", "d.toml"]
+
+
+@given(st.binary(max_size=200) | st.text("[]{}=.\"'#\n\\u ab01einf,:", max_size=60).map(str.encode))
+def test_any_bytes_give_a_document_or_a_profile_error(data):
+    for parse in (parse_toml, parse_json):
+        try:
+            assert isinstance(parse("hostile", data), dict)
+        except ProfileError as error:
+            assert str(error).startswith("hostile") and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "says"),
+    [
+        (parse_toml, "a = nan", "finite"),
+        (parse_toml, "a = [1, {b = -inf}]", "finite"),
+        (parse_toml, "a = 99999999999999999999", "64 bits"),
+        (parse_toml, "a = " + "[" * 5000, "nested too deep"),
+        (parse_toml, "a = " + "[" * 40 + "]" * 40, "32 deep"),
+        (parse_toml, ".".join("a" * 100_000) + " = 1", "dotted key"),
+        (parse_toml, "a = 1\na = 2", "not valid TOML"),
+        (parse_toml, "\xff".encode("latin-1").decode("latin-1") + "=", "not valid TOML"),
+        (parse_json, '{"a": NaN}', "NaN"),
+        (parse_json, '{"a": 1e999}', "finite"),
+        (parse_json, '{"a": 1, "a": 2}', "twice"),
+        (parse_json, "[" * 100_000, "nested too deep"),
+        (parse_json, "[1]", "expected an object"),
+        (parse_json, '{"a": ' + "9" * 5000 + "}", "f.x"),
+    ],
+)
+def test_hostile_documents_are_refused_in_one_line(parse, text, says):
+    with pytest.raises(ProfileError, match=says) as caught:
+        parse("f.x", text.encode())
+    assert "f.x" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_date_becomes_text():
+    assert parse_toml("f", b"d = 2021-08-12") == {"d": "2021-08-12"}
+
+
+def test_files_are_bounded_and_regular(tmp_path):
+    big = tmp_path / "big.toml"
+    big.write_bytes(b"#" * (MAX_DOCUMENT_BYTES + 1))
+    with pytest.raises(ProfileError, match="at most"):
+        read_toml(big)
+    with pytest.raises(ProfileError, match="cannot be read"):
+        read_toml(tmp_path / "missing.toml")
+    with pytest.raises(ProfileError, match=r"regular|directory"):
+        read_bytes(tmp_path)
+    with pytest.raises(ProfileError, match="cannot be read"):
+        read_bytes("a\0b")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ProfileError, match="regular"):
+        read_bytes(tmp_path / "pipe")
+
+
+def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "d.json"
+    write_json(path, {"a": 1})
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torchedge.storage.documents.os.replace", fail)
+    with pytest.raises(ProfileError, match="No space left"):
+        write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["d.json"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), b"x", {1: 2}, "\ud800", None])
+def test_what_toml_cannot_hold_is_refused_and_leaves_nothing(tmp_path, value):
+    with pytest.raises(ProfileError, match=r"d\.toml"):
+        write_toml(tmp_path / "d.toml", {"a": value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_writing_to_a_missing_folder_is_one_line(tmp_path):
+    with pytest.raises(ProfileError, match="cannot be written"):
+        write_bytes(tmp_path / "no" / "d", b"")
+
+
+def test_sha256(tmp_path):
+    write_bytes(tmp_path / "d", b"abc")
+    assert file_sha256(tmp_path / "d", max_bytes=10).startswith("ba7816bf")
