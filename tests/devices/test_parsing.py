@@ -113,9 +113,24 @@ JSONISH = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
     max_leaves=5,
 )
-PLACES = ["name", "title", "kind", "aliases", "notes", "figures", "figures/memory_mib", "figures/memory_mib/value",
-          "figures/memory_mib/unit", "facts", "facts/half_arithmetic", "software", "runtime", "runtime/zero_grad",
-          "profile", "extra"]  # fmt: skip
+PLACES = [
+    "name",
+    "title",
+    "kind",
+    "aliases",
+    "notes",
+    "figures",
+    "figures/memory_mib",
+    "figures/memory_mib/value",
+    "figures/memory_mib/unit",
+    "facts",
+    "facts/half_arithmetic",
+    "software",
+    "runtime",
+    "runtime/zero_grad",
+    "profile",
+    "extra",
+]
 
 
 @given(st.sampled_from(PLACES), JSONISH.filter(lambda value: value is not None))
