@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from torchedge.ops.registry import Call, LoadClass, keep, spec
+from torchedge.ops.specs import Call, LoadClass, keep, spec
 
 
 def flops_each(count: int) -> Any:  # noqa: ANN401 - a FLOPs rule

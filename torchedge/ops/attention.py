@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from torchedge.graphs import ITEM_SIZES
-from torchedge.ops.registry import Call, LoadClass, spec
+from torchedge.ops.specs import Call, LoadClass, spec
 
 
 def attention_flops(call: Call) -> int:

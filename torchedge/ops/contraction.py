@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from torchedge.graphs import ITEM_SIZES
-from torchedge.ops.registry import Call, LoadClass, Sizes, spec
+from torchedge.ops.specs import Call, LoadClass, Sizes, spec
 
 
 def linear_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from torchedge.ops.registry import Call, LoadClass, Sizes, spec
+from torchedge.ops.specs import Call, LoadClass, Sizes, spec
 
 
 def spread(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:

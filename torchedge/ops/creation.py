@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchedge.ops.registry import no_flops, spec
+from torchedge.ops.specs import no_flops, spec
 
 OPS = (
     spec("zeros", targets="ones empty full rand randn randint arange linspace logspace eye tensor scalar_tensor as_tensor "

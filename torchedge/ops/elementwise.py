@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchedge.ops.registry import Call, Rule, Sizes, keep, spec
+from torchedge.ops.specs import Call, Rule, Sizes, keep, spec
 
 
 def broadcast(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:

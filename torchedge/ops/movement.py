@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchedge.ops.registry import Call, Sizes, keep, no_flops, spec
+from torchedge.ops.specs import Call, Sizes, keep, no_flops, spec
 
 
 def cat_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:

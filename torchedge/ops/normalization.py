@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from torchedge.ops.registry import Call, LoadClass, spec
+from torchedge.ops.specs import Call, LoadClass, spec
 
 _FLOPS_AN_ELEMENT = 5
 

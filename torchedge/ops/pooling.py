@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from torchedge.ops.convolution import spread
-from torchedge.ops.registry import Call, LoadClass, Sizes, spec
+from torchedge.ops.specs import Call, LoadClass, Sizes, spec
 
 
 def window_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:

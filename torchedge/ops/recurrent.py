@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from torchedge.ops.registry import Call, LoadClass, keep, spec
+from torchedge.ops.specs import Call, LoadClass, keep, spec
 
 _FLOAT = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from torchedge.ops.registry import Call, keep, spec
+from torchedge.ops.specs import Call, keep, spec
 
 
 def taps(count: int) -> Any:  # noqa: ANN401 - a FLOPs rule

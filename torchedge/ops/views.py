@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from torchedge.ops.registry import LoadClass, no_flops, spec
+from torchedge.ops.specs import LoadClass, no_flops, spec
 
 
 
