@@ -1,0 +1,167 @@
+"""What a prediction says: figures with intervals, what they are made of, where they come from, and what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.devices import Provenance
+from torchedge.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{_number(self.value)} {self.unit} ({_number(self.low)} to {_number(self.high)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the estimate as plain data."""
+        return {"value": self.value, "low": self.low, "high": self.high, "unit": self.unit}
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """How much memory a run asks for at other batch sizes, with a margin for the confidence asked for.
+
+    required: batch sizes (B,) to MiB (B,), what the run would take if the device had any amount.
+    margin: confidence in (0, 1) to the factor by which the requirement may be exceeded.
+    """
+
+    required: Callable[[IntArray], FloatArray]
+    margin: Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one training step (or inference) of a model takes from a device.
+
+    memory: Γ (train) or γ (infer) in MiB: what the whole run takes from the device, context and libraries included.
+    latency: Φ or φ in ms: one step. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never the same number.
+    breakdown: MiB by category, adding up to `memory.value`. unsupported: operators nothing is known of: they are missing from
+    the figures. out_of_range: features outside what the profile was fitted on: the figures are extrapolated.
+    provenance: the weakest source among all that went in. notes: assumptions made on the way.
+    """
+
+    memory: Estimate
+    latency: Estimate
+    allocated: Estimate
+    reserved: Estimate
+    breakdown: Mapping[str, float]
+    device: str
+    device_memory_mib: float | None
+    batch_size: int
+    mode: str
+    model: str
+    unsupported: tuple[str, ...] = ()
+    out_of_range: tuple[str, ...] = ()
+    provenance: Provenance = Provenance.ASSUMED
+    notes: tuple[str, ...] = ()
+    needs: Needs | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "breakdown", MappingProxyType(dict(self.breakdown)))
+
+    def required_mib(self, confidence: float = 0.99) -> float:
+        """Return the memory in MiB that the run stays below with this confidence (0.5 ≤ confidence < 1)."""
+        needs = self._needs()
+        return float(needs.required(np.array([self.batch_size]))[0]) * needs.margin(_checked_confidence(confidence))
+
+    def fits(self, limit_mib: float | None = None, *, confidence: float = 0.99) -> bool:
+        """Return whether the run fits into `limit_mib` (the device's usable memory by default) with this confidence.
+
+        Raises InputError for a limit that is no positive number, or where neither a limit nor the device's memory is known.
+        """
+        return self.required_mib(confidence) <= self._limit(limit_mib)
+
+    def max_batch_size(self, limit_mib: float | None = None, *, confidence: float = 0.99, largest: int = 1 << 16) -> int:
+        """Return the largest batch size that still fits, 0 where even one sample does not. See `fits`."""
+        needs, limit = self._needs(), self._limit(limit_mib)
+        margin = needs.margin(_checked_confidence(confidence))
+        low, high = 0, 1
+        while high <= largest and float(needs.required(np.array([high]))[0]) * margin <= limit:
+            low, high = high, high * 2
+        high = min(high, largest + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if float(needs.required(np.array([middle]))[0]) * margin <= limit:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _needs(self) -> Needs:
+        if self.needs is None:
+            raise InputError("this prediction was made without its model (it was read back from a file); predict again")
+        return self.needs
+
+    def _limit(self, limit_mib: float | None) -> float:
+        limit = self.device_memory_mib if limit_mib is None else limit_mib
+        if limit is None:
+            raise InputError(f"the memory of {self.device} is not known; pass limit_mib, for example fits(4096)")
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+            raise InputError(f"limit_mib is {limit_mib!r}; expected a positive number of MiB")
+        return float(limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as plain data, ready for JSON."""
+        return {
+            "model": self.model,
+            "device": self.device,
+            "mode": self.mode,
+            "batch_size": self.batch_size,
+            "memory": self.memory.to_dict(),
+            "latency": self.latency.to_dict(),
+            "allocated": self.allocated.to_dict(),
+            "reserved": self.reserved.to_dict(),
+            "breakdown": dict(self.breakdown),
+            "device_memory_mib": self.device_memory_mib,
+            "unsupported": list(self.unsupported),
+            "out_of_range": list(self.out_of_range),
+            "provenance": str(self.provenance),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        what = "training step" if self.mode == "train" else "inference"
+        gamma, phi = ("Γ", "Φ") if self.mode == "train" else ("γ", "φ")
+        lines = [
+            f"{self.model}, batch {self.batch_size}, {what} on {self.device} ({self.provenance})",
+            f"  memory  {gamma}   {self.memory}",
+            f"  latency {phi}   {self.latency}",
+            f"  allocated  {self.allocated}",
+            f"  reserved   {self.reserved}",
+        ]
+        lines += [f"    {name.replace('_', ' '):<20} {_number(part):>8} MiB" for name, part in self.breakdown.items()]
+        if self.device_memory_mib is not None and self.needs is not None:
+            verdict = "fits" if self.fits() else "does not fit"
+            lines.append(f"  {verdict} into {_number(self.device_memory_mib)} MiB at 99 % confidence")
+        lines += [f"  not counted: {kind}" for kind in self.unsupported]
+        if self.out_of_range:
+            lines.append(f"  out of range: {', '.join(self.out_of_range)}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def _checked_confidence(confidence: float) -> float:
+    if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0.5 <= confidence < 1:
+        raise InputError(f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1")
+    return float(confidence)
