@@ -1,0 +1,36 @@
+"""Prediction features: one registry of functions, named sets of them, and `features` to compute them."""
+
+from torchedge.prediction.feature_sets.convolutions import Amount
+from torchedge.prediction.feature_sets.extraction import (
+    FeaturePlan,
+    Features,
+    feature_plan,
+    feature_values,
+    features,
+)
+from torchedge.prediction.feature_sets.perf4sight import INFERENCE, TRAINING
+from torchedge.prediction.feature_sets.registry import (
+    FeatureSet,
+    Network,
+    add_feature_set,
+    feature,
+    find_feature_set,
+    list_feature_sets,
+)
+
+__all__ = [
+    "INFERENCE",
+    "TRAINING",
+    "Amount",
+    "FeaturePlan",
+    "FeatureSet",
+    "Features",
+    "Network",
+    "add_feature_set",
+    "feature",
+    "feature_plan",
+    "feature_values",
+    "features",
+    "find_feature_set",
+    "list_feature_sets",
+]

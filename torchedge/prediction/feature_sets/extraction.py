@@ -1,0 +1,227 @@
+"""`features`: the columns of a feature set for a model or graph at one or many batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from operator import index
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchedge.errors import InputError
+from torchedge.graphs import Graph
+from torchedge.prediction.feature_sets.convolutions import Amount
+from torchedge.prediction.feature_sets.registry import Curve, FeatureSet, Mode, Network, find_feature_set
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FeaturePlan", "Features", "feature_plan", "feature_values", "features"]
+
+Float64 = NDArray[np.float64]
+
+_EXACT = 2.0**53
+_LARGEST_BATCH = 2**31
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """Named numbers of one network.
+
+    names: the F columns, in the order of the feature set; values: (F,) float64, or (B, F) for B batch sizes,
+    read-only; batch_size: what was asked for; feature_set: the name of the set.
+    """
+
+    names: tuple[str, ...]
+    values: Float64
+    batch_size: int | tuple[int, ...]
+    feature_set: str
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a float, or (B,) of them
+        """Return one feature, a float or (B,) of them; raises InputError for an unknown name."""
+        if name not in self.names:
+            near = get_close_matches(str(name), self.names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "see its .names"
+            raise InputError(f"feature set {self.feature_set!r} has no feature {name!r}; {hint}")
+        column = self.values[..., self.names.index(name)]
+        return float(column) if column.ndim == 0 else column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return name -> number (or list of B numbers), plain data ready for JSON."""
+        return dict(zip(self.names, self.values.T.tolist(), strict=True))
+
+    def __str__(self) -> str:
+        rows = np.atleast_2d(self.values)
+        sizes = self.batch_size if isinstance(self.batch_size, tuple) else (self.batch_size,)
+        wide = max(map(len, self.names))
+        table = [(f"batch {size}", *map(_number, row)) for size, row in zip(sizes, rows, strict=True)]
+        columns = [(self.feature_set, *self.names), *table]
+        widths = [wide] + [max(map(len, column)) for column in table]
+        lines = []
+        for cells in zip(*columns, strict=True):
+            numbers = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+            lines.append("  ".join([cells[0].ljust(wide), *numbers]))
+        return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value.is_integer() else f"{value:,.1f}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeaturePlan:
+    """A feature set worked out for one graph: all that is left is to put in batch sizes.
+
+    const, slope: (F,) float64; the features are ``const + slope * batch_size``, whole numbers exact up to
+    2**53. curves: the columns that are not affine in the batch size, with their functions.
+    """
+
+    const: Float64
+    slope: Float64
+    curves: tuple[tuple[int, Curve], ...] = ()
+
+    def at(self, batch_sizes: NDArray[np.int64]) -> Float64:
+        """Return the features (B, F) at batch sizes (B,)."""
+        values: Float64 = self.const + self.slope * batch_sizes[:, None]
+        for column, curve in self.curves:
+            values[:, column] = curve(batch_sizes)
+        return values
+
+
+_plans: WeakKeyDictionary[Graph, dict[str, FeaturePlan]] = WeakKeyDictionary()
+
+
+def feature_plan(graph: Graph, feature_set: str = "perf4sight") -> FeaturePlan:
+    """Return a feature set worked out for a graph; the work is done once a graph."""
+    plans = _plans.setdefault(graph, {})
+    plan = plans.get(feature_set)
+    if plan is None:
+        plan = plans[feature_set] = _work_out(graph, find_feature_set(feature_set))
+    return plan
+
+
+def _work_out(graph: Graph, chosen: FeatureSet) -> FeaturePlan:
+    plan = _plan(Network(graph), chosen)
+    if max(plan.const.max(), plan.slope.max()) < _EXACT:
+        return plan  # every sum and product on the way was a whole number that float64 holds
+    return _plan(Network(graph, exact=True), chosen)
+
+
+def _plan(net: Network, chosen: FeatureSet) -> FeaturePlan:
+    found = [net.value(name) for name in chosen.names]
+    amounts = [item if isinstance(item, Amount) else Amount() for item in found]
+    curves = tuple((column, item) for column, item in enumerate(found) if not isinstance(item, Amount))
+    const = np.array([amount.const for amount in amounts], dtype=np.float64)
+    return FeaturePlan(const, np.array([amount.slope for amount in amounts], dtype=np.float64), curves)
+
+
+def feature_values(graph: Graph, batch_sizes: NDArray[np.int64], feature_set: str = "perf4sight") -> Float64:
+    """Return the features (B, F) of a graph at batch sizes (B,), unchecked: the inner loop of predictors."""
+    return feature_plan(graph, feature_set).at(batch_sizes)
+
+
+def features(
+    model_or_graph: torch.nn.Module | Graph,
+    batch_size: int | Sequence[int],
+    *,
+    feature_set: str | None = None,
+    input_size: tuple[int, ...] | None = None,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    mode: Mode | None = None,
+) -> Features:
+    """Return the prediction features of a model, or of a graph captured before (perf4sight, section 5.2).
+
+    batch_size: one, or B of them for values of shape (B, F).
+    feature_set: a registered name; by default "perf4sight" (56 columns) in train mode and
+    "perf4sight-infer" (15 columns) in infer mode.
+    input_size, example: what the model is fed, as for `capture`; by default the model's own metadata decide.
+    mode: the mode the model is captured in; by default that of the feature set.
+    Raises InputError for an unusable argument and CaptureError for a model that cannot be captured.
+    """
+    sizes = _checked_batch(batch_size)
+    if mode not in (None, "train", "infer"):
+        raise InputError(f"mode is {mode!r}; expected 'train' or 'infer'")
+    if isinstance(model_or_graph, Graph):
+        graph = _checked_graph(model_or_graph, input_size, example, mode)
+        chosen = find_feature_set(feature_set or _default_set("train" if graph.training else "infer"))
+    else:
+        chosen = find_feature_set(feature_set or _default_set(mode or "train"))
+        graph = _captured(model_or_graph, input_size, example, mode or chosen.mode)
+    if graph.fixed_batch is not None and set(sizes.tolist()) != {graph.fixed_batch}:
+        raise InputError(
+            f"{graph.name} was captured for batch size {graph.fixed_batch} only; "
+            "ask for that one or capture it again"
+        )
+    values = feature_values(graph, sizes, chosen.name)
+    values.setflags(write=False)
+    if sizes.size == 1 and np.ndim(batch_size) == 0:
+        return Features(chosen.names, values[0], int(sizes[0]), chosen.name)
+    return Features(chosen.names, values, tuple(sizes.tolist()), chosen.name)
+
+
+def _default_set(mode: Mode) -> str:
+    return "perf4sight" if mode == "train" else "perf4sight-infer"
+
+
+def _captured(
+    model: torch.nn.Module,
+    input_size: tuple[int, ...] | None,
+    example: Any,  # noqa: ANN401
+    mode: Mode,
+) -> Graph:
+    from torchedge.tracing.capturing import capture
+
+    return capture(model, example, input_size=input_size, mode=mode, loss=None)
+
+
+def _checked_graph(
+    graph: Graph,
+    input_size: tuple[int, ...] | None,
+    example: Any,  # noqa: ANN401
+    mode: Mode | None,
+) -> Graph:
+    if input_size is not None or example is not None:
+        raise InputError(
+            "a captured Graph has its input size already; leave out input_size and example, or pass the model"
+        )
+    captured = "train" if graph.training else "infer"
+    if mode not in (None, captured):
+        raise InputError(
+            f"mode is {mode!r}, but the Graph was captured in {captured!r} mode; pass the model instead"
+        )
+    return graph
+
+
+def _checked_batch(batch_size: int | Sequence[int]) -> NDArray[np.int64]:
+    """Return (B,) batch sizes, (1,) for a single number."""
+    many = np.ndim(batch_size) if isinstance(batch_size, (list, tuple, np.ndarray)) else 0
+    given = list(batch_size) if many == 1 else [batch_size]  # type: ignore[arg-type]
+    sizes = [_checked_size(size) for size in given]
+    if not sizes:
+        raise InputError("batch_size is an empty sequence; expected at least one positive whole number")
+    return np.array(sizes, dtype=np.int64)
+
+
+def _checked_size(size: Any) -> int:  # noqa: ANN401
+    try:
+        whole = 0 if isinstance(size, (bool, np.bool_)) else index(size)
+    except TypeError:
+        whole = 0
+    if not 0 < whole < _LARGEST_BATCH:
+        raise InputError(
+            f"batch_size is {size!r}; expected a positive whole number, such as 32, or a sequence of them"
+        )
+    return whole

@@ -1,0 +1,145 @@
+"""The one registry of prediction features and of named feature sets.
+
+A feature is one function of a `Network`, registered by name::
+
+    @feature("parameters")
+    def parameters(net: Network) -> Amount:
+        return Amount(sum(v.numel[0] for v in net.graph.parameters))
+
+and a feature set an order of such names, ``add_feature_set("my-set", ("mem_w", "parameters"))``. A forest
+stores the hash of its set's order, so that it never reads the columns of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchedge.errors import InputError
+from torchedge.graphs import Graph
+from torchedge.prediction.feature_sets.convolutions import Amount, Convolutions, convolution_calls
+from torchedge.prediction.forests import feature_hash
+
+__all__ = [
+    "Curve",
+    "FeatureSet",
+    "Network",
+    "add_feature_set",
+    "feature",
+    "find_feature_set",
+    "list_feature_sets",
+]
+
+Curve = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+"""(B,) batch sizes -> (B,) values: what a feature returns that is not affine in the batch size (a peak)."""
+
+
+class Network:
+    """What feature functions read: a graph, its convolutions as columns, and other features by name.
+
+    ``exact`` asks for Python integers in place of float64.
+    """
+
+    def __init__(self, graph: Graph, *, exact: bool = False) -> None:
+        self.graph = graph
+        self._exact = exact
+        self._known: dict[str, Amount | Curve] = {}
+
+    @cached_property
+    def convolutions(self) -> Convolutions:
+        """The 2-D convolution calls."""
+        return Convolutions(convolution_calls(self.graph), exact=self._exact)
+
+    def value(self, name: str) -> Amount | Curve:
+        """Return a feature, computed once."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = _FEATURES[name](self)
+        return found
+
+    def __getitem__(self, name: str) -> Amount:
+        """Return a feature that is affine in the batch size, for sums of features."""
+        found = self.value(name)
+        if not isinstance(found, Amount):
+            raise TypeError(f"feature {name!r} is a curve over the batch size; expected an Amount to add up")
+        return found
+
+
+Feature = Callable[[Network], Amount | Curve]
+Mode = Literal["train", "infer"]
+AnyFeature = TypeVar("AnyFeature", bound=Feature)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSet:
+    """A named order of features; `mode` is what the model is captured in when it is computed from a model."""
+
+    name: str
+    names: tuple[str, ...]
+    mode: Mode = "train"
+
+    @property
+    def hash(self) -> str:
+        """Hash of the names in order: what a forest stores (16 hexadecimal digits)."""
+        return feature_hash(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+_FEATURES: dict[str, Feature] = {}
+_SETS: dict[str, FeatureSet] = {}
+
+
+def feature(name: str) -> Callable[[AnyFeature], AnyFeature]:
+    """Register a function of a `Network` as the feature `name`; raises InputError where the name is taken."""
+    if name in _FEATURES:
+        raise InputError(f"a feature named {name!r} is registered already; choose another name")
+
+    def register(function: AnyFeature) -> AnyFeature:
+        _FEATURES[name] = function
+        return function
+
+    return register
+
+
+def add_feature_set(name: str, names: Sequence[str], *, mode: Mode = "train") -> FeatureSet:
+    """Register an order of features under a name and return it.
+
+    Raises InputError for a taken name, an unregistered feature, none at all or one given twice.
+    """
+    order = tuple(names)
+    if name in _SETS:
+        raise InputError(f"a feature set named {name!r} is registered already; choose another name")
+    unknown = [item for item in order if item not in _FEATURES]
+    if unknown:
+        raise InputError(
+            f"feature set {name!r} names {unknown[0]!r}, which no function computes; use @feature"
+        )
+    if not order or len(set(order)) != len(order):
+        raise InputError(
+            f"feature set {name!r} has {len(order)} names, {len(set(order))} different; expected each once"
+        )
+    _SETS[name] = found = FeatureSet(name, order, mode)
+    return found
+
+
+def find_feature_set(name: str) -> FeatureSet:
+    """Return a feature set by name; raises InputError, naming those there are."""
+    found = _SETS.get(name)
+    if found is None:
+        near = get_close_matches(name, _SETS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_SETS)}"
+        raise InputError(f"no feature set is named {name!r}; {hint}")
+    return found
+
+
+def list_feature_sets() -> tuple[FeatureSet, ...]:
+    """Return all feature sets, in order of registration."""
+    return tuple(_SETS.values())
