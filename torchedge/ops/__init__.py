@@ -1,5 +1,5 @@
 """Operator knowledge: one file an operator family, one entry an operator, no torch."""
 
-from torchedge.ops.specs import Call, LoadClass, OpSpec, call_of, registry
+from torchedge.ops.specs import Call, LoadClass, OpSpec, call_of, families, registry
 
-__all__ = ["Call", "LoadClass", "OpSpec", "call_of", "registry"]
+__all__ = ["Call", "LoadClass", "OpSpec", "call_of", "families", "registry"]

@@ -170,6 +170,16 @@ def registry() -> Mapping[str, OpSpec]:
     return MappingProxyType(table)
 
 
+@cache
+def families() -> Mapping[str, str]:
+    """Return the family (the file's name) of every known operator by each of its ATen names."""
+    table: dict[str, str] = {}
+    for family in FAMILIES:
+        for entry in import_module(f"torchedge.ops.{family}").OPS:
+            table |= dict.fromkeys((entry.kind, *entry.targets), family)
+    return MappingProxyType(table)
+
+
 def call_of(graph: Graph, op: Op, backend: str = "cuda", needs: Sequence[bool] = ()) -> Call:
     """Return the call of an operator of a graph with shapes as `torchedge.graphs.dims.symbolic` integers."""
     return Call(graph.values, op, needs, backend, graph.training)

@@ -1,0 +1,257 @@
+"""What a step makes a device compute and move, as numbers a sample: the batch-independent half of the time model.
+
+Three kinds of work (perf4sight, section 2, seen operator by operator): products (dense convolutions, linear layers, matrix
+products), depthwise convolutions, and element-wise passes over memory; beside them the number of kernels launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.graphs import FLOATING, Graph, Op
+from torchedge.graphs.dims import Affine
+from torchedge.ops import families
+
+PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bias", "update", "fan")
+"""Element-wise work, in elements a sample: normalised, activated, added or multiplied, copied, read by pooling, compared in
+pooling windows, biases added, parameters updated (whatever the batch), gradients summed where a value is used twice."""
+
+LAUNCHES = ("product_fwd", "product_bwd", "norm_fwd", "norm_bwd", "pass_fwd", "pass_bwd", "parameter")
+"""Kernels launched a step, by what they do; `parameter` counts updated parameter tensors."""
+
+PRODUCT_COLUMNS = ("m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched")
+"""Input and output channels of a group, kernel volume, stride, input and output positions a sample, whether the gradient of
+the input is computed, how many such products (times groups), whether positions scale with the batch."""
+
+DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count")
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Work of one step: products (P, 9), depthwise (D, 7), passes (9,), launches (7,), all float64; see the column names."""
+
+    products: Array
+    depthwise: Array
+    passes: Array
+    launches: Array
+    training: bool
+
+
+class _Counter:
+    """Accumulates the work of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.products: dict[tuple[float, ...], float] = {}
+        self.depthwise: dict[tuple[float, ...], float] = {}
+        self.passes = dict.fromkeys(PASSES, 0.0)
+        self.launches = dict.fromkeys(LAUNCHES, 0.0)
+
+    def elements(self, index: int | None) -> float:
+        """Elements of a value a sample; what does not grow with the batch counts once, as if for 32 samples."""
+        if index is None:
+            return 0.0
+        c0, c1, c2 = self.graph.values[index].numel
+        return float(c1 + c2 * 32 + c0 / 32)
+
+    def product(self, m: float, n: float, k: float, stride: float, ip: float, op: float, grad: bool, groups: float = 1,
+                batched: bool = True) -> None:  # fmt: skip
+        key = (m, n, k, stride, ip, op, float(grad), groups, float(batched))
+        self.products[key] = self.products.get(key, 0.0) + 1
+        self.launches["product_fwd"] += 1
+        self.launches["product_bwd"] += 1
+
+    def sweep(self, name: str, amount: float, forward: str, backward: str, times: float) -> None:
+        """Book element-wise work and its launches: one forward, `times` backward."""
+        self.passes[name] += amount
+        self.launches[forward] += 1
+        self.launches[backward] += times
+
+
+def count_work(graph: Graph) -> Workload:
+    """Count the work of a graph: of a training step where it has a loss, else of its forward pass."""
+    counter = _Counter(graph)
+    family = families()
+    needs = _needs_gradient(graph)
+    for op in graph.ops:
+        kind = family.get(op.kind, "elementwise")
+        if kind in ("views", "creation") or not op.outputs or _bookkeeping(graph, op):
+            continue
+        grad = any(i is not None and needs[i] for i in op.inputs)
+        _COUNT.get(kind, _count_elementwise)(counter, op, grad, needs)
+    _count_updates(counter, needs)
+    products = [[*key[:7], times * key[7], key[8]] for key, times in counter.products.items()]
+    depthwise = [[*key, times] for key, times in counter.depthwise.items()]
+    return Workload(
+        np.array(products, dtype=float).reshape(-1, len(PRODUCT_COLUMNS)),
+        np.array(depthwise, dtype=float).reshape(-1, len(DEPTHWISE_COLUMNS)),
+        np.array(list(counter.passes.values())), np.array(list(counter.launches.values())), graph.loss is not None,
+    )  # fmt: skip
+
+
+def _needs_gradient(graph: Graph) -> list[bool]:
+    needs = [value.trainable for value in graph.values]
+    for op in graph.ops:
+        if op.grad and any(i is not None and needs[i] for i in op.inputs):
+            for index in op.outputs:
+                needs[index] = graph.values[index].dtype in FLOATING
+    return needs
+
+
+def _bookkeeping(graph: Graph, op: Op) -> bool:
+    """Whether an operator only advances a counter, such as batch norm's `num_batches_tracked`."""
+    first = graph.values[op.outputs[0]]
+    return not first.shape and first.dtype not in FLOATING
+
+
+def _positions(shape: tuple[object, ...]) -> tuple[float, bool]:
+    """Product of dimensions a sample, and whether the batch is among them."""
+    total, batched = 1.0, False
+    for size in shape:
+        if isinstance(size, Affine):
+            total, batched = total * size.slope, True
+        else:
+            total *= float(size)  # type: ignore[arg-type]
+    return total, batched
+
+
+def _count_convolution(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    values = counter.graph.values
+    x, y = op.inputs[0], op.outputs[0]
+    w = op.inputs[1] if len(op.inputs) > 1 else None
+    if x is None or w is None:
+        return
+    kernel = [float(s) for s in values[w].shape[2:] if not isinstance(s, Affine)]
+    rank = len(kernel)
+    groups = float(op.attrs.get("groups", 1))
+    transposed = "transpose" in op.kind or bool(op.attrs.get("transposed", False))
+    small, large = (y, x) if transposed else (x, y)
+    channels_in, channels_out = (float(_channels(values[i].shape, rank)) for i in (small, large))
+    ip, batched = _positions((*values[small].shape[: -rank - 1], *values[small].shape[-rank:]))
+    op_, _ = _positions((*values[large].shape[: -rank - 1], *values[large].shape[-rank:]))
+    stride = op.attrs.get("stride", 1)
+    step = float(max(stride) if isinstance(stride, tuple) else stride)
+    input_grad = needs[x]
+    if groups > 1 and channels_in == groups:
+        key = (channels_out, prod(kernel), step, ip, op_, float(input_grad))
+        counter.depthwise[key] = counter.depthwise.get(key, 0.0) + 1
+        counter.launches["product_fwd"] += 1
+        counter.launches["product_bwd"] += 1
+    else:
+        counter.product(channels_in / groups, channels_out / groups, prod(kernel), step, ip, op_, input_grad, groups, batched)
+    if len(op.inputs) > 2 and op.inputs[2] is not None:
+        counter.passes["bias"] += counter.elements(y)
+
+
+def _channels(shape: tuple[object, ...], rank: int) -> int:
+    size = shape[-rank - 1]
+    return size.slope if isinstance(size, Affine) else size  # type: ignore[return-value]
+
+
+def _count_contraction(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    """A product of rows (positions) with a matrix: linear layers, matmul, bmm, einsum."""
+    values = counter.graph.values
+    tensors = [i for i in op.inputs if i is not None]
+    if op.kind == "addmm":
+        tensors = tensors[1:]
+    if len(tensors) < 2 or not values[op.outputs[0]].shape or not values[tensors[0]].shape:
+        return
+    out = values[op.outputs[0]].shape
+    rows, batched = _positions(out[:-1])
+    inner, _ = _positions(values[tensors[0]].shape[-1:])
+    width, _ = _positions(out[-1:])
+    counter.product(inner, width, 1, 1, rows, rows, needs[tensors[0]], 1, batched)
+
+
+def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    """Two products, with the row-wise softmax between them."""
+    shapes = [counter.graph.values[i].shape for i in op.inputs[:3] if i is not None]
+    if len(shapes) < 3:
+        return
+    rows, batched = _positions(shapes[0][:-1])
+    keys, _ = _positions(shapes[1][-2:-1])
+    inner, _ = _positions(shapes[0][-1:])
+    width, _ = _positions(shapes[2][-1:])
+    counter.product(inner, keys, 1, 1, rows, rows, grad, 1, batched)
+    counter.product(keys, width, 1, 1, rows, rows, grad, 1, batched)
+    counter.sweep("norm", rows * keys, "norm_fwd", "norm_bwd", float(grad))
+
+
+def _count_normalization(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    counter.sweep("norm", counter.elements(op.outputs[0]), "norm_fwd", "norm_bwd", float(grad))
+
+
+def _count_activations(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    if "soft" in op.kind and "max" in op.kind:
+        _count_normalization(counter, op, grad, needs)
+    else:
+        counter.sweep("activation", counter.elements(op.outputs[0]), "pass_fwd", "pass_bwd", float(grad))
+
+
+def _count_elementwise(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    free = op.kind in ("add", "sub")
+    counter.sweep("binary", counter.elements(op.outputs[0]), "pass_fwd", "pass_bwd", 0.0 if free else float(grad))
+
+
+def _count_movement(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    joined = sum(i is not None for i in op.inputs) if op.kind in ("cat", "stack") else 1
+    counter.sweep("copy", sum(map(counter.elements, op.outputs)), "pass_fwd", "pass_bwd", joined * float(grad))
+
+
+def _count_pooling(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    kernel = op.attrs.get("kernel_size", 1)
+    rank = max(len(counter.graph.values[op.outputs[0]].shape) - 2, 1)
+    window = float(kernel**rank if isinstance(kernel, int) else prod(kernel) ** (rank if len(kernel) == 1 else 1))
+    counter.sweep("pool_in", counter.elements(op.inputs[0]), "pass_fwd", "pass_bwd", float(grad))
+    counter.passes["pool_window"] += counter.elements(op.outputs[0]) * window
+
+
+def _count_reductions(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    counter.sweep("pool_in", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", float(grad))
+
+
+def _count_losses(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    counter.sweep("norm", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", 2.0 * grad)
+    counter.launches["pass_fwd"] += 1
+
+
+def _count_recurrent(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    """Every weight matrix meets every element of the sequence."""
+    values = counter.graph.values
+    rows, batched = _positions(values[op.outputs[0]].shape[:-1])
+    for index in op.inputs[1:]:
+        if index is not None and values[index].role == "parameter" and len(values[index].shape) == 2:
+            width, inner = (float(s) for s in values[index].shape if not isinstance(s, Affine))
+            counter.product(inner, width, 1, 1, rows, rows, grad, 1, batched)
+
+
+def _count_updates(counter: _Counter, needs: list[bool]) -> None:
+    """Gradient sums at values used more than once, and the optimizer's pass over the parameters."""
+    graph = counter.graph
+    users: dict[int, int] = {}
+    for op in graph.ops:
+        for index in op.inputs:
+            if index is not None and needs[index] and graph.values[index].role == "activation":
+                users[index] = users.get(index, 0) + 1
+    for index, count in users.items():
+        if count > 1:
+            counter.passes["fan"] += counter.elements(index) * (count - 1)
+            counter.launches["pass_bwd"] += count - 1
+    for value in graph.parameters:
+        if value.trainable:
+            counter.passes["update"] += float(value.numel[0])
+            counter.launches["parameter"] += 1
+
+
+_COUNT = {
+    "convolution": _count_convolution, "contraction": _count_contraction, "attention": _count_attention,
+    "normalization": _count_normalization, "activations": _count_activations, "elementwise": _count_elementwise,
+    "dropout": _count_elementwise, "movement": _count_movement, "pooling": _count_pooling, "resampling": _count_movement,
+    "reductions": _count_reductions, "losses": _count_losses, "recurrent": _count_recurrent,
+}  # fmt: skip

@@ -1,0 +1,59 @@
+"""Fits the coefficients of the analytic time model to measured steps: maximum a posteriori under the hardware's priors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torchedge.prediction.latency.roofline import Rows, busy_and_launch, named, prior_spread, step_time
+
+FloatArray = npt.NDArray[np.float64]
+
+DELTA = 0.03
+"""Relative error at which the loss turns from squared to linear."""
+
+RIDGE, RIDGE_ONE_NETWORK = 0.4, 1.5
+"""Weight of the priors; a single network pins little down and leans on them more. Chosen by cross-validation inside the training levels."""
+
+_BOUND = 6.0
+_ITERATIONS = 200
+
+
+def fit_coefficients(rows: Rows, measured: FloatArray, weights: FloatArray, prior: FloatArray, *,
+                     ridge: float = RIDGE) -> FloatArray:  # fmt: skip
+    """Return the coefficients (K,) that explain measured times (R,) in ms best.
+
+    Minimises the weighted pseudo-Huber loss of log(predicted / measured) plus `ridge` times the mean squared distance from the
+    prior in standard deviations, by L-BFGS in float64 from the prior. Deterministic.
+    """
+    fitted = rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
+    mean, spread = torch.from_numpy(prior), torch.from_numpy(prior_spread())
+    target = torch.from_numpy(np.log(measured))
+    share = torch.from_numpy(weights / weights.sum())
+    distance = torch.zeros(len(prior), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([distance], max_iter=_ITERATIONS, history_size=20, line_search_fn="strong_wolfe",
+                                  tolerance_change=1e-7)  # fmt: skip
+
+    def coefficients() -> torch.Tensor:
+        return mean + spread * _BOUND * torch.tanh(distance / _BOUND)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        p = named(coefficients())
+        busy, launch = busy_and_launch(fitted, p, torch, _torch_segments)
+        error = (torch.log(step_time(busy, launch, p, torch)) - target) / DELTA
+        loss = (share * (torch.sqrt(1 + error * error) - 1)).sum() + ridge * (distance * distance).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)
+    with torch.no_grad():
+        return np.asarray(coefficients().numpy(), dtype=np.float64)
+
+
+def _torch_segments(values: Any, index: Any, count: int) -> Any:  # noqa: ANN401
+    """Sum values that share an index (torch, differentiable)."""
+    return torch.zeros(count, dtype=values.dtype).index_add(0, index, values)

@@ -1,0 +1,120 @@
+"""Networks described as plain data (a list of layers and functions with their arguments) made into runnable modules.
+
+The format is that of the public Jetson TX2 dataset's `topologies.jsonl`: nodes `{"name", "op", "type" | "target", "kwargs",
+"args"}`, where an argument `{"node": n}` names an earlier node and `{"slice": [a, b, c]}` is a slice. Nothing in a file is
+executed: every layer, function and method has to be in the tables below.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchedge.errors import ProfileError
+
+_LAYERS: Mapping[str, type[nn.Module]] = {
+    "Conv2d": nn.Conv2d, "BatchNorm2d": nn.BatchNorm2d, "Linear": nn.Linear, "MaxPool2d": nn.MaxPool2d,
+    "AvgPool2d": nn.AvgPool2d, "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d, "Dropout": nn.Dropout,
+}  # fmt: skip
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add, "mul": operator.mul, "getitem": operator.getitem, "cat": torch.cat, "unsqueeze": torch.unsqueeze,
+    "relu": nn.functional.relu, "relu6": nn.functional.relu6, "flatten": torch.flatten,
+}  # fmt: skip
+_METHODS = frozenset({"size", "view", "squeeze", "mean", "flatten"})
+_MOST_NODES = 20_000
+_LARGEST_NUMBER = 1 << 24
+
+
+class TopologyModule(nn.Module):
+    """Runs the nodes of one topology in order."""
+
+    def __init__(self, nodes: Sequence[Mapping[str, Any]], label: str) -> None:
+        super().__init__()
+        if not isinstance(nodes, Sequence) or not 0 < len(nodes) <= _MOST_NODES:
+            raise ProfileError(f"{label}: expected a list of 1 to {_MOST_NODES} nodes")
+        self.nodes = [_checked(node, label) for node in nodes]
+        self.layers = nn.ModuleDict()
+        for node in self.nodes:
+            if node["op"] == "module":
+                self.layers[_key(node["name"])] = _layer(node, label)
+
+    def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the last node gives
+        """Run the network on x (N, C, H, W)."""
+        made: dict[str, Any] = {}
+        last: dict[str, int] = {}
+        for position, node in enumerate(self.nodes):
+            for name in _names([node.get("args", []), node.get("kwargs", {})]):
+                last[name] = position
+        for position, node in enumerate(self.nodes):
+            op, name = node["op"], node.get("name", "")
+            if op == "input":
+                made[name] = x
+                continue
+            args = _resolve(node.get("args", []), made)
+            if op == "output":
+                return args[0]
+            kwargs = _resolve(node.get("kwargs", {}), made) if op != "module" else {}
+            for used in [n for n in made if last.get(n) == position]:
+                del made[used]  # as in Python code whose variables are overwritten
+            made[name] = self._run(node, args, kwargs)
+            del args
+        raise ProfileError("the topology has no output node; expected one at its end")
+
+    def _run(self, node: Mapping[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        if node["op"] == "module":
+            return self.layers[_key(node["name"])](*args)
+        target = node["target"]
+        if node["op"] == "function":
+            if target == "getitem" and isinstance(args[1], list):
+                args[1] = tuple(args[1])
+            return _FUNCTIONS[target](*args, **kwargs)
+        return getattr(args[0], target)(*args[1:], **kwargs)
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _checked(node: Any, label: str) -> Mapping[str, Any]:  # noqa: ANN401 - read from a file
+    if not isinstance(node, Mapping) or not isinstance(node.get("name", ""), str):
+        raise ProfileError(f"{label}: a node is {str(node)[:60]!r}; expected a table with name and op")
+    op, target, kind = node.get("op"), node.get("target"), node.get("type")
+    known = {"input": True, "output": True, "module": kind in _LAYERS, "function": target in _FUNCTIONS,
+             "method": target in _METHODS}  # fmt: skip
+    if not known.get(str(op), False):
+        raise ProfileError(f"{label}: node {node.get('name')!r} is {op} {kind or target!r}, which is not known; "
+                           f"expected one of {', '.join((*_LAYERS, *_FUNCTIONS, *sorted(_METHODS)))}")  # fmt: skip
+    return node
+
+
+def _layer(node: Mapping[str, Any], label: str) -> nn.Module:
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in node.get("kwargs", {}).items()}
+    flat = [n for v in settings.values() for n in (v if isinstance(v, tuple) else (v,))]
+    if any(isinstance(n, (int, float)) and abs(n) > _LARGEST_NUMBER for n in flat):
+        raise ProfileError(f"{label}: node {node['name']!r} has a size above {_LARGEST_NUMBER}")
+    try:
+        return _LAYERS[node["type"]](**settings)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ProfileError(f"{label}: node {node['name']!r} ({node['type']}) is not valid: {error}") from error
+
+
+def _names(item: Any) -> list[str]:  # noqa: ANN401
+    if isinstance(item, Mapping):
+        return [item["node"]] if "node" in item else [n for v in item.values() for n in _names(v)]
+    return [n for v in item for n in _names(v)] if isinstance(item, list) else []
+
+
+def _resolve(item: Any, made: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    if isinstance(item, Mapping):
+        if "node" in item:
+            if item["node"] not in made:
+                raise ProfileError(f"a topology reads node {item['node']!r} before it is made")
+            return made[item["node"]]
+        if "slice" in item:
+            return slice(*[_resolve(i, made) for i in item["slice"]])
+        return {k: _resolve(v, made) for k, v in item.items()}
+    return [_resolve(i, made) for i in item] if isinstance(item, list) else item
