@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
+from typing import Any
 
-from torchedge.ops.specs import Call, LoadClass, keep, spec
+from torchedge.ops.specs import Call, LoadClass, Sizes, keep, spec
 
 _FLOAT = 4
 
@@ -20,10 +22,25 @@ def gate_activations(call: Call) -> tuple[int, ...]:
     return (6 * _FLOAT * prod(call.outs[0]),)
 
 
+def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple[Sizes, ...] | None:
+    """x (L, N, m) or (N, L, m), states (layers · directions, N, h) -> outputs of every step, last states.
+
+    None for packed sequences, whose inputs are two-dimensional.
+    """
+    x, h = ins[0], ins[1] if len(ins) > 1 else None
+    if x is None or h is None or len(x) != 3 or len(h) != 3 or "batch_first" not in attrs:
+        return None
+    width = h[-1] * (2 if attrs.get("bidirectional") else 1)
+    states = [s for s in ins[1:3] if s is not None and len(s) == 3]
+    return ((*x[:2], width), *states)
+
+
+_PARAMS = "input hx params has_biases num_layers dropout train bidirectional batch_first"
+
 OPS = (
-    spec("lstm", "input", load=LoadClass.REUSABLE, flops=recurrent_flops, saves=keep(0, -1), aux=gate_activations,
+    spec("lstm", _PARAMS, infer_many=recurrent_shapes, load=LoadClass.REUSABLE, flops=recurrent_flops, saves=keep(0, -1), aux=gate_activations,
          autocast="lower"),
-    spec("gru", "input", "rnn_tanh rnn_relu", load=LoadClass.REUSABLE, flops=recurrent_flops, saves=keep(0, -1),
+    spec("gru", _PARAMS, "rnn_tanh rnn_relu", infer_many=recurrent_shapes, load=LoadClass.REUSABLE, flops=recurrent_flops, saves=keep(0, -1),
          aux=gate_activations, autocast="lower"),
     spec("lstm_cell", "input", "gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell", load=LoadClass.REUSABLE,
          flops=recurrent_flops, saves=keep(0, -1), autocast="lower"),

@@ -87,6 +87,7 @@ class Call:
 
 Rule = Callable[[Call], Any]
 InferRule = Callable[[list[Sizes | None], Mapping[str, Any]], Sizes | None]
+InferManyRule = Callable[[list[Sizes | None], Mapping[str, Any]], tuple[Sizes, ...] | None]
 
 
 def _nothing(call: Call) -> tuple[()]:
@@ -115,6 +116,7 @@ class OpSpec:
     kind: canonical ATen base name; targets: further ATen names it goes by.
     params: names of its parameters in order (tensor parameters become inputs, the others attributes).
     infer: shape of its one output from input shapes, None where the framework's own meta kernel decides.
+    infer_many: the same for an operator with several outputs, all of input 0's dtype.
     flops: FLOPs of the forward call (a multiply-add counts as two).
     saves: which tensors autograd keeps, `keep`'s coding; in-place calls that keep input 0 keep a clone of it.
     aux: bytes of hidden outputs that autograd keeps too (batch statistics, pooling indices, dropout masks).
@@ -131,6 +133,7 @@ class OpSpec:
     params: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     infer: InferRule | None = None
+    infer_many: InferManyRule | None = None
     flops: Callable[[Call], int] = output_elements
     saves: Rule = _nothing
     aux: Rule = _nothing
