@@ -1,0 +1,95 @@
+"""Prints how far the memory simulation is from the oracle (a real eager training loop on meta tensors), network by network.
+
+    python benchmarks/memory_oracle.py [--networks NAME ...] [--batch-sizes 2 16] [--optimizer sgd-momentum] [--detail]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
+
+from oracles.eager_memory import run_training
+from oracles.networks import NETWORKS, criterion
+from oracles.optimizers import OPTIMIZERS
+
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.stepping import write_tape
+from torchedge.tracing.capturing import capture
+
+MIB = 2**20
+
+
+def main() -> None:
+    """Run the comparison and print one line a network and batch size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--batch-sizes", nargs="*", type=int, default=[2, 16])
+    parser.add_argument("--optimizer", default="sgd-momentum", choices=list(OPTIMIZERS))
+    parser.add_argument("--detail", action="store_true", help="list what is alive at both peaks")
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, optimizer {options.optimizer}")
+    print(f"{'network':24s} {'batch':>5s} {'oracle MiB':>11s} {'simulated':>11s} {'error %':>8s}  {'oracle s':>8s} {'tape ms':>8s}")
+    errors = []
+    for name in options.networks:
+        try:
+            errors += compare(name, options.batch_sizes, options.optimizer, options.detail)
+        except Exception as error:
+            print(f"{name:24s} FAILED {type(error).__name__}: {str(error)[:150]}", flush=True)
+            errors.append(np.nan)
+    found = np.abs(np.asarray(errors))
+    print(f"{np.sum(found <= 1)} of {len(found)} rows within 1 %; largest error {np.nanmax(found):.2f} %")
+
+
+def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> list[float]:
+    """Print and return the errors of one network in percent."""
+    network, maker = NETWORKS[name], OPTIMIZERS[optimizer]
+    with torch.device("meta"):
+        model = network.build().train()
+    args, kwargs = network.feed(2)
+    graph = capture(model, kwargs or args)
+    settings = StepSettings(backend="cpu", **maker.settings)
+    begin = time.perf_counter()
+    tape = write_tape(graph, settings)
+    tape_ms = 1000 * (time.perf_counter() - begin)
+    errors = []
+    for batch in batch_sizes:
+        begin = time.perf_counter()
+        model.zero_grad()
+        oracle = run_training(model, lambda b=batch: network.feed(b), criterion, maker.make, **maker.loop)
+        seconds = time.perf_counter() - begin
+        peak = int(tape.peak_bytes(np.array([batch]))[0])
+        errors.append(100 * (peak / oracle.peak - 1))
+        print(f"{name:24s} {batch:5d} {oracle.peak / MIB:11.2f} {peak / MIB:11.2f} {errors[-1]:8.3f}  {seconds:8.1f} {tape_ms:8.1f}",
+              flush=True)  # fmt: skip
+        if detail:
+            print_peaks(tape, oracle, batch)
+    return errors
+
+
+def print_peaks(tape, oracle, batch: int) -> None:  # noqa: ANN001
+    """Print the tensors alive at both peaks, those of equal size cancelled."""
+    sizes = tape.bytes_at(np.array([batch]))[:, 0]
+    event = int(tape.live_bytes(np.array([batch]))[:, 0].argmax())
+    mine = sorted(((tape.labels[i], int(sizes[i])) for i in np.flatnonzero(tape.alive_after(event))), key=lambda e: -e[1])
+    print(f"  simulated peak at event {event} of {len(tape.events)}, phase {tape.phases[event]}, owner {tape.owners[event]}, "
+          f"{tape.labels[abs(tape.events[event]) - 1]}")  # fmt: skip
+    theirs = list(oracle.alive)
+    for entry in list(mine):
+        match = next((o for o in theirs if o[1] == entry[1]), None)
+        if match:
+            theirs.remove(match)
+            mine.remove(entry)
+    for title, rest in (("only simulated", mine), ("only in the oracle", theirs)):
+        for label, size in rest[:25]:
+            print(f"  {title}: {size / MIB:10.3f} MiB  {label}")
+
+
+if __name__ == "__main__":
+    main()
