@@ -1,4 +1,4 @@
-"""perf4sight's features: closed forms worked out by hand, laws, whole networks against the plain reference."""
+"""perf4sight's features: closed forms worked out by hand, laws, whole networks against a reference."""
 
 import importlib.util
 import json

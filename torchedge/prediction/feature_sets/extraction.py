@@ -135,7 +135,7 @@ def feature_values(graph: Graph, batch_sizes: NDArray[np.int64], feature_set: st
 
 def features(
     model_or_graph: torch.nn.Module | Graph,
-    batch_size: int | Sequence[int],
+    batch_size: int | Sequence[int] | NDArray[np.integer[Any]],
     *,
     feature_set: str | None = None,
     input_size: tuple[int, ...] | None = None,
@@ -167,7 +167,7 @@ def features(
         )
     values = feature_values(graph, sizes, chosen.name)
     values.setflags(write=False)
-    if sizes.size == 1 and np.ndim(batch_size) == 0:
+    if np.ndim(batch_size) == 0:
         return Features(chosen.names, values[0], int(sizes[0]), chosen.name)
     return Features(chosen.names, values, tuple(sizes.tolist()), chosen.name)
 
@@ -205,10 +205,11 @@ def _checked_graph(
     return graph
 
 
-def _checked_batch(batch_size: int | Sequence[int]) -> NDArray[np.int64]:
+def _checked_batch(batch_size: int | Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """Return (B,) batch sizes, (1,) for a single number."""
-    many = np.ndim(batch_size) if isinstance(batch_size, (list, tuple, np.ndarray)) else 0
-    given = list(batch_size) if many == 1 else [batch_size]  # type: ignore[arg-type]
+    array = isinstance(batch_size, np.ndarray) and batch_size.ndim == 1
+    many = array or (isinstance(batch_size, Sequence) and not isinstance(batch_size, (str, bytes)))
+    given = list(batch_size) if many else [batch_size]  # type: ignore[arg-type]
     sizes = [_checked_size(size) for size in given]
     if not sizes:
         raise InputError("batch_size is an empty sequence; expected at least one positive whole number")
@@ -221,7 +222,8 @@ def _checked_size(size: Any) -> int:  # noqa: ANN401
     except TypeError:
         whole = 0
     if not 0 < whole < _LARGEST_BATCH:
+        shown = " ".join(repr(size).split())
         raise InputError(
-            f"batch_size is {size!r}; expected a positive whole number, such as 32, or a sequence of them"
+            f"batch_size is {shown}; expected a positive whole number, such as 32, or a sequence of them"
         )
     return whole
