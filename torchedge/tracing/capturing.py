@@ -2,80 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError
 from torchedge.graphs import Graph
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.losses import default_loss
-from torchedge.tracing.symbolic import trace
+from torchedge.tracing.patches import LOCK
+from torchedge.tracing.refusals import refuse_unsuitable
+from torchedge.tracing.restoring import kept_attributes, kept_modes, kept_random_states
+from torchedge.tracing.symbolic import batch_of, trace
 
 Mode = Literal["train", "infer"]
+Method = Literal["auto", "trace", "export"]
+Loss = Callable[[Any], Any] | Literal["default"] | None
+_Inputs = tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]
 
 
 def capture(
     model: torch.nn.Module,
-    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    example: Any = None,
     *,
     input_size: tuple[int, ...] | None = None,
     mode: Mode = "train",
-    loss: Callable[[Any], Any] | Literal["default"] | None = "default",
-    method: Literal["auto", "trace", "export"] = "auto",
+    loss: Loss = "default",
+    method: Method = "auto",
+    batch_size: int | None = None,
     name: str | None = None,
 ) -> Graph:
     """Capture one forward pass of `model` (with its loss in train mode) as a Graph valid for every batch size.
 
-    example: any pytree of tensors (a tuple is taken as positional, a dict as keyword arguments); only shapes and dtypes count.
-    input_size: shape of one sample without the batch, instead of `example`. With neither, the model's own metadata decides.
-    loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None captures no loss.
+    example: any pytree of tensors (a tuple is taken as positional, a dict as keyword arguments); only shapes and dtypes
+    count, and dimension 0 of the first tensor is the batch.
+    input_size: shape of one sample without the batch, instead of `example`. With neither, the model's own metadata
+    decides.
+    loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None captures none.
     method: "trace" is the fast path, "export" torch.export, "auto" the first that works.
+    batch_size: capture for this batch size only (`Graph.fixed_batch`), for models that no batch-independent graph fits.
     The model is left as found: no weight, buffer, mode, gradient or random state changes. Nothing is computed.
     Raises InputError for unusable arguments and CaptureError, naming the reason, where the model cannot be captured.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    if mode not in ("train", "infer"):
-        raise InputError(f"mode is {mode!r}; expected 'train' or 'infer'")
+    for given, value, choices in (
+        ("mode", mode, ("train", "infer")),
+        ("method", method, ("auto", "trace", "export")),
+    ):
+        if value not in choices:
+            raise InputError(f"{given} is {value!r}; expected one of {', '.join(choices)}")
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+        raise InputError(
+            f"batch_size is {batch_size!r}; expected a whole number of at least 1, or None for every one"
+        )
     model = _unwrapped(model)
+    refuse_unsuitable(model)
     args, kwargs, notes = _arguments(model, example, input_size)
-    title = name or type(model).__name__
     objective = None if mode == "infer" else default_loss if loss == "default" else loss
-    with _in_mode(model, mode), _kept_random_state():
-        if method == "export":
-            return _by_export(model, args, kwargs, objective, mode, title, notes)
+    training = mode == "train"
+    options = {"loss": objective, "training": training, "name": name or type(model).__name__, "notes": notes}
+    with LOCK, kept_modes(model, training), kept_random_states(), kept_attributes(model):
+        if method != "auto":
+            return _by(method, model, args, kwargs, batch_size, options)
+        return _by_any(model, args, kwargs, batch_size, options, retry=example is not None)
+
+
+def _by_any(
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    batch_size: int | None,
+    options: dict[str, Any],
+    retry: bool,
+) -> Graph:
+    """Try the fast path, then torch.export, then both at the batch size of the user's own example."""
+    batch = batch_of((args, kwargs))
+    attempts = [("trace", batch_size), ("export", batch_size)]
+    if batch_size is None and retry and batch:
+        attempts += [("trace", batch), ("export", batch)]
+    reasons: list[str] = []
+    for method, size in attempts:
         try:
-            return _by_trace(model, args, kwargs, objective, mode, title, notes)
+            if size is not None and batch_size is None:
+                note = f"valid for batch size {size} only: the model's shapes do not follow the batch size"
+                graph = _by(
+                    method, model, args, kwargs, size, {**options, "notes": (*options["notes"], note)}
+                )
+            else:
+                graph = _by(method, model, args, kwargs, size, options)
+        except InputError:
+            raise
         except TorchedgeError as error:
-            reason = error
-            if method == "trace" or isinstance(error, InputError):
-                raise
-        try:
-            graph = _by_export(model, args, kwargs, objective, mode, title, notes)
-        except CaptureError as error:
-            raise CaptureError(f"{title} cannot be captured. Tracing: {reason}. torch.export: {error}") from error
-        return graph
+            fresh = str(error) not in reasons
+            reasons.append(str(error))
+            if fresh:
+                failure = error
+        else:
+            return graph
+    tracing, exporting = reasons[:2]
+    raise CaptureError(
+        f"{options['name']} cannot be captured. By tracing: {tracing}. By torch.export: {exporting}."
+    ) from failure
 
 
-def _by_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Any, mode: Mode, name: str,  # noqa: ANN401
-              notes: tuple[str, ...]) -> Graph:  # fmt: skip
+def _by(
+    method: str,
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    batch_size: int | None,
+    options: dict[str, Any],
+) -> Graph:
+    """Capture by one method; whatever the model raises becomes a CaptureError of one line."""
+    if batch_size is not None:
+        args, kwargs = _resized((args, kwargs), batch_size)
+    run: Callable[..., Graph] = partial(trace, fixed_batch=batch_size)
+    if method == "export":
+        from torchedge.tracing.exporting import export_graph
+
+        run = partial(export_graph, fixed_batch=batch_size)
     try:
-        with torch.set_grad_enabled(mode == "train"):
-            return trace(model, args, kwargs, loss=loss, training=mode == "train", name=name, notes=notes)
+        with torch.set_grad_enabled(options["training"]):
+            return run(model, args, kwargs, **options)
     except TorchedgeError:
         raise
     except Exception as error:
         raise CaptureError(f"the forward pass raised {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _by_export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Any, mode: Mode, name: str,  # noqa: ANN401
-               notes: tuple[str, ...]) -> Graph:  # fmt: skip
-    from torchedge.tracing.exporting import export_graph
+def _resized(tree: Any, batch_size: int) -> Any:
+    """Return the example with another batch size, as meta tensors."""
+    batch = batch_of(tree)
 
-    return export_graph(model, args, kwargs, loss=loss, training=mode == "train", name=name, notes=notes)
+    def resize(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        sizes = tuple(leaf.shape)
+        sizes = (batch_size, *sizes[1:]) if sizes and sizes[0] == batch else sizes
+        return torch.empty(sizes, dtype=leaf.dtype, device="meta")
+
+    return tree_map(resize, tree)
 
 
 def _first_line(error: Exception) -> str:
@@ -86,17 +156,15 @@ def _first_line(error: Exception) -> str:
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     while isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         model = model.module
-    return model
+    inner = getattr(model, "_orig_mod", None)  # torch.compile
+    return _unwrapped(inner) if isinstance(inner, torch.nn.Module) else model
 
 
-def _arguments(model: torch.nn.Module, example: Any, input_size: tuple[int, ...] | None  # noqa: ANN401
-               ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:  # fmt: skip
+def _arguments(model: torch.nn.Module, example: Any, input_size: tuple[int, ...] | None) -> _Inputs:
     if example is not None and input_size is not None:
         raise InputError("both example and input_size are given; expected one of them")
     if example is not None:
-        if isinstance(example, Mapping):
-            return (), dict(example), ()
-        return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}, ()
+        return _from_example(example)
     if input_size is not None:
         size = _checked_size(input_size)
         spec = infer_input(model) if _wants_integers(model) else None
@@ -109,8 +177,18 @@ def _arguments(model: torch.nn.Module, example: Any, input_size: tuple[int, ...]
     return _fed(tensor, found.keyword, (found.note,) if found.note else ())
 
 
-def _fed(tensor: torch.Tensor, keyword: str | None, notes: tuple[str, ...]
-         ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:  # fmt: skip
+def _from_example(example: Any) -> _Inputs:
+    tensors = [t for t in tree_flatten(example)[0] if isinstance(t, torch.Tensor)]
+    if not tensors:
+        raise InputError(
+            f"example is a {type(example).__name__} without tensors; expected a tensor or a pytree of tensors"
+        )
+    if isinstance(example, Mapping):
+        return (), dict(example), ()
+    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}, ()
+
+
+def _fed(tensor: torch.Tensor, keyword: str | None, notes: tuple[str, ...]) -> _Inputs:
     return ((), {keyword: tensor}, notes) if keyword else ((tensor,), {}, notes)
 
 
@@ -123,34 +201,12 @@ def _floating_dtype(model: torch.nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def _checked_size(size: Any) -> tuple[int, ...]:  # noqa: ANN401
-    usable = isinstance(size, (tuple, list)) and all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in size)
-    if not usable:
-        raise InputError(f"input_size is {size!r}; expected positive whole numbers without the batch, such as (3, 224, 224)")
+def _checked_size(size: Any) -> tuple[int, ...]:
+    plain = isinstance(size, (tuple, list)) and all(
+        isinstance(s, int) and not isinstance(s, bool) for s in size
+    )
+    if not plain or any(s < 1 for s in size):
+        raise InputError(
+            f"input_size is {size!r}; expected positive whole numbers without the batch, such as (3, 224, 224)"
+        )
     return tuple(size)
-
-
-@contextmanager
-def _in_mode(model: torch.nn.Module, mode: Mode) -> Iterator[None]:
-    """Put the model into the mode asked for, unless it is already; every module's own flag comes back afterwards."""
-    wanted = mode == "train"
-    if model.training == wanted:
-        yield
-        return
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(wanted)
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
-
-
-@contextmanager
-def _kept_random_state() -> Iterator[None]:
-    """Keep the CPU generator's state: some models draw numbers with Python code that tracing cannot see."""
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)

@@ -70,7 +70,7 @@ def _from_transformers(model: torch.nn.Module) -> InputSpec | None:
 
 
 def _from_torchvision(model: torch.nn.Module) -> InputSpec | None:
-    """torchvision's builders leave no size on the model; its weights carry it under the builder's name."""
+    """Torchvision's builders leave no size on the model; its weights carry it under the builder's name."""
     module = type(model).__module__
     if not module.startswith("torchvision.models"):
         return None
@@ -100,7 +100,11 @@ def _from_first_layer(model: torch.nn.Module) -> InputSpec | None:
             size = (_SEQUENCE, module.input_size)
         else:
             continue
-        dtype = weight.dtype if isinstance(weight, torch.Tensor) and weight.is_floating_point() else torch.float32
+        dtype = (
+            weight.dtype if isinstance(weight, torch.Tensor) and weight.is_floating_point() else torch.float32
+        )
         text = "×".join(map(str, size))
-        return InputSpec(size, dtype, None, f"input assumed to be {text}, from the first layer {name} ({kind})")
+        return InputSpec(
+            size, dtype, None, f"input assumed to be {text}, from the first layer {name} ({kind})"
+        )
     return None

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 
-def default_loss(outputs: Any) -> torch.Tensor | None:  # noqa: ANN401 - whatever a model returns
+def default_loss(outputs: Any) -> torch.Tensor | None:
     """Return a scalar to differentiate: the model's own loss, else cross entropy on every floating-point output.
 
     Class scores (N, C) or (N, C, H, W) have classes in dimension 1, token scores (N, S, V) in the last; anything else is
@@ -26,12 +26,16 @@ def default_loss(outputs: Any) -> torch.Tensor | None:  # noqa: ANN401 - whateve
     return total
 
 
-def _scores(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def _scores(outputs: Any) -> list[torch.Tensor]:
     """The tensors a loss would read: `logits` where there are any, else every tensor."""
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if isinstance(logits, torch.Tensor):
         if logits.dim() or not isinstance(outputs, tuple):
-            extra = [t for t in outputs if isinstance(t, torch.Tensor)] if isinstance(outputs, tuple) else [logits]
+            extra = (
+                [t for t in outputs if isinstance(t, torch.Tensor)]
+                if isinstance(outputs, tuple)
+                else [logits]
+            )
             return extra
     for name in ("last_hidden_state", "out"):
         head = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)

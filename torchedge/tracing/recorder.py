@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from torchedge.errors import CaptureError
 from torchedge.graphs import Graph, Op, Value
-from torchedge.graphs.dims import Affine, decode_dim, decode_shape
+from torchedge.graphs.dims import BATCH_PRIME, Affine, decode_dim, decode_shape
 from torchedge.graphs.graph import Role
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     d: str(d).removeprefix("torch.")
-    for d in (getattr(torch, name, None) for name in (
-        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8",
-        "uint8", "bool", "uint16", "uint32", "uint64", "complex64", "complex128", "complex32"))
+    for d in (
+        getattr(torch, name, None)
+        for name in (
+            "float64",
+            "float32",
+            "float16",
+            "bfloat16",
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "int64",
+            "int32",
+            "int16",
+            "int8",
+            "uint8",
+            "bool",
+            "uint16",
+            "uint32",
+            "uint64",
+            "complex64",
+            "complex128",
+            "complex32",
+        )
+    )
     if isinstance(d, torch.dtype)
-}  # fmt: skip
+}
 
 _SMALL = 50_000_000
 _MOST_OPS = 100_000
@@ -69,7 +89,7 @@ class TracedTensor(torch.Tensor):
         return self.sizes[0]
 
 
-def plain(item: Any) -> Any:  # noqa: ANN401 - attributes are any data
+def plain(item: Any) -> Any:
     """Return an attribute as immutable plain data: affine sizes read back, torch types as text."""
     kind = type(item)
     if kind is int:
@@ -94,19 +114,47 @@ def _size_or_number(item: int) -> int | Affine:
         return item  # a large constant such as sys.maxsize in a slice, no size
 
 
-class Recorder:
-    """Collects values and operators while a model is traced."""
+Leaves = Callable[[], Iterable[tuple[str, torch.Tensor, Role]]]
+"""Gives every tensor that belongs to the model with its name and role; asked once, at the first one met."""
 
-    def __init__(self, model: torch.nn.Module, fixed_batch: int | None = None) -> None:
+
+def leaves_of(model: torch.nn.Module) -> Leaves:
+    """Return the parameters and buffers of a module, and the meta tensors it keeps as plain attributes."""
+
+    def leaves() -> Iterator[tuple[str, torch.Tensor, Role]]:
+        for path, module in model.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor):
+                    yield f"{path}.{name}".lstrip("."), value, "constant"
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            yield name, buffer, "buffer"
+        for name, parameter in model.named_parameters():
+            yield name, parameter, "parameter"
+
+    return leaves
+
+
+class Recorder:
+    """Collects values and operators while a model is traced.
+
+    `leaves` name the model's own tensors; `fixed_batch` is the one batch size to trace, None: every.
+    """
+
+    def __init__(self, leaves: Leaves, fixed_batch: int | None = None) -> None:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.releases: list[tuple[int, ...]] = []
-        self.released: list[int] = []
+        self._released: list[int] = []
+        self._tokens = self._booked = 0
         self.scopes: list[str] = [""]
         self.regions: list[int] = [0]
         self.region_count = 0
         self.fixed_batch = fixed_batch
-        self._model = model
+        self.batch = fixed_batch or BATCH_PRIME
+        self.folded: dict[int, torch.Tensor] = {}
+        self.casts: dict[tuple[int, torch.dtype], Any] = {}
+        self.notes: list[str] = []
+        self._named_leaves = leaves
         self._leaves: dict[int, int] = {}
         self._metas: dict[int, torch.Tensor] = {}
         self._kept: list[torch.Tensor] = []
@@ -114,8 +162,15 @@ class Recorder:
 
     # values ---------------------------------------------------------------------------------------------------------
 
-    def add_value(self, name: str, sizes: tuple[int, ...], dtype: str, role: Role, alias: int | None = None,
-                  trainable: bool = False) -> int:  # fmt: skip
+    def add_value(
+        self,
+        name: str,
+        sizes: tuple[int, ...],
+        dtype: str,
+        role: Role,
+        alias: int | None = None,
+        trainable: bool = False,
+    ) -> int:
         """Append a value and return its index."""
         index = len(self.values)
         shape = decode_shape(sizes) if self.fixed_batch is None else tuple(sizes)
@@ -127,8 +182,17 @@ class Recorder:
         traced = tensor.as_subclass(TracedTensor)
         traced.sizes = torch.Tensor.size(tensor)  # type: ignore[assignment]
         traced.dtype_name = self.values[index].dtype
-        traced.token = Token(index, self.released)
+        traced.token = self.token(index)
         return traced
+
+    def token(self, index: int) -> Token:
+        """Return a new token for a value."""
+        self._tokens += 1
+        return Token(index, self._released)
+
+    def leaked(self) -> bool:
+        """Return whether stand-ins outlive the trace: something outside the model (a cache) holds them."""
+        return self._tokens > self._booked + len(self._released)
 
     def feed(self, name: str, sizes: tuple[int, ...], dtype: torch.dtype) -> TracedTensor:
         """Make an input of the graph."""
@@ -144,11 +208,7 @@ class Recorder:
 
     def _leaf(self, tensor: torch.Tensor) -> int:
         if self._named is None:
-            self._named = {}
-            for name, buffer in self._model.named_buffers():
-                self._named[id(buffer)] = (name, buffer, "buffer")
-            for name, parameter in self._model.named_parameters():
-                self._named[id(parameter)] = (name, parameter, "parameter")
+            self._named = {id(t): (name, t, role) for name, t, role in self._named_leaves()}
         found = self._named.get(id(tensor))
         if found is None:
             if tensor.device.type == "meta":
@@ -159,8 +219,14 @@ class Recorder:
             name, role = f"constant_{len(self.values)}", "constant"
         else:
             name, _, role = found
-        index = self.add_value(name, tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], role, None,
-                               role == "parameter" and tensor.requires_grad)  # fmt: skip
+        index = self.add_value(
+            name,
+            tuple(tensor.shape),
+            DTYPE_NAMES[tensor.dtype],
+            role,
+            None,
+            role == "parameter" and tensor.requires_grad,
+        )
         self._leaves[id(tensor)] = index
         self._kept.append(tensor)
         return index
@@ -175,55 +241,89 @@ class Recorder:
             if source.device.type == "meta":
                 meta = source
             elif source.layout is not torch.strided:
-                raise CaptureError(f"a tensor with layout {source.layout} cannot be captured; expected dense tensors")
+                raise CaptureError(
+                    f"a tensor with layout {source.layout} cannot be captured; expected dense tensors"
+                )
             else:
                 meta = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
             self._metas[id(tensor)] = meta
             self.index_of(tensor)
         return meta
 
+    def note(self, text: str) -> None:
+        """Add a sentence to what the graph says about itself, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     # operators ------------------------------------------------------------------------------------------------------
 
-    def add_op(self, kind: str, inputs: list[int | None], outputs: tuple[int, ...], attrs: dict[str, Any],
-               inplace: bool, known: bool) -> None:  # fmt: skip
+    def add_op(
+        self,
+        kind: str,
+        inputs: list[int | None],
+        outputs: tuple[int, ...],
+        attrs: dict[str, Any],
+        inplace: bool,
+        known: bool,
+    ) -> None:
         """Append an operator; what was released since the last one is booked behind that one."""
         if self.ops:
             self._flush()
             if len(self.ops) >= _MOST_OPS:
-                raise CaptureError(f"the forward pass runs more than {_MOST_OPS} operators: a loop over the batch or over data")
+                raise CaptureError(
+                    f"the forward pass runs more than {_MOST_OPS} operators: a loop over the batch or over data"
+                )
         else:
-            self.released.clear()
+            self._booked += len(self._released)
+            self._released.clear()
         self.ops.append(
-            Op(kind, tuple(inputs), outputs, {k: plain(v) for k, v in attrs.items()}, self.scopes[-1], inplace,
-               torch.is_grad_enabled(), self.regions[-1], known)  # fmt: skip
+            Op(
+                kind,
+                tuple(inputs),
+                outputs,
+                {k: plain(v) for k, v in attrs.items()},
+                self.scopes[-1],
+                inplace,
+                torch.is_grad_enabled(),
+                self.regions[-1],
+                known,
+            )
         )
 
     def _flush(self) -> None:
-        if self.released:
-            self.releases.append(tuple(self.released))
-            self.released.clear()
-        else:
-            self.releases.append(())
+        released = self._released
+        self._booked += len(released)
+        self.releases.append(tuple(released))
+        released.clear()
 
-    def finish(self, inputs: list[int], outputs: list[int], loss: int | None, training: bool, name: str,
-               notes: tuple[str, ...]) -> Graph:  # fmt: skip
+    def finish(
+        self,
+        inputs: list[int],
+        outputs: list[int],
+        loss: int | None,
+        training: bool,
+        name: str,
+        notes: tuple[str, ...],
+    ) -> Graph:
         """Return the graph; the recorder must not be used afterwards."""
         if not self.ops:
-            raise CaptureError(f"{name} runs no operator on its inputs; expected a module whose forward computes something")
+            raise CaptureError(
+                f"{name} runs no operator on its inputs; expected a module whose forward computes something"
+            )
         self._flush()
-        graph = Graph(
+        return Graph(
             values=self._uniquely_named(), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs), loss=loss,
-            training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch, name=name, notes=notes,
+            training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch, name=name, notes=(*notes, *self.notes),
         )  # fmt: skip
-        self.released = []  # tokens that end from here on do not change the finished graph
-        return graph
 
     def _uniquely_named(self) -> tuple[Value, ...]:
         taken: set[str] = set()
         for index, value in enumerate(self.values):
             if value.name in taken:
                 fresh = f"{value.name}_{index}"
-                self.values[index] = Value(fresh, value.shape, value.dtype, value.role, value.alias, value.trainable)
+                self.values[index] = Value(
+                    fresh, value.shape, value.dtype, value.role, value.alias, value.trainable
+                )
                 taken.add(fresh)
             else:
                 taken.add(value.name)

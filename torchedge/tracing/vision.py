@@ -44,5 +44,7 @@ def import_torchvision() -> ModuleType:
     try:
         import torchvision
     except ImportError as error:
-        raise MissingExtraError('torchvision is not installed; install it with: pip install "torchedge[vision]"') from error
+        raise MissingExtraError(
+            'torchvision is not installed; install it with: pip install "torchedge[vision]"'
+        ) from error
     return torchvision

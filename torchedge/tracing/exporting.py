@@ -1,0 +1,177 @@
+"""The fallback of capture: torch.export, whose ATen graph is then run on stand-ins like a model of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torchedge.errors import CaptureError
+from torchedge.graphs import Graph
+from torchedge.graphs.graph import Role
+from torchedge.tracing.interception import Interceptor
+from torchedge.tracing.patches import patched
+from torchedge.tracing.recorder import Recorder
+from torchedge.tracing.replaying import replay
+from torchedge.tracing.symbolic import batch_of, feed, loss_index, tensors_in
+
+_PROBE_BATCH = 13
+"""The batch size torch.export sees: neither 0 nor 1, which it takes as constants, nor a usual layer size."""
+_PREFIX = "model"
+_ROLES: dict[InputKind, Role] = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}
+
+
+class _Objective(torch.nn.Module):
+    """The model and its loss as one module from a list of tensors to a list of tensors, the loss last."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Callable[[Any], Any] | None,
+        rebuild: Callable[[Any], Any],
+        count: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+        self._loss, self._rebuild, self._count = loss, rebuild, count
+
+    def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        args, kwargs = self._rebuild(tensors)
+        outputs = self.model(*args, **kwargs)
+        found = tensors_in(outputs, torch.Tensor)
+        self._count(len(found))
+        if self._loss is None:
+            return found
+        value = self._loss(outputs)
+        return found if value is None else [*found, value]
+
+
+def export_graph(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    training: bool = False,
+    fixed_batch: int | None = None,
+    name: str = "model",
+    notes: tuple[str, ...] = (),
+) -> Graph:
+    """Capture `model(*args, **kwargs)` (and its loss) through torch.export; raises CaptureError, naming the reason.
+
+    The graph holds for every batch size, or for `fixed_batch` alone. Python's own lifetimes are not known: no releases.
+    """
+    leaves, structure = tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def rebuild(tensors: list[torch.Tensor]) -> Any:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return tree_unflatten(filled, structure)
+
+    batch = batch_of((args, kwargs))
+    counts: list[int] = []
+    objective = _Objective(model, loss, rebuild, counts.append)
+    program = _exported(
+        objective, _probes(model, leaves, batch, fixed_batch or _PROBE_BATCH), batch, leaves, fixed_batch
+    )
+    recorder = Recorder(_leaves_of(program), fixed_batch)
+    fed = feed([leaves[i] for i in places], recorder)
+    inputs = list(range(len(fed)))
+    results = _run(program, fed, recorder, training)
+    count = counts[-1]
+    returned = [recorder.index_of(t) for t in results[:count] if isinstance(t, torch.Tensor)]
+    if not returned:
+        raise CaptureError(f"{name} returns no tensor; expected tensors in tuples, lists or dicts")
+    last = loss_index(recorder, results[-1] if len(results) > count else None) if loss else None
+    graph = recorder.finish(inputs, returned, last, training, name, notes)
+    return dataclasses.replace(graph, releases=None, captured_by="export")
+
+
+def _probes(model: torch.nn.Module, leaves: list[Any], batch: int | None, size: int) -> list[torch.Tensor]:
+    """Return tensors like the example's with the batch size to export at, on the model's own device."""
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    shapes = [(t.dtype, tuple(t.shape)) for t in leaves if isinstance(t, torch.Tensor)]
+    return [
+        torch.zeros((size, *shape[1:]) if shape and shape[0] == batch else shape, dtype=dtype, device=device)
+        for dtype, shape in shapes
+    ]
+
+
+def _exported(
+    objective: _Objective,
+    probes: list[torch.Tensor],
+    batch: int | None,
+    leaves: list[Any],
+    fixed_batch: int | None,
+) -> torch.export.ExportedProgram:
+    """Run torch.export with a dynamic batch dimension, or none at all for a fixed batch."""
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    moving = [{0: torch.export.Dim.AUTO} if t.dim() and t.shape[0] == batch else {} for t in tensors]  # type: ignore[attr-defined]
+    shapes = None if fixed_batch else (moving,)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(objective, (probes,), dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise CaptureError(f"torch.export raised {type(error).__name__}: {lines[0]}") from error
+    if fixed_batch is None and any(moving):
+        _require_dynamic(program)
+    return program
+
+
+def _require_dynamic(program: torch.export.ExportedProgram) -> None:
+    """Raise CaptureError where torch.export found that the program holds for its example's batch size only."""
+    users = set(program.graph_signature.user_inputs)
+    for node in program.graph.nodes:
+        sizes = getattr(node.meta.get("val"), "shape", ())
+        if node.op == "placeholder" and node.name in users and len(sizes) and not isinstance(sizes[0], int):
+            return
+    raise CaptureError(
+        "the model fixes the batch size of its example (a shape written into its code); capture it for one batch size "
+        "with batch_size="
+    )
+
+
+def _leaves_of(
+    program: torch.export.ExportedProgram,
+) -> Callable[[], Iterator[tuple[str, torch.Tensor, Role]]]:
+    def leaves() -> Iterator[tuple[str, torch.Tensor, Role]]:
+        for spec in program.graph_signature.input_specs:
+            tensor = _held(program, spec.target)
+            if isinstance(tensor, torch.Tensor):
+                yield str(spec.target).removeprefix(f"{_PREFIX}."), tensor, _ROLES.get(spec.kind, "constant")
+
+    return leaves
+
+
+def _held(program: torch.export.ExportedProgram, target: str | None) -> Any:
+    """Return the parameter, buffer or constant a lifted input stands for."""
+    found = program.state_dict.get(target) if target is not None else None
+    return program.constants.get(target) if found is None and target is not None else found
+
+
+def _run(
+    program: torch.export.ExportedProgram, fed: list[Any], recorder: Recorder, training: bool
+) -> list[Any]:
+    """Replay the program on the fed stand-ins; returns its outputs without the buffers it updates."""
+    users = iter(fed)
+    inputs = []
+    for spec in program.graph_signature.input_specs:
+        inputs.append(next(users) if spec.kind is InputKind.USER_INPUT else _held(program, spec.target))
+    with (
+        patched(program.graph_module, recorder),
+        Interceptor(recorder),
+        torch.set_grad_enabled(training),
+    ):
+        results = replay(program.graph_module, inputs, recorder, _PREFIX)
+    updated = len(results) - len(program.graph_signature.user_outputs)
+    return list(results[updated:])

@@ -1,0 +1,106 @@
+"""Leaves a model, and the random states of the process, as they were found."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def kept_attributes(model: torch.nn.Module) -> Iterator[None]:
+    """Put back every module's attributes afterwards, and what lies in lists, dicts and sets among them.
+
+    A forward pass may count steps, cache masks or assign buffers; traced, it would leave stand-ins behind.
+    """
+    modules = list(model.modules())
+    before = [dict(vars(module)) for module in modules]
+    boxes = [
+        box for attributes in before for box in attributes.values() if isinstance(box, (dict, list, set))
+    ]
+    filled = [(box, box.copy()) for box in boxes if box]
+    empty = [box for box in boxes if not box]
+    try:
+        yield
+    finally:
+        for module, attributes in zip(modules, before, strict=True):
+            now = vars(module)
+            if len(now) != len(attributes) or any(now.get(k) is not v for k, v in attributes.items()):
+                now.clear()
+                now.update(attributes)
+        for box, content in filled:
+            _refill(box, content)
+        for box in empty:
+            if box:
+                box.clear()
+
+
+def _refill(box: Any, content: Any) -> None:
+    if isinstance(box, list):
+        if len(box) != len(content) or any(a is not b for a, b in zip(box, content, strict=True)):
+            box[:] = content
+    elif isinstance(box, set):
+        if box != content:
+            box.clear()
+            box.update(content)
+    elif len(box) != len(content) or any(box.get(k) is not v for k, v in content.items()):
+        box.clear()
+        box.update(content)
+
+
+@contextmanager
+def kept_modes(model: torch.nn.Module, training: bool) -> Iterator[None]:
+    """Put the model into the mode asked for, unless it is in it; every module's own flag comes back afterwards."""
+    if model.training == training:
+        yield
+        return
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(training)
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Start from fixed seeds and bring the generators of torch (CPU), Python and numpy back afterwards.
+
+    Models that draw numbers in Python (stochastic depth, layer drop) so give the same graph every time.
+    """
+    state, python = torch.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy.random")
+    drawn = numpy.get_state() if numpy is not None else None
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+    if numpy is not None:
+        numpy.seed(0)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.set_state(drawn)
+
+
+def forget_cached(kind: type) -> None:
+    """Clear the `functools.lru_cache`s that hold tensors of this type: the next real run must not meet a stand-in."""
+    for cached in [o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrapper)]:
+        if cached.cache_info().currsize and any(isinstance(r, kind) for r in _held(cached)):
+            cached.cache_clear()
+
+
+def _held(cached: Any) -> Iterator[Any]:
+    """Everything within two steps of a cache."""
+    for item in gc.get_referents(cached):
+        yield item
+        if isinstance(item, (tuple, list, dict)) or "lru" in type(item).__name__:
+            yield from gc.get_referents(item)
