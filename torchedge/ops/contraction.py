@@ -78,7 +78,7 @@ OPS = (
         saves=product_saves, autocast="lower",
     ),
     spec(
-        "matmul", "input other", "mm bmm mv dot __matmul__ chain_matmul", load=LoadClass.REUSABLE, flops=matmul_flops,
+        "matmul", "input other", "mm bmm mv dot vdot inner __matmul__ chain_matmul", load=LoadClass.REUSABLE, flops=matmul_flops,
         saves=product_saves, aux=matmul_aux, autocast="lower",
     ),
     spec(

@@ -77,4 +77,8 @@ OPS = (
         "rms_norm", "input normalized_shape weight eps", load=LoadClass.HIERARCHICAL,
         infer=lambda ins, attrs: ins[0], flops=norm_flops, saves=lambda c: (0, 1), aux=rms_norm_aux, autocast="float32",
     ),
+    spec(
+        "_weight_norm", "v g dim", "_weight_norm_interface", flops=norm_flops, saves=lambda c: (0, 1),
+        aux=lambda c: (c.in_bytes(1),),
+    ),
 )  # fmt: skip
