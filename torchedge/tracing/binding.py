@@ -12,6 +12,7 @@ from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor
 from torchedge.tracing.targets import Target
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_NO_ATTRIBUTES = frozenset(("out", "device", "pin_memory", "layout"))
 _REAL_DEVICES = frozenset(("cuda", "cpu", "mps", "xpu"))
 
 
@@ -24,7 +25,7 @@ def bind(target: Target, args: Any, kwargs: Any, rec: Recorder) -> tuple[list[in
         name = params[position] if position < len(params) else f"arg{position}"
         _place(name, arg, slots, inputs, attrs, rec)
     for name, arg in kwargs.items():
-        if name != "out":
+        if name not in _NO_ATTRIBUTES:
             _place(name, arg, slots, inputs, attrs, rec)
     return inputs, attrs
 
@@ -41,7 +42,7 @@ def _place(name: str, arg: Any, slots: frozenset[str], inputs: list[int | None],
         rest = tuple(a for a in arg if not isinstance(a, torch.Tensor))
         if rest:
             attrs[name] = rest
-    else:
+    elif type(arg) is not torch.device:
         attrs[name] = arg
 
 

@@ -15,7 +15,7 @@ from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.losses import default_loss
 from torchedge.tracing.patches import LOCK
 from torchedge.tracing.refusals import refuse_unsuitable
-from torchedge.tracing.restoring import kept_attributes, kept_modes, kept_random_states
+from torchedge.tracing.restoring import kept_modes, kept_random_states
 from torchedge.tracing.symbolic import batch_of, trace
 
 Mode = Literal["train", "infer"]
@@ -65,7 +65,7 @@ def capture(
     objective = None if mode == "infer" else default_loss if loss == "default" else loss
     training = mode == "train"
     options = {"loss": objective, "training": training, "name": name or type(model).__name__, "notes": notes}
-    with LOCK, kept_modes(model, training), kept_random_states(), kept_attributes(model):
+    with LOCK, kept_modes(model, training), kept_random_states():
         if method != "auto":
             return _by(method, model, args, kwargs, batch_size, options)
         return _by_any(model, args, kwargs, batch_size, options, retry=example is not None)

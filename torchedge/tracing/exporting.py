@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -16,8 +19,9 @@ from torchedge.graphs import Graph
 from torchedge.graphs.graph import Role
 from torchedge.tracing.interception import Interceptor
 from torchedge.tracing.patches import patched
-from torchedge.tracing.recorder import Recorder
+from torchedge.tracing.recorder import Recorder, TracedTensor
 from torchedge.tracing.replaying import replay
+from torchedge.tracing.restoring import forget_cached, kept_attributes
 from torchedge.tracing.symbolic import batch_of, feed, loss_index, tensors_in
 
 _PROBE_BATCH = 13
@@ -79,9 +83,10 @@ def export_graph(
     batch = batch_of((args, kwargs))
     counts: list[int] = []
     objective = _Objective(model, loss, rebuild, counts.append)
-    program = _exported(
-        objective, _probes(model, leaves, batch, fixed_batch or _PROBE_BATCH), batch, leaves, fixed_batch
-    )
+    with kept_attributes(model):
+        program = _exported(
+            objective, _probes(model, leaves, batch, fixed_batch or _PROBE_BATCH), batch, leaves, fixed_batch
+        )
     recorder = Recorder(_leaves_of(program), fixed_batch)
     fed = feed([leaves[i] for i in places], recorder)
     inputs = list(range(len(fed)))
@@ -117,15 +122,30 @@ def _exported(
     moving = [{0: torch.export.Dim.AUTO} if t.dim() and t.shape[0] == batch else {} for t in tensors]  # type: ignore[attr-defined]
     shapes = None if fixed_batch else (moving,)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             program = torch.export.export(objective, (probes,), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
         raise CaptureError(f"torch.export raised {type(error).__name__}: {lines[0]}") from error
+    finally:
+        forget_cached((TracedTensor, FakeTensor))
     if fixed_batch is None and any(moving):
         _require_dynamic(program)
     return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch.export's warnings and logs to itself: what goes wrong is said in the error."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _require_dynamic(program: torch.export.ExportedProgram) -> None:

@@ -218,7 +218,10 @@ class Interceptor(TorchFunctionMode):
         """`f(..., out=tensor)`: the result lies in the storage of `out`."""
         rec, out = self.recorder, kwargs["out"]
         rest = {k: v for k, v in kwargs.items() if k != "out"}
-        result = func(*to_meta(args, rec), **to_meta(rest, rec))
+        rest = to_meta(rest, rec)
+        if isinstance(func, torch._ops.OpOverload):
+            rest["out"] = torch.empty(out.shape, dtype=dtype_of(out), device="meta")
+        result = func(*to_meta(args, rec), **rest)
         if not (isinstance(result, torch.Tensor) and isinstance(out, torch.Tensor)):
             raise CaptureError(
                 f"{target.kind} writes several results with out={where()}, which cannot be captured"

@@ -91,16 +91,19 @@ def kept_random_states() -> Iterator[None]:
             numpy.set_state(drawn)
 
 
-def forget_cached(kind: type) -> None:
-    """Clear the `functools.lru_cache`s that hold tensors of this type: the next real run must not meet a stand-in."""
-    for cached in [o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrapper)]:
-        if cached.cache_info().currsize and any(isinstance(r, kind) for r in _held(cached)):
+def forget_cached(kinds: tuple[type, ...]) -> None:
+    """Clear the `functools.lru_cache`s that hold tensors of these types: the next real run must not meet a stand-in."""
+    caches: list[Any] = [o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper]
+    for cached in caches:
+        if cached.cache_info().currsize and any(type(held) in kinds for held in _held(cached)):
             cached.cache_clear()
 
 
 def _held(cached: Any) -> Iterator[Any]:
-    """Everything within two steps of a cache."""
-    for item in gc.get_referents(cached):
-        yield item
-        if isinstance(item, (tuple, list, dict)) or "lru" in type(item).__name__:
-            yield from gc.get_referents(item)
+    """Everything within three steps of a cache: its entries, and what lies in tuples, lists and dicts there."""
+    found = gc.get_referents(cached)
+    for _ in range(3):
+        yield from found
+        found = gc.get_referents(
+            *[f for f in found if isinstance(f, (tuple, list, dict)) or "lru" in type(f).__name__]
+        )

@@ -17,7 +17,7 @@ from torchedge.graphs import Graph
 from torchedge.tracing.interception import Interceptor
 from torchedge.tracing.patches import patched
 from torchedge.tracing.recorder import Recorder, TracedTensor, leaves_of
-from torchedge.tracing.restoring import forget_cached
+from torchedge.tracing.restoring import forget_cached, kept_attributes
 
 LossFunction = Callable[[Any], Any]
 
@@ -41,7 +41,7 @@ def trace(
     recorder = Recorder(leaves_of(model), fixed_batch)
     fed_args, fed_kwargs = feed((args, kwargs), recorder)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
-    with patched(model, recorder), Interceptor(recorder):
+    with kept_attributes(model), patched(model, recorder), Interceptor(recorder):
         outputs = model(*fed_args, **fed_kwargs)
         returned = [recorder.index_of(t) for t in tensors_in(outputs)]
         recorder.scopes.append("loss")
@@ -54,7 +54,7 @@ def trace(
     graph = recorder.finish(inputs, returned, last, training, name, notes)
     outputs = value = fed_args = fed_kwargs = None
     if recorder.leaked():
-        forget_cached(TracedTensor)
+        forget_cached((TracedTensor,))
     return graph
 
 
