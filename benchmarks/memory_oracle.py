@@ -54,7 +54,7 @@ def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> 
         model = network.build().train()
     args, kwargs = network.feed(2)
     graph = capture(model, kwargs or args)
-    settings = StepSettings(backend="cpu", **maker.settings)
+    settings = StepSettings(backend="cpu", attention="math", **maker.settings)
     begin = time.perf_counter()
     tape = write_tape(graph, settings)
     tape_ms = 1000 * (time.perf_counter() - begin)

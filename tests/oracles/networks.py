@@ -38,6 +38,16 @@ def _vision(name: str, *size: int, **options: Any) -> Network:
     return Network(name, build, _images(*(size or (3, 224, 224))))
 
 
+def _real(network: Network) -> Network:
+    """A network whose constructor reads values, so that it is built on the CPU and moved."""
+
+    def build() -> torch.nn.Module:
+        with torch.device("cpu"):
+            return network.build().to("meta")
+
+    return Network(network.name, build, network.feed)
+
+
 def _segmentation(name: str) -> Network:
     return _vision(name, 3, 224, 224, weights_backbone=None, aux_loss=True)
 
@@ -69,7 +79,7 @@ def _gpt2() -> torch.nn.Module:
     prepare_torchvision()
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(use_cache=False))
+    return GPT2LMHeadModel(GPT2Config(use_cache=False, attn_implementation="eager"))
 
 
 NETWORKS: dict[str, Network] = {
@@ -79,7 +89,7 @@ NETWORKS: dict[str, Network] = {
         _vision("densenet121"), _vision("efficientnet_b0"), _vision("efficientnet_v2_s"), _vision("mobilenet_v2"),
         _vision("mobilenet_v3_large"), _vision("mnasnet1_0"), _vision("shufflenet_v2_x1_0"), _vision("squeezenet1_1"),
         _vision("googlenet", init_weights=False), _vision("inception_v3", 3, 299, 299, init_weights=False),
-        _vision("vgg11_bn"), _vision("alexnet"), _vision("regnet_y_400mf"), _vision("convnext_tiny"), _vision("vit_b_16"),
+        _vision("vgg11_bn"), _vision("alexnet"), _real(_vision("regnet_y_400mf")), _vision("convnext_tiny"), _vision("vit_b_16"),
         _vision("swin_t"), _vision("swin_v2_t"), _vision("maxvit_t"), _segmentation("deeplabv3_resnet50"),
         _segmentation("fcn_resnet50"), _vision("r3d_18", 3, 8, 112, 112), _timm("deit_tiny_patch16_224"),
         _timm("mixer_b16_224"), _timm("resnetv2_50x1_bit"), _timm("levit_128s"), _timm("mobilevit_s", 3, 256, 256),

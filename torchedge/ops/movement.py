@@ -35,6 +35,7 @@ OPS = (
          "replication_pad1d replication_pad2d replication_pad3d _pad_circular", **_COPY),
     spec("roll", "input shifts dims", "flip rot90 fliplr flipud", **_COPY),
     spec("repeat", "input repeats", "tile repeat_interleave", **_COPY),
+    spec("expand_copy", "input", **_COPY),
     spec("clone", "input", grads=("pass",), autocast="keep", **_COPY),
     spec("to_copy", "input", "_to_copy", autocast="keep", **_COPY),
     spec("copy", "input src", "set_", grads=("none", "pass"), **_COPY),

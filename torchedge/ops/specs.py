@@ -90,8 +90,12 @@ InferRule = Callable[[list[Sizes | None], Mapping[str, Any]], Sizes | None]
 InferManyRule = Callable[[list[Sizes | None], Mapping[str, Any]], tuple[Sizes, ...] | None]
 
 
-def _nothing(call: Call) -> tuple[()]:
+def nothing(call: Call) -> tuple[()]:
+    """No tensors: the default of every autograd rule."""
     return ()
+
+
+setattr(nothing, "constant", ())  # noqa: B010 - mypy knows no attributes of functions
 
 
 def output_elements(call: Call) -> int:
@@ -106,7 +110,13 @@ def no_flops(call: Call) -> int:
 
 def keep(*slots: int) -> Rule:
     """Return a rule that always keeps these tensors for backward: i >= 0 is input i, -1 - j is output j."""
-    return lambda call: slots
+
+
+    def rule(call: Call) -> tuple[int, ...]:
+        return slots
+
+    setattr(rule, "constant", slots)  # noqa: B010 - lets the simulation skip the call
+    return rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,7 @@ class OpSpec:
     autocast: "lower" (runs in the low precision), "float32", "widest" (promotes) or "keep".
     view: its output shares the storage of input 0.
     backward_flops: forward FLOPs spent for each input gradient.
+    broadcasts: gradients of inputs smaller than the output are made in the output's size first, then summed.
     """
 
     kind: str
@@ -135,14 +146,15 @@ class OpSpec:
     infer: InferRule | None = None
     infer_many: InferManyRule | None = None
     flops: Callable[[Call], int] = output_elements
-    saves: Rule = _nothing
-    aux: Rule = _nothing
-    scratch: Rule = _nothing
-    backward_scratch: Rule = _nothing
+    saves: Rule = nothing
+    aux: Rule = nothing
+    scratch: Rule = nothing
+    backward_scratch: Rule = nothing
     grads: tuple[str, ...] = ("new",)
     autocast: str = "widest"
     view: bool = False
     backward_flops: float = 1.0
+    broadcasts: bool = False
 
     def bytes_moved(self, call: Call) -> int:
         """Bytes a forward call reads and writes at least: each input and output once, nothing for views."""

@@ -24,6 +24,8 @@ class StepSettings:
     sum_in_place: gradients that meet are added in place (False: PyTorch up to 1.6).
     clamp_keeps: what an in-place hardtanh or relu6 keeps: "copy" of its input, or its "output" (PyTorch up to 1.6).
     backend: "cuda" or "cpu", which library's kernels run.
+    attention: what scaled_dot_product_attention runs: a "fused" kernel, or its "math" (what meta tensors do).
+    checkpoint: which kind of activation checkpointing the model uses, `use_reentrant=False` or True.
     """
 
     optimizer: str = "sgd-momentum"
@@ -35,6 +37,8 @@ class StepSettings:
     sum_in_place: bool = True
     clamp_keeps: Literal["copy", "output"] = "copy"
     backend: Literal["cuda", "cpu"] = "cuda"
+    attention: Literal["fused", "math"] = "fused"
+    checkpoint: Literal["non-reentrant", "reentrant"] = "non-reentrant"
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -44,11 +48,12 @@ class StepSettings:
         if not isinstance(self.accumulation, int) or self.accumulation < 1:
             raise InputError(f"accumulation is {self.accumulation!r}; expected a whole number from 1 on")
         for name, allowed in (("zero_grad", ("set_to_none", "zero")), ("clamp_keeps", ("copy", "output")),
-                              ("backend", ("cuda", "cpu"))):  # fmt: skip
+                              ("backend", ("cuda", "cpu")), ("attention", ("fused", "math")),
+                              ("checkpoint", ("non-reentrant", "reentrant"))):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}")
 
     def under(self, runtime: Mapping[str, Any]) -> StepSettings:
         """Return these settings with the semantic switches of a device's measured framework (`[runtime]` of device.toml)."""
-        known = {k: runtime[k] for k in ("zero_grad", "sum_in_place", "clamp_keeps", "foreach", "backend") if k in runtime}
+        known = {k: runtime[k] for k in ("zero_grad", "sum_in_place", "clamp_keeps", "foreach", "backend", "attention") if k in runtime}
         return replace(self, **known)

@@ -1,0 +1,110 @@
+"""Automatic mixed precision as a pure graph pass: the casts that `torch.autocast` runs, inserted as operators."""
+
+from __future__ import annotations
+
+from torchedge.graphs import FLOATING, Graph, Op, Value
+from torchedge.ops import OpSpec, registry
+from torchedge.prediction.memory.rewriting import Rewriter, last_uses
+from torchedge.prediction.memory.settings import StepSettings
+
+_LOW = frozenset(("bfloat16", "float16"))
+_CASTABLE = frozenset(("float32", "bfloat16", "float16"))
+_ON_CPU_AS_IS = frozenset(
+    "softmax log_softmax softmin _safe_softmax layer_norm group_norm rms_norm sum norm logsumexp prod cumsum cumprod exp log "
+    "pow sqrt cross_entropy_loss cdist cosine_similarity".split()
+)
+"""Operators that CUDA's autocast runs in float32 and the CPU's leaves in the precision they come in."""
+
+
+def lower_precision(graph: Graph, settings: StepSettings) -> Graph:
+    """Return the graph as it runs under `torch.autocast(dtype=settings.amp)`; the same graph where amp is off.
+
+    Casts of parameters are made once and kept until autocast ends, after the loss; casts of activations last as long as
+    autograd keeps them. GradScaler's few scalars are not modelled.
+    """
+    if settings.amp is None:
+        return graph
+    return _Pass(graph, settings).run()
+
+
+class _Pass:
+    def __init__(self, graph: Graph, settings: StepSettings) -> None:
+        assert settings.amp is not None
+        self.out, self.graph = Rewriter(graph), graph
+        self.low, self.on_cpu = settings.amp, settings.backend == "cpu"
+        self.releases = last_uses(graph)
+        self.cached: dict[tuple[int, str], int] = {}
+
+    def run(self) -> Graph:
+        known = registry()
+        for position, op in enumerate(self.graph.ops):
+            spec = known.get(op.kind)
+            wanted = self._precision(op, spec)
+            inputs, made = self._casts(op, wanted)
+            self._retype(op, spec, wanted)
+            self.out.emit(Op(op.kind, inputs, op.outputs, op.attrs, op.scope, op.inplace, op.grad, op.region, op.known))
+            self.out.release(*made, *self.releases[position])
+        self.out.release(*self.cached.values())
+        return self.out.finish()
+
+    def _precision(self, op: Op, spec: OpSpec | None) -> str | None:
+        """Return the dtype an operator's inputs are cast to, None where autocast leaves them alone."""
+        if spec is None or op.inplace:
+            return None
+        if spec.autocast == "lower":
+            return self.low
+        if spec.autocast == "float32":
+            return None if self.on_cpu and op.kind in _ON_CPU_AS_IS else "float32"
+        if op.kind in ("cat", "stack", "concat"):
+            kinds = {self.out.values[i].dtype for i in op.inputs if i is not None}
+            return "float32" if "float32" in kinds and kinds & _LOW else None
+        return None
+
+    def _casts(self, op: Op, wanted: str | None) -> tuple[tuple[int | None, ...], list[int]]:
+        """Return the inputs an operator reads, and the casts made for it alone."""
+        if wanted is None:
+            return op.inputs, []
+        inputs: list[int | None] = []
+        made: list[int] = []
+        for index in op.inputs:
+            if index is None or (value := self.out.values[index]).dtype == wanted or value.dtype not in _CASTABLE:
+                inputs.append(index)
+                continue
+            key = (index, wanted)
+            cast = self.cached.get(key)
+            if cast is None:
+                cast = self.out.add("to_copy", (index,), value.shape, wanted, op)
+                if value.role == "parameter" and value.trainable and wanted == self.low:
+                    self.cached[key] = cast
+                else:
+                    made.append(cast)
+            inputs.append(cast)
+        return tuple(inputs), made
+
+    def _retype(self, op: Op, spec: OpSpec | None, wanted: str | None) -> None:
+        """Give the outputs the dtype they have under autocast."""
+        values = self.out.values
+        for index in op.outputs:
+            value = values[index]
+            if value.dtype not in FLOATING:
+                continue
+            if op.kind == "to_copy" or not op.inputs:
+                continue
+            dtype = wanted or self._promoted(op, spec, value)
+            if dtype != value.dtype and dtype in _CASTABLE:
+                values[index] = Value(value.name, value.shape, dtype, value.role, value.alias, value.trainable)
+
+    def _promoted(self, op: Op, spec: OpSpec | None, value: Value) -> str:
+        """The widest floating input; views, in-place calls and normalisations follow input 0."""
+        kinds = [self.out.values[i].dtype for i in op.inputs if i is not None]
+        if op.inplace or value.alias is not None or (spec is not None and spec.autocast == "keep"):
+            return kinds[0] if kinds and kinds[0] in _CASTABLE else value.dtype
+        found = [k for k in kinds if k in _CASTABLE]
+        if not found:
+            return value.dtype
+        return "float32" if "float32" in found and not self._scalars_only(op) else found[0]
+
+    def _scalars_only(self, op: Op) -> bool:
+        """Whether every float32 input is a zero-dimensional tensor, which does not promote."""
+        wide = [self.out.values[i] for i in op.inputs if i is not None and self.out.values[i].dtype == "float32"]
+        return all(not v.shape for v in wide) and len(wide) < sum(i is not None for i in op.inputs)

@@ -1,0 +1,127 @@
+"""What composite operators run as: batched products and attention, taken apart as PyTorch's own C++ code does."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torchedge.graphs import Graph, Op, Shape
+from torchedge.prediction.memory.layouts import Layouts, foldable, variadic, viewed
+from torchedge.prediction.memory.rewriting import Rewriter, last_uses
+from torchedge.prediction.memory.settings import StepSettings
+
+_PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
+_ATTENTION = "scaled_dot_product_attention"
+
+
+def decompose(graph: Graph, settings: StepSettings) -> Graph:
+    """Return the graph with batched products preceded by the copies they need and attention as what runs in its place.
+
+    A graph without such operators is returned as it is.
+    """
+    if not any(op.kind in _PRODUCTS or op.kind == _ATTENTION for op in graph.ops):
+        return graph
+    return _Pass(graph, settings).run()
+
+
+class _Pass:
+    def __init__(self, graph: Graph, settings: StepSettings) -> None:
+        self.out = Rewriter(graph)
+        self.fused = settings.attention == "fused"
+        self.layouts = Layouts(self.out.values, graph.ops, self.fused)
+        self.graph, self.releases = graph, last_uses(graph)
+
+    def run(self) -> Graph:
+        for position, op in enumerate(self.graph.ops):
+            if op.kind in _PRODUCTS:
+                self._product(op)
+            elif op.kind == _ATTENTION and not self.fused:
+                self._attention(op)
+            elif op.kind == "clone" and self.fused and self._needs_no_copy(op):
+                self._as_view(op)
+            else:
+                self.out.emit(op)
+            self.out.release(*self.releases[position])
+        return self.out.finish()
+
+    def _as_view(self, op: Op) -> None:
+        """A reshape that capture saw copying, of a fused attention's output, which lies in memory as wanted."""
+        old = self.out.values[op.outputs[0]]
+        self.out.values[op.outputs[0]] = type(old)(old.name, old.shape, old.dtype, old.role, op.inputs[0])
+        self.out.emit(Op("reshape", op.inputs, op.outputs, op.attrs, op.scope, False, op.grad, op.region))
+
+    def _needs_no_copy(self, op: Op) -> bool:
+        source = op.inputs[0]
+        if source is None or not variadic(op.attrs, "shape"):
+            return False
+        shape, strides = self.layouts.shape(source), self.layouts.of(source)
+        return viewed(shape, strides, self.layouts.shape(op.outputs[0])) is not None
+
+    def _product(self, op: Op) -> None:
+        a, b = op.inputs[0], op.inputs[1]
+        if a is None or b is None:
+            self.out.emit(op)
+            return
+        ranks = len(self.out.values[a].shape), len(self.out.values[b].shape)
+        operands = [a, b]
+        if min(ranks) >= 3:
+            batch = self.out.values[op.outputs[0]].shape[:-2]
+            operands = [self._operand(i, batch, op) for i in (a, b)]
+        elif max(ranks) >= 3 and ranks[0] >= 3:
+            shape = self.layouts.shape(a)
+            if viewed(shape, self.layouts.of(a), (prod(shape[:-1]), shape[-1])) is None:
+                operands[0] = self._copied(a, op)
+        self.out.emit(Op(op.kind, tuple(operands), op.outputs, op.attrs, op.scope, False, op.grad, op.region))
+        self.out.release(*[i for i, old in zip(operands, (a, b), strict=True) if i != old])
+
+    def _operand(self, index: int, batch: Shape, op: Op) -> int:
+        """Return the value bmm works on: the operand itself, or a copy of it, expanded to the batch where it is broadcast."""
+        value = self.out.values[index]
+        if value.shape[:-2] != batch:
+            return self.out.add("expand_copy", (index,), (*batch, *value.shape[-2:]), value.dtype, op)
+        if foldable(self.layouts.shape(index), self.layouts.of(index)):
+            return index
+        return self._copied(index, op)
+
+    def _copied(self, index: int, op: Op) -> int:
+        value = self.out.values[index]
+        return self.out.add("clone", (index,), value.shape, value.dtype, op)
+
+    def _attention(self, op: Op) -> None:
+        """Scaled q and k, scores, mask, softmax, dropout, product with v (`_scaled_dot_product_attention_math`)."""
+        q, k, v = op.inputs[0], op.inputs[1], op.inputs[2]
+        assert q is not None and k is not None and v is not None
+        values, add = self.out.values, self.out.add
+        mask = op.inputs[3] if len(op.inputs) > 3 else None
+        query, key = values[q], values[k]
+        dtype, batch = query.dtype, query.shape[:-2]
+        scores: Shape = (*batch, query.shape[-2], key.shape[-2])
+        made: list[int] = []
+        scaled = [add("mul", (i,), values[i].shape, dtype, op, {"other": 1.0}) for i in (q, k)]
+        made += scaled
+        rank = len(query.shape)
+        folded = []
+        for source, new in zip((q, k), scaled, strict=True):
+            if rank > 3 and not foldable(self.layouts.shape(source), self.layouts.of(source)):
+                new = add("clone", (new,), values[source].shape, dtype, op)
+                made.append(new)
+            folded.append(new)
+        product = add("matmul", tuple(folded), scores, dtype, op)
+        made.append(product)
+        if mask is not None or op.attrs.get("is_causal"):
+            extra = values[mask].shape if mask is not None else scores[-2:]
+            bias = mask
+            if mask is None or values[mask].dtype == "bool":
+                bias = add("zeros", (), extra, dtype, op)
+                made.append(bias)
+            product = add("add", (product, bias), scores, dtype, op)
+            made.append(product)
+        weights = add("softmax", (product,), scores, dtype, op, {"dim": -1})
+        made.append(weights)
+        dropout = op.attrs.get("dropout_p", 0.0)
+        if isinstance(dropout, float) and dropout > 0:
+            weights = add("dropout", (weights,), scores, dtype, op, {"p": dropout, "train": True})
+            made.append(weights)
+        if rank > 3 and not foldable(self.layouts.shape(v), self.layouts.of(v)):
+            v = add("clone", (v,), values[v].shape, dtype, op)
+            made.append(v)
+        self.out.emit(Op("matmul", (weights, v), op.outputs, {}, op.scope, False, op.grad, op.region), tuple(made))

@@ -1,0 +1,59 @@
+"""Rebuilding a graph operator by operator: what the pure graph passes of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torchedge.graphs import Graph, Op, Shape, Value
+
+
+class Rewriter:
+    """Copies a graph's values and collects a new list of operators with their releases."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.values: list[Value] = list(graph.values)
+        self.ops: list[Op] = []
+        self.releases: list[list[int]] = []
+
+    def add(self, kind: str, inputs: tuple[int | None, ...], shape: Shape, dtype: str, like: Op,
+            attrs: Mapping[str, Any] | None = None, alias: int | None = None) -> int:  # fmt: skip
+        """Append an operator with one new output, in the place (scope, region) of `like`; return the output."""
+        index = len(self.values)
+        self.values.append(Value(f"{kind}.{index}", shape, dtype, "activation", alias))
+        self.emit(Op(kind, inputs, (index,), attrs or {}, like.scope, False, like.grad, like.region, True))
+        return index
+
+    def emit(self, op: Op, releases: tuple[int, ...] = ()) -> None:
+        """Append an operator as it is."""
+        self.ops.append(op)
+        self.releases.append(list(releases))
+
+    def release(self, *indices: int) -> None:
+        """Book releases behind the operator emitted last."""
+        self.releases[-1].extend(indices)
+
+    def finish(self) -> Graph:
+        """Return the rewritten graph."""
+        return replace(
+            self.graph, values=tuple(self.values), ops=tuple(self.ops), releases=tuple(map(tuple, self.releases))
+        )
+
+
+def last_uses(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Return a graph's releases, or releases after the last use where it does not know Python's own lifetimes."""
+    if graph.releases is not None:
+        return graph.releases
+    last: dict[int, int] = {}
+    for position, op in enumerate(graph.ops):
+        for index in (*op.inputs, *op.outputs):
+            if index is not None:
+                last[index] = position
+    kept = {*graph.outputs} if graph.loss is None else {graph.loss}
+    releases: list[list[int]] = [[] for _ in graph.ops]
+    for index, position in last.items():
+        if index not in kept:
+            releases[position].append(index)
+    return tuple(map(tuple, releases))
