@@ -11,8 +11,8 @@ from torchedge.ops.specs import LoadClass, no_flops, spec
 
 
 _VIEW = {"load": LoadClass.FREE, "flops": no_flops, "view": True, "autocast": "keep", "backward_flops": 0.0}
-_SHARED = {**_VIEW, "grads": ("view",)}
-_WRITTEN = {**_VIEW, "grads": ("new",)}
+_SHARED = {**_VIEW, "grads": ("view", "none")}
+_WRITTEN = {**_VIEW, "grads": ("new", "none")}
 
 OPS = (
     spec("view", "input size", "view_as _unsafe_view alias lift_fresh", **_SHARED),

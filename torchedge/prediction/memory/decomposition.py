@@ -11,6 +11,7 @@ from torchedge.prediction.memory.settings import StepSettings
 
 _PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
 _ATTENTION = "scaled_dot_product_attention"
+_COMPOSITE = _PRODUCTS | {_ATTENTION, "einsum"}
 
 
 def decompose(graph: Graph, settings: StepSettings) -> Graph:
@@ -18,7 +19,7 @@ def decompose(graph: Graph, settings: StepSettings) -> Graph:
 
     A graph without such operators is returned as it is.
     """
-    if not any(op.kind in _PRODUCTS or op.kind == _ATTENTION for op in graph.ops):
+    if _COMPOSITE.isdisjoint({op.kind for op in graph.ops}):
         return graph
     return _Pass(graph, settings).run()
 
@@ -34,6 +35,8 @@ class _Pass:
         for position, op in enumerate(self.graph.ops):
             if op.kind in _PRODUCTS:
                 self._product(op)
+            elif op.kind == "einsum":
+                self._einsum(op)
             elif op.kind == _ATTENTION and not self.fused:
                 self._attention(op)
             elif op.kind == "clone" and self.fused and self._needs_no_copy(op):
@@ -72,6 +75,29 @@ class _Pass:
                 operands[0] = self._copied(a, op)
         self.out.emit(Op(op.kind, tuple(operands), op.outputs, op.attrs, op.scope, False, op.grad, op.region))
         self.out.release(*[i for i, old in zip(operands, (a, b), strict=True) if i != old])
+
+    def _einsum(self, op: Op) -> None:
+        """Two operands become one bmm: each permuted to (batch, own, summed) dimensions and copied where that needs it."""
+        equation = str(op.attrs.get("equation", "")).replace(" ", "")
+        operands = [i for i in op.inputs if i is not None]
+        left, _, right = equation.partition("->")
+        terms = left.split(",")
+        if "." in equation or not right or len(terms) != 2 or len(operands) != 2:
+            self.out.emit(op)
+            return
+        batch = [k for k in terms[0] if k in terms[1] and k in right]
+        summed = [k for k in terms[0] if k in terms[1] and k not in right]
+        inputs = []
+        for index, term in zip(operands, terms, strict=True):
+            own = [k for k in term if k not in batch and k not in summed]
+            order = [term.index(k) for k in (*batch, *own, *summed)]
+            shape, strides = self.layouts.shape(index), self.layouts.of(index)
+            turned = tuple([shape[k] for k in order]), tuple([strides[k] for k in order])
+            ends = len(batch), len(batch) + len(own)
+            folded = (prod(turned[0][: ends[0]]), prod(turned[0][ends[0] : ends[1]]), prod(turned[0][ends[1] :]))
+            inputs.append(index if viewed(*turned, folded) is not None else self._copied(index, op))
+        self.out.emit(Op("matmul", tuple(inputs), op.outputs, {}, op.scope, False, op.grad, op.region))
+        self.out.release(*[i for i in inputs if i not in operands])
 
     def _operand(self, index: int, batch: Shape, op: Op) -> int:
         """Return the value bmm works on: the operand itself, or a copy of it, expanded to the batch where it is broadcast."""
