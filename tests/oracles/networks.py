@@ -29,6 +29,14 @@ def _tokens(length: int) -> Callable[[int], Feed]:
     return lambda batch: ((), {"input_ids": torch.empty(batch, length, dtype=torch.int64, device="meta")})
 
 
+def _masked_tokens(length: int) -> Callable[[int], Feed]:
+    def feed(batch: int) -> Feed:
+        tokens = _tokens(length)(batch)[1]
+        return (), {**tokens, "attention_mask": torch.empty(batch, length, dtype=torch.int64, device="meta")}
+
+    return feed
+
+
 def _vision(name: str, *size: int, **options: Any) -> Network:
     def build() -> torch.nn.Module:
         from torchedge.tracing.vision import import_torchvision
@@ -94,7 +102,7 @@ NETWORKS: dict[str, Network] = {
         _segmentation("fcn_resnet50"), _vision("r3d_18", 3, 8, 112, 112), _timm("deit_tiny_patch16_224"),
         _timm("mixer_b16_224"), _timm("resnetv2_50x1_bit"), _timm("levit_128s"), _timm("mobilevit_s", 3, 256, 256),
         _timm("poolformer_s12"), _timm("ghostnet_100"), Network("bert-tiny", _bert, _tokens(128)),
-        Network("gpt2-small", _gpt2, _tokens(128)),
+        Network("gpt2-small", _gpt2, _masked_tokens(128)),
     )
 }  # fmt: skip
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from torchedge.graphs import ITEM_SIZES
 from torchedge.ops.specs import Call, LoadClass, Sizes, spec
 
 
@@ -57,29 +56,14 @@ def added_saves(call: Call) -> tuple[int, ...]:
     return tuple(i for i, other in ((1, 2), (2, 1)) if call.need(other))
 
 
-def matmul_scratch(call: Call) -> tuple[int, ...]:
-    """Nothing beside the output: broadcast operands are folded into views or counted in `matmul_aux`."""
-    return ()
-
-
-def matmul_aux(call: Call) -> tuple[int, ...]:
-    """Bytes of the copies bmm works on where a batched operand is broadcast: kept by autograd in the operand's place."""
-    a, b = call.ins[0] or (), call.ins[1] or ()
-    if len(a) < 3 or len(b) < 3 or a[:-2] == b[:-2]:
-        return ()
-    batch = prod(call.outs[0][:-2])
-    item = ITEM_SIZES[call.in_dtype(0)]
-    return tuple(batch * prod(s[-2:]) * item for s in (a, b) if prod(s[:-2]) != batch)
-
-
 OPS = (
     spec(
         "linear", "input weight bias", load=LoadClass.REUSABLE, infer=linear_shape, flops=linear_flops,
-        saves=product_saves, autocast="lower",
+        saves=product_saves, grads=("folded", "turned", "new"), autocast="lower",
     ),
     spec(
         "matmul", "input other", "mm bmm mv dot vdot inner __matmul__ chain_matmul", load=LoadClass.REUSABLE, flops=matmul_flops,
-        saves=product_saves, aux=matmul_aux, autocast="lower",
+        saves=product_saves, grads=("folded",), autocast="lower",
     ),
     spec(
         "__rmatmul__", "other input", load=LoadClass.REUSABLE, flops=matmul_flops, saves=product_saves, autocast="lower",

@@ -132,7 +132,8 @@ class OpSpec:
     aux: bytes of hidden outputs that autograd keeps too (batch statistics, pooling indices, dropout masks).
     scratch: bytes of tensors that live only during the forward call; backward_scratch: during the backward call.
     grads: for each input how its gradient comes about: "new" (allocated), "pass" (the incoming gradient itself where shapes
-    agree), "view" (shares the incoming gradient's storage), "none". The last entry holds for all further inputs.
+    agree), "view" (shares the incoming gradient's storage), "turned" (new, reached through a view; "folded": from three dimensions
+    on), "none". The last entry holds for all further inputs.
     autocast: "lower" (runs in the low precision), "float32", "widest" (promotes) or "keep".
     view: its output shares the storage of input 0.
     backward_flops: forward FLOPs spent for each input gradient.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchedge.graphs import Op
+from torchedge.graphs import Op, Poly
 from torchedge.graphs.dims import poly
 from torchedge.ops.specs import nothing
 from torchedge.prediction.memory.stepping import GRADIENTS, TEMPORARY, Record, Region, Step, make_call, run, title
@@ -13,6 +13,7 @@ def write_backward(step: Step) -> None:
     tape, graph = step.tape, step.graph
     assert graph.loss is not None
     step.grads[graph.loss] = tape.new(step.sizes[graph.loss], TEMPORARY, "gradient of the loss")
+    step.pending = _pending(step)
     _run_back(step, 0)
 
 
@@ -33,7 +34,13 @@ def _node_back(step: Step, record: Record) -> None:
     """Run one node: make the input gradients, let go of what it was given and had kept, hand the gradients on."""
     tape = step.tape
     incoming = [g for g in [step.grads.pop(o, None) for o in record.op.outputs] if g is not None]
-    made = _input_gradients(step, record, incoming[0]) if incoming else []
+    if incoming:
+        made = _input_gradients(step, record, incoming[0])
+    else:  # a branch that the loss does not see
+        made = []
+        for index in record.op.inputs:
+            if index in step.pending:
+                _count_down(step, index)
     for storage in incoming:
         tape.drop(storage)
     for storage in record.saved:
@@ -64,11 +71,16 @@ def _input_gradients(step: Step, record: Record, incoming: int) -> list[tuple[in
         if mode == "view" or (mode == "pass" and value.shape == out.shape and value.dtype == out.dtype):
             tape.hold(incoming)
             made.append((index, incoming))
+            if mode == "view":
+                step.viewed.add(incoming)
         elif spec.broadcasts and mode == "new" and value.shape != out.shape:
             wide.append((len(made), tape.new(sizes[op.outputs[0]], TEMPORARY, f"gradient of {value.name} (broadcast)")))
             made.append((index, -1))
         else:
-            made.append((index, tape.new(sizes[index], TEMPORARY, f"gradient of {value.name}")))
+            storage = tape.new(sizes[index], TEMPORARY, f"gradient of {value.name}")
+            made.append((index, storage))
+            if mode == "turned" or (mode == "folded" and len(value.shape) > 2):
+                step.viewed.add(storage)
     for storage in scratch:
         tape.drop(storage)
     for place, storage in wide:  # the engine sums broadcast dimensions up when the node has returned
@@ -82,19 +94,62 @@ def _accumulate(step: Step, index: int, storage: int) -> None:
     """Add a gradient to what has arrived for a value: parameters keep theirs, others wait for their operator."""
     tape, value = step.tape, step.graph.values[index]
     if value.role == "parameter":
+        _arrive_at_leaf(step, index, storage)
+        return
+    have = step.grads.get(index)
+    if have is None:
+        step.grads[index] = storage
+    else:
+        _sum(step, index, have, storage)
+
+
+def _arrive_at_leaf(step: Step, index: int, storage: int) -> None:
+    """A parameter used several times gets its gradient when all of its uses have run; until then their sum waits."""
+    if index not in step.pending:
         _accumulate_leaf(step, index, storage)
         return
     have = step.grads.get(index)
     if have is None:
         step.grads[index] = storage
-        return
-    size = step.sizes[index]
-    if step.settings.sum_in_place and tape.counts[have] == 1 and tape.sizes[have] == size:
+    else:
+        _sum(step, index, have, storage)
+    _count_down(step, index)
+
+
+def _count_down(step: Step, index: int) -> None:
+    step.pending[index] -= 1
+    if step.pending[index] <= 0 and index in step.grads:
+        _accumulate_leaf(step, index, step.grads.pop(index))
+
+
+def _pending(step: Step) -> dict[int, int]:
+    """Return how often each parameter is used that is used more than once (activation-checkpoint regions left out)."""
+    uses: dict[int, int] = {}
+    for record in step.records:
+        if isinstance(record, Record):
+            for slot, index in enumerate(record.op.inputs):
+                if index is not None and record.needs[slot] and step.graph.values[index].role == "parameter":
+                    uses[index] = uses.get(index, 0) + 1
+    return {index: count for index, count in uses.items() if count > 1}
+
+
+def _sum(step: Step, index: int, have: int, storage: int) -> None:
+    """Add a second gradient of a value to the first, which waits in the engine's buffer."""
+    tape, value, size = step.tape, step.graph.values[index], step.sizes[index]
+    if _sums_in_place(step, have, size):
         tape.drop(storage)
         return
     step.grads[index] = tape.new(size, TEMPORARY, f"gradient of {value.name} (sum)")
     tape.drop(have)
     tape.drop(storage)
+
+
+def _sums_in_place(step: Step, have: int, size: Poly) -> bool:
+    """The engine adds in place where it alone holds the first gradient, which fills its storage and is no view of another."""
+    tape = step.tape
+    return (
+        step.settings.sum_in_place and tape.counts[have] == 1 and have not in step.viewed and tape.sizes[have] == size
+    )
 
 
 def _accumulate_leaf(step: Step, index: int, storage: int) -> None:

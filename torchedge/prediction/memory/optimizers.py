@@ -29,7 +29,7 @@ def write_update(tape: TapeWriter, trained: Trained, state: dict[int, list[int]]
     """Write the optimizer's step, and the release of the gradients where `zero_grad` frees them.
 
     Temporaries follow torch.optim: weight decay goes into a copy of the gradient (not AdamW's); Adam forms the denominator
-    sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for all parameters at once; the loop does one
+    sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for all parameters at once, one after the other; the loop does one
     parameter after the other, its variables alive until the next parameter takes their place.
     State that is missing (first step) is made; momentum starts as a clone of the gradient.
     """
@@ -39,24 +39,30 @@ def write_update(tape: TapeWriter, trained: Trained, state: dict[int, list[int]]
         for index, size, _ in trained:
             if index not in state:
                 state[index] = [tape.new(size, category, name) for name in names]
-    copies = int(decay) + (settings.optimizer in _ADAMS)
     write = _write_together if settings.foreach else _write_one_by_one
-    write(tape, trained, state, settings, category, temporary, decay, copies)
+    write(tape, trained, state, settings, category, temporary, decay)
     if settings.zero_grad == "set_to_none" and settings.accumulation == 1:
         for _, _, gradient in trained:
             tape.drop(gradient)
 
 
 def _write_together(tape: TapeWriter, trained: Trained, state: dict[int, list[int]], settings: StepSettings, category: int,
-                    temporary: int, decay: bool, copies: int) -> None:  # fmt: skip
-    made = [tape.new(size, temporary, "optimizer temporary") for _ in range(copies) for _, size, _ in trained]
-    _start_momentum(tape, trained, state, settings, category)
-    for storage in made:
-        tape.drop(storage)
+                    temporary: int, decay: bool) -> None:  # fmt: skip
+    if decay:
+        made = [tape.new(size, temporary, "optimizer temporary") for _, size, _ in trained]
+        _start_momentum(tape, trained, state, settings, category)
+        for storage in made:
+            tape.drop(storage)
+    else:
+        _start_momentum(tape, trained, state, settings, category)
+    if settings.optimizer in _ADAMS:
+        made = [tape.new(size, temporary, "optimizer temporary") for _, size, _ in trained]
+        for storage in made:
+            tape.drop(storage)
 
 
 def _write_one_by_one(tape: TapeWriter, trained: Trained, state: dict[int, list[int]], settings: StepSettings, category: int,
-                      temporary: int, decay: bool, copies: int) -> None:  # fmt: skip
+                      temporary: int, decay: bool) -> None:  # fmt: skip
     adam = settings.optimizer in _ADAMS
     gradient = denominator = -1
     for entry in trained:

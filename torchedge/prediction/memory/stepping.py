@@ -54,6 +54,8 @@ class Step:
     parameter_grads: dict[int, int] = field(default_factory=dict)
     state: dict[int, list[int]] = field(default_factory=dict)
     sizes: list[Poly] = field(default_factory=list)
+    viewed: set[int] = field(default_factory=set)
+    pending: dict[int, int] = field(default_factory=dict)
     records: list[Record | Region] = field(default_factory=list)
 
 
