@@ -13,6 +13,9 @@ import numpy.typing as npt
 from torchedge.devices import Provenance
 from torchedge.errors import InputError
 
+CONFIDENCE = 0.95
+"""Default one-sided confidence that a run stays below the memory it is said to need."""
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -36,14 +39,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """How much memory a run asks for at other batch sizes, with a margin for the confidence asked for.
+    """How much memory a run asks for: batch sizes (B,) and a one-sided confidence to MiB (B,), whatever the device has."""
 
-    required: batch sizes (B,) to MiB (B,), what the run would take if the device had any amount.
-    margin: confidence in (0, 1) to the factor by which the requirement may be exceeded.
-    """
-
-    required: Callable[[IntArray], FloatArray]
-    margin: Callable[[float], float]
+    required: Callable[[IntArray, float], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +74,32 @@ class Prediction:
     def __post_init__(self) -> None:
         object.__setattr__(self, "breakdown", MappingProxyType(dict(self.breakdown)))
 
-    def required_mib(self, confidence: float = 0.99) -> float:
+    def required_mib(self, confidence: float = CONFIDENCE) -> float:
         """Return the memory in MiB that the run stays below with this confidence (0.5 ≤ confidence < 1)."""
-        needs = self._needs()
-        return float(needs.required(np.array([self.batch_size]))[0]) * needs.margin(_checked_confidence(confidence))
+        checked = _checked_confidence(confidence)
+        return float(self._needs().required(np.array([self.batch_size]), checked)[0])
 
-    def fits(self, limit_mib: float | None = None, *, confidence: float = 0.99) -> bool:
+    def fits(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE) -> bool:
         """Return whether the run fits into `limit_mib` (the device's usable memory by default) with this confidence.
 
         Raises InputError for a limit that is no positive number, or where neither a limit nor the device's memory is known.
         """
         return self.required_mib(confidence) <= self._limit(limit_mib)
 
-    def max_batch_size(self, limit_mib: float | None = None, *, confidence: float = 0.99, largest: int = 1 << 16) -> int:
+    def max_batch_size(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE, largest: int = 1 << 16) -> int:
         """Return the largest batch size that still fits, 0 where even one sample does not. See `fits`."""
-        needs, limit = self._needs(), self._limit(limit_mib)
-        margin = needs.margin(_checked_confidence(confidence))
+        needs, limit, checked = self._needs(), self._limit(limit_mib), _checked_confidence(confidence)
+
+        def fit(batch_size: int) -> bool:
+            return float(needs.required(np.array([batch_size]), checked)[0]) <= limit
+
         low, high = 0, 1
-        while high <= largest and float(needs.required(np.array([high]))[0]) * margin <= limit:
+        while high <= largest and fit(high):
             low, high = high, high * 2
         high = min(high, largest + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            if float(needs.required(np.array([middle]))[0]) * margin <= limit:
-                low = middle
-            else:
-                high = middle
+            low, high = (middle, high) if fit(middle) else (low, middle)
         return low
 
     def _needs(self) -> Needs:
@@ -149,12 +147,37 @@ class Prediction:
         lines += [f"    {name.replace('_', ' '):<20} {_number(part):>8} MiB" for name, part in self.breakdown.items()]
         if self.device_memory_mib is not None and self.needs is not None:
             verdict = "fits" if self.fits() else "does not fit"
-            lines.append(f"  {verdict} into {_number(self.device_memory_mib)} MiB at 99 % confidence")
+            lines.append(f"  {verdict} into {_number(self.device_memory_mib)} MiB at {CONFIDENCE:.0%} confidence")
         lines += [f"  not counted: {kind}" for kind in self.unsupported]
         if self.out_of_range:
             lines.append(f"  out of range: {', '.join(self.out_of_range)}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Predictions of G graphs at B batch sizes: every array is (G, B); memory in MiB, latency in ms."""
+
+    batch_sizes: IntArray
+    memory: FloatArray
+    memory_low: FloatArray
+    memory_high: FloatArray
+    latency: FloatArray
+    latency_low: FloatArray
+    latency_high: FloatArray
+    allocated: FloatArray
+    reserved: FloatArray
+    out_of_range: npt.NDArray[np.bool_]
+    device: str
+    provenance: Provenance
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the predictions as plain data, ready for JSON."""
+        arrays = ("memory", "memory_low", "memory_high", "latency", "latency_low", "latency_high", "allocated", "reserved")
+        tables = {name: getattr(self, name).tolist() for name in (*arrays, "out_of_range")}
+        head = {"device": self.device, "provenance": str(self.provenance), "batch_sizes": self.batch_sizes.tolist()}
+        return {**head, **tables}
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,169 @@
+"""The public functions: thin, validating, enriching errors with what the user passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
+from torchedge.errors import InputError
+from torchedge.graphs import Graph
+from torchedge.prediction.feature_sets import features
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.simulation import MemoryProfile
+from torchedge.prediction.predictor import device_settings, predict_graph, predict_graphs
+from torchedge.prediction.profiles import load_models
+from torchedge.prediction.results import Prediction, Predictions
+from torchedge.tracing.capturing import capture
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Predictor", "capture", "features", "predict", "simulate"]
+
+Mode = Literal["train", "infer"]
+Model = Any
+"""A torch.nn.Module, or a Graph captured before."""
+
+
+def predict(
+    model: Model,
+    batch_size: int = 1,
+    device: str | Path | Device | None = None,
+    *,
+    mode: Mode = "train",
+    input_size: tuple[int, ...] | None = None,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
+    amp: str | None = None,
+    accumulation: int = 1,
+    loss: Callable[[Any], Any] | Literal["default"] | None = "default",
+) -> Prediction:
+    """Predict what one training step (or inference) of `model` takes from a device, without running it.
+
+    model: an nn.Module on any device in any mode (left as found), or a Graph from `capture`.
+    device: a name or alias (`torchedge devices` lists them) or a profile's folder; by default $TORCHEDGE_DEVICE, the device
+    in the configuration file, this machine's GPU if it has a profile, else this machine's CPU.
+    input_size: shape of one sample, such as (3, 224, 224); example: any pytree of tensors. With neither, the model's own
+    metadata decides, else its first layer, with a note in the result.
+    optimizer: "sgd", "sgd-momentum", "adam", "adamw", "none", or a torch.optim object. amp: "bfloat16" or "float16" autocast.
+    Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in ms, each with a 90 % interval.
+    Raises InputError, CaptureError, DeviceError or ProfileError with a message that says what to do.
+    """
+    predictor = Predictor(device)
+    return predictor.predict(
+        model, batch_size, mode=mode, input_size=input_size, example=example, optimizer=optimizer, amp=amp,
+        accumulation=accumulation, loss=loss,
+    )  # fmt: skip
+
+
+class Predictor:
+    """Predictions for one device, loaded once: for search loops over many models.
+
+    `device` is as in `predict`; `predictor.device` is the Device found.
+    """
+
+    def __init__(self, device: str | Path | Device | None = None) -> None:
+        self.device = device if isinstance(device, Device) else _chosen_device(device)
+        load_models(self.device)  # a damaged profile is told now, not in the loop
+
+    def predict(
+        self,
+        model: Model,
+        batch_size: int = 1,
+        *,
+        mode: Mode = "train",
+        input_size: tuple[int, ...] | None = None,
+        example: Any = None,  # noqa: ANN401 - any pytree of tensors
+        optimizer: str | torch.optim.Optimizer = "sgd-momentum",
+        amp: str | None = None,
+        accumulation: int = 1,
+        loss: Callable[[Any], Any] | Literal["default"] | None = "default",
+    ) -> Prediction:
+        """Predict one model at one batch size. See `torchedge.predict`."""
+        settings = _settings(optimizer, amp, accumulation)
+        graph = _graph(model, mode=mode, input_size=input_size, example=example, loss=loss)
+        return predict_graph(graph, batch_size, self.device, settings)
+
+    def predict_many(
+        self,
+        models: Sequence[Model],
+        batch_sizes: int | Sequence[int],
+        *,
+        mode: Mode = "train",
+        input_size: tuple[int, ...] | None = None,
+        optimizer: str | torch.optim.Optimizer = "sgd-momentum",
+        amp: str | None = None,
+    ) -> Predictions:
+        """Predict every model (or Graph) at every batch size: G models and B batch sizes give arrays (G, B)."""
+        if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
+            raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
+        graphs = [_graph(m, mode=mode, input_size=input_size, example=None, loss="default") for m in models]
+        return predict_graphs(graphs, batch_sizes, self.device, _settings(optimizer, amp, 1))
+
+
+def simulate(
+    model: Model,
+    batch_size: int = 1,
+    *,
+    device: str | Path | Device | None = None,
+    mode: Mode = "train",
+    input_size: tuple[int, ...] | None = None,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
+    amp: str | None = None,
+    accumulation: int = 1,
+) -> MemoryProfile:
+    """Simulate the memory of one step tensor by tensor and replay PyTorch's caching allocator; nothing is fitted.
+
+    Returns a MemoryProfile: allocated and reserved peaks in MiB, when the peak happens, which tensors make it, the timeline.
+    With a device its framework's behaviour is simulated, else today's PyTorch on CUDA.
+    """
+    from torchedge.prediction.memory import simulation
+
+    settings = _settings(optimizer, amp, accumulation)
+    if device is not None:
+        found = device if isinstance(device, Device) else find_device(device)
+        settings = device_settings(found, settings)
+    graph = _graph(model, mode=mode, input_size=input_size, example=example, loss="default")
+    return simulation.simulate(graph, batch_size, settings)
+
+
+def _graph(model: Model, *, mode: Mode, input_size: tuple[int, ...] | None, example: Any, loss: Any) -> Graph:  # noqa: ANN401
+    if isinstance(model, Graph):
+        return model
+    return capture(model, example, input_size=input_size, mode=mode, loss=loss)
+
+
+def _chosen_device(device: str | Path | None) -> Device:
+    """Find a device by name; without one: environment, configuration file, this machine's GPU, this machine's CPU."""
+    if device is not None:
+        return find_device(device)
+    named = default_device_name()
+    if named is not None:
+        return find_device(named)
+    import torch
+
+    if torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(0).total_memory / 2**20
+        found = match_device(board_name() or torch.cuda.get_device_name(0), total)
+        if found is not None:
+            return found
+    return find_device(LOCAL_DEVICE)
+
+
+def _settings(optimizer: Any, amp: str | None, accumulation: int) -> StepSettings:  # noqa: ANN401
+    """Read the optimizer's name, weight decay and implementation from a name or a torch.optim object."""
+    if isinstance(optimizer, str):
+        return StepSettings(optimizer=optimizer, amp=amp, accumulation=accumulation)
+    groups = getattr(optimizer, "param_groups", None)
+    if not groups:
+        raise InputError(f"optimizer is a {type(optimizer).__name__}; expected a name such as 'adam' or a torch.optim object")
+    kind, first = type(optimizer).__name__, groups[0]
+    names = {"SGD": "sgd-momentum" if first.get("momentum") else "sgd", "Adam": "adam", "AdamW": "adamw"}
+    if kind not in names:
+        raise InputError(f"optimizer {kind} is not known; expected SGD, Adam or AdamW: pass the one whose state is as large")
+    decay = float(first.get("weight_decay") or 0.0)
+    foreach = first.get("foreach") is not False
+    return StepSettings(optimizer=names[kind], weight_decay=decay, foreach=foreach, amp=amp, accumulation=accumulation)

@@ -1,0 +1,56 @@
+"""What is worked out once a graph and serves every batch size: the work, the tape of allocations, parameter figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchedge.graphs import Graph
+from torchedge.ops import call_of, registry
+from torchedge.prediction.latency.workload import Workload, count_work
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.tape import Tape
+
+
+@dataclass(slots=True)
+class Analysis:
+    """Results for one graph, made when first asked for."""
+
+    graph: Graph
+    tapes: dict[StepSettings, Tape] = field(default_factory=dict)
+    _work: Workload | None = None
+
+    @property
+    def work(self) -> Workload:
+        """What the step makes the device compute and move."""
+        if self._work is None:
+            self._work = count_work(self.graph)
+        return self._work
+
+    def tape(self, settings: StepSettings) -> Tape:
+        """Return the allocations of one step under these settings."""
+        tape = self.tapes.get(settings)
+        if tape is None:
+            tape = self.tapes[settings] = write_tape(self.graph, settings)
+        return tape
+
+
+def analyse(graph: Graph) -> Analysis:
+    """Return the analysis of a graph, remembered on the graph itself and forgotten with it."""
+    found = graph.__dict__.get("_analysis")
+    if not isinstance(found, Analysis):
+        found = graph.__dict__["_analysis"] = Analysis(graph)
+    return found
+
+
+def forward_flops(graph: Graph, batch_size: int) -> int:
+    """Return the FLOPs of one forward pass (a multiply-add counts as two); operators that are not known count nothing."""
+    known = registry()
+    from torchedge.graphs.dims import poly, poly_at
+
+    total = 0
+    for op in graph.ops:
+        spec = known.get(op.kind)
+        if spec is not None:
+            total += poly_at(poly(int(spec.flops(call_of(graph, op)))), batch_size)
+    return total

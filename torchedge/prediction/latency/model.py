@@ -1,0 +1,64 @@
+"""The latency of a device: fitted coefficients of the time model, a forest for what it leaves over, and their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
+from torchedge.prediction.intervals import DistanceScale, ErrorModel
+from torchedge.prediction.latency.roofline import busy_and_launch, named, pack, step_time
+from torchedge.prediction.latency.shares import time_shares
+from torchedge.prediction.latency.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Latencies of R rows: value, low, high (R,) in ms; outside (R,) whether features leave the training hull."""
+
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+    outside: npt.NDArray[np.bool_]
+    features: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatencyModel:
+    """Φ (or φ) of one device. Without forest and scale it is the analytic estimate alone.
+
+    coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `shares.SHARE_NAMES`, predicting log(measured / analytic).
+    """
+
+    coefficients: FloatArray
+    errors: ErrorModel
+    forest: Forest | None = None
+    scale: DistanceScale | None = None
+
+    def analytic(self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return (R,) the analytic time in ms and (R, F) the scale-free features of rows `work[which[r]]` at `batch[r]`."""
+        p = named(self.coefficients)
+        rows = pack(work, which, batch)
+        busy, launch = busy_and_launch(rows, p)
+        features = time_shares(rows, p) if self.forest is not None or self.scale is not None else np.zeros((rows.count, 0))
+        return np.asarray(step_time(busy, launch, p)), features
+
+    def predict(self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray) -> Times:
+        """Predict R rows; vectorised, numpy only."""
+        value, features = self.analytic(work, which, batch)
+        outside = np.zeros(len(value), dtype=np.bool_)
+        if self.forest is not None:
+            value = value * np.exp(evaluate(self.forest, features))
+            outside = outside_hull(self.forest, features)
+        difficulty = np.ones(len(value)) if self.scale is None else self.scale.difficulty(features)
+        half = self.errors.half_width(difficulty)
+        return Times(value, value * np.exp(-half), value * np.exp(half), outside, features)
+
+    def outside_names(self, features: FloatArray) -> tuple[str, ...]:
+        """Name the features of rows (R, F) that leave the training hull."""
+        return () if self.forest is None else tuple(features_outside(self.forest, features))

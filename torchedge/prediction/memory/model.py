@@ -1,0 +1,141 @@
+"""The memory of a device: what the simulated allocator reserves, what a process takes beside it, and what a forest corrects.
+
+Γ = clip(reserved + process, floor, ceiling) · exp(forest). The process constant holds context, libraries and host side; a
+network without linear layers loads no BLAS library and takes less. Boards with unified memory have a floor (what any run takes)
+and a ceiling, above which the system takes pages back and Γ no longer follows what the run asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.graphs import Graph
+from torchedge.ops import families
+from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
+from torchedge.prediction.intervals import ErrorModel
+from torchedge.prediction.memory.anchors import peaks_mib
+from torchedge.prediction.memory.tape import Tape
+
+FloatArray = npt.NDArray[np.float64]
+
+MEMORY_FEATURES = ("batch", "base", "reserved_over_allocated", "allocated", "parameters", "has_linear")
+"""What the correction forest sees: batch size, clipped base (MiB), ratio, allocated peak (MiB), parameters (MiB), 0 or 1."""
+
+_STRAIN = 0.08
+_LEAST_DIFFICULTY = 0.015
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a training process takes beside its tensors, MiB, each without and with linear layers.
+
+    beside: added to reserved memory; floor: the least any run takes; ceiling: the most Γ was seen at; capacity: the most a run
+    may reserve.
+    """
+
+    beside: tuple[float, float]
+    floor: tuple[float, float]
+    ceiling: float
+    capacity: float
+
+    def base(self, reserved: FloatArray, linear: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return Γ as the constants alone give it, (R,) MiB."""
+        beside = np.where(linear, self.beside[1], self.beside[0])
+        floor = np.where(linear, self.floor[1], self.floor[0])
+        return np.asarray(np.minimum(np.maximum(reserved + beside, floor), self.ceiling))
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Simulated figures of R rows: allocated and reserved (R,) MiB, parameters (R,) MiB, has linear layers (R,)."""
+
+    batch: FloatArray
+    allocated: FloatArray
+    reserved: FloatArray
+    parameters: FloatArray
+    linear: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of R rows in MiB: Γ with interval, allocated and reserved with one relative half-width each."""
+
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+    outside: npt.NDArray[np.bool_]
+    features: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryModel:
+    """Γ (or γ) of one device. Without forest it is the simulation plus constants.
+
+    errors: of Γ, scaled by how far the base moves when reserved memory does; reserved_errors, allocated_errors: of the
+    simulated peaks, unscaled.
+    """
+
+    process: Process
+    errors: ErrorModel
+    reserved_errors: ErrorModel
+    allocated_errors: ErrorModel
+    forest: Forest | None = None
+
+    def features(self, peaks: Peaks) -> FloatArray:
+        """Return (R, 6) in the order of `MEMORY_FEATURES`."""
+        base = self.process.base(peaks.reserved, peaks.linear)
+        ratio = peaks.reserved / peaks.allocated
+        return np.stack([peaks.batch, base, ratio, peaks.allocated, peaks.parameters, peaks.linear.astype(float)], axis=1)
+
+    def difficulty(self, peaks: Peaks) -> FloatArray:
+        """Return (R,): how much the base moves, relatively, when reserved memory is 8 % more or less, plus 1.5 %."""
+        up = self.process.base(peaks.reserved * (1 + _STRAIN), peaks.linear)
+        down = self.process.base(peaks.reserved / (1 + _STRAIN), peaks.linear)
+        return np.asarray((up - down) / (2 * self.process.base(peaks.reserved, peaks.linear)) + _LEAST_DIFFICULTY)
+
+    def predict(self, peaks: Peaks) -> Memory:
+        """Predict R rows; vectorised, numpy only."""
+        features = self.features(peaks)
+        value = features[:, 1]
+        outside = np.zeros(len(value), dtype=np.bool_)
+        if self.forest is not None:
+            value = value * np.exp(evaluate(self.forest, features))
+            outside = outside_hull(self.forest, features)
+        half = self.errors.half_width(self.difficulty(peaks))
+        return Memory(value, value * np.exp(-half), value * np.exp(half), outside, features)
+
+    def required(self, peaks: Peaks, confidence: float) -> FloatArray:
+        """Return (R,) MiB: what the runs ask for with this one-sided confidence, however much the device has."""
+        excess = np.exp(self.reserved_errors.margin(np.ones(len(peaks.reserved)), confidence))
+        beside = np.where(peaks.linear, self.process.beside[1], self.process.beside[0])
+        floor = np.where(peaks.linear, self.process.floor[1], self.process.floor[0])
+        return np.asarray(np.maximum(peaks.reserved * excess + beside, floor))
+
+    def limits(self, linear: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return (R,) MiB: the most that runs without or with linear layers may ask for on this device."""
+        return self.process.capacity + np.where(linear, self.process.beside[1], self.process.beside[0])
+
+    def outside_names(self, features: FloatArray) -> tuple[str, ...]:
+        """Name the features of rows (R, 6) that leave the training hull."""
+        return () if self.forest is None else tuple(features_outside(self.forest, features))
+
+
+def has_linear(graph: Graph) -> bool:
+    """Return whether a graph multiplies matrices: the libraries that needs take memory of their own."""
+    family = families()
+    return any(family.get(op.kind) in ("contraction", "attention") for op in graph.ops)
+
+
+def simulate_peaks(graphs: Sequence[Graph], tapes: Sequence[Tape], which: npt.NDArray[np.intp], batch: FloatArray) -> Peaks:
+    """Return the simulated peaks of rows: graph `which[r]` at batch size `batch[r]`."""
+    allocated, reserved = np.empty(len(which)), np.empty(len(which))
+    for index in np.unique(which):
+        rows = which == index
+        allocated[rows], reserved[rows] = peaks_mib(tapes[index], batch[rows].astype(np.int64))
+    parameters = np.array([sum(v.nbytes[0] for v in g.parameters) / 2**20 for g in graphs])
+    linear = np.array([has_linear(g) for g in graphs])
+    return Peaks(np.asarray(batch, dtype=float), allocated, reserved, parameters[which], linear[which])

@@ -1,0 +1,133 @@
+"""The Predictor: one device's models, applied to models and graphs, one at a time or many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.devices import Device
+from torchedge.errors import InputError
+from torchedge.graphs import Graph
+from torchedge.prediction.analysis import Analysis, analyse
+from torchedge.prediction.memory.model import Peaks, simulate_peaks
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.tape import CATEGORIES
+from torchedge.prediction.profiles import TrainingModels, load_models
+from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions
+
+FloatArray = npt.NDArray[np.float64]
+_MIB = 2.0**20
+
+
+def predict_graph(graph: Graph, batch_size: int, device: Device, settings: StepSettings | None = None,
+                  notes: tuple[str, ...] = ()) -> Prediction:  # fmt: skip
+    """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result."""
+    checked = checked_batches(batch_size)
+    if checked.ndim:
+        raise InputError(f"batch_size is {batch_size!r}; expected one whole number (predict_many takes several)")
+    _check_fixed(graph, checked.reshape(1))
+    models = load_models(device)
+    settings = device_settings(device, settings)
+    job = _Job([graph], [analyse(graph)], models, settings)
+    row = np.zeros(1, dtype=np.intp)
+    batch = checked.reshape(1).astype(np.float64)
+    peaks = job.peaks(row, batch)
+    memory, times = models.memory.predict(peaks), models.latency.predict(job.work, row, batch)
+    outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.features)
+    tape = job.analyses[0].tape(settings)
+    breakdown = _breakdown(tape.categories_at_peak(int(batch_size)), float(peaks.reserved[0]), float(memory.value[0]))
+
+    def required(batches: npt.NDArray[np.int64], confidence: float) -> FloatArray:
+        rows = np.zeros(len(batches), dtype=np.intp)
+        return models.memory.required(job.peaks(rows, batches.astype(np.float64)), confidence)
+
+    return Prediction(
+        memory=Estimate(float(memory.value[0]), float(memory.low[0]), float(memory.high[0]), "MiB"),
+        latency=Estimate(float(times.value[0]), float(times.low[0]), float(times.high[0]), "ms"),
+        allocated=_around(float(peaks.allocated[0]), models.memory.allocated_errors.half_width(np.ones(1))),
+        reserved=_around(float(peaks.reserved[0]), models.memory.reserved_errors.half_width(np.ones(1))),
+        breakdown=breakdown, device=device.name, device_memory_mib=float(models.memory.limits(peaks.linear)[0]), batch_size=int(batch_size),
+        mode="train" if graph.loss is not None else "infer", model=graph.name, unsupported=graph.unsupported,
+        out_of_range=outside, provenance=models.provenance, notes=(*graph.notes, *models.notes, *notes),
+        needs=Needs(required),
+    )  # fmt: skip
+
+
+def predict_graphs(graphs: Sequence[Graph], batch_sizes: Any, device: Device,  # noqa: ANN401 - an int or any array of ints
+                   settings: StepSettings | None = None) -> Predictions:  # fmt: skip
+    """Predict every graph at every batch size: (G,) graphs and (B,) batch sizes give (G, B) arrays; vectorised."""
+    batches = np.atleast_1d(checked_batches(batch_sizes))
+    if not graphs:
+        raise InputError("no graphs are given; expected at least one")
+    for graph in graphs:
+        _check_fixed(graph, batches)
+    models = load_models(device)
+    job = _Job(list(graphs), [analyse(g) for g in graphs], models, device_settings(device, settings))
+    which = np.repeat(np.arange(len(graphs)), len(batches))
+    batch = np.tile(batches, len(graphs)).astype(np.float64)
+    peaks = job.peaks(which, batch)
+    memory, times = models.memory.predict(peaks), models.latency.predict(job.work, which, batch)
+    shape = (len(graphs), len(batches))
+    tables = (memory.value, memory.low, memory.high, times.value, times.low, times.high, peaks.allocated, peaks.reserved)
+    return Predictions(batches, *(np.reshape(t, shape) for t in tables), np.reshape(memory.outside | times.outside, shape),
+                       device.name, models.provenance)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Graphs with what is known of them, on one device under one setting."""
+
+    graphs: list[Graph]
+    analyses: list[Analysis]
+    models: TrainingModels
+    settings: StepSettings
+
+    @property
+    def work(self) -> list[Any]:
+        return [a.work for a in self.analyses]
+
+    def peaks(self, which: npt.NDArray[np.intp], batch: FloatArray) -> Peaks:
+        return simulate_peaks(self.graphs, [a.tape(self.settings) for a in self.analyses], which, batch)
+
+
+def device_settings(device: Device, settings: StepSettings | None) -> StepSettings:
+    """Return the settings of a step as the device's measured framework runs it."""
+    chosen = settings if settings is not None else StepSettings()
+    return chosen.under({"backend": "cuda" if device.kind == "gpu" else "cpu", **device.runtime})
+
+
+def checked_batches(batch_sizes: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
+    """Return batch sizes as int64; raises InputError unless all are whole numbers from 1 on."""
+    array = np.asarray(batch_sizes)
+    if array.dtype.kind not in "iu" or array.size == 0 or (array < 1).any() or array.ndim > 1:
+        raise InputError(f"batch_size is {batch_sizes!r}; expected a whole number from 1 on, or a sequence of them")
+    return array.astype(np.int64)
+
+
+def _check_fixed(graph: Graph, batches: npt.NDArray[np.int64]) -> None:
+    fixed = graph.fixed_batch
+    if fixed is not None and (batches != fixed).any():
+        raise InputError(f"{graph.name} could only be captured for batch size {fixed}; capture it again for another one")
+
+
+def _around(value: float, half: FloatArray) -> Estimate:
+    factor = float(np.exp(half[0]))
+    return Estimate(value, value / factor, value * factor, "MiB")
+
+
+def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[str, float]:
+    """Tensors by category at the peak, what the allocator holds beside them, and what the process takes beside that.
+
+    Where the device's ceiling or the forest puts the total below the simulated reserve, parts shrink in proportion.
+    """
+    live = float(categories.sum())
+    parts = dict(zip(CATEGORIES, categories.tolist(), strict=True))
+    parts["workspace"] = max(reserved - live, 0.0)
+    inside = sum(parts.values())
+    if total < inside:
+        return {name: part * total / inside for name, part in parts.items()} | {"context": 0.0}
+    return parts | {"context": total - inside}

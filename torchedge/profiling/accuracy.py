@@ -1,0 +1,113 @@
+"""How accurate fitted models are on rows they have not seen: perf4sight's protocols, its own method beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.profiling.samples import Mask, Samples
+from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
+
+FloatArray = npt.NDArray[np.float64]
+
+TRAINING_LEVELS = (0, 30, 50, 70, 90)
+"""perf4sight, section 6.1: the pruning levels models are trained on; all others test."""
+
+BASIS = ("resnet18", "mobilenetv2", "squeezenet")
+"""perf4sight, section 6.3: the networks a model for unseen networks is trained on."""
+
+PROTOCOLS = ("own", "basis", "left-out")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean absolute percentage error and interval coverage by network, in %."""
+
+    target: str
+    protocol: str
+    error: Mapping[str, float]
+    coverage: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """Mean over networks of the error, %."""
+        return float(np.mean(list(self.error.values())))
+
+    @property
+    def mean_coverage(self) -> float:
+        """Mean over networks of the coverage, %; NaN where none was measured."""
+        return float(np.mean(list(self.coverage.values()))) if self.coverage else float("nan")
+
+
+def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
+    """Yield (training rows, test rows): "own" network, "basis" of three networks, network "left-out"; levels are disjoint."""
+    training = np.isin(samples.level, TRAINING_LEVELS)
+    if protocol == "basis":
+        yield training & np.isin(samples.network, BASIS), ~training
+        return
+    for name in samples.networks:
+        own = samples.network == name
+        yield training & (own if protocol == "own" else ~own), ~training & own
+
+
+Fitted = Callable[[Mask, Mask], tuple[FloatArray, FloatArray, FloatArray]]
+
+
+def score(samples: Samples, target: str, protocol: str, *, forest: bool = True, errors: bool = True,
+          tell: Callable[[], Any] = lambda: None) -> Score:  # fmt: skip
+    """Fit on every split's training rows and score its test rows; `target` is "gamma" or "phi". `tell` is called a split."""
+    measured = samples.gamma if target == "gamma" else samples.phi
+    usable = (memory_rows if target == "gamma" else latency_rows)(samples, np.ones(len(measured), dtype=np.bool_))
+    value, low, high = (np.full(len(measured), np.nan) for _ in range(3))
+    for train, test in splits(samples, protocol):
+        rows = test & usable
+        if target == "gamma":
+            memory = fit_memory(samples, train, errors=errors, forest=forest).predict(samples.peaks_of(rows))
+            value[rows], low[rows], high[rows] = memory.value, memory.low, memory.high
+        else:
+            model = fit_latency(samples, train, errors=errors, forest=forest)
+            times = model.predict(samples.work, samples.which[rows], samples.batch[rows])
+            value[rows], low[rows], high[rows] = times.value, times.low, times.high
+        tell()
+    done = np.isfinite(value)
+    inside = (measured >= low) & (measured <= high)
+    names = [n for n in samples.networks if (done & (samples.network == n)).any()]
+    by_network = {n: done & (samples.network == n) for n in names}
+    error = {n: 100 * float(np.mean(np.abs(value[r] / measured[r] - 1))) for n, r in by_network.items()}
+    return Score(target, protocol, error, {n: 100 * float(inside[r].mean()) for n, r in by_network.items()} if errors else {})
+
+
+def score_allocated(samples: Samples) -> Score:
+    """Score the simulated allocated peak, nothing fitted, over all measured rows."""
+    rows = memory_rows(samples, np.ones(len(samples.gamma), dtype=np.bool_)) & np.isfinite(samples.allocated)
+    ratio = np.abs(samples.peaks.allocated / samples.allocated - 1)
+    return Score("allocated", "simulated", {n: 100 * float(ratio[rows & (samples.network == n)].mean()) for n in samples.networks})
+
+
+@dataclass(frozen=True, slots=True)
+class FitScore:
+    """Of runs that ran out of memory, the share called fitting; of runs that fitted, the share refused; in %, with counts."""
+
+    confidence: float
+    missed: float
+    refused: float
+    failed_runs: int
+    passed_runs: int
+
+
+def score_fits(samples: Samples, confidence: float) -> FitScore:
+    """Score `fits` for each network with a model fitted on the training levels of the others; all its levels are tested."""
+    says = np.zeros(len(samples.gamma), dtype=np.bool_)
+    training = np.isin(samples.level, TRAINING_LEVELS)
+    for name in samples.networks:
+        rows = samples.network == name
+        model = fit_memory(samples, training & ~rows, errors=False, forest=False)
+        peaks = samples.peaks_of(rows)
+        says[rows] = model.required(peaks, confidence) <= model.limits(peaks.linear)
+    passed, failed = samples.fits == 1, samples.fits == 0
+    missed, refused = 100 * float(says[failed].mean()), 100 * float((~says[passed]).mean())
+    return FitScore(confidence, missed, refused, int(failed.sum()), int(passed.sum()))
