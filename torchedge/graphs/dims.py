@@ -14,7 +14,7 @@ _DIGIT_BASE = 2**89 - 1
 _LARGEST_CONSTANT = 50_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Affine:
     """A dimension ``slope * N + const`` of a tensor, N being the batch size."""
 
@@ -28,6 +28,8 @@ class Affine:
     def __str__(self) -> str:
         head = "N" if self.slope == 1 else f"{self.slope}N"
         return head if not self.const else f"{head}{self.const:+d}"
+
+    __repr__ = __str__
 
 
 Dim = int | Affine

@@ -14,6 +14,7 @@ from torchedge.graphs import Graph
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.losses import default_loss
 from torchedge.tracing.patches import LOCK
+from torchedge.tracing.programs import FileProgram
 from torchedge.tracing.refusals import refuse_unsuitable
 from torchedge.tracing.restoring import kept_modes, kept_random_states
 from torchedge.tracing.symbolic import batch_of, trace
@@ -64,14 +65,17 @@ def capture(
     args, kwargs, notes = _arguments(model, example, input_size)
     objective = None if mode == "infer" else default_loss if loss == "default" else loss
     training = mode == "train"
-    options = {"loss": objective, "training": training, "name": name or type(model).__name__, "notes": notes}
+    from_file = isinstance(model, FileProgram)
+    title = name or (model.title if isinstance(model, FileProgram) else type(model).__name__)
+    options = {"loss": objective, "training": training, "name": title, "notes": notes}
+    methods = ("trace",) if from_file else ("trace", "export") if method == "auto" else (method,)
+    retry = from_file or (example is not None and method == "auto")
     with LOCK, kept_modes(model, training), kept_random_states():
-        if method != "auto":
-            return _by(method, model, args, kwargs, batch_size, options)
-        return _by_any(model, args, kwargs, batch_size, options, retry=example is not None)
+        return _by_first(methods, model, args, kwargs, batch_size, options, retry)
 
 
-def _by_any(
+def _by_first(
+    methods: tuple[str, ...],
     model: torch.nn.Module,
     args: Any,
     kwargs: Any,
@@ -79,34 +83,31 @@ def _by_any(
     options: dict[str, Any],
     retry: bool,
 ) -> Graph:
-    """Try the fast path, then torch.export, then both at the batch size of the user's own example."""
-    batch = batch_of((args, kwargs))
-    attempts = [("trace", batch_size), ("export", batch_size)]
-    if batch_size is None and retry and batch:
-        attempts += [("trace", batch), ("export", batch)]
-    reasons: list[str] = []
-    for method, size in attempts:
+    """Try each method for every batch size, then (`retry`) each at the batch size of the example."""
+    failures: dict[str, TorchedgeError] = {}
+    for method in methods:
         try:
-            if size is not None and batch_size is None:
-                note = f"valid for batch size {size} only: the model's shapes do not follow the batch size"
-                graph = _by(
-                    method, model, args, kwargs, size, {**options, "notes": (*options["notes"], note)}
-                )
-            else:
-                graph = _by(method, model, args, kwargs, size, options)
+            return _by(method, model, args, kwargs, batch_size, options)
         except InputError:
             raise
         except TorchedgeError as error:
-            fresh = str(error) not in reasons
-            reasons.append(str(error))
-            if fresh:
-                failure = error
-        else:
-            return graph
-    tracing, exporting = reasons[:2]
+            failures[method] = error
+    batch = batch_of((args, kwargs))
+    if batch_size is None and retry and batch:
+        note = f"valid for batch size {batch} only: the model's shapes do not follow the batch size"
+        for method in methods:
+            try:
+                return _by(
+                    method, model, args, kwargs, batch, {**options, "notes": (*options["notes"], note)}
+                )
+            except TorchedgeError:
+                continue  # the reasons of the first attempts are the ones to report
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
+    tracing, exporting = failures["trace"], failures["export"]
     raise CaptureError(
         f"{options['name']} cannot be captured. By tracing: {tracing}. By torch.export: {exporting}."
-    ) from failure
+    ) from tracing
 
 
 def _by(
@@ -171,6 +172,8 @@ def _arguments(model: torch.nn.Module, example: Any, input_size: tuple[int, ...]
         dtype = spec.dtype if spec is not None else _floating_dtype(model)
         keyword = getattr(model, "main_input_name", None) if hasattr(model, "config") else None
         return _fed(torch.empty((1, *size), dtype=dtype, device="meta"), keyword, ())
+    if isinstance(model, FileProgram):
+        return model.example(), {}, ()
     found = infer_input(model)
     dtype = found.dtype if not found.dtype.is_floating_point else _floating_dtype(model)
     tensor = torch.empty((1, *found.size), dtype=dtype, device="meta")

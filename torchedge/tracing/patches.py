@@ -19,7 +19,7 @@ import torch.nn.functional
 
 from torchedge.errors import CaptureError
 from torchedge.tracing.binding import where
-from torchedge.tracing.recorder import Recorder
+from torchedge.tracing.recorder import ACTIVE, Recorder
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _LONGEST_RANGE = 50_000_000
@@ -31,6 +31,8 @@ LOCK = threading.RLock()
 def patched(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
     """Apply every patch for the time of one trace. Other threads go on undisturbed: patches look at who calls."""
     with LOCK, ExitStack() as stack:
+        ACTIVE.append(recorder)
+        stack.callback(ACTIVE.pop)
         stack.enter_context(_transparent_functions())
         stack.enter_context(_scopes(model, recorder))
         stack.enter_context(_bounded_ranges())

@@ -114,6 +114,9 @@ def _size_or_number(item: int) -> int | Affine:
         return item  # a large constant such as sys.maxsize in a slice, no size
 
 
+ACTIVE: list[Recorder] = []
+"""The recorder of the trace that is going on, if any: for modules that interpret a file."""
+
 Leaves = Callable[[], Iterable[tuple[str, torch.Tensor, Role]]]
 """Gives every tensor that belongs to the model with its name and role; asked once, at the first one met."""
 
@@ -126,10 +129,11 @@ def leaves_of(model: torch.nn.Module) -> Leaves:
             for name, value in vars(module).items():
                 if isinstance(value, torch.Tensor):
                     yield f"{path}.{name}".lstrip("."), value, "constant"
+        given = getattr(model, "names_in_file", {})
         for name, buffer in model.named_buffers(remove_duplicate=False):
-            yield name, buffer, "buffer"
+            yield given.get(name, name), buffer, "buffer"
         for name, parameter in model.named_parameters():
-            yield name, parameter, "parameter"
+            yield given.get(name, name), parameter, "parameter"
 
     return leaves
 

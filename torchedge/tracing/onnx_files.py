@@ -1,0 +1,217 @@
+"""Reads ONNX files as modules to capture: their operators become calls into PyTorch on stand-ins.
+
+Initializers become parameters (floating point) or constants; arithmetic on shapes is folded with numpy. No weight values
+are read but small integer tensors, and data outside the file is never opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchedge.errors import CaptureError, InputError, MissingExtraError
+from torchedge.tracing.onnx_folding import FOLDS
+from torchedge.tracing.onnx_layers import LAYERS
+from torchedge.tracing.onnx_node import Node
+from torchedge.tracing.onnx_operators import OPERATORS
+from torchedge.tracing.programs import FileProgram, scope
+
+MAX_FILE_BYTES = 2 << 30
+MAX_NODES = 100_000
+MAX_SIZE = 2**40
+_LARGEST_FOLDED = 1_000_000
+_DTYPES = {
+    1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
+    10: torch.float16, 11: torch.float64, 12: torch.uint32, 13: torch.uint64, 16: torch.bfloat16,
+}  # fmt: skip
+_TRAINED = frozenset(("BatchNormalization", "Dropout"))
+_STATISTICS = {"BatchNormalization": (3, 4)}
+_READ_VALUES = {"Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "Pad": (1, 2, 3), "Slice": (1, 2, 3, 4), "Tile": (1,),
+                "Reshape": (1,), "Expand": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2), "TopK": (1,)}  # fmt: skip
+
+
+def load_onnx(path: str | Path) -> FileProgram:
+    """Return the graph of an ONNX file as a module to capture.
+
+    Raises InputError where the file cannot be read as ONNX, CaptureError (naming them) where it holds operators that
+    torchedge does not know, MissingExtraError where the onnx package is not installed.
+    """
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise MissingExtraError.of("onnx", extra="onnx", purpose="reading ONNX files") from error
+    try:
+        if Path(path).stat().st_size > MAX_FILE_BYTES:
+            raise InputError(
+                f"{path}: is larger than {MAX_FILE_BYTES >> 30} GiB; expected weights beside the ONNX file"
+            )
+        model = onnx.load(str(path), load_external_data=False)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error
+    except (DecodeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path}: is no ONNX file; expected one written by torch.onnx.export") from error
+    if not model.graph.node:
+        raise InputError(f"{path}: holds no operator; expected an ONNX model")
+    try:
+        return OnnxProgram(Path(path).name, model.graph)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: is not understood ({type(error).__name__}: {error}); expected an ONNX model"
+        ) from error
+
+
+class OnnxProgram(FileProgram):
+    """An ONNX graph; `forward` runs its operators on stand-ins."""
+
+    def __init__(self, title: str, graph: Any) -> None:
+        nodes = [Node.read(proto) for proto in graph.node]
+        unknown = sorted(
+            {n.title for n in nodes if n.title not in OPERATORS | LAYERS | FOLDS and n.title != "Constant"}
+        )
+        if unknown:
+            raise CaptureError(
+                f"{title} uses ONNX operators that torchedge does not know: {', '.join(unknown)}"
+            )
+        if len(nodes) > MAX_NODES:
+            raise CaptureError(f"{title} holds {len(nodes)} operators; expected at most {MAX_NODES}")
+        constants: dict[str, np.ndarray[Any, Any]] = {}
+        weights: list[tuple[str, torch.Tensor, bool]] = []
+        statistics = _names_at(nodes, _STATISTICS)
+        read = _names_at(nodes, _READ_VALUES)
+        for proto in graph.initializer:
+            tensor = torch.empty(_checked(proto.dims), dtype=_DTYPES[proto.data_type], device="meta")
+            small = tensor.numel() <= _LARGEST_FOLDED and proto.data_location == 0
+            if small and (not tensor.is_floating_point() or not tensor.dim() or proto.name in read):
+                constants[proto.name] = _array(proto)
+            else:
+                trainable = tensor.is_floating_point() and proto.name not in statistics
+                weights.append((proto.name, tensor, trainable))
+        super().__init__(title, weights)
+        self._nodes, self._constants = nodes, constants
+        self._returned = [o.name for o in graph.output]
+        held = {i.name for i in graph.initializer}
+        self._inputs = [(i.name, *_described(i)) for i in graph.input if i.name not in held]
+        if not self._inputs:
+            raise InputError(f"{title} takes no input; expected an ONNX model that takes tensors")
+        self._open = isinstance(self._inputs[0][1][0], str) if self._inputs[0][1] else False
+
+    def example(self) -> tuple[torch.Tensor, ...]:
+        """Return meta tensors as the file describes its inputs; a batch it leaves open is one.
+
+        Raises InputError where another dimension is open: pass input_size= or example= then.
+        """
+        batch = self._inputs[0][1][0] if self._inputs[0][1] else None
+        made = []
+        for name, sizes, dtype in self._inputs:
+            closed = [1 if s == batch and isinstance(s, str) else s for s in sizes]
+            open_ones = [s for s in closed if isinstance(s, str)]
+            if open_ones:
+                raise InputError(
+                    f"{self.title} leaves dimension {open_ones[0]!r} of its input {name} open; pass input_size= or "
+                    "example= with its size"
+                )
+            made.append(torch.empty(closed, dtype=dtype, device="meta"))
+        return tuple(made)
+
+    def forward(self, *fed: torch.Tensor) -> tuple[Any, ...]:
+        """Run the operators of the file; only inside a trace."""
+        recorder = self.recorder()
+        if len(fed) != len(self._inputs):
+            raise InputError(f"{self.title} takes {len(self._inputs)} inputs, {len(fed)} are given")
+        values: dict[str, Any] = {"": None, **self._constants}
+        values.update((name, self.weight(name)) for name in self.names)
+        values.update((name, tensor) for (name, _, _), tensor in zip(self._inputs, fed, strict=True))
+        if not self._open and recorder.fixed_batch is None:
+            recorder.note(
+                f"{self.title} fixes the batch size; dimension 0 of its input is taken as the batch"
+            )
+        if self.training:
+            recorder.note(
+                "layers are those of the ONNX file: batch norm that its exporter folded away does not train"
+            )
+        last = _last_uses(self._nodes, self._returned)
+        for node in self._nodes:
+            with scope(recorder, node.scope):
+                results = self._run(node, [values[name] for name in node.inputs], recorder.batch)
+            values.update(zip(node.outputs, results, strict=False))
+            for name in last.get(node.number, ()):
+                values.pop(name, None)
+        return tuple([values[name] for name in self._returned if isinstance(values[name], torch.Tensor)])
+
+    def _run(self, node: Node, inputs: list[Any], batch: int) -> tuple[Any, ...]:
+        """Return the results of one operator: numpy arrays where all it reads are, else stand-ins."""
+        if node.title == "Constant":
+            return (node.constant(),)
+        if node.title == "Shape" and isinstance(inputs[0], torch.Tensor):
+            sizes = np.array(tuple(inputs[0].shape), dtype=np.int64)
+            return (sizes[slice(node.get("start", 0), node.get("end", None))],)
+        fold = FOLDS.get(node.title)
+        layer: Callable[..., Any] | None = OPERATORS.get(node.title) or LAYERS.get(node.title)
+        if self.training and node.title in _TRAINED:
+            node = dataclasses.replace(node, attributes={**node.attributes, "training_mode": 1})
+        known = not any(isinstance(i, torch.Tensor) for i in inputs)
+        if fold is not None and known:
+            result = fold(node, *inputs)
+        elif layer is not None:
+            if node.title == "Reshape" and not self._open:
+                inputs = _with_batch(inputs, batch)
+            result = layer(node, *inputs)
+        else:
+            raise CaptureError(
+                f"{self.title}: {node.title} ({node.name}) works on values that are known only when running"
+            )
+        return result if isinstance(result, tuple) else (result,)
+
+
+def _with_batch(inputs: list[Any], batch: int) -> list[Any]:
+    """In a file whose batch is a written number, keep the batch where a reshape keeps dimension 0."""
+    tensor, shape = inputs
+    first = tensor.shape[0] if tensor.dim() else None
+    if first == batch and len(shape) and shape[0] == 1 and shape.dtype == np.int64:
+        return [tensor, np.array([batch, *shape[1:]], dtype=np.int64)]
+    return inputs
+
+
+def _names_at(nodes: list[Node], places: dict[str, tuple[int, ...]]) -> set[str]:
+    """Return the names that stand at these input positions of these operators."""
+    return {n.inputs[k] for n in nodes for k in places.get(n.title, ()) if k < len(n.inputs)}
+
+
+def _last_uses(nodes: list[Node], returned: list[str]) -> dict[int, list[str]]:
+    """Return for each node the names read by it and by no later one."""
+    last = {name: node.number for node in nodes for name in node.inputs if name}
+    spent: dict[int, list[str]] = {}
+    for name, number in last.items():
+        if name not in returned:
+            spent.setdefault(number, []).append(name)
+    return spent
+
+
+def _array(proto: Any) -> np.ndarray[Any, Any]:
+    from onnx import numpy_helper
+
+    return np.asarray(numpy_helper.to_array(proto))
+
+
+def _checked(sizes: Any) -> list[int]:
+    if any(not 0 <= s <= MAX_SIZE for s in sizes):
+        raise ValueError(f"a tensor of shape {tuple(sizes)}")
+    return [int(s) for s in sizes]
+
+
+def _described(proto: Any) -> tuple[list[int | str], torch.dtype]:
+    """Return shape (text where a dimension is open) and dtype of an input."""
+    kind = proto.type.tensor_type
+    sizes: list[int | str] = [
+        d.dim_param or f"{proto.name}[{axis}]"
+        if d.WhichOneof("value") != "dim_value"
+        else _checked([d.dim_value])[0]
+        for axis, d in enumerate(kind.shape.dim)
+    ]
+    return sizes, _DTYPES[kind.elem_type]

@@ -1,0 +1,114 @@
+"""ONNX operators on known arrays: the arithmetic on shapes that exporters leave in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torchedge.errors import CaptureError
+from torchedge.tracing.onnx_node import Node
+
+Array = np.ndarray[Any, Any]
+_LARGEST = 10_000_000
+DTYPES = {
+    1: np.float32, 2: np.uint8, 3: np.int8, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16,
+    11: np.float64, 12: np.uint32, 13: np.uint64,
+}  # fmt: skip
+
+
+def _bounded(array: Array) -> Array:
+    if array.size > _LARGEST:
+        raise CaptureError(
+            f"a constant of shape {array.shape} follows from the batch size, which cannot be captured"
+        )
+    return array
+
+
+def _size(sizes: Any) -> tuple[int, ...]:
+    shape = tuple(int(s) for s in np.atleast_1d(sizes))
+    if int(np.prod(np.array(shape, dtype=object))) > _LARGEST:
+        raise CaptureError(
+            f"a constant of shape {shape} follows from the batch size, which cannot be captured"
+        )
+    return shape
+
+
+def _slice(
+    node: Node, data: Array, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+) -> Array:
+    starts = node.get("starts", ()) if starts is None else starts
+    ends = node.get("ends", ()) if ends is None else ends
+    axes = node.get("axes", range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    index: list[slice] = [slice(None)] * data.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        low = None if step < 0 and end < -data.shape[axis] else int(end)
+        index[int(axis)] = slice(int(start), low, int(step))
+    return data[tuple(index)]
+
+
+def _squeeze(node: Node, data: Array, axes: Any = None) -> Array:
+    return np.squeeze(data, node.axes(axes))
+
+
+def _unsqueeze(node: Node, data: Array, axes: Any = None) -> Array:
+    return np.expand_dims(data, node.axes(axes) or ())
+
+
+def _divide(node: Node, a: Array, b: Array) -> Array:
+    whole = np.issubdtype(np.asarray(a).dtype, np.integer)
+    return np.asarray(np.trunc(a / b), dtype=np.asarray(a).dtype) if whole and np.any(np.asarray(a) < 0) else (
+        np.asarray(a // b) if whole else np.asarray(a / b)
+    )  # fmt: skip
+
+
+def _reshape(node: Node, data: Array, shape: Array) -> Array:
+    return data.reshape([data.shape[i] if s == 0 else int(s) for i, s in enumerate(shape)])
+
+
+def _filled(node: Node, shape: Array) -> Array:
+    from onnx import numpy_helper
+
+    value = node.attributes.get("value")
+    number = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
+    return np.full(_size(shape) if len(shape) else (), number[0], dtype=number.dtype)
+
+
+def _range(node: Node, start: Array, stop: Array, step: Array) -> Array:
+    _size((int(stop) - int(start)) // int(step or 1))
+    return np.arange(start, stop, step, dtype=np.asarray(start).dtype)
+
+
+def _reduce(function: Callable[..., Any]) -> Callable[..., Array]:
+    def reduce(node: Node, data: Array, axes: Any = None) -> Array:
+        return np.asarray(function(data, axis=node.axes(axes), keepdims=bool(node.get("keepdims", 1))))
+
+    return reduce
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Array]:
+    return lambda node, *arrays: _bounded(np.asarray(function(*arrays)))
+
+
+FOLDS: dict[str, Callable[..., Array]] = {
+    "Identity": _plain(lambda a: a), "Add": _plain(np.add), "Sub": _plain(np.subtract), "Mul": _plain(np.multiply),
+    "Div": _divide, "Neg": _plain(np.negative), "Abs": _plain(np.abs), "Floor": _plain(np.floor), "Ceil": _plain(np.ceil),
+    "Sqrt": _plain(np.sqrt), "Pow": _plain(np.power), "Max": _plain(lambda *a: np.maximum.reduce(a)),
+    "Min": _plain(lambda *a: np.minimum.reduce(a)), "Mod": _plain(np.mod), "Equal": _plain(np.equal), "Less": _plain(np.less),
+    "Greater": _plain(np.greater), "Not": _plain(np.logical_not), "And": _plain(np.logical_and),
+    "Or": _plain(np.logical_or), "Where": _plain(np.where), "Exp": _plain(np.exp), "Log": _plain(np.log),
+    "Reciprocal": _plain(np.reciprocal), "Round": _plain(np.round), "Sign": _plain(np.sign),
+    "Cast": lambda node, a: np.asarray(a).astype(DTYPES[node.get("to", 1)]),
+    "Shape": lambda node, a: np.array(a.shape, dtype=np.int64)[slice(node.get("start", 0), node.get("end", None))],
+    "Size": lambda node, a: np.asarray(a.size, dtype=np.int64),
+    "Gather": lambda node, a, i: np.take(a, i, axis=node.get("axis", 0)),
+    "Concat": lambda node, *arrays: np.concatenate([np.atleast_1d(a) for a in arrays], axis=node.get("axis", 0)),
+    "Slice": _slice, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Reshape": _reshape,
+    "Transpose": lambda node, a: np.transpose(a, node.get("perm", None)),
+    "Expand": lambda node, a, shape: np.broadcast_to(a, np.broadcast_shapes(a.shape, _size(shape))),
+    "Tile": lambda node, a, repeats: _bounded(np.tile(a, _size(repeats))),
+    "ConstantOfShape": _filled, "Range": _range, "ReduceProd": _reduce(np.prod), "ReduceSum": _reduce(np.sum),
+    "ReduceMax": _reduce(np.max), "ReduceMin": _reduce(np.min),
+}  # fmt: skip

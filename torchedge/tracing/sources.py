@@ -1,0 +1,191 @@
+"""Models by name: torchvision and timm architectures, factories in Python files, ONNX and .pt2 files."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchedge.errors import CaptureError, InputError, MissingExtraError, TorchedgeError
+from torchedge.tracing.vision import prepare_torchvision
+
+_FORMS = "a torchvision or timm name, file.py:factory, or an .onnx or .pt2 file"
+_GUESSES = 3
+
+
+def load_model(text: str) -> tuple[torch.nn.Module, str]:
+    """Return the model that a command line names, and a label for it.
+
+    text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none), `file.py:factory` (a function
+    without arguments, or a module), or the path of an `.onnx` or `.pt2` file. Weights are random, on the meta device where
+    the model can be built there. A factory is the user's own code and is run.
+    Raises InputError for what cannot be found or built and MissingExtraError where a package is not installed.
+    """
+    if not text.strip():
+        raise InputError(f"no model is named; expected {_FORMS}")
+    path, _, factory = text.rpartition(":")
+    if path.endswith(".py"):
+        return _from_python(Path(path), factory), f"{Path(path).stem}:{factory}"
+    suffix = Path(text).suffix.lower()
+    if suffix in (".onnx", ".pt2"):
+        return _from_file(Path(text), suffix), Path(text).name
+    if suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors"):
+        raise InputError(f"{text} holds weights, not a model; expected {_FORMS}")
+    if suffix == ".py":
+        raise InputError(
+            f"{text} names no factory; expected {text}:NAME, a function in it that returns the model"
+        )
+    return _from_name(text), text.removeprefix("timm:")
+
+
+def _from_file(path: Path, suffix: str) -> torch.nn.Module:
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file; check the path")
+    if suffix == ".onnx":
+        from torchedge.tracing.onnx_files import load_onnx
+
+        return load_onnx(path)
+    from torchedge.tracing.pt2_files import load_pt2
+
+    return load_pt2(path)
+
+
+def _from_python(path: Path, factory: str) -> torch.nn.Module:
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file; check the path")
+    name = f"_torchedge_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: is no Python file; expected one that defines {factory}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path}: raised {type(error).__name__} on import: {_first_line(error)}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    made = getattr(module, factory, None)
+    if made is None:
+        callables = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise InputError(f"{path}: defines no {factory!r}{_hint(factory, callables)}")
+    if isinstance(made, torch.nn.Module):
+        return made
+    if not callable(made):
+        raise InputError(
+            f"{path}: {factory} is a {type(made).__name__}; expected a function that returns a model"
+        )
+    needed = [
+        p.name
+        for p in _parameters(made)
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if needed:
+        raise InputError(
+            f"{path}: {factory} needs arguments ({', '.join(needed)}); expected a function that takes none"
+        )
+    return _built(made, f"{path}:{factory}")
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _from_name(text: str) -> torch.nn.Module:
+    timm_only = text.startswith("timm:")
+    name = text.removeprefix("timm:")
+    vision = [] if timm_only else _torchvision_names()
+    if name in vision:
+        return _torchvision_model(name)
+    timm = _timm()
+    if timm is not None and timm.is_model(name):
+        return _built(lambda: timm.create_model(name, pretrained=False), name)
+    if timm is None and timm_only:
+        raise MissingExtraError.of("timm", extra="dev", purpose=f"building the timm model {name}")
+    known = vision + (timm.list_models() if timm is not None else [])
+    if not known:
+        raise MissingExtraError.of(
+            "torchvision", extra="vision", purpose=f"building the model {name} by name"
+        )
+    raise InputError(f"no model is called {name!r}{_hint(name, known)}; expected {_FORMS}")
+
+
+def _torchvision_names() -> list[str]:
+    prepare_torchvision()
+    try:
+        from torchvision.models import list_models
+    except ImportError:
+        return []
+    names: list[str] = list_models()
+    return names
+
+
+def _torchvision_model(name: str) -> torch.nn.Module:
+    from torchvision.models import get_model, get_model_builder
+
+    options: dict[str, Any] = {"weights": None}
+    accepted = inspect.signature(get_model_builder(name)).parameters
+    if "weights_backbone" in accepted:
+        options["weights_backbone"] = None
+    if name in ("googlenet", "inception_v3"):
+        options["init_weights"] = False
+    model = _built(lambda: get_model(name, **options), name)
+    if name.startswith(("fasterrcnn", "fcos", "keypointrcnn", "maskrcnn", "retinanet", "ssd")):
+        raise CaptureError(
+            f"{name} chooses boxes by their scores, so its shapes depend on the data; expected a model without that: in "
+            "Python, capture its backbone with torchedge.capture(model.backbone, input_size=(3, 800, 800))"
+        )
+    return model
+
+
+def _timm() -> Any:
+    prepare_torchvision()
+    try:
+        import timm
+    except ImportError:
+        return None
+    return timm
+
+
+def _built(make: Callable[[], Any], label: str) -> torch.nn.Module:
+    """Build a model on the meta device, which costs no memory, else on the default one."""
+    state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with torch.device("meta"):
+                    model = make()
+            except TorchedgeError:
+                raise
+            except Exception:
+                model = make()
+    except TorchedgeError:
+        raise
+    except Exception as error:
+        raise InputError(f"{label} cannot be built: {type(error).__name__}: {_first_line(error)}") from error
+    finally:
+        torch.set_rng_state(state)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"{label} returns a {type(model).__name__}; expected a torch.nn.Module")
+    return model
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=_GUESSES, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
