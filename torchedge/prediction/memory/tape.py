@@ -53,6 +53,12 @@ class Tape:
         return np.flatnonzero(self.sizes[:, 2])
 
     @cached_property
+    def event_list(self) -> list[int]:
+        """The events as plain numbers, for replays."""
+        events: list[int] = self.events.tolist()
+        return events
+
+    @cached_property
     def _storages(self) -> npt.NDArray[np.int32]:
         return np.asarray(np.abs(self.events) - 1, dtype=np.int32)
 

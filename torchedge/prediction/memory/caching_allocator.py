@@ -1,0 +1,179 @@
+"""Replay of PyTorch's CUDA caching allocator over a tape, at one batch size.
+
+The rules (c10/cuda/CUDACachingAllocator.cpp, unchanged from 1.6 to today in their defaults): requests are rounded up to 512
+bytes; up to 1 MiB they come from a small pool of 2 MiB segments, larger ones from a large pool of 20 MiB segments, or of their
+own size rounded up to 2 MiB from 10 MiB on; the smallest free block that is large enough is taken, the lowest address among
+equals; what remains of it is split off if it is at least 512 bytes (small pool) or more than 1 MiB (large pool); a freed block
+merges with its free neighbours in the segment. Running out of memory, and what follows from it, is not replayed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchedge.prediction.memory.tape import ALIGNMENT, Tape
+
+_MIB = (1 << 20) // ALIGNMENT
+_SMALL, _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_SEGMENT, _SEGMENT_STEP = _MIB, 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
+_SHIFT = 32
+_ADDRESS = (1 << _SHIFT) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Peaks of a replayed run in bytes.
+
+    allocated_bytes: blocks in use, whole blocks as `torch.cuda.max_memory_allocated` counts them; reserved_bytes: segments.
+    Both are the last step's, the steady state. peak_event: index in the tape of the event that reached the allocated peak.
+    steps: (allocated, reserved) peaks of each replayed step in order.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_event: int
+    steps: tuple[tuple[int, int], ...]
+
+
+class CachingAllocator:
+    """The allocator's state in units of 512 bytes: free blocks by size and address, and by both of their ends.
+
+    Segments lie one unit apart, so that blocks of different segments never touch.
+    """
+
+    def __init__(self) -> None:
+        self.small: list[int] = []
+        self.large: list[int] = []
+        self.free_from: dict[int, int] = {}
+        self.free_to: dict[int, int] = {}
+        self.segments: dict[int, int] = {}
+        self.top = self.reserved = self.allocated = 0
+        self.peak = self.peak_reserved = 0
+        self.peak_event = -1
+
+    def run(self, events: Iterable[int], sizes: Sequence[int], address: list[int], block: list[int]) -> None:
+        """Run events (+s allocates storage s - 1, -s frees it); `address` and `block` hold where each storage lies."""
+        small, large, free_from, free_to = self.small, self.large, self.free_from, self.free_to
+        allocated, peak, peak_event = self.allocated, self.peak, self.peak_event
+        for position, event in enumerate(events):
+            if event > 0:
+                storage = event - 1
+                size = sizes[storage]
+                if not size:
+                    continue
+                pool = small if size <= _SMALL else large
+                index = bisect_left(pool, size << _SHIFT)
+                if index < len(pool):
+                    key = pool.pop(index)
+                    start, width = key & _ADDRESS, key >> _SHIFT
+                    del free_from[start], free_to[start + width]
+                else:
+                    start, width = self._segment(size)
+                rest = width - size
+                if rest > _SMALL or (rest and pool is small):
+                    end = start + width
+                    first = end - rest
+                    insort(pool, rest << _SHIFT | first)
+                    free_from[first] = rest
+                    free_to[end] = first
+                    width = size
+                address[storage] = start
+                block[storage] = width
+                allocated += width
+                if allocated > peak:
+                    peak, peak_event = allocated, position
+            else:
+                storage = -1 - event
+                size = sizes[storage]
+                if not size:
+                    continue
+                pool = small if size <= _SMALL else large
+                start = address[storage]
+                width = block[storage]
+                allocated -= width
+                end = start + width
+                if start in free_to:
+                    before = free_to.pop(start)
+                    del pool[bisect_left(pool, free_from[before] << _SHIFT | before)]
+                    start = before
+                if end in free_from:
+                    after = free_from.pop(end)
+                    del pool[bisect_left(pool, after << _SHIFT | end)]
+                    end += after
+                width = end - start
+                free_from[start] = width
+                free_to[end] = start
+                insort(pool, width << _SHIFT | start)
+        self.allocated, self.peak, self.peak_event = allocated, peak, peak_event
+
+    def _segment(self, size: int) -> tuple[int, int]:
+        if size <= _SMALL:
+            width = _SMALL_SEGMENT
+        elif size < _OWN_SEGMENT:
+            width = _LARGE_SEGMENT
+        else:
+            width = -(-size // _SEGMENT_STEP) * _SEGMENT_STEP
+        start = self.top
+        self.top += width + 1
+        self.segments[start] = width
+        self.reserved += width
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        return start, width
+
+    def empty_cache(self) -> None:
+        """Give back every segment that is free as a whole."""
+        for start, width in list(self.segments.items()):
+            if self.free_from.get(start) == width:
+                pool = self.small if width == _SMALL_SEGMENT and width << _SHIFT | start in self.small else self.large
+                pool.remove(width << _SHIFT | start)
+                del self.segments[start], self.free_from[start], self.free_to[start + width]
+                self.reserved -= width
+
+    def reset_peaks(self) -> None:
+        """Start new peaks from what is held now (`torch.cuda.reset_peak_memory_stats`)."""
+        self.peak, self.peak_reserved, self.peak_event = self.allocated, self.reserved, -1
+
+
+def replay(tape: Tape, batch_size: int, *, first: Tape | None = None, steps: int = 2, empty_cache: bool = False) -> Replay:
+    """Replay `steps` steady-state steps of a tape and return the last one's peaks.
+
+    first: tape of the very first step (`write_tape(..., first=True)`), replayed before them; without it the allocator starts
+    with everything persistent in place. empty_cache: empty the cache before each step, after its peaks were reset, as a
+    profiler may do.
+    """
+    allocator = CachingAllocator()
+    program = [tape] * steps if first is None else [first] + [tape] * steps
+    found: list[tuple[int, int]] = []
+    address: list[int] = []
+    block: list[int] = []
+    sizes: list[int] = []
+    before: Tape | None = None
+    for current in program:
+        if current is not before:
+            old_address, old_block = address, block
+            sizes = (current.bytes_at(np.array([batch_size]))[:, 0] // ALIGNMENT).tolist()
+            address, block = [0] * len(sizes), [0] * len(sizes)
+            if before is None:
+                allocator.run((current.persistent + 1).tolist(), sizes, address, block)
+            else:
+                _carry(before, current, (old_address, old_block), (address, block))
+        elif not np.array_equal(current.persistent, current.remaining):
+            _carry(current, current, (list(address), list(block)), (address, block))
+        allocator.reset_peaks()
+        if empty_cache:
+            allocator.empty_cache()
+        allocator.run(current.event_list, sizes, address, block)
+        found.append((allocator.peak * ALIGNMENT, allocator.peak_reserved * ALIGNMENT))
+        before = current
+    return Replay(*found[-1], allocator.peak_event, tuple(found))
+
+
+def _carry(
+    before: Tape, after: Tape, old: tuple[list[int], list[int]], new: tuple[list[int], list[int]]
+) -> None:
+    """Tell the next step where what the last one left lies."""
+    for left, found in zip(before.remaining.tolist(), after.persistent.tolist(), strict=True):
+        new[0][found], new[1][found] = old[0][left], old[1][left]
