@@ -78,7 +78,8 @@ def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tap
         step.tape.owner = 2 * len(graph.ops)
         trained: Trained = [(i, step.sizes[i], g) for i, g in sorted(step.parameter_grads.items())]
         write_update(step.tape, trained, step.state, settings, STATE, TEMPORARY)
-    return step.tape.finish(_remaining(step))
+    names = [(op.kind, op.scope) for op in graph.ops]
+    return step.tape.finish(_remaining(step), (*names, *reversed(names), ("update", "")))
 
 
 def _write_persistent(step: Step, first: bool) -> None:
@@ -220,7 +221,8 @@ def _save(step: Step, op: Op, spec: OpSpec, needs: list[bool], keeping: bool) ->
 
 def make_call(step: Step, op: Op, needs: list[bool]) -> Call:
     """Return the call of an operator as its rules see it."""
-    return Call(step.graph.values, op, needs, step.settings.backend, step.graph.training)
+    settings = step.settings
+    return Call(step.graph.values, op, needs, settings.backend, step.graph.training, settings.winograd_tile)
 
 
 def _slot(op: Op, slot: int) -> int | None:

@@ -27,6 +27,7 @@ class Tape:
     sizes: (S, 3) int64, coefficients of 1, N and N² of each storage's bytes. category: (S,) index into `CATEGORIES`.
     labels: what each storage is. events: (E,) int32, see the module. owners: (E,) int32, the operator an event belongs to,
     counted through forward and backward. phases: (E,) int8, 0 forward, 1 backward, 2 optimizer.
+    operators: kind and module path of each operator an event may belong to.
     persistent: storages alive before the first event. remaining: storages alive after the last, in the order in which the
     next steady-state step lists them as persistent.
     """
@@ -39,6 +40,7 @@ class Tape:
     phases: npt.NDArray[np.int8]
     persistent: npt.NDArray[np.int32]
     remaining: npt.NDArray[np.int32]
+    operators: tuple[tuple[str, str], ...] = ()
 
     def bytes_at(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (S, B) int64: the size of each storage, rounded up as the allocator does, for each batch size."""
@@ -138,10 +140,11 @@ class TapeWriter:
             self.owners.append(self.owner)
             self.phases.append(self.phase)
 
-    def finish(self, remaining: list[int]) -> Tape:
-        """Return the tape; `remaining` lists what is alive at its end."""
+    def finish(self, remaining: list[int], operators: tuple[tuple[str, str], ...]) -> Tape:
+        """Return the tape; `remaining` lists what is alive at its end, `operators` whom the events belong to."""
         return Tape(
             np.array(self.sizes, dtype=np.int64).reshape(-1, 3), np.array(self.category, dtype=np.int8), tuple(self.labels),
             np.array(self.events, dtype=np.int32), np.array(self.owners, dtype=np.int32),
             np.array(self.phases, dtype=np.int8), np.array(self.persistent, dtype=np.int32), np.array(remaining, dtype=np.int32),
+            operators,
         )  # fmt: skip

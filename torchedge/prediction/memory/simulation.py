@@ -1,0 +1,150 @@
+"""`simulate`: what one step holds in memory at its peak, when that is, and which tensors make it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.errors import InputError
+from torchedge.graphs import Graph
+from torchedge.prediction.memory.caching_allocator import replay
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.tape import CATEGORIES, Tape
+
+PHASES = ("forward", "backward", "optimizer")
+Phase = Literal["forward", "backward", "optimizer"]
+_MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True)
+class PeakEvent:
+    """Where in the step the live peak is: phase, kind of the operator that runs, path of the module it belongs to."""
+
+    phase: Phase
+    kind: str
+    scope: str
+    index: int
+
+    def __str__(self) -> str:
+        where = f" of {self.scope}" if self.scope else ""
+        return f"{self.phase}: {self.kind}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Memory over one step, for plots: after each of E events the live MiB (E,), its phase (E,) and operator number (E,)."""
+
+    live_mib: npt.NDArray[np.float64]
+    phase: npt.NDArray[np.int8]
+    operator: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """Memory of one step of a graph at one batch size; MiB = 2^20 bytes. Nothing in it is fitted.
+
+    allocated_mib, reserved_mib: peaks as `torch.cuda.max_memory_allocated` and `max_memory_reserved` would show them (replayed
+    allocator); live_mib: the most bytes of live tensors, each rounded up to 512. breakdown: the live peak by category, summing to
+    it exactly. largest: label and MiB of the largest tensors alive then. unsupported: operators whose memory is a guess.
+    """
+
+    name: str
+    batch_size: int
+    settings: StepSettings
+    allocated_mib: float
+    reserved_mib: float
+    live_mib: float
+    peak: PeakEvent
+    breakdown: Mapping[str, float]
+    largest: tuple[tuple[str, float], ...]
+    unsupported: tuple[str, ...]
+    tape: Tape
+
+    def timeline(self) -> Timeline:
+        """Return live memory after each event of the step."""
+        live = self.tape.live_bytes(np.array([self.batch_size]))[:, 0] / _MIB
+        return Timeline(live, self.tape.phases, self.tape.owners)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}, batch size {self.batch_size}, optimizer {self.settings.optimizer}"
+            + (f", amp {self.settings.amp}" if self.settings.amp else ""),
+            f"  allocated {self.allocated_mib:10.1f} MiB",
+            f"  reserved  {self.reserved_mib:10.1f} MiB",
+            f"  peak of live tensors {self.live_mib:.1f} MiB in {self.peak}",
+        ]
+        lines += [f"    {name.replace('_', ' '):18s} {mib:10.1f} MiB" for name, mib in self.breakdown.items() if mib]
+        lines.append("  largest tensors at the peak")
+        lines += [f"    {mib:10.1f} MiB  {label}" for label, mib in self.largest[:5]]
+        if self.unsupported:
+            lines.append(f"  not known, taken to keep what they read: {', '.join(self.unsupported)}")
+        return "\n".join(lines)
+
+
+def simulate(
+    graph: Graph, batch_size: int, settings: StepSettings | None = None, *, largest: int = 10, tape: Tape | None = None
+) -> MemoryProfile:
+    """Return the memory of one steady-state step of a graph at one batch size (an inference graph: of its forward pass).
+
+    settings: how the step is run, `StepSettings()` by default. largest: how many tensors to list. tape: what `write_tape` gave
+    for this graph and these settings, to save the time. Raises InputError for a batch size below 1 or one the graph, captured
+    for a fixed batch, does not allow.
+    """
+    settings = settings or StepSettings()
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise InputError(f"batch_size is {batch_size!r}; expected a whole number from 1 on")
+    if graph.fixed_batch is not None and batch_size != graph.fixed_batch:
+        raise InputError(
+            f"batch_size is {batch_size}, but {graph.name} was captured for batch size {graph.fixed_batch} alone; "
+            "capture it again for the other one"
+        )
+    batch_size = int(batch_size)
+    tape = tape if tape is not None else write_tape(graph, settings)
+    run = replay(tape, batch_size)
+    live, event, alive, sizes = _live_peak(tape, batch_size)
+    return MemoryProfile(
+        name=graph.name, batch_size=batch_size, settings=settings, allocated_mib=run.allocated_bytes / _MIB,
+        reserved_mib=run.reserved_bytes / _MIB, live_mib=live / _MIB, peak=_peak_event(graph, tape, event),
+        breakdown=_breakdown(tape, alive, sizes), largest=_largest(tape, alive, sizes, largest),
+        unsupported=graph.unsupported, tape=tape,
+    )  # fmt: skip
+
+
+def _live_peak(tape: Tape, batch_size: int) -> tuple[int, int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Return live bytes at the peak, its event (-1: before the first), what is alive then, and all sizes."""
+    batch = np.array([batch_size])
+    sizes = tape.bytes_at(batch)[:, 0]
+    start = int(sizes[tape.persistent].sum())
+    live = tape.live_bytes(batch)[:, 0]
+    event = int(live.argmax()) if len(live) and int(live.max()) > start else -1
+    alive = tape.alive_after(event)
+    return int(sizes[alive].sum()), event, alive, sizes
+
+
+def _peak_event(graph: Graph, tape: Tape, event: int) -> PeakEvent:
+    if event < 0:
+        return PeakEvent("forward", "start of the step", "", -1)
+    phase = PHASES[int(tape.phases[event])]
+    if phase == "optimizer":
+        return PeakEvent("optimizer", "update", "", event)
+    kind, scope = tape.operators[int(tape.owners[event])]
+    return PeakEvent("forward" if phase == "forward" else "backward", kind, scope, event)
+
+
+def _breakdown(tape: Tape, alive: npt.NDArray[np.bool_], sizes: npt.NDArray[np.int64]) -> Mapping[str, float]:
+    totals = np.bincount(tape.category[alive], weights=sizes[alive].astype(np.float64), minlength=len(CATEGORIES))
+    return MappingProxyType({name: float(total) / _MIB for name, total in zip(CATEGORIES, totals, strict=True)})
+
+
+def _largest(
+    tape: Tape, alive: npt.NDArray[np.bool_], sizes: npt.NDArray[np.int64], count: int
+) -> tuple[tuple[str, float], ...]:
+    found = np.flatnonzero(alive)
+    order = found[np.argsort(-sizes[found], kind="stable")][:count]
+    return tuple((tape.labels[i], float(sizes[i]) / _MIB) for i in order)
