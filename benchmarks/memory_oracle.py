@@ -15,6 +15,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
 
+from oracles.checkpointed import CHECKPOINTED
 from oracles.eager_memory import run_training
 from oracles.networks import NETWORKS, criterion
 from oracles.optimizers import OPTIMIZERS
@@ -29,7 +30,7 @@ MIB = 2**20
 def main() -> None:
     """Run the comparison and print one line a network and batch size."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--networks", nargs="*", default=[*NETWORKS, *CHECKPOINTED])
     parser.add_argument("--batch-sizes", nargs="*", type=int, default=[2, 16])
     parser.add_argument("--optimizer", default="sgd-momentum", choices=list(OPTIMIZERS))
     parser.add_argument("--detail", action="store_true", help="list what is alive at both peaks")
@@ -49,12 +50,14 @@ def main() -> None:
 
 def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> list[float]:
     """Print and return the errors of one network in percent."""
-    network, maker = NETWORKS[name], OPTIMIZERS[optimizer]
+    network, kind = CHECKPOINTED[name] if name in CHECKPOINTED else (NETWORKS[name], "non-reentrant")
+    maker = OPTIMIZERS[optimizer]
     with torch.device("meta"):
         model = network.build().train()
     args, kwargs = network.feed(2)
     graph = capture(model, kwargs or args)
-    settings = StepSettings(backend="cpu", attention="math", **maker.settings)
+    amp = "amp" in maker.settings
+    settings = StepSettings(backend="cpu", attention="fused" if amp else "math", checkpoint=kind, **maker.settings)
     begin = time.perf_counter()
     tape = write_tape(graph, settings)
     tape_ms = 1000 * (time.perf_counter() - begin)
@@ -62,7 +65,9 @@ def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> 
     for batch in batch_sizes:
         begin = time.perf_counter()
         model.zero_grad()
-        oracle = run_training(model, lambda b=batch: network.feed(b), criterion, maker.make, **maker.loop)
+        oracle = on_fake_cpu(network, maker, batch) if amp else run_training(
+            model, lambda b=batch: network.feed(b), criterion, maker.make, **maker.loop
+        )
         seconds = time.perf_counter() - begin
         peak = int(tape.peak_bytes(np.array([batch]))[0])
         errors.append(100 * (peak / oracle.peak - 1))
@@ -71,6 +76,17 @@ def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> 
         if detail:
             print_peaks(tape, oracle, batch)
     return errors
+
+
+def on_fake_cpu(network, maker, batch: int):  # noqa: ANN001, ANN201
+    """Run the loop on fake CPU tensors, which autocast knows."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map
+
+    with FakeTensorMode():
+        model = network.build().train()
+        feed = tree_map(lambda t: torch.empty(t.shape, dtype=t.dtype), network.feed(batch))
+        return run_training(model, lambda: feed, criterion, maker.make, **maker.loop)
 
 
 def print_peaks(tape, oracle, batch: int) -> None:  # noqa: ANN001

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,7 +49,7 @@ class LiveStorages(TorchDispatchMode):
 
     def follow(self, tensor: torch.Tensor, label: str) -> None:
         """Count a tensor's storage until it dies."""
-        if tensor.device.type != "meta":
+        if tensor.device.type != "meta" and not isinstance(tensor, FakeTensor):
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -102,7 +103,7 @@ def _dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _calibrated() -> tuple[int, int]:
+def _calibrated(device: str) -> tuple[int, int]:
     """References to a gradient that only the engine holds, as seen from inside a dispatch mode of this build of PyTorch."""
     seen = []
 
@@ -112,7 +113,7 @@ def _calibrated() -> tuple[int, int]:
                 seen.append(_references(args[0]))
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    x = torch.empty(4, 4, device="meta", requires_grad=True)
+    x = torch.empty(4, 4, device=device, requires_grad=True)
     with Probe():
         h = x * 1.0
         y = (h * 2 + h * 3).sum()
@@ -133,10 +134,13 @@ def run_training(
     set_to_none: bool = True,
     amp: torch.dtype | None = None,
 ) -> OracleStep:
-    """Run the canonical loop on the meta device and return what its last step held."""
+    """Run the canonical loop on the meta device and return what its last step held.
+
+    Autocast leaves meta tensors alone: with `amp`, call under FakeTensorMode with a model and tensors "on the CPU".
+    """
     optimizer = make_optimizer(model.parameters()) if make_optimizer else None
     mode = LiveStorages()
-    mode.owned = _calibrated()
+    mode.owned = _calibrated("cpu" if amp else "meta")
     args, kwargs = feed()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         mode.follow(tensor.data, name)

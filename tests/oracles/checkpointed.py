@@ -1,0 +1,59 @@
+"""Small networks that use activation checkpointing in PyTorch's ways."""
+
+from __future__ import annotations
+
+import torch
+from oracles.networks import Network, _images
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+
+class Block(nn.Module):
+    """Two convolutions with a residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.body(x))
+
+
+class Checkpointed(nn.Module):
+    """A stem, blocks each in a checkpoint of its own, a head."""
+
+    def __init__(self, reentrant: bool, width: int = 64, depth: int = 4, sequential: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(*[Block(width) for _ in range(depth)])
+        self.head = nn.Linear(width, 1000)
+        self.reentrant, self.sequential = reentrant, sequential
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        if self.sequential:
+            x = checkpoint_sequential(self.blocks, 2, x, use_reentrant=self.reentrant)
+        else:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.head(x.mean((2, 3)))
+
+
+def _densenet() -> nn.Module:
+    from torchedge.tracing.vision import import_torchvision
+
+    return import_torchvision().models.densenet121(weights=None, memory_efficient=True)
+
+
+CHECKPOINTED: dict[str, tuple[Network, str]] = {
+    "blocks": (Network("blocks", lambda: Checkpointed(False), _images(3, 64, 64)), "non-reentrant"),
+    "blocks-reentrant": (Network("blocks-reentrant", lambda: Checkpointed(True), _images(3, 64, 64)), "reentrant"),
+    "sequential": (Network("sequential", lambda: Checkpointed(False, sequential=True), _images(3, 64, 64)), "non-reentrant"),
+    "sequential-reentrant": (
+        Network("sequential-reentrant", lambda: Checkpointed(True, sequential=True), _images(3, 64, 64)), "reentrant",
+    ),
+    "densenet121-efficient": (Network("densenet121-efficient", _densenet, _images(3, 224, 224)), "non-reentrant"),
+}  # fmt: skip
