@@ -78,13 +78,24 @@ def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> 
     return errors
 
 
+def like_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same kind on the CPU (fake, under FakeTensorMode)."""
+    fresh = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fresh
+
+
 def on_fake_cpu(network, maker, batch: int):  # noqa: ANN001, ANN201
     """Run the loop on fake CPU tensors, which autocast knows."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._pytree import tree_map
 
-    with FakeTensorMode():
+    with torch.device("meta"):
         model = network.build().train()
+    with FakeTensorMode():
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                table.update({k: like_on_cpu(t) for k, t in table.items() if t is not None})
+        model.apply(lambda m: m.tie_weights() if hasattr(m, "tie_weights") else None)
         feed = tree_map(lambda t: torch.empty(t.shape, dtype=t.dtype), network.feed(batch))
         return run_training(model, lambda: feed, criterion, maker.make, **maker.loop)
 

@@ -45,7 +45,11 @@ class Checkpointed(nn.Module):
 def _densenet() -> nn.Module:
     from torchedge.tracing.vision import import_torchvision
 
-    return import_torchvision().models.densenet121(weights=None, memory_efficient=True)
+    model = import_torchvision().models.densenet121(weights=None, memory_efficient=True)
+    for module in model.modules():
+        if hasattr(module, "any_requires_grad"):
+            module.any_requires_grad = lambda tensors: True  # true of every layer; tracing's tensors do not say so
+    return model
 
 
 CHECKPOINTED: dict[str, tuple[Network, str]] = {

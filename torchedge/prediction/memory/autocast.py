@@ -11,7 +11,7 @@ _LOW = frozenset(("bfloat16", "float16"))
 _CASTABLE = frozenset(("float32", "bfloat16", "float16"))
 _ON_CPU_AS_IS = frozenset(
     "softmax log_softmax softmin _safe_softmax layer_norm group_norm rms_norm sum norm logsumexp prod cumsum cumprod exp log "
-    "pow sqrt cross_entropy_loss cdist cosine_similarity".split()
+    "pow sqrt cdist cosine_similarity".split()
 )
 """Operators that CUDA's autocast runs in float32 and the CPU's leaves in the precision they come in."""
 
@@ -97,7 +97,7 @@ class _Pass:
     def _promoted(self, op: Op, spec: OpSpec | None, value: Value) -> str:
         """The widest floating input; views, in-place calls and normalisations follow input 0."""
         kinds = [self.out.values[i].dtype for i in op.inputs if i is not None]
-        if op.inplace or value.alias is not None or (spec is not None and spec.autocast == "keep"):
+        if op.inplace or value.alias is not None or (spec is not None and spec.autocast in ("keep", "float32")):
             return kinds[0] if kinds and kinds[0] in _CASTABLE else value.dtype
         found = [k for k in kinds if k in _CASTABLE]
         if not found:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from torchedge.graphs import Graph, Op, Shape
-from torchedge.prediction.memory.layouts import Layouts, foldable, variadic, viewed
+from torchedge.graphs import Graph, Op, Shape, Value
+from torchedge.prediction.memory.layouts import Layouts, contiguous_strides, foldable, variadic, viewed
 from torchedge.prediction.memory.rewriting import Rewriter, last_uses
 from torchedge.prediction.memory.settings import StepSettings
 
@@ -27,8 +27,9 @@ def decompose(graph: Graph, settings: StepSettings) -> Graph:
 class _Pass:
     def __init__(self, graph: Graph, settings: StepSettings) -> None:
         self.out = Rewriter(graph)
+        self.on_cuda = settings.backend == "cuda"
         self.fused = settings.attention == "fused"
-        self.layouts = Layouts(self.out.values, graph.ops, self.fused)
+        self.layouts = Layouts(self.out.values, graph.ops, self.fused, self.on_cuda)
         self.graph, self.releases = graph, last_uses(graph)
 
     def run(self) -> Graph:
@@ -37,7 +38,7 @@ class _Pass:
                 self._product(op)
             elif op.kind == "einsum":
                 self._einsum(op)
-            elif op.kind == _ATTENTION and not self.fused:
+            elif op.kind == _ATTENTION and not (self.fused and (self.on_cuda or not op.attrs.get("dropout_p"))):
                 self._attention(op)
             elif op.kind == "clone" and self.fused and self._needs_no_copy(op):
                 self._as_view(op)
@@ -54,9 +55,11 @@ class _Pass:
 
     def _needs_no_copy(self, op: Op) -> bool:
         source = op.inputs[0]
-        if source is None or not variadic(op.attrs, "shape"):
+        if source is None:
             return False
         shape, strides = self.layouts.shape(source), self.layouts.of(source)
+        if not variadic(op.attrs, "shape"):  # contiguous()
+            return not op.attrs.get("memory_format") and strides == contiguous_strides(shape)
         return viewed(shape, strides, self.layouts.shape(op.outputs[0])) is not None
 
     def _product(self, op: Op) -> None:
@@ -117,16 +120,24 @@ class _Pass:
         q, k, v = op.inputs[0], op.inputs[1], op.inputs[2]
         assert q is not None and k is not None and v is not None
         values, add = self.out.values, self.out.add
+        made: list[int] = []
+        result, low = op.outputs[0], values[op.outputs[0]].dtype
+        if low in ("bfloat16", "float16"):  # the composite implementation computes in float32
+            q, k, v = (add("to_copy", (i,), values[i].shape, "float32", op) for i in (q, k, v))
+            made += [q, k, v]
+            result = len(values)
+            values.append(Value(f"attention.{result}", values[op.outputs[0]].shape, "float32"))
         mask = op.inputs[3] if len(op.inputs) > 3 else None
         query, key = values[q], values[k]
         dtype, batch = query.dtype, query.shape[:-2]
         scores: Shape = (*batch, query.shape[-2], key.shape[-2])
-        made: list[int] = []
         scaled = [add("mul", (i,), values[i].shape, dtype, op, {"other": 1.0}) for i in (q, k)]
         made += scaled
         rank = len(query.shape)
         folded = []
-        for source, new in zip((q, k), scaled, strict=True):
+        sources = op.inputs[:2]
+        for source, new in zip(sources, scaled, strict=True):
+            assert source is not None
             if rank > 3 and not foldable(self.layouts.shape(source), self.layouts.of(source)):
                 new = add("clone", (new,), values[source].shape, dtype, op)
                 made.append(new)
@@ -147,7 +158,9 @@ class _Pass:
         if isinstance(dropout, float) and dropout > 0:
             weights = add("dropout", (weights,), scores, dtype, op, {"p": dropout, "train": True})
             made.append(weights)
-        if rank > 3 and not foldable(self.layouts.shape(v), self.layouts.of(v)):
+        if rank > 3 and not foldable(self.layouts.shape(op.inputs[2]), self.layouts.of(op.inputs[2])):
             v = add("clone", (v,), values[v].shape, dtype, op)
             made.append(v)
-        self.out.emit(Op("matmul", (weights, v), op.outputs, {}, op.scope, False, op.grad, op.region), tuple(made))
+        self.out.emit(Op("matmul", (weights, v), (result,), {}, op.scope, False, op.grad, op.region), tuple(made))
+        if result != op.outputs[0]:
+            self.out.emit(Op("to_copy", (result,), op.outputs, {}, op.scope, False, op.grad, op.region), (result,))

@@ -68,9 +68,10 @@ def variadic(attrs: Mapping[str, Any], name: str) -> tuple[int, ...]:
 class Layouts:
     """Strides of the values of a graph, in elements, with `symbolic` batch size."""
 
-    def __init__(self, values: Sequence[Value], ops: Sequence[Op], fused_attention: bool = False) -> None:
+    def __init__(self, values: Sequence[Value], ops: Sequence[Op], fused_attention: bool = False,
+                 on_cuda: bool = True) -> None:  # fmt: skip
         self._values = values
-        self._fused = fused_attention
+        self._fused, self._on_cuda = fused_attention, on_cuda
         self._producers = {index: op for op in ops for index in op.outputs}
         self._found: dict[int, Sizes] = {}
 
@@ -96,11 +97,13 @@ class Layouts:
         source = op.inputs[0] if op is not None and op.inputs else None
         if op is None or source is None:
             return contiguous_strides(shape)
-        if op.kind == "scaled_dot_product_attention" and self._fused and len(shape) == 4:
-            return _permuted(contiguous_strides([shape[i] for i in (0, 2, 1, 3)]), (0, 2, 1, 3))
         old_shape, old = self.shape(source), self._found.get(source)
         if old is None:
             old = contiguous_strides(old_shape)
+        if op.kind == "scaled_dot_product_attention" and self._fused and len(shape) == 4:
+            if self._on_cuda and self._values[source].dtype == "float32":  # memory-efficient attention: (N, L, H, E)
+                return _permuted(contiguous_strides([shape[i] for i in (0, 2, 1, 3)]), (0, 2, 1, 3))
+            return _filled(shape, old)  # flash attention: the query's order of dimensions
         if self._values[index].alias is not None:
             return _of_view(op, old_shape, old, shape) or contiguous_strides(shape)
         spec = registry().get(op.kind)
@@ -119,6 +122,15 @@ def dense(shape: Sizes, strides: Sizes) -> bool:
             return False
         expected *= size
     return True
+
+
+def _filled(shape: Sizes, strides: Sizes) -> Sizes:
+    """Return strides without gaps in the order of the given ones (`empty_like` of a tensor that is not dense)."""
+    out, step = [0] * len(shape), 1
+    for axis in sorted(range(len(shape)), key=lambda a: (strides[a], -a)):
+        out[axis] = step
+        step *= shape[axis]
+    return tuple(out)
 
 
 def _permuted(strides: Sizes, dims: Sequence[int]) -> Sizes:
