@@ -65,7 +65,7 @@ def test_the_jetson_tx2_of_the_paper():
     assert dict(device.runtime) == {
         "pytorch": "1.6",
         "zero_grad": "zero",
-        "relu6_keeps": "output",
+        "clamp_keeps": "output",
         "accumulate": "in_place",
         "optimizer_implementation": "for_loop",
     }

@@ -136,14 +136,15 @@ RUNTIME_KEYS: Mapping[str, RuntimeRule] = MappingProxyType(
         "zero_grad": RuntimeRule(
             str, "whether clearing gradients frees them or fills them with zeros", ("set_to_none", "zero")
         ),
-        "relu6_keeps": RuntimeRule(
-            str, "the tensor that in-place relu6 (hardtanh) keeps for backward", ("output", "input")
+        "clamp_keeps": RuntimeRule(
+            str, "what in-place relu6 (hardtanh) keeps for backward", ("output", "copy")
         ),
-        "accumulate": RuntimeRule(
-            str, "how a gradient is added to one that is there", ("in_place", "out_of_place")
-        ),
-        "optimizer_implementation": RuntimeRule(
-            str, "whether an optimizer updates all parameters at once or one by one", ("foreach", "for_loop")
+        "sum_in_place": RuntimeRule(bool, "whether gradients that meet are added in place"),
+        "foreach": RuntimeRule(bool, "whether an optimizer updates all parameters at once"),
+        "backend": RuntimeRule(str, "which library's kernels run", ("cuda", "cpu")),
+        "attention": RuntimeRule(str, "what scaled_dot_product_attention runs", ("fused", "math")),
+        "winograd_tile": RuntimeRule(
+            int, "tile of the Winograd weight gradient whose workspace the allocator holds; 0: none"
         ),
     }
 )

@@ -8,7 +8,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-from torchedge.graphs.dims import Poly, Shape, poly, shape_at, symbolic
+from torchedge.errors import CaptureError
+from torchedge.graphs.dims import Affine, Poly, Shape, shape_at
 
 Role = Literal["input", "parameter", "buffer", "constant", "activation"]
 
@@ -43,10 +44,13 @@ class Value:
     @property
     def numel(self) -> Poly:
         """Number of elements as a polynomial of the batch size."""
-        total = 1
-        for size in symbolic(self.shape):
-            total *= size
-        return poly(total)
+        scale, const, slope, square = 1, 1, 0, 0
+        for size in self.shape:
+            if type(size) is int:
+                scale *= size
+            else:
+                const, slope, square = _times(const, slope, square, size)  # type: ignore[arg-type]
+        return (const * scale, slope * scale, square * scale)
 
     @property
     def item_size(self) -> int:
@@ -63,6 +67,13 @@ class Value:
     def at(self, batch_size: int) -> tuple[int, ...]:
         """Return the concrete shape at one batch size."""
         return shape_at(self.shape, batch_size)
+
+
+def _times(const: int, slope: int, square: int, size: Affine) -> Poly:
+    """Multiply a polynomial of degree one at most by an affine dimension."""
+    if square:
+        raise CaptureError("a tensor grows with the third power of the batch size; capture the model for one fixed batch size")
+    return (const * size.const, slope * size.const + const * size.slope, slope * size.slope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,13 +75,31 @@ def conv_saves(call: Call) -> tuple[int, ...]:
     return (0, 1)
 
 
+def winograd_workspace(call: Call) -> tuple[int, ...]:
+    """Workspace of the weight gradient of a dense 3×3 convolution with stride 1 under non-fused Winograd F(m×m, 3×3), m the tile.
+
+    (m+2)² transformed filters C·K and tiles (C+K)·N·⌈OH/m⌉·⌈OW/m⌉ in float32 (Lavin and Gray 2016; cuDNN 8 on a Jetson TX2).
+    """
+    tile, weight = call.workspace, call.ins[1]
+    if not tile or weight is None or weight[2:] != (3, 3) or not call.need(1):
+        return ()
+    if any(s != 1 for s in (*spread(call.attrs.get("stride", 1), 2), *spread(call.attrs.get("dilation", 1), 2))):
+        return ()
+    if weight[1] == 1 and call.attrs.get("groups", 1) > 1:
+        return ()
+    n, *_, height, width = call.outs[0]
+    tiles = n * -(-height // tile) * -(-width // tile)
+    channels_in = weight[1] * call.attrs.get("groups", 1)
+    return (4 * (tile + 2) ** 2 * (weight[1] * weight[0] + (channels_in + weight[0]) * tiles),)
+
+
 _PARAMS = "input weight bias stride padding dilation groups"
 _TRANSPOSED = "input weight bias stride padding output_padding groups dilation"
 
 OPS = (
     spec(
         "conv2d", _PARAMS, "conv1d conv3d", load=LoadClass.REUSABLE, infer=conv_shape, flops=conv_flops,
-        saves=conv_saves, autocast="lower",
+        saves=conv_saves, backward_scratch=winograd_workspace, autocast="lower",
     ),
     spec(
         "conv_transpose2d", _TRANSPOSED, "conv_transpose1d conv_transpose3d", load=LoadClass.REUSABLE,

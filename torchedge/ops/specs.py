@@ -40,13 +40,15 @@ class Call:
     """One operator call as the rules see it: integer shapes, dtypes, attributes; shapes are worked out when asked for.
 
     `needs[i]` says that input i needs a gradient; `backend` ("cuda" or "cpu") which library runs it, where that changes
-    what autograd keeps; `training` the mode the model ran in.
+    what autograd keeps; `training` the mode the model ran in; `workspace` the tile of the Winograd algorithm whose workspace
+    the convolution library asks for (0: none).
     """
 
-    __slots__ = ("_ins", "_op", "_outs", "_values", "attrs", "backend", "inplace", "needs", "training")
+    __slots__ = ("_ins", "_op", "_outs", "_values", "attrs", "backend", "inplace", "needs", "training", "workspace")
 
     def __init__(self, values: Sequence[Value], op: Op, needs: Sequence[bool] = (), backend: str = "cuda",
-                 training: bool = True) -> None:  # fmt: skip
+                 training: bool = True, workspace: int = 0) -> None:  # fmt: skip
+        self.workspace = workspace
         self._values, self._op = values, op
         self._ins: list[Sizes | None] | None = None
         self._outs: list[Sizes] | None = None

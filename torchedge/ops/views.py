@@ -18,7 +18,7 @@ OPS = (
     spec("view", "input size", "view_as _unsafe_view alias lift_fresh", **_SHARED),
     spec("reshape", "input shape", "reshape_as _reshape_alias", **_SHARED),
     spec("flatten", "input start_dim end_dim", "ravel unflatten", **_SHARED),
-    spec("transpose", "input dim0 dim1", "swapaxes swapdims t T mT H mH adjoint", **_SHARED),
+    spec("transpose", "input dim0 dim1", "swapaxes swapdims t T mT H mH adjoint matrix_H numpy_T", **_SHARED),
     spec("permute", "input dims", "movedim moveaxis", **_SHARED),
     spec("squeeze", "input dim", "unsqueeze", **_SHARED),
     spec("contiguous", "input memory_format", **_SHARED),

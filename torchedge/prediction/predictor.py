@@ -15,7 +15,7 @@ from torchedge.graphs import Graph
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.memory.model import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.tape import CATEGORIES
+from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.profiles import TrainingModels, load_models
 from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions
 
@@ -39,7 +39,7 @@ def predict_graph(graph: Graph, batch_size: int, device: Device, settings: StepS
     memory, times = models.memory.predict(peaks), models.latency.predict(job.work, row, batch)
     outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.features)
     tape = job.analyses[0].tape(settings)
-    breakdown = _breakdown(tape.categories_at_peak(int(batch_size)), float(peaks.reserved[0]), float(memory.value[0]))
+    breakdown = _breakdown(_categories(tape, int(batch_size)), float(peaks.reserved[0]), float(memory.value[0]))
 
     def required(batches: npt.NDArray[np.int64], confidence: float) -> FloatArray:
         rows = np.zeros(len(batches), dtype=np.intp)
@@ -117,6 +117,14 @@ def _check_fixed(graph: Graph, batches: npt.NDArray[np.int64]) -> None:
 def _around(value: float, half: FloatArray) -> Estimate:
     factor = float(np.exp(half[0]))
     return Estimate(value, value / factor, value * factor, "MiB")
+
+
+def _categories(tape: Tape, batch_size: int) -> FloatArray:
+    """Return (C,) MiB by category of `CATEGORIES` at the event where most is alive."""
+    sizes = tape.bytes_at(np.array([batch_size]))[:, 0]
+    live = tape.live_bytes(np.array([batch_size]))[:, 0]
+    alive = tape.alive_after(int(live.argmax()) if len(live) else -1)
+    return np.bincount(tape.category, weights=sizes * alive, minlength=len(CATEGORIES)) / _MIB
 
 
 def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[str, float]:

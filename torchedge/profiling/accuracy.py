@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.profiling.samples import Mask, Samples
+from torchedge.profiling.samples import Mask, Samples, simulate_records
 from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
 
 FloatArray = npt.NDArray[np.float64]
@@ -84,8 +84,9 @@ def score(samples: Samples, target: str, protocol: str, *, forest: bool = True, 
 def score_allocated(samples: Samples) -> Score:
     """Score the simulated allocated peak, nothing fitted, over all measured rows."""
     rows = memory_rows(samples, np.ones(len(samples.gamma), dtype=np.bool_)) & np.isfinite(samples.allocated)
-    ratio = np.abs(samples.peaks.allocated / samples.allocated - 1)
-    return Score("allocated", "simulated", {n: 100 * float(ratio[rows & (samples.network == n)].mean()) for n in samples.networks})
+    error = 100 * np.abs(simulate_records(samples, rows) / samples.allocated[rows] - 1)
+    network = samples.network[rows]
+    return Score("allocated", "simulated", {n: float(error[network == n].mean()) for n in samples.networks})
 
 
 @dataclass(frozen=True, slots=True)

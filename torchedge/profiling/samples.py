@@ -10,10 +10,13 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.errors import ProfileError
+from torchedge.graphs import Graph
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.memory.model import Peaks, simulate_peaks
+from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.stepping import write_tape
 from torchedge.prediction.predictor import device_settings
 from torchedge.profiling.datasets import Dataset
 
@@ -40,6 +43,8 @@ class Samples:
     work: Sequence[Workload]
     peaks: Peaks
     device: Device
+    graphs: Sequence[Graph]
+    settings: StepSettings
 
     @property
     def networks(self) -> list[str]:
@@ -66,10 +71,26 @@ def prepare(dataset: Dataset, device: Device, settings: StepSettings = PROTOCOL)
     tapes = [analyse(g).tape(under) for g in graphs]
     columns = [dataset[c][rows] for c in ("gamma_mb", "allocated_mb", "reserved_mb", "phi_ms", "memory_fits")]
     work = [analyse(g).work for g in graphs]
-    return Samples(network, level, batch, *columns, which, work, simulate_peaks(graphs, tapes, which, batch), device)
+    return Samples(network, level, batch, *columns, which, work, simulate_peaks(graphs, tapes, which, batch), device,
+                   graphs, under)  # fmt: skip
 
 
 def network_weights(samples: Samples, rows: Mask) -> FloatArray:
     """Return weights for some rows under which every network counts the same."""
     names, inverse, counts = np.unique(samples.network[rows], return_inverse=True, return_counts=True)
     return np.asarray(1.0 / (counts[inverse] * len(names)))
+
+
+def simulate_records(samples: Samples, rows: Mask) -> FloatArray:
+    """Return (R,) MiB: the allocated figure of rows as the measurements' protocol records it.
+
+    A record resets the peaks, empties the cache and runs a step; a figure is the mean of five records: the warm-up step (no
+    gradients, no momentum yet) twice, then three steps.
+    """
+    found = np.empty(int(rows.sum()))
+    pairs = [(write_tape(g, samples.settings, first=True), write_tape(g, samples.settings)) for g in samples.graphs]
+    for place, (which, batch) in enumerate(zip(samples.which[rows], samples.batch[rows], strict=True)):
+        first, steady = pairs[which]
+        steps = replay(steady, int(batch), first=first, steps=1, empty_cache=True).steps
+        found[place] = (2 * steps[0][0] + 3 * steps[1][0]) / 5 / 2**20
+    return found

@@ -26,6 +26,8 @@ class StepSettings:
     backend: "cuda" or "cpu", which library's kernels run.
     attention: what scaled_dot_product_attention runs: a "fused" kernel, or its "math" (what meta tensors do).
     checkpoint: which kind of activation checkpointing the model uses, `use_reentrant=False` or True.
+    winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for weight gradients of dense
+    3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator (2 or 4; 0: none).
     """
 
     optimizer: str = "sgd-momentum"
@@ -39,6 +41,7 @@ class StepSettings:
     backend: Literal["cuda", "cpu"] = "cuda"
     attention: Literal["fused", "math"] = "fused"
     checkpoint: Literal["non-reentrant", "reentrant"] = "non-reentrant"
+    winograd_tile: int = 0
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -55,5 +58,12 @@ class StepSettings:
 
     def under(self, runtime: Mapping[str, Any]) -> StepSettings:
         """Return these settings with the semantic switches of a device's measured framework (`[runtime]` of device.toml)."""
-        known = {k: runtime[k] for k in ("zero_grad", "sum_in_place", "clamp_keeps", "foreach", "backend", "attention") if k in runtime}
+        known = {field: runtime[key] for key, field in _RUNTIME.items() if key in runtime}
         return replace(self, **known)
+
+
+_RUNTIME = {
+    "zero_grad": "zero_grad", "sum_in_place": "sum_in_place", "clamp_keeps": "clamp_keeps", "foreach": "foreach",
+    "backend": "backend", "attention": "attention", "winograd_tile": "winograd_tile",
+}  # fmt: skip
+"""`[runtime]` switch of device.toml -> field."""
