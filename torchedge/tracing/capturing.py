@@ -132,6 +132,10 @@ def _by(
     except TorchedgeError:
         raise
     except Exception as error:
+        if isinstance(error, TypeError) and "required" in str(error) and "argument" in str(error):
+            raise InputError(
+                f"{_first_line(error)}; pass every input of {options['name']} with example="
+            ) from error
         raise CaptureError(f"the forward pass raised {type(error).__name__}: {_first_line(error)}") from error
 
 

@@ -120,18 +120,21 @@ def _exported(
 ) -> torch.export.ExportedProgram:
     """Run torch.export with a dynamic batch dimension, or none at all for a fixed batch."""
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-    moving = [{0: torch.export.Dim.AUTO} if t.dim() and t.shape[0] == batch else {} for t in tensors]  # type: ignore[attr-defined]
+    moving = [{0: torch.export.Dim.DYNAMIC} if t.dim() and t.shape[0] == batch else {} for t in tensors]  # type: ignore[attr-defined]
     shapes = None if fixed_batch else (moving,)
     try:
         with _quiet():
             program = torch.export.export(objective, (probes,), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
+        if lines[0].startswith("Constraints violated"):
+            raise CaptureError(
+                "torch.export finds the batch size of its example written into the model; capture it for one batch "
+                "size with batch_size="
+            ) from error
         raise CaptureError(f"torch.export raised {type(error).__name__}: {lines[0]}") from error
     finally:
         forget_cached((TracedTensor, FakeTensor))
-    if fixed_batch is None and any(moving):
-        _require_dynamic(program)
     return program
 
 
@@ -147,19 +150,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _require_dynamic(program: torch.export.ExportedProgram) -> None:
-    """Raise CaptureError where torch.export found that the program holds for its example's batch size only."""
-    users = set(program.graph_signature.user_inputs)
-    for node in program.graph.nodes:
-        sizes = getattr(node.meta.get("val"), "shape", ())
-        if node.op == "placeholder" and node.name in users and len(sizes) and not isinstance(sizes[0], int):
-            return
-    raise CaptureError(
-        "the model fixes the batch size of its example (a shape written into its code); capture it for one batch size "
-        "with batch_size="
-    )
 
 
 def _leaves_of(

@@ -113,7 +113,7 @@ def _from_name(text: str) -> torch.nn.Module:
         return _built(lambda: timm.create_model(name, pretrained=False), name)
     if timm is None and timm_only:
         raise MissingExtraError.of("timm", extra="dev", purpose=f"building the timm model {name}")
-    known = vision + (timm.list_models() if timm is not None else [])
+    known = list(dict.fromkeys([*vision, *(timm.list_models() if timm is not None else [])]))
     if not known:
         raise MissingExtraError.of(
             "torchvision", extra="vision", purpose=f"building the model {name} by name"

@@ -1,0 +1,352 @@
+"""Capture of small networks: what comes out, what is refused, and that the model is left as found."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from tracing import networks
+from tracing.networks import NETWORKS, BatchLoop, Caching, Halving, ManyInputs, Reads, SmallNet, image
+
+from torchedge.errors import CaptureError, InputError
+from torchedge.graphs.dims import BATCH_PRIME
+from torchedge.ops import registry
+from torchedge.tracing.capturing import capture
+
+NO_EXPORT = {"layer_drop"}
+
+
+def kinds(graph):
+    return [op.kind for op in graph.ops]
+
+
+def parameters(graph):
+    return sum(v.numel[0] for v in graph.parameters)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_trace(name, mode):
+    build, example = NETWORKS[name]
+    graph = capture(build(), example(), mode=mode, method="trace")
+    graph.verify()
+    assert not graph.unsupported
+    assert graph.captured_by == "trace"
+    assert graph.training == (mode == "train") == (graph.loss is not None)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - NO_EXPORT))
+def test_export_agrees_with_trace(name, mode):
+    build, example = NETWORKS[name]
+    model = build()
+    exported = capture(model, example(), mode=mode, method="export")
+    traced = capture(model, example(), mode=mode, method="trace")
+    exported.verify()
+    assert exported.captured_by == "export"
+    assert exported.releases is None
+    assert not exported.unsupported
+    assert {v.name for v in exported.parameters} == {v.name for v in traced.parameters}
+    assert parameters(exported) == parameters(traced)
+    shapes = [[g.values[i].shape for i in g.outputs] for g in (exported, traced)]
+    assert shapes[0] == shapes[1]
+    heavy = [
+        [o.kind for o in g.ops if registry()[o.kind].load.name == "REUSABLE"] for g in (exported, traced)
+    ]
+    assert heavy[0] == heavy[1]
+
+
+class State:
+    """Everything of a model and the process that a capture must not change."""
+
+    def __init__(self, model):
+        self.tensors = {k: v.detach().clone() for k, v in model.state_dict(keep_vars=True).items()}
+        self.identities = {k: id(v) for k, v in model.state_dict(keep_vars=True).items()}
+        self.modes = [m.training for m in model.modules()]
+        self.required = [p.requires_grad for p in model.parameters()]
+        self.grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        self.attributes = [{k: id(v) for k, v in vars(m).items()} for m in model.modules()]
+        self.inside = [
+            [len(v) for v in vars(m).values() if isinstance(v, (dict, list, set))] for m in model.modules()
+        ]
+        self.torch_state = torch.get_rng_state().clone()
+        self.python_state = random.getstate()
+        self.numpy_state = np.random.get_state()[1].copy()
+
+    def assert_same(self, model):
+        now = State(model)
+        assert self.identities == now.identities
+        assert all(
+            torch.equal(a, b) for a, b in zip(self.tensors.values(), now.tensors.values(), strict=True)
+        )
+        assert all(
+            (a is None and b is None) or torch.equal(a, b) for a, b in zip(self.grads, now.grads, strict=True)
+        )
+        assert torch.equal(self.torch_state, now.torch_state)
+        assert np.array_equal(self.numpy_state, now.numpy_state)
+        for field in ("modes", "required", "attributes", "inside", "python_state"):
+            assert getattr(self, field) == getattr(now, field), field
+
+
+@pytest.mark.parametrize("method", ["trace", "export"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_model_is_left_as_found(name, method):
+    build, example = NETWORKS[name]
+    model = build()
+    for parameter in model.parameters():
+        if parameter.is_leaf:
+            parameter.grad = torch.ones_like(parameter)
+    before = State(model)
+    for mode in ("train", "infer"):
+        try:
+            capture(model, example(), mode=mode, method=method)
+        except CaptureError:
+            assert name in NO_EXPORT
+    before.assert_same(model)
+
+
+@pytest.mark.parametrize("network", [Reads, Halving, lambda: BatchLoop("range")])
+def test_the_model_is_left_as_found_after_a_failure(network):
+    model = network().eval()
+    before = State(model)
+    with pytest.raises(CaptureError):
+        capture(model, input_size=(8,))
+    before.assert_same(model)
+
+
+@pytest.mark.parametrize("name", ["caching", "memoised", "lstm", "small"])
+@pytest.mark.parametrize("method", ["trace", "export"])
+def test_the_model_runs_after_its_capture(name, method):
+    build, example = NETWORKS[name]
+    model = build()
+    capture(model, example(), mode="infer", method=method)
+    result = model(torch.randn_like(example()))
+    assert type(result) is torch.Tensor
+    assert result.device.type == "cpu"
+    assert torch.isfinite(result).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_on_meta_gives_the_same_graph(device):
+    with torch.device(device):
+        model = SmallNet()
+    assert capture(model, input_size=(3, 8, 8)).digest == capture(SmallNet(), input_size=(3, 8, 8)).digest
+
+
+def test_no_gradient_where_autograd_was_off():
+    graph = capture(networks.NoGrad(), image(8))
+    assert [op.grad for op in graph.ops if op.kind == "linear"] == [False, True]
+    assert not any(op.grad for op in capture(networks.NoGrad(), image(8), mode="infer").ops)
+
+
+def test_custom_functions_are_recorded_with_gradients_and_a_note():
+    graph = capture(networks.CustomFunction(), image(8))
+    assert kinds(graph)[:5] == ["linear", "mul", "mul", "mul", "mul"]
+    assert all(op.grad for op in graph.ops[:5])
+    assert ["Square" in note or "Cube" in note for note in graph.notes] == [True, True]
+
+
+def test_autocast_inside_a_model_casts():
+    graph = capture(networks.Autocast(), image(3, 8, 8), mode="infer")
+    assert kinds(graph) == ["to_copy", "to_copy", "to_copy", "conv2d", "batch_norm", "to_copy", "softmax"]
+    conv = next(op for op in graph.ops if op.kind == "conv2d")
+    assert graph.values[conv.outputs[0]].dtype == "bfloat16"
+    assert graph.values[graph.outputs[0]].dtype == "float32"
+
+
+def test_frozen_layers_keep_their_mode():
+    graph = capture(networks.Frozen(), image(3, 8, 8))
+    assert next(op for op in graph.ops if op.kind == "batch_norm").attrs["training"] is False
+    assert {v.name: v.trainable for v in graph.parameters}["conv.weight"] is False
+
+
+def test_views_and_in_place_share_storage():
+    graph = capture(networks.InPlace(), image(8), mode="infer")
+    clone = next(op.outputs[0] for op in graph.ops if op.kind == "clone")
+
+    def root(index):
+        alias = graph.values[index].alias
+        return index if alias is None else root(alias)
+
+    assert root(graph.outputs[0]) == clone
+    assert [op.inplace for op in graph.ops if op.kind == "relu"] == [True]
+
+
+def test_fused_encoder_path_is_not_taken():
+    graph = capture(networks.encoder(), image(5, 16), mode="infer")
+    assert kinds(graph).count("scaled_dot_product_attention") == 2
+    assert len(graph.parameters) == 24
+
+
+@pytest.mark.parametrize("cells", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_recurrent_shapes_agree_with_pytorch(cells, batch_first, bidirectional):
+    layer = cells(8, 16, 2, batch_first=batch_first, bidirectional=bidirectional)
+    size = (5, 3, 8)
+    found = [tuple(t.shape) for t in torch.utils._pytree.tree_flatten(layer(torch.zeros(size)))[0]]
+
+    class Swapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x if batch_first else x.transpose(0, 1))
+
+    graph = capture(
+        Swapped(),
+        torch.zeros(3 if not batch_first else 5, *((5, 8) if not batch_first else (3, 8))),
+        mode="infer",
+    )
+    assert [graph.values[i].at(3 if not batch_first else 5) for i in graph.outputs] == found
+
+
+def test_pytrees_of_inputs():
+    example = {
+        "batch": {"image": image(8), "ids": torch.zeros(2, dtype=torch.int64)},
+        "extra": (image(8), image(8)),
+    }
+    graph = capture(ManyInputs(), example)
+    assert len(graph.inputs) == 4
+    assert len(graph.outputs) == 3
+    positional = capture(ManyInputs(), (example["batch"], torch.zeros(())), mode="infer")
+    assert positional.values[positional.inputs[-1]].shape == ()
+
+
+@pytest.mark.parametrize("how", ["range", "iterate", "list", "split"])
+def test_loops_over_the_batch_end_quickly_in_an_error(how):
+    start = time.monotonic()
+    with pytest.raises(CaptureError, match=r"loops over the samples of the batch.*batch_size="):
+        capture(BatchLoop(how), input_size=(8,), method="trace")
+    assert time.monotonic() - start < 30
+    graph = capture(BatchLoop(how), input_size=(8,), batch_size=3, mode="infer")
+    assert graph.fixed_batch == 3
+    assert graph.values[graph.outputs[0]].shape == (3, 8)
+
+
+def test_batches_that_are_not_affine():
+    with pytest.raises(CaptureError, match=r"not affine"):
+        capture(Halving(), input_size=(8,))
+    graph = capture(Halving(), torch.zeros(6, 8))
+    assert graph.fixed_batch == 6
+    assert "batch size 6 only" in graph.notes[-1]
+    assert capture(Halving(), torch.zeros(6, 8), batch_size=10).values[0].shape == (10, 8)
+    assert capture(Halving(), torch.zeros(6, 8), batch_size=10, method="export").fixed_batch == 10
+
+
+def test_values_cannot_be_read_and_both_reasons_are_named():
+    with pytest.raises(CaptureError, match=r"By tracing: .*networks.py:\d+.*By torch.export: ") as caught:
+        capture(Reads(), image(8))
+    assert "\n" not in str(caught.value)
+
+
+def test_layer_drop_draws_the_same_every_time():
+    model = networks.LayerDrop(0.5)
+    assert len({capture(model, image(8)).digest for _ in range(4)}) == 1
+
+
+def test_unsuitable_models_are_refused_with_a_reason():
+    with pytest.raises(CaptureError, match="TorchScript"):
+        capture(torch.jit.script(nn.Linear(2, 2)), image(2))
+    with pytest.raises(CaptureError, match="lazy"):
+        capture(nn.LazyLinear(2), image(2))
+    with pytest.raises(CaptureError, match="no tensor"):
+        capture(nn.Sequential(nn.Linear(2, 2), Nothing()), image(2))
+
+
+class Nothing(nn.Module):
+    def forward(self, x):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "training"}, "mode is 'training'"),
+        ({"method": "fx"}, "method is 'fx'"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"input_size": (3, -1)}, "input_size"),
+        ({"example": [1, 2]}, "without tensors"),
+        ({"example": image(8), "input_size": (8,)}, "both"),
+    ],
+)
+def test_bad_arguments(options, words):
+    with pytest.raises(InputError, match=words):
+        capture(nn.Linear(8, 8), **options)
+
+
+def test_a_missing_input_names_example():
+    with pytest.raises(InputError, match=r"example="):
+        capture(ManyInputs(), {"scale": image(8)})
+
+
+def test_losses():
+    def own(outputs):
+        return (outputs**2).mean()
+
+    assert kinds(capture(SmallNet(), image(3, 8, 8), loss=own))[-2:] == ["pow", "mean"]
+    assert capture(SmallNet(), image(3, 8, 8), loss=None).loss is None
+    with pytest.raises(CaptureError, match="scalar"):
+        capture(SmallNet(), image(3, 8, 8), loss=lambda y: y, method="trace")
+    with pytest.raises(CaptureError, match="NoneType"):
+        capture(SmallNet(), image(3, 8, 8), loss=lambda y: None, method="trace")
+
+
+@pytest.mark.parametrize("method", ["trace", "export"])
+def test_one_graph_serves_every_batch(method):
+    model = networks.Convolutions()
+    graph = capture(model, image(4, 16), mode="infer", method=method)
+    for batch in (1, 3, 16):
+        real = model(torch.zeros(batch, 4, 16))
+        assert graph.values[graph.outputs[0]].at(batch) == tuple(real.shape)
+
+
+def test_two_threads_at_once():
+    expected = {
+        n: capture(NETWORKS[n][0](), NETWORKS[n][1](), method="trace").digest for n in ("small", "encoder")
+    }
+    found: dict[str, set[str]] = {n: set() for n in expected}
+    other: list[bool] = []
+    done = threading.Event()
+
+    def work(name):
+        for _ in range(8):
+            found[name].add(capture(NETWORKS[name][0](), NETWORKS[name][1](), method="trace").digest)
+
+    def train():
+        model = Caching()
+        while not done.is_set():
+            before = model.calls
+            model(torch.ones(2, 8)).sum().backward()
+            other.append(model.calls == before + 1 and len(range(3)) == 3)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in expected]
+    background = threading.Thread(target=train)
+    background.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    background.join()
+    assert {n: {d} for n, d in expected.items()} == found
+    assert other
+    assert all(other)
+
+
+def test_patches_are_gone_afterwards():
+    before = (nn.Module.__call__, range, torch.jit.ScriptFunction.__call__, nn.functional.has_torch_function)
+    applied = vars(torch.autograd.Function)["apply"]
+    capture(copy.deepcopy(SmallNet()), image(3, 8, 8))
+    after = (nn.Module.__call__, range, torch.jit.ScriptFunction.__call__, nn.functional.has_torch_function)
+    assert before == after
+    assert vars(torch.autograd.Function)["apply"] is applied
+    assert len(range(BATCH_PRIME)) == BATCH_PRIME
