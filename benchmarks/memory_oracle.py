@@ -1,8 +1,10 @@
-"""Prints how far the memory simulation is from the oracle (a real eager training loop on meta tensors), network by network.
+"""Prints how far the memory simulation is from real eager steps on meta tensors, by network.
 
-    python benchmarks/memory_oracle.py [--networks NAME ...] [--batch-sizes 2 16] [--optimizer sgd-momentum] [--detail]
+python benchmarks/memory_oracle.py [--networks NAME ...] [--batch-sizes 2 16] [--optimizer sgd-momentum]
+[--detail]
 """
 
+# ruff: noqa: E402 - the tests' oracles are put on the path first
 from __future__ import annotations
 
 import argparse
@@ -17,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).par
 
 from oracles.checkpointed import CHECKPOINTED
 from oracles.eager_memory import run_training
+from oracles.fake_cpu import run_training_on_fake_cpu
 from oracles.networks import NETWORKS, criterion
 from oracles.optimizers import OPTIMIZERS
 
@@ -36,7 +39,10 @@ def main() -> None:
     parser.add_argument("--detail", action="store_true", help="list what is alive at both peaks")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, optimizer {options.optimizer}")
-    print(f"{'network':24s} {'batch':>5s} {'oracle MiB':>11s} {'simulated':>11s} {'error %':>8s}  {'oracle s':>8s} {'tape ms':>8s}")
+    print(
+        f"{'network':24s} {'batch':>5s} {'oracle MiB':>11s} {'simulated':>11s} {'error %':>8s}"
+        f"  {'oracle s':>8s} {'tape ms':>8s}"
+    )
     errors = []
     for name in options.networks:
         try:
@@ -57,7 +63,9 @@ def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> 
     args, kwargs = network.feed(2)
     graph = capture(model, kwargs or args)
     amp = "amp" in maker.settings
-    settings = StepSettings(backend="cpu", attention="fused" if amp else "math", checkpoint=kind, **maker.settings)
+    settings = StepSettings(
+        backend="cpu", attention="fused" if amp else "math", checkpoint=kind, **maker.settings
+    )
     begin = time.perf_counter()
     tape = write_tape(graph, settings)
     tape_ms = 1000 * (time.perf_counter() - begin)
@@ -65,48 +73,37 @@ def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> 
     for batch in batch_sizes:
         begin = time.perf_counter()
         model.zero_grad()
-        oracle = on_fake_cpu(network, maker, batch) if amp else run_training(
-            model, lambda b=batch: network.feed(b), criterion, maker.make, **maker.loop
+        oracle = (
+            run_training_on_fake_cpu(model, network.feed(batch), criterion, maker.make, **maker.loop)
+            if amp
+            else run_training(model, lambda b=batch: network.feed(b), criterion, maker.make, **maker.loop)
         )
         seconds = time.perf_counter() - begin
         peak = int(tape.peak_bytes(np.array([batch]))[0])
         errors.append(100 * (peak / oracle.peak - 1))
-        print(f"{name:24s} {batch:5d} {oracle.peak / MIB:11.2f} {peak / MIB:11.2f} {errors[-1]:8.3f}  {seconds:8.1f} {tape_ms:8.1f}",
-              flush=True)  # fmt: skip
+        print(
+            f"{name:24s} {batch:5d} {oracle.peak / MIB:11.2f} {peak / MIB:11.2f} {errors[-1]:8.3f}"
+            f"  {seconds:8.1f} {tape_ms:8.1f}",
+            flush=True,
+        )
         if detail:
             print_peaks(tape, oracle, batch)
     return errors
-
-
-def like_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same kind on the CPU (fake, under FakeTensorMode)."""
-    fresh = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return torch.nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fresh
-
-
-def on_fake_cpu(network, maker, batch: int):  # noqa: ANN001, ANN201
-    """Run the loop on fake CPU tensors, which autocast knows."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._pytree import tree_map
-
-    with torch.device("meta"):
-        model = network.build().train()
-    with FakeTensorMode():
-        for module in model.modules():
-            for table in (module._parameters, module._buffers):
-                table.update({k: like_on_cpu(t) for k, t in table.items() if t is not None})
-        model.apply(lambda m: m.tie_weights() if hasattr(m, "tie_weights") else None)
-        feed = tree_map(lambda t: torch.empty(t.shape, dtype=t.dtype), network.feed(batch))
-        return run_training(model, lambda: feed, criterion, maker.make, **maker.loop)
 
 
 def print_peaks(tape, oracle, batch: int) -> None:  # noqa: ANN001
     """Print the tensors alive at both peaks, those of equal size cancelled."""
     sizes = tape.bytes_at(np.array([batch]))[:, 0]
     event = int(tape.live_bytes(np.array([batch]))[:, 0].argmax())
-    mine = sorted(((tape.labels[i], int(sizes[i])) for i in np.flatnonzero(tape.alive_after(event))), key=lambda e: -e[1])
-    print(f"  simulated peak at event {event} of {len(tape.events)}, phase {tape.phases[event]}, owner {tape.owners[event]}, "
-          f"{tape.labels[abs(tape.events[event]) - 1]}")  # fmt: skip
+    mine = sorted(
+        ((tape.labels[i], int(sizes[i])) for i in np.flatnonzero(tape.alive_after(event))),
+        key=lambda e: -e[1],
+    )
+    print(
+        f"  simulated peak at event {event} of {len(tape.events)}, phase {tape.phases[event]}, "
+        f"owner {tape.owners[event]}, "
+        f"{tape.labels[abs(tape.events[event]) - 1]}"
+    )
     theirs = list(oracle.alive)
     for entry in list(mine):
         match = next((o for o in theirs if o[1] == entry[1]), None)

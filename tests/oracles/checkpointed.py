@@ -14,9 +14,12 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width),
-        )  # fmt: skip
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x + self.body(x))
@@ -48,16 +51,28 @@ def _densenet() -> nn.Module:
     model = import_torchvision().models.densenet121(weights=None, memory_efficient=True)
     for module in model.modules():
         if hasattr(module, "any_requires_grad"):
-            module.any_requires_grad = lambda tensors: True  # true of every layer; tracing's tensors do not say so
+            module.any_requires_grad = lambda tensors: (
+                True
+            )  # true of every layer; tracing's tensors do not say so
     return model
 
 
 CHECKPOINTED: dict[str, tuple[Network, str]] = {
     "blocks": (Network("blocks", lambda: Checkpointed(False), _images(3, 64, 64)), "non-reentrant"),
-    "blocks-reentrant": (Network("blocks-reentrant", lambda: Checkpointed(True), _images(3, 64, 64)), "reentrant"),
-    "sequential": (Network("sequential", lambda: Checkpointed(False, sequential=True), _images(3, 64, 64)), "non-reentrant"),
-    "sequential-reentrant": (
-        Network("sequential-reentrant", lambda: Checkpointed(True, sequential=True), _images(3, 64, 64)), "reentrant",
+    "blocks-reentrant": (
+        Network("blocks-reentrant", lambda: Checkpointed(True), _images(3, 64, 64)),
+        "reentrant",
     ),
-    "densenet121-efficient": (Network("densenet121-efficient", _densenet, _images(3, 224, 224)), "non-reentrant"),
-}  # fmt: skip
+    "sequential": (
+        Network("sequential", lambda: Checkpointed(False, sequential=True), _images(3, 64, 64)),
+        "non-reentrant",
+    ),
+    "sequential-reentrant": (
+        Network("sequential-reentrant", lambda: Checkpointed(True, sequential=True), _images(3, 64, 64)),
+        "reentrant",
+    ),
+    "densenet121-efficient": (
+        Network("densenet121-efficient", _densenet, _images(3, 224, 224)),
+        "non-reentrant",
+    ),
+}

@@ -1,7 +1,7 @@
 """An independent oracle: the live bytes of a real eager training loop on meta tensors, storage by storage.
 
-Shares no code with the library. PyTorch runs the loop itself; a dispatch mode sees every tensor that is made, and weak
-references to the storages tell when each one goes away.
+Shares no code with the library. PyTorch runs the loop itself; a dispatch mode sees every tensor that is made,
+and weak references to the storages tell when each one goes away.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def rounded(size: int) -> int:
 
 @dataclass(frozen=True)
 class OracleStep:
-    """What one steady-state step was seen to hold: peak bytes, bytes at its start, and what was alive at the peak."""
+    """What one steady-state step was seen to hold.
+
+    Peak bytes, bytes at its start, and what was alive at the peak.
+    """
 
     peak: int
     start: int
@@ -66,7 +69,11 @@ class LiveStorages(TorchDispatchMode):
         del self._refs[key]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.add.Tensor and _references(args[0]) == self.owned and _summed_by_engine(args):
+        if (
+            func is torch.ops.aten.add.Tensor
+            and _references(args[0]) == self.owned
+            and _summed_by_engine(args)
+        ):
             return args[0].add_(args[1])
         result = func(*args, **(kwargs or {}))
         node = torch._C._current_autograd_node()
@@ -81,8 +88,10 @@ def _references(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _summed_by_engine(args: Any) -> bool:
-    """The engine adds gradients that meet in place where it alone holds the first; a dispatch mode's own reference makes it
-    believe otherwise. What it would do without the mode is done here instead."""
+    """Whether the engine adds here what it would add in place without a dispatch mode.
+
+    The mode's own reference to the first gradient makes the engine believe that it is shared.
+    """
     old, new = args[:2]
     return (
         torch._C._current_autograd_node() is not None
@@ -96,7 +105,9 @@ def _summed_by_engine(args: Any) -> bool:
 def _dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their memory without gap or overlap, in any order of dimensions."""
     expected = 1
-    for stride, size in sorted((st, si) for st, si in zip(tensor.stride(), tensor.shape, strict=True) if si != 1):
+    for stride, size in sorted(
+        (st, si) for st, si in zip(tensor.stride(), tensor.shape, strict=True) if si != 1
+    ):
         if stride != expected:
             return False
         expected *= size
@@ -104,7 +115,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _calibrated(device: str) -> tuple[int, int]:
-    """References to a gradient that only the engine holds, as seen from inside a dispatch mode of this build of PyTorch."""
+    """References to a gradient that only the engine holds, as a dispatch mode of this PyTorch sees them."""
     seen = []
 
     class Probe(LiveStorages):
@@ -136,7 +147,8 @@ def run_training(
 ) -> OracleStep:
     """Run the canonical loop on the meta device and return what its last step held.
 
-    Autocast leaves meta tensors alone: with `amp`, call under FakeTensorMode with a model and tensors "on the CPU".
+    Autocast leaves meta tensors alone: with `amp`, call under FakeTensorMode with a model and tensors "on the
+    CPU".
     """
     optimizer = make_optimizer(model.parameters()) if make_optimizer else None
     mode = LiveStorages()

@@ -1,4 +1,7 @@
-"""Networks that the memory tests and benchmarks run on: how to build each on the meta device, and what to feed it."""
+"""Networks that the memory tests and benchmarks run on.
+
+How to build each on the meta device, and what to feed it.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,9 @@ def _bert() -> torch.nn.Module:
     prepare_torchvision()
     from transformers import BertConfig, BertForMaskedLM
 
-    return BertForMaskedLM(BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512))
+    return BertForMaskedLM(
+        BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
+    )
 
 
 def _gpt2() -> torch.nn.Module:
@@ -93,20 +98,53 @@ def _gpt2() -> torch.nn.Module:
 NETWORKS: dict[str, Network] = {
     n.name: n
     for n in (
-        _vision("resnet18"), _vision("resnet50"), _vision("resnext50_32x4d"), _vision("wide_resnet50_2"),
-        _vision("densenet121"), _vision("efficientnet_b0"), _vision("efficientnet_v2_s"), _vision("mobilenet_v2"),
-        _vision("mobilenet_v3_large"), _vision("mnasnet1_0"), _vision("shufflenet_v2_x1_0"), _vision("squeezenet1_1"),
-        _vision("googlenet", init_weights=False), _vision("inception_v3", 3, 299, 299, init_weights=False),
-        _vision("vgg11_bn"), _vision("alexnet"), _real(_vision("regnet_y_400mf")), _vision("convnext_tiny"), _vision("vit_b_16"),
-        _vision("swin_t"), _vision("swin_v2_t"), _vision("maxvit_t"), _segmentation("deeplabv3_resnet50"),
-        _segmentation("fcn_resnet50"), _vision("r3d_18", 3, 8, 112, 112), _timm("deit_tiny_patch16_224"),
-        _timm("mixer_b16_224"), _timm("resnetv2_50x1_bit"), _timm("levit_128s"), _timm("mobilevit_s", 3, 256, 256),
-        _timm("poolformer_s12"), _timm("ghostnet_100"), Network("bert-tiny", _bert, _tokens(128)),
+        _vision("resnet18"),
+        _vision("resnet50"),
+        _vision("resnext50_32x4d"),
+        _vision("wide_resnet50_2"),
+        _vision("densenet121"),
+        _vision("efficientnet_b0"),
+        _vision("efficientnet_v2_s"),
+        _vision("mobilenet_v2"),
+        _vision("mobilenet_v3_large"),
+        _vision("mnasnet1_0"),
+        _vision("shufflenet_v2_x1_0"),
+        _vision("squeezenet1_1"),
+        _vision("googlenet", init_weights=False),
+        _vision("inception_v3", 3, 299, 299, init_weights=False),
+        _vision("vgg11_bn"),
+        _vision("alexnet"),
+        _real(_vision("regnet_y_400mf")),
+        _vision("convnext_tiny"),
+        _vision("vit_b_16"),
+        _vision("swin_t"),
+        _vision("swin_v2_t"),
+        _vision("maxvit_t"),
+        _segmentation("deeplabv3_resnet50"),
+        _segmentation("fcn_resnet50"),
+        _vision("r3d_18", 3, 8, 112, 112),
+        _timm("deit_tiny_patch16_224"),
+        _timm("mixer_b16_224"),
+        _timm("resnetv2_50x1_bit"),
+        _timm("levit_128s"),
+        _timm("mobilevit_s", 3, 256, 256),
+        _timm("poolformer_s12"),
+        _timm("ghostnet_100"),
+        Network("bert-tiny", _bert, _tokens(128)),
         Network("gpt2-small", _gpt2, _masked_tokens(128)),
     )
-}  # fmt: skip
+}
 
-FAST = ("resnet18", "mobilenet_v2", "squeezenet1_1", "shufflenet_v2_x1_0", "googlenet", "alexnet", "vit_b_16", "bert-tiny")
+FAST = (
+    "resnet18",
+    "mobilenet_v2",
+    "squeezenet1_1",
+    "shufflenet_v2_x1_0",
+    "googlenet",
+    "alexnet",
+    "vit_b_16",
+    "bert-tiny",
+)
 
 
 def criterion(outputs: Any) -> torch.Tensor:
@@ -124,7 +162,9 @@ def criterion(outputs: Any) -> torch.Tensor:
         if tensor.dim() == 3:
             tensor = tensor.flatten(0, 1)
         shape = (tensor.shape[0], *tensor.shape[2:])
-        losses.append(functional.cross_entropy(tensor, torch.zeros(shape, dtype=torch.int64, device=tensor.device)))
+        losses.append(
+            functional.cross_entropy(tensor, torch.zeros(shape, dtype=torch.int64, device=tensor.device))
+        )
     return sum(losses[1:], losses[0])
 
 

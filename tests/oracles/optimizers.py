@@ -1,4 +1,4 @@
-"""The optimizers and loop options that the memory tests run, each with the settings that should describe it."""
+"""The optimizers and loop options that the memory tests run, with the settings that describe them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 
 @dataclass(frozen=True)
 class Recipe:
-    """`make(parameters)` builds the optimizer; `settings` describe it to the library, `loop` the rest to the oracle."""
+    """`make(parameters)` builds the optimizer.
+
+    `settings` describe it to the library, `loop` the rest to the oracle.
+    """
 
     make: Callable[[Any], torch.optim.Optimizer] | None
     settings: dict[str, Any]
@@ -36,11 +39,21 @@ OPTIMIZERS: dict[str, Recipe] = {
         _sgd(False, 0.9, 1e-4), {"optimizer": "sgd-momentum", "weight_decay": 1e-4, "foreach": False}
     ),
     "adam": Recipe(_adam(torch.optim.Adam, True), {"optimizer": "adam"}),
-    "adam-decay": Recipe(_adam(torch.optim.Adam, True, weight_decay=0.01), {"optimizer": "adam", "weight_decay": 0.01}),
+    "adam-decay": Recipe(
+        _adam(torch.optim.Adam, True, weight_decay=0.01), {"optimizer": "adam", "weight_decay": 0.01}
+    ),
     "adam-loop": Recipe(_adam(torch.optim.Adam, False), {"optimizer": "adam", "foreach": False}),
     "adamw": Recipe(_adam(torch.optim.AdamW, True), {"optimizer": "adamw", "weight_decay": 0.01}),
-    "adamw-loop": Recipe(_adam(torch.optim.AdamW, False), {"optimizer": "adamw", "weight_decay": 0.01, "foreach": False}),
-    "accumulation": Recipe(_sgd(True, 0.9), {"optimizer": "sgd-momentum", "accumulation": 2}, {"accumulation": 2}),
-    "zeroed": Recipe(_sgd(True, 0.9), {"optimizer": "sgd-momentum", "zero_grad": "zero"}, {"set_to_none": False}),
-    "bfloat16": Recipe(_sgd(True, 0.9), {"optimizer": "sgd-momentum", "amp": "bfloat16"}, {"amp": torch.bfloat16}),
+    "adamw-loop": Recipe(
+        _adam(torch.optim.AdamW, False), {"optimizer": "adamw", "weight_decay": 0.01, "foreach": False}
+    ),
+    "accumulation": Recipe(
+        _sgd(True, 0.9), {"optimizer": "sgd-momentum", "accumulation": 2}, {"accumulation": 2}
+    ),
+    "zeroed": Recipe(
+        _sgd(True, 0.9), {"optimizer": "sgd-momentum", "zero_grad": "zero"}, {"set_to_none": False}
+    ),
+    "bfloat16": Recipe(
+        _sgd(True, 0.9), {"optimizer": "sgd-momentum", "amp": "bfloat16"}, {"amp": torch.bfloat16}
+    ),
 }

@@ -1,4 +1,7 @@
-"""Automatic mixed precision as a pure graph pass: the casts that `torch.autocast` runs, inserted as operators."""
+"""Automatic mixed precision as a pure graph pass.
+
+The casts that `torch.autocast` runs, inserted as operators.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,36 @@ from torchedge.prediction.memory.settings import StepSettings
 _LOW = frozenset(("bfloat16", "float16"))
 _CASTABLE = frozenset(("float32", "bfloat16", "float16"))
 _ON_CPU_AS_IS = frozenset(
-    "softmax log_softmax softmin _safe_softmax layer_norm group_norm rms_norm sum norm logsumexp prod cumsum cumprod exp log "
-    "pow sqrt cdist cosine_similarity".split()
+    [
+        "softmax",
+        "log_softmax",
+        "softmin",
+        "_safe_softmax",
+        "layer_norm",
+        "group_norm",
+        "rms_norm",
+        "sum",
+        "norm",
+        "logsumexp",
+        "prod",
+        "cumsum",
+        "cumprod",
+        "exp",
+        "log",
+        "pow",
+        "sqrt",
+        "cdist",
+        "cosine_similarity",
+    ]
 )
 """Operators that CUDA's autocast runs in float32 and the CPU's leaves in the precision they come in."""
 
 
 def lower_precision(graph: Graph, settings: StepSettings) -> Graph:
-    """Return the graph as it runs under `torch.autocast(dtype=settings.amp)`; the same graph where amp is off.
+    """Return the graph as it runs under `torch.autocast(dtype=settings.amp)`, unchanged where amp is off.
 
-    Casts of parameters are made once and kept until autocast ends, after the loss; casts of activations last as long as
-    autograd keeps them. GradScaler's few scalars are not modelled.
+    Casts of parameters are made once and kept until autocast ends, after the loss; casts of activations last
+    as long as autograd keeps them. GradScaler's few scalars are not modelled.
     """
     if settings.amp is None:
         return graph
@@ -34,6 +56,7 @@ class _Pass:
         self.low, self.on_cpu = settings.amp, settings.backend == "cpu"
         self.releases = last_uses(graph)
         self.cached: dict[tuple[int, str], int] = {}
+        self.weak: set[int] = set()
 
     def run(self) -> Graph:
         known = registry()
@@ -41,8 +64,12 @@ class _Pass:
             spec = known.get(op.kind)
             wanted = self._precision(op, spec)
             inputs, made = self._casts(op, wanted)
+            if (not op.inputs and "dtype" in op.attrs) or (op.inputs and self.weak.issuperset(op.inputs)):
+                self.weak.update(op.outputs)
             self._retype(op, spec, wanted)
-            self.out.emit(Op(op.kind, inputs, op.outputs, op.attrs, op.scope, op.inplace, op.grad, op.region, op.known))
+            self.out.emit(
+                Op(op.kind, inputs, op.outputs, op.attrs, op.scope, op.inplace, op.grad, op.region, op.known)
+            )
             self.out.release(*made, *self.releases[position])
         self.out.release(*self.cached.values())
         return self.out.finish()
@@ -67,7 +94,11 @@ class _Pass:
         inputs: list[int | None] = []
         made: list[int] = []
         for index in op.inputs:
-            if index is None or (value := self.out.values[index]).dtype == wanted or value.dtype not in _CASTABLE:
+            if (
+                index is None
+                or (value := self.out.values[index]).dtype == wanted
+                or value.dtype not in _CASTABLE
+            ):
                 inputs.append(index)
                 continue
             key = (index, wanted)
@@ -92,12 +123,22 @@ class _Pass:
                 continue
             dtype = wanted or self._promoted(op, spec, value)
             if dtype != value.dtype and dtype in _CASTABLE:
-                values[index] = Value(value.name, value.shape, dtype, value.role, value.alias, value.trainable)
+                values[index] = Value(
+                    value.name, value.shape, dtype, value.role, value.alias, value.trainable
+                )
 
     def _promoted(self, op: Op, spec: OpSpec | None, value: Value) -> str:
-        """The widest floating input; views, in-place calls and normalisations follow input 0."""
-        kinds = [self.out.values[i].dtype for i in op.inputs if i is not None]
-        if op.inplace or value.alias is not None or (spec is not None and spec.autocast in ("keep", "float32")):
+        """The widest floating input; views, in-place calls and normalisations follow input 0.
+
+        Factories told a dtype were told that of the value they are made for (`dtype=x.dtype`), so they do not
+        promote.
+        """
+        kinds = [self.out.values[i].dtype for i in op.inputs if i is not None and i not in self.weak]
+        if (
+            op.inplace
+            or value.alias is not None
+            or (spec is not None and spec.autocast in ("keep", "float32"))
+        ):
             return kinds[0] if kinds and kinds[0] in _CASTABLE else value.dtype
         found = [k for k in kinds if k in _CASTABLE]
         if not found:
@@ -106,5 +147,7 @@ class _Pass:
 
     def _scalars_only(self, op: Op) -> bool:
         """Whether every float32 input is a zero-dimensional tensor, which does not promote."""
-        wide = [self.out.values[i] for i in op.inputs if i is not None and self.out.values[i].dtype == "float32"]
+        wide = [
+            self.out.values[i] for i in op.inputs if i is not None and self.out.values[i].dtype == "float32"
+        ]
         return all(not v.shape for v in wide) and len(wide) < sum(i is not None for i in op.inputs)

@@ -1,11 +1,23 @@
-"""The backward pass as PyTorch's autograd engine runs it: the node made last first, gradients summed as they meet."""
+"""The backward pass as PyTorch's autograd engine runs it.
+
+The node made last first, gradients summed as they meet.
+"""
 
 from __future__ import annotations
 
 from torchedge.graphs import Op, Poly
 from torchedge.graphs.dims import poly
 from torchedge.ops.specs import nothing
-from torchedge.prediction.memory.stepping import GRADIENTS, TEMPORARY, Record, Region, Step, make_call, run, title
+from torchedge.prediction.memory.stepping import (
+    GRADIENTS,
+    TEMPORARY,
+    Record,
+    Region,
+    Step,
+    make_call,
+    run,
+    title,
+)
 
 
 def write_backward(step: Step) -> None:
@@ -31,7 +43,10 @@ def _run_back(step: Step, floor: int) -> None:
 
 
 def _node_back(step: Step, record: Record) -> None:
-    """Run one node: make the input gradients, let go of what it was given and had kept, hand the gradients on."""
+    """Run one node.
+
+    Make the input gradients, let go of what it was given and had kept, hand the gradients on.
+    """
     tape = step.tape
     incoming = [g for g in [step.grads.pop(o, None) for o in record.op.outputs] if g is not None]
     if incoming:
@@ -74,7 +89,12 @@ def _input_gradients(step: Step, record: Record, incoming: int) -> list[tuple[in
             if mode == "view":
                 step.viewed.add(incoming)
         elif spec.broadcasts and mode == "new" and value.shape != out.shape:
-            wide.append((len(made), tape.new(sizes[op.outputs[0]], TEMPORARY, f"gradient of {value.name} (broadcast)")))
+            wide.append(
+                (
+                    len(made),
+                    tape.new(sizes[op.outputs[0]], TEMPORARY, f"gradient of {value.name} (broadcast)"),
+                )
+            )
             made.append((index, -1))
         else:
             storage = tape.new(sizes[index], TEMPORARY, f"gradient of {value.name}")
@@ -91,8 +111,11 @@ def _input_gradients(step: Step, record: Record, incoming: int) -> list[tuple[in
 
 
 def _accumulate(step: Step, index: int, storage: int) -> None:
-    """Add a gradient to what has arrived for a value: parameters keep theirs, others wait for their operator."""
-    tape, value = step.tape, step.graph.values[index]
+    """Add a gradient to what has arrived for a value.
+
+    Parameters keep theirs, others wait for their operator.
+    """
+    value = step.graph.values[index]
     if value.role == "parameter":
         _arrive_at_leaf(step, index, storage)
         return
@@ -104,7 +127,10 @@ def _accumulate(step: Step, index: int, storage: int) -> None:
 
 
 def _arrive_at_leaf(step: Step, index: int, storage: int) -> None:
-    """A parameter used several times gets its gradient when all of its uses have run; until then their sum waits."""
+    """A parameter used several times gets its gradient when all of its uses have run.
+
+    Until then their sum waits.
+    """
     if index not in step.pending:
         _accumulate_leaf(step, index, storage)
         return
@@ -123,7 +149,7 @@ def _count_down(step: Step, index: int) -> None:
 
 
 def _pending(step: Step) -> dict[int, int]:
-    """Return how often each parameter is used that is used more than once (activation-checkpoint regions left out)."""
+    """Return how often each parameter used more than once is used (checkpoint regions left out)."""
     uses: dict[int, int] = {}
     for record in step.records:
         if isinstance(record, Record):
@@ -145,15 +171,18 @@ def _sum(step: Step, index: int, have: int, storage: int) -> None:
 
 
 def _sums_in_place(step: Step, have: int, size: Poly) -> bool:
-    """The engine adds in place where it alone holds the first gradient, which fills its storage and is no view of another."""
+    """Add in place only to a gradient that the engine alone holds, that fills its storage and is no view."""
     tape = step.tape
     return (
-        step.settings.sum_in_place and tape.counts[have] == 1 and have not in step.viewed and tape.sizes[have] == size
+        step.settings.sum_in_place
+        and tape.counts[have] == 1
+        and have not in step.viewed
+        and tape.sizes[have] == size
     )
 
 
 def _accumulate_leaf(step: Step, index: int, storage: int) -> None:
-    """A parameter adds to the gradient it has, adopts one that nobody else holds, and clones one that is shared."""
+    """A parameter adds to the gradient it has, adopts one nobody else holds, clones a shared one."""
     tape = step.tape
     if index in step.parameter_grads:
         tape.drop(storage)
@@ -168,19 +197,24 @@ def _accumulate_leaf(step: Step, index: int, storage: int) -> None:
     tape.drop(storage)
 
 
-# activation checkpointing -----------------------------------------------------------------------------------------------
+# activation checkpointing ----------------------------------------------------------------------------
 
 
 def _region_back(step: Step, region: Region, last: int) -> None:
     """Run a checkpoint region's forward again, then its backward.
 
-    Without re-entry the second run stops behind the last tensor that autograd keeps, and lets its results go; with re-entry
-    it runs to its end and holds results and their gradients until its backward is through (torch.utils.checkpoint).
+    Without re-entry the second run stops behind the last tensor that autograd keeps, and lets its results go;
+    with re-entry it runs to its end and holds results and their gradients until its backward is through
+    (torch.utils.checkpoint).
     """
     tape, graph = step.tape, step.graph
     reentrant = step.settings.checkpoint == "reentrant"
     floor = len(step.records)
-    held = [step.grads[o] for p in region.positions for o in graph.ops[p].outputs if o in step.grads] if reentrant else []
+    held = (
+        [step.grads[o] for p in region.positions for o in graph.ops[p].outputs if o in step.grads]
+        if reentrant
+        else []
+    )
     for storage in held:
         tape.hold(storage)
     positions = region.positions if reentrant else _until_last_save(step, region.positions)

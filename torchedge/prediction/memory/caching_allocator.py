@@ -1,10 +1,11 @@
 """Replay of PyTorch's CUDA caching allocator over a tape, at one batch size.
 
-The rules (c10/cuda/CUDACachingAllocator.cpp, unchanged from 1.6 to today in their defaults): requests are rounded up to 512
-bytes; up to 1 MiB they come from a small pool of 2 MiB segments, larger ones from a large pool of 20 MiB segments, or of their
-own size rounded up to 2 MiB from 10 MiB on; the smallest free block that is large enough is taken, the lowest address among
-equals; what remains of it is split off if it is at least 512 bytes (small pool) or more than 1 MiB (large pool); a freed block
-merges with its free neighbours in the segment. Running out of memory, and what follows from it, is not replayed.
+The rules (c10/cuda/CUDACachingAllocator.cpp, unchanged from 1.6 to today in their defaults): requests are
+rounded up to 512 bytes; up to 1 MiB they come from a small pool of 2 MiB segments, larger ones from a large
+pool of 20 MiB segments, or of their own size rounded up to 2 MiB from 10 MiB on; the smallest free block that
+is large enough is taken, the lowest address among equals; what remains of it is split off if it is at least
+512 bytes (small pool) or more than 1 MiB (large pool); a freed block merges with its free neighbours in the
+segment. Running out of memory, and what follows from it, is not replayed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ import numpy as np
 from torchedge.prediction.memory.tape import ALIGNMENT, Tape
 
 _MIB = (1 << 20) // ALIGNMENT
-_SMALL, _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_SEGMENT, _SEGMENT_STEP = _MIB, 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
+_SMALL, _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_SEGMENT, _SEGMENT_STEP = (
+    _MIB,
+    2 * _MIB,
+    20 * _MIB,
+    10 * _MIB,
+    2 * _MIB,
+)
 _SHIFT = 32
 _ADDRESS = (1 << _SHIFT) - 1
 
@@ -27,9 +34,9 @@ _ADDRESS = (1 << _SHIFT) - 1
 class Replay:
     """Peaks of a replayed run in bytes.
 
-    allocated_bytes: blocks in use, whole blocks as `torch.cuda.max_memory_allocated` counts them; reserved_bytes: segments.
-    Both are the last step's, the steady state. peak_event: index in the tape of the event that reached the allocated peak.
-    steps: (allocated, reserved) peaks of each replayed step in order.
+    allocated_bytes: blocks in use, whole blocks as `torch.cuda.max_memory_allocated` counts them;
+    reserved_bytes: segments. Both are the last step's, the steady state. peak_event: index in the tape of the
+    event that reached the allocated peak. steps: (allocated, reserved) peaks of each replayed step in order.
     """
 
     allocated_bytes: int
@@ -39,7 +46,7 @@ class Replay:
 
 
 class CachingAllocator:
-    """The allocator's state in units of 512 bytes: free blocks by size and address, and by both of their ends.
+    """The allocator's state in units of 512 bytes: free blocks by size and by both their ends.
 
     Segments lie one unit apart, so that blocks of different segments never touch.
     """
@@ -55,7 +62,10 @@ class CachingAllocator:
         self.peak_event = -1
 
     def run(self, events: Iterable[int], sizes: Sequence[int], address: list[int], block: list[int]) -> None:
-        """Run events (+s allocates storage s - 1, -s frees it); `address` and `block` hold where each storage lies."""
+        """Run events (+s allocates storage s - 1, -s frees it).
+
+        `address` and `block` hold where each storage lies.
+        """
         small, large, free_from, free_to = self.small, self.large, self.free_from, self.free_to
         allocated, peak, peak_event = self.allocated, self.peak, self.peak_event
         for position, event in enumerate(events):
@@ -127,7 +137,11 @@ class CachingAllocator:
         """Give back every segment that is free as a whole."""
         for start, width in list(self.segments.items()):
             if self.free_from.get(start) == width:
-                pool = self.small if width == _SMALL_SEGMENT and width << _SHIFT | start in self.small else self.large
+                pool = (
+                    self.small
+                    if width == _SMALL_SEGMENT and width << _SHIFT | start in self.small
+                    else self.large
+                )
                 pool.remove(width << _SHIFT | start)
                 del self.segments[start], self.free_from[start], self.free_to[start + width]
                 self.reserved -= width
@@ -137,12 +151,14 @@ class CachingAllocator:
         self.peak, self.peak_reserved, self.peak_event = self.allocated, self.reserved, -1
 
 
-def replay(tape: Tape, batch_size: int, *, first: Tape | None = None, steps: int = 2, empty_cache: bool = False) -> Replay:
+def replay(
+    tape: Tape, batch_size: int, *, first: Tape | None = None, steps: int = 2, empty_cache: bool = False
+) -> Replay:
     """Replay `steps` steady-state steps of a tape and return the last one's peaks.
 
-    first: tape of the very first step (`write_tape(..., first=True)`), replayed before them; without it the allocator starts
-    with everything persistent in place. empty_cache: empty the cache before each step, after its peaks were reset, as a
-    profiler may do.
+    first: tape of the very first step (`write_tape(..., first=True)`), replayed before them; without it the
+    allocator starts with everything persistent in place. empty_cache: empty the cache before each step, after
+    its peaks were reset, as a profiler may do.
     """
     allocator = CachingAllocator()
     program = [tape] * steps if first is None else [first] + [tape] * steps

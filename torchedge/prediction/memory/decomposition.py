@@ -1,4 +1,7 @@
-"""What composite operators run as: batched products and attention, taken apart as PyTorch's own C++ code does."""
+"""What composite operators run as.
+
+Batched products and attention, taken apart as PyTorch's own C++ code does.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _COMPOSITE = _PRODUCTS | {_ATTENTION, "einsum"}
 
 
 def decompose(graph: Graph, settings: StepSettings) -> Graph:
-    """Return the graph with batched products preceded by the copies they need and attention as what runs in its place.
+    """Return the graph with the copies that batched products need, and attention as what it runs.
 
     A graph without such operators is returned as it is.
     """
@@ -38,7 +41,9 @@ class _Pass:
                 self._product(op)
             elif op.kind == "einsum":
                 self._einsum(op)
-            elif op.kind == _ATTENTION and not (self.fused and (self.on_cuda or not op.attrs.get("dropout_p"))):
+            elif op.kind == _ATTENTION and not (
+                self.fused and (self.on_cuda or not op.attrs.get("dropout_p"))
+            ):
                 self._attention(op)
             elif op.kind == "clone" and self.fused and self._needs_no_copy(op):
                 self._as_view(op)
@@ -48,7 +53,7 @@ class _Pass:
         return self.out.finish()
 
     def _as_view(self, op: Op) -> None:
-        """A reshape that capture saw copying, of a fused attention's output, which lies in memory as wanted."""
+        """A reshape, seen copying by capture, of a fused attention's output that lies in memory as wanted."""
         old = self.out.values[op.outputs[0]]
         self.out.values[op.outputs[0]] = type(old)(old.name, old.shape, old.dtype, old.role, op.inputs[0])
         self.out.emit(Op("reshape", op.inputs, op.outputs, op.attrs, op.scope, False, op.grad, op.region))
@@ -80,7 +85,10 @@ class _Pass:
         self.out.release(*[i for i, old in zip(operands, (a, b), strict=True) if i != old])
 
     def _einsum(self, op: Op) -> None:
-        """Two operands become one bmm: each permuted to (batch, own, summed) dimensions and copied where that needs it."""
+        """Two operands become one bmm.
+
+        Each permuted to (batch, own, summed) dimensions and copied where that needs it.
+        """
         equation = str(op.attrs.get("equation", "")).replace(" ", "")
         operands = [i for i in op.inputs if i is not None]
         left, _, right = equation.partition("->")
@@ -97,13 +105,20 @@ class _Pass:
             shape, strides = self.layouts.shape(index), self.layouts.of(index)
             turned = tuple([shape[k] for k in order]), tuple([strides[k] for k in order])
             ends = len(batch), len(batch) + len(own)
-            folded = (prod(turned[0][: ends[0]]), prod(turned[0][ends[0] : ends[1]]), prod(turned[0][ends[1] :]))
+            folded = (
+                prod(turned[0][: ends[0]]),
+                prod(turned[0][ends[0] : ends[1]]),
+                prod(turned[0][ends[1] :]),
+            )
             inputs.append(index if viewed(*turned, folded) is not None else self._copied(index, op))
         self.out.emit(Op("matmul", tuple(inputs), op.outputs, {}, op.scope, False, op.grad, op.region))
         self.out.release(*[i for i in inputs if i not in operands])
 
     def _operand(self, index: int, batch: Shape, op: Op) -> int:
-        """Return the value bmm works on: the operand itself, or a copy of it, expanded to the batch where it is broadcast."""
+        """Return the value bmm works on.
+
+        The operand itself, or a copy of it, expanded to the batch where it is broadcast.
+        """
         value = self.out.values[index]
         if value.shape[:-2] != batch:
             return self.out.add("expand_copy", (index,), (*batch, *value.shape[-2:]), value.dtype, op)
@@ -116,9 +131,10 @@ class _Pass:
         return self.out.add("clone", (index,), value.shape, value.dtype, op)
 
     def _attention(self, op: Op) -> None:
-        """Scaled q and k, scores, mask, softmax, dropout, product with v (`_scaled_dot_product_attention_math`)."""
+        """Scale q and k, add the mask, softmax, dropout, v (`_scaled_dot_product_attention_math`)."""
         q, k, v = op.inputs[0], op.inputs[1], op.inputs[2]
         assert q is not None and k is not None and v is not None
+        value = v
         values, add = self.out.values, self.out.add
         made: list[int] = []
         result, low = op.outputs[0], values[op.outputs[0]].dtype
@@ -158,9 +174,13 @@ class _Pass:
         if isinstance(dropout, float) and dropout > 0:
             weights = add("dropout", (weights,), scores, dtype, op, {"p": dropout, "train": True})
             made.append(weights)
-        if rank > 3 and not foldable(self.layouts.shape(op.inputs[2]), self.layouts.of(op.inputs[2])):
+        if rank > 3 and not foldable(self.layouts.shape(value), self.layouts.of(value)):
             v = add("clone", (v,), values[v].shape, dtype, op)
             made.append(v)
-        self.out.emit(Op("matmul", (weights, v), (result,), {}, op.scope, False, op.grad, op.region), tuple(made))
+        self.out.emit(
+            Op("matmul", (weights, v), (result,), {}, op.scope, False, op.grad, op.region), tuple(made)
+        )
         if result != op.outputs[0]:
-            self.out.emit(Op("to_copy", (result,), op.outputs, {}, op.scope, False, op.grad, op.region), (result,))
+            self.out.emit(
+                Op("to_copy", (result,), op.outputs, {}, op.scope, False, op.grad, op.region), (result,)
+            )

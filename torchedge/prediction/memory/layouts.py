@@ -1,4 +1,7 @@
-"""Strides of a graph's values, worked out on demand: they decide where a reshape is a view and where it copies."""
+"""Strides of a graph's values, worked out on demand.
+
+They decide where a reshape is a view and where it copies.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,23 @@ from torchedge.ops.activations import same_shape
 from torchedge.ops.elementwise import broadcast
 
 Sizes = tuple[int, ...]
-_REFORMED = frozenset("view reshape flatten ravel unflatten _unsafe_view view_as reshape_as contiguous alias to detach".split())
-_TURNED = frozenset("transpose swapaxes swapdims".split())
+_REFORMED = frozenset(
+    [
+        "view",
+        "reshape",
+        "flatten",
+        "ravel",
+        "unflatten",
+        "_unsafe_view",
+        "view_as",
+        "reshape_as",
+        "contiguous",
+        "alias",
+        "to",
+        "detach",
+    ]
+)
+_TURNED = frozenset(["transpose", "swapaxes", "swapdims"])
 
 
 def contiguous_strides(shape: Sequence[int]) -> Sizes:
@@ -27,7 +45,7 @@ def contiguous_strides(shape: Sequence[int]) -> Sizes:
 
 
 def viewed(shape: Sizes, strides: Sizes, wanted: Sizes) -> Sizes | None:
-    """Return the strides of a reshape that needs no copy, None where it must copy (PyTorch's `computeStride`)."""
+    """Return the strides of a reshape, None where it must copy (PyTorch's `computeStride`)."""
     if prod(shape) != prod(wanted):
         return None
     if not shape:
@@ -50,7 +68,7 @@ def viewed(shape: Sizes, strides: Sizes, wanted: Sizes) -> Sizes | None:
 
 
 def foldable(shape: Sizes, strides: Sizes) -> bool:
-    """Return whether all dimensions but the last two merge into one without a copy, as bmm's operands need."""
+    """Return whether all dimensions but the last two merge without a copy, as bmm's operands need."""
     return len(shape) <= 3 or viewed(shape, strides, (prod(shape[:-2]), *shape[-2:])) is not None
 
 
@@ -68,8 +86,9 @@ def variadic(attrs: Mapping[str, Any], name: str) -> tuple[int, ...]:
 class Layouts:
     """Strides of the values of a graph, in elements, with `symbolic` batch size."""
 
-    def __init__(self, values: Sequence[Value], ops: Sequence[Op], fused_attention: bool = False,
-                 on_cuda: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, values: Sequence[Value], ops: Sequence[Op], fused_attention: bool = False, on_cuda: bool = True
+    ) -> None:
         self._values = values
         self._fused, self._on_cuda = fused_attention, on_cuda
         self._producers = {index: op for op in ops for index in op.outputs}
@@ -101,13 +120,20 @@ class Layouts:
         if old is None:
             old = contiguous_strides(old_shape)
         if op.kind == "scaled_dot_product_attention" and self._fused and len(shape) == 4:
-            if self._on_cuda and self._values[source].dtype == "float32":  # memory-efficient attention: (N, L, H, E)
+            if (
+                self._on_cuda and self._values[source].dtype == "float32"
+            ):  # memory-efficient attention: (N, L, H, E)
                 return _permuted(contiguous_strides([shape[i] for i in (0, 2, 1, 3)]), (0, 2, 1, 3))
             return _filled(shape, old)  # flash attention: the query's order of dimensions
         if self._values[index].alias is not None:
             return _of_view(op, old_shape, old, shape) or contiguous_strides(shape)
         spec = registry().get(op.kind)
-        if spec is not None and spec.infer in (same_shape, broadcast) and old_shape == shape and dense(old_shape, old):
+        if (
+            spec is not None
+            and spec.infer in (same_shape, broadcast)
+            and old_shape == shape
+            and dense(old_shape, old)
+        ):
             return old
         return contiguous_strides(shape)
 
@@ -125,7 +151,7 @@ def dense(shape: Sizes, strides: Sizes) -> bool:
 
 
 def _filled(shape: Sizes, strides: Sizes) -> Sizes:
-    """Return strides without gaps in the order of the given ones (`empty_like` of a tensor that is not dense)."""
+    """Return strides without gaps in the given ones' order (`empty_like` of a tensor not dense)."""
     out, step = [0] * len(shape), 1
     for axis in sorted(range(len(shape)), key=lambda a: (strides[a], -a)):
         out[axis] = step
@@ -157,7 +183,16 @@ def _of_view(op: Op, shape: Sizes, strides: Sizes, wanted: Sizes) -> Sizes | Non
     if kind in ("unbind", "select"):
         dim = op.attrs.get("dim", 0)
         return tuple(s for k, s in enumerate(strides) if k != dim % rank)
-    if kind in ("chunk", "split", "split_with_sizes", "narrow", "tensor_split", "unsafe_chunk", "unsafe_split", "slice"):
+    if kind in (
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "narrow",
+        "tensor_split",
+        "unsafe_chunk",
+        "unsafe_split",
+        "slice",
+    ):
         return strides
     if kind == "getitem":
         return _indexed(op.attrs.get("index"), strides)

@@ -7,8 +7,13 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import TapeWriter
 
 _ADAMS = ("adam", "adamw")
-_STATES = {"none": (), "sgd": (), "sgd-momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"),
-           "adamw": ("exp_avg", "exp_avg_sq")}  # fmt: skip
+_STATES = {
+    "none": (),
+    "sgd": (),
+    "sgd-momentum": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+}
 
 Trained = list[tuple[int, Poly, int]]
 """Parameters that receive a gradient: value, size in bytes, storage of the gradient."""
@@ -24,14 +29,21 @@ def keep_state(tape: TapeWriter, size: Poly, name: str, settings: StepSettings, 
     return [tape.keep(size, category, f"{name}.{state}") for state in _STATES[settings.optimizer]]
 
 
-def write_update(tape: TapeWriter, trained: Trained, state: dict[int, list[int]], settings: StepSettings, category: int,
-                 temporary: int) -> None:  # fmt: skip
+def write_update(
+    tape: TapeWriter,
+    trained: Trained,
+    state: dict[int, list[int]],
+    settings: StepSettings,
+    category: int,
+    temporary: int,
+) -> None:
     """Write the optimizer's step, and the release of the gradients where `zero_grad` frees them.
 
-    Temporaries follow torch.optim: weight decay goes into a copy of the gradient (not AdamW's); Adam forms the denominator
-    sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for all parameters at once, one after the other; the loop does one
-    parameter after the other, its variables alive until the next parameter takes their place.
-    State that is missing (first step) is made; momentum starts as a clone of the gradient.
+    Temporaries follow torch.optim: weight decay goes into a copy of the gradient (not AdamW's); Adam forms
+    the denominator sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for all
+    parameters at once, one after the other; the loop does one parameter after the other, its variables alive
+    until the next parameter takes their place. State that is missing (first step) is made; momentum starts as
+    a clone of the gradient.
     """
     names = _STATES[settings.optimizer]
     decay = settings.weight_decay != 0 and settings.optimizer not in ("none", "adamw")
@@ -46,8 +58,15 @@ def write_update(tape: TapeWriter, trained: Trained, state: dict[int, list[int]]
             tape.drop(gradient)
 
 
-def _write_together(tape: TapeWriter, trained: Trained, state: dict[int, list[int]], settings: StepSettings, category: int,
-                    temporary: int, decay: bool) -> None:  # fmt: skip
+def _write_together(
+    tape: TapeWriter,
+    trained: Trained,
+    state: dict[int, list[int]],
+    settings: StepSettings,
+    category: int,
+    temporary: int,
+    decay: bool,
+) -> None:
     if decay:
         made = [tape.new(size, temporary, "optimizer temporary") for _, size, _ in trained]
         _start_momentum(tape, trained, state, settings, category)
@@ -61,8 +80,15 @@ def _write_together(tape: TapeWriter, trained: Trained, state: dict[int, list[in
             tape.drop(storage)
 
 
-def _write_one_by_one(tape: TapeWriter, trained: Trained, state: dict[int, list[int]], settings: StepSettings, category: int,
-                      temporary: int, decay: bool) -> None:  # fmt: skip
+def _write_one_by_one(
+    tape: TapeWriter,
+    trained: Trained,
+    state: dict[int, list[int]],
+    settings: StepSettings,
+    category: int,
+    temporary: int,
+    decay: bool,
+) -> None:
     adam = settings.optimizer in _ADAMS
     gradient = denominator = -1
     for entry in trained:
@@ -83,8 +109,9 @@ def _write_one_by_one(tape: TapeWriter, trained: Trained, state: dict[int, list[
             tape.drop(storage)
 
 
-def _start_momentum(tape: TapeWriter, trained: Trained, state: dict[int, list[int]], settings: StepSettings,
-                    category: int) -> None:  # fmt: skip
+def _start_momentum(
+    tape: TapeWriter, trained: Trained, state: dict[int, list[int]], settings: StepSettings, category: int
+) -> None:
     if settings.optimizer != "sgd-momentum":
         return
     for index, size, _ in trained:

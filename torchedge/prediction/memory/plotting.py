@@ -23,7 +23,9 @@ def draw_timeline(profile: MemoryProfile, axes: Axes | None = None) -> Any:  # n
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        raise MissingExtraError('matplotlib is not installed; install it with: pip install "torchedge[plots]"') from error
+        raise MissingExtraError(
+            'matplotlib is not installed; install it with: pip install "torchedge[plots]"'
+        ) from error
     if axes is None:
         axes = pyplot.subplots(figsize=(8, 4), layout="constrained")[1]
     timeline = profile.timeline()
@@ -35,10 +37,20 @@ def draw_timeline(profile: MemoryProfile, axes: Axes | None = None) -> Any:  # n
     axes.step(events, timeline.live_mib, where="post", color="#22313f", linewidth=1.2)
     if profile.peak.index >= 0:
         axes.plot([profile.peak.index], [profile.live_mib], "v", color="#c0392b")
-        axes.annotate(f"{profile.live_mib:.0f} MiB\n{profile.peak}", (profile.peak.index, profile.live_mib), fontsize=8,
-                      xytext=(6, -4), textcoords="offset points", va="top")  # fmt: skip
+        axes.annotate(
+            f"{profile.live_mib:.0f} MiB\n{profile.peak}",
+            (profile.peak.index, profile.live_mib),
+            fontsize=8,
+            xytext=(6, -4),
+            textcoords="offset points",
+            va="top",
+        )
     axes.axhline(profile.reserved_mib, color="#7f8c8d", linestyle=":", label="reserved")
-    axes.set(xlabel="allocations and releases of one step", ylabel="MiB", title=f"{profile.name}, batch {profile.batch_size}")
+    axes.set(
+        xlabel="allocations and releases of one step",
+        ylabel="MiB",
+        title=f"{profile.name}, batch {profile.batch_size}",
+    )
     axes.set_xlim(0, max(len(events), 1))
     axes.set_ylim(bottom=0)
     axes.legend(loc="lower right", fontsize=8)

@@ -18,9 +18,17 @@ class Rewriter:
         self.ops: list[Op] = []
         self.releases: list[list[int]] = []
 
-    def add(self, kind: str, inputs: tuple[int | None, ...], shape: Shape, dtype: str, like: Op,
-            attrs: Mapping[str, Any] | None = None, alias: int | None = None) -> int:  # fmt: skip
-        """Append an operator with one new output, in the place (scope, region) of `like`; return the output."""
+    def add(
+        self,
+        kind: str,
+        inputs: tuple[int | None, ...],
+        shape: Shape,
+        dtype: str,
+        like: Op,
+        attrs: Mapping[str, Any] | None = None,
+        alias: int | None = None,
+    ) -> int:
+        """Append an operator with one new output in the scope and region of `like`; return the output."""
         index = len(self.values)
         self.values.append(Value(f"{kind}.{index}", shape, dtype, "activation", alias))
         self.emit(Op(kind, inputs, (index,), attrs or {}, like.scope, False, like.grad, like.region, True))
@@ -38,12 +46,15 @@ class Rewriter:
     def finish(self) -> Graph:
         """Return the rewritten graph."""
         return replace(
-            self.graph, values=tuple(self.values), ops=tuple(self.ops), releases=tuple(map(tuple, self.releases))
+            self.graph,
+            values=tuple(self.values),
+            ops=tuple(self.ops),
+            releases=tuple(map(tuple, self.releases)),
         )
 
 
 def last_uses(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Return a graph's releases, or releases after the last use where it does not know Python's own lifetimes."""
+    """Return a graph's releases, or, where it knows no Python lifetimes, releases after the last use."""
     if graph.releases is not None:
         return graph.releases
     last: dict[int, int] = {}

@@ -24,7 +24,10 @@ _MIB = 2.0**20
 
 @dataclass(frozen=True, slots=True)
 class PeakEvent:
-    """Where in the step the live peak is: phase, kind of the operator that runs, path of the module it belongs to."""
+    """Where in the step the live peak is.
+
+    Phase, kind of the operator that runs, path of the module it belongs to.
+    """
 
     phase: Phase
     kind: str
@@ -38,7 +41,10 @@ class PeakEvent:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Memory over one step, for plots: after each of E events the live MiB (E,), its phase (E,) and operator number (E,)."""
+    """Memory over one step, for plots.
+
+    After each of E events the live MiB (E,), its phase (E,) and operator number (E,).
+    """
 
     live_mib: npt.NDArray[np.float64]
     phase: npt.NDArray[np.int8]
@@ -49,9 +55,10 @@ class Timeline:
 class MemoryProfile:
     """Memory of one step of a graph at one batch size; MiB = 2^20 bytes. Nothing in it is fitted.
 
-    allocated_mib, reserved_mib: peaks as `torch.cuda.max_memory_allocated` and `max_memory_reserved` would show them (replayed
-    allocator); live_mib: the most bytes of live tensors, each rounded up to 512. breakdown: the live peak by category, summing to
-    it exactly. largest: label and MiB of the largest tensors alive then. unsupported: operators whose memory is a guess.
+    allocated_mib, reserved_mib: peaks as `torch.cuda.max_memory_allocated` and `max_memory_reserved` would
+    show them (replayed allocator); live_mib: the most bytes of live tensors, each rounded up to 512.
+    breakdown: the live peak by category, summing to it exactly. largest: label and MiB of the largest tensors
+    alive then. unsupported: operators whose memory is a guess.
     """
 
     name: str
@@ -79,7 +86,9 @@ class MemoryProfile:
             f"  reserved  {self.reserved_mib:10.1f} MiB",
             f"  peak of live tensors {self.live_mib:.1f} MiB in {self.peak}",
         ]
-        lines += [f"    {name.replace('_', ' '):18s} {mib:10.1f} MiB" for name, mib in self.breakdown.items() if mib]
+        lines += [
+            f"    {name.replace('_', ' '):18s} {mib:10.1f} MiB" for name, mib in self.breakdown.items() if mib
+        ]
         lines.append("  largest tensors at the peak")
         lines += [f"    {mib:10.1f} MiB  {label}" for label, mib in self.largest[:5]]
         if self.unsupported:
@@ -88,20 +97,25 @@ class MemoryProfile:
 
 
 def simulate(
-    graph: Graph, batch_size: int, settings: StepSettings | None = None, *, largest: int = 10, tape: Tape | None = None
+    graph: Graph,
+    batch_size: int,
+    settings: StepSettings | None = None,
+    *,
+    largest: int = 10,
+    tape: Tape | None = None,
 ) -> MemoryProfile:
-    """Return the memory of one steady-state step of a graph at one batch size (an inference graph: of its forward pass).
+    """Return the memory of one steady-state step (of an inference graph: its forward pass).
 
-    settings: how the step is run, `StepSettings()` by default. largest: how many tensors to list. tape: what `write_tape` gave
-    for this graph and these settings, to save the time. Raises InputError for a batch size below 1 or one the graph, captured
-    for a fixed batch, does not allow.
+    settings: how the step is run, `StepSettings()` by default. largest: how many tensors to list. tape: what
+    `write_tape` gave for this graph and these settings, to save the time. Raises InputError for a batch size
+    below 1 or one the graph, captured for a fixed batch, does not allow.
     """
     settings = settings or StepSettings()
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+    if not _is_count(batch_size):
         raise InputError(f"batch_size is {batch_size!r}; expected a whole number from 1 on")
     if graph.fixed_batch is not None and batch_size != graph.fixed_batch:
         raise InputError(
-            f"batch_size is {batch_size}, but {graph.name} was captured for batch size {graph.fixed_batch} alone; "
+            f"batch_size is {batch_size}, but {graph.name} was captured for {graph.fixed_batch} alone; "
             "capture it again for the other one"
         )
     batch_size = int(batch_size)
@@ -109,11 +123,22 @@ def simulate(
     run = replay(tape, batch_size)
     live, event, alive, sizes = _live_peak(tape, batch_size)
     return MemoryProfile(
-        name=graph.name, batch_size=batch_size, settings=settings, allocated_mib=run.allocated_bytes / _MIB,
-        reserved_mib=run.reserved_bytes / _MIB, live_mib=live / _MIB, peak=_peak_event(graph, tape, event),
-        breakdown=_breakdown(tape, alive, sizes), largest=_largest(tape, alive, sizes, largest),
-        unsupported=graph.unsupported, tape=tape,
-    )  # fmt: skip
+        name=graph.name,
+        batch_size=batch_size,
+        settings=settings,
+        allocated_mib=run.allocated_bytes / _MIB,
+        reserved_mib=run.reserved_bytes / _MIB,
+        live_mib=live / _MIB,
+        peak=_peak_event(graph, tape, event),
+        breakdown=_breakdown(tape, alive, sizes),
+        largest=_largest(tape, alive, sizes, largest),
+        unsupported=graph.unsupported,
+        tape=tape,
+    )
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and int(number) >= 1
 
 
 def _live_peak(tape: Tape, batch_size: int) -> tuple[int, int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
@@ -138,8 +163,12 @@ def _peak_event(graph: Graph, tape: Tape, event: int) -> PeakEvent:
 
 
 def _breakdown(tape: Tape, alive: npt.NDArray[np.bool_], sizes: npt.NDArray[np.int64]) -> Mapping[str, float]:
-    totals = np.bincount(tape.category[alive], weights=sizes[alive].astype(np.float64), minlength=len(CATEGORIES))
-    return MappingProxyType({name: float(total) / _MIB for name, total in zip(CATEGORIES, totals, strict=True)})
+    totals = np.bincount(
+        tape.category[alive], weights=sizes[alive].astype(np.float64), minlength=len(CATEGORIES)
+    )
+    return MappingProxyType(
+        {name: float(total) / _MIB for name, total in zip(CATEGORIES, totals, strict=True)}
+    )
 
 
 def _largest(

@@ -1,4 +1,7 @@
-"""Writes the tape of one step of a graph: forward as captured, backward as PyTorch's autograd engine runs it, optimizer."""
+"""Writes the tape of one step of a graph.
+
+Forward as captured, backward as PyTorch's autograd engine runs it, optimizer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torchedge.prediction.memory.decomposition import decompose
 from torchedge.prediction.memory.optimizers import Trained, keep_state, write_update
 from torchedge.prediction.memory.rewriting import last_uses
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.tape import CATEGORIES, Tape, TapeWriter
+from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
@@ -34,7 +37,10 @@ class Record:
 
 @dataclass(slots=True)
 class Region:
-    """An activation-checkpoint region: its operators' positions and the storages it keeps to run them again."""
+    """An activation-checkpoint region.
+
+    Its operators' positions and the storages it keeps to run them again.
+    """
 
     positions: list[int]
     held: list[int]
@@ -60,10 +66,10 @@ class Step:
 
 
 def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tape:
-    """Return the allocations of one steady-state step (the second or a later one) of a graph under these settings.
+    """Return the allocations of one steady-state step, the second or a later one, of a graph.
 
-    first: the very first step instead, which finds neither gradients nor optimizer state and makes them.
-    An inference graph (no loss) gets the forward pass only.
+    first: the very first step instead, which finds neither gradients nor optimizer state and makes them. An
+    inference graph (no loss) gets the forward pass only.
     """
     from torchedge.prediction.memory.backpropagation import write_backward
 
@@ -83,7 +89,10 @@ def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tap
 
 
 def _write_persistent(step: Step, first: bool) -> None:
-    """Weights, buffers, fed inputs, and what outlives a step: optimizer state, and gradients that are not freed."""
+    """Weights, buffers, fed inputs, and what outlives a step.
+
+    Optimizer state, and gradients that are not freed.
+    """
     tape, settings = step.tape, step.settings
     values = step.graph.values
     trains = step.graph.loss is not None
@@ -108,7 +117,9 @@ def _write_persistent(step: Step, first: bool) -> None:
         return
     if settings.zero_grad == "zero" or settings.accumulation > 1:
         for index in trainable:
-            step.parameter_grads[index] = tape.keep(step.sizes[index], GRADIENTS, f"{values[index].name}.grad")
+            step.parameter_grads[index] = tape.keep(
+                step.sizes[index], GRADIENTS, f"{values[index].name}.grad"
+            )
     for index in trainable:
         step.state[index] = keep_state(tape, step.sizes[index], values[index].name, settings, STATE)
 
@@ -124,7 +135,7 @@ def _remaining(step: Step) -> list[int]:
     return kept
 
 
-# forward ----------------------------------------------------------------------------------------------------------------
+# forward ---------------------------------------------------------------------------------------------
 
 
 def _write_forward(step: Step) -> None:
@@ -166,7 +177,9 @@ def run(step: Step, position: int, op: Op, saving: bool = True) -> None:
     spec = registry().get(op.kind, UNKNOWN)
     differentiable = step.differentiable
     needs = [i is not None and differentiable[i] for i in op.inputs]
-    tracked = op.grad and True in needs and any(n and spec.grad_mode(k) != "none" for k, n in enumerate(needs))
+    tracked = (
+        op.grad and True in needs and any(n and spec.grad_mode(k) != "none" for k, n in enumerate(needs))
+    )
     values, tape, storage = step.graph.values, step.tape, step.storage
     for index in op.outputs:
         value = values[index]
@@ -176,7 +189,7 @@ def run(step: Step, position: int, op: Op, saving: bool = True) -> None:
             storage[index] = shared
             tape.hold(shared)
         elif storage[index] < 0 or not saving or value.role == "activation":
-            if storage[index] >= 0 and tape.counts[storage[index]] >= 1 << 29:
+            if storage[index] >= 0 and tape.counts[storage[index]] >= PERSISTENT // 2:
                 continue  # a target: there before the step
             storage[index] = tape.new(step.sizes[index], TEMPORARY, title(op, value))
     saved = _save(step, op, spec, needs, tracked and saving)

@@ -1,7 +1,7 @@
 """The tape: every allocation and release of a step in order, independent of the batch size.
 
-Storages are numbered; event +s allocates storage s - 1, event -s frees it. Sizes are polynomials of the batch size, so that one
-tape serves every batch size and many of them at once.
+Storages are numbered; event +s allocates storage s - 1, event -s frees it. Sizes are polynomials of the batch
+size, so that one tape serves every batch size and many of them at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CATEGORIES = ("weights", "gradients", "optimizer_state", "inputs", "saved_activa
 class Tape:
     """Allocations and releases of one step.
 
-    sizes: (S, 3) int64, coefficients of 1, N and N² of each storage's bytes. category: (S,) index into `CATEGORIES`.
-    labels: what each storage is. events: (E,) int32, see the module. owners: (E,) int32, the operator an event belongs to,
-    counted through forward and backward. phases: (E,) int8, 0 forward, 1 backward, 2 optimizer.
-    operators: kind and module path of each operator an event may belong to.
-    persistent: storages alive before the first event. remaining: storages alive after the last, in the order in which the
-    next steady-state step lists them as persistent.
+    sizes: (S, 3) int64, coefficients of 1, N and N² of each storage's bytes. category: (S,) index into
+    `CATEGORIES`. labels: what each storage is. events: (E,) int32, see the module. owners: (E,) int32, the
+    operator an event belongs to, counted through forward and backward. phases: (E,) int8, 0 forward, 1
+    backward, 2 optimizer. operators: kind and module path of each operator an event may belong to.
+    persistent: storages alive before the first event. remaining: storages alive after the last, in the order
+    in which the next steady-state step lists them as persistent.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ class Tape:
     operators: tuple[tuple[str, str], ...] = ()
 
     def bytes_at(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return (S, B) int64: the size of each storage, rounded up as the allocator does, for each batch size."""
+        """Return (S, B) int64: each storage's size, rounded up as the allocator does, per batch size."""
         n = np.asarray(batch_sizes, dtype=np.int64)
         raw = self.sizes[:, :1] + self.sizes[:, 1:2] * n
         if self._quadratic.size:
@@ -80,7 +80,9 @@ class Tape:
         start = sizes[self.persistent].sum(axis=0)
         if not len(self.events):
             return np.asarray(start)
-        return np.asarray(np.maximum(np.cumsum(sizes[self._storages] * self._signs, axis=0).max(axis=0), 0) + start)
+        return np.asarray(
+            np.maximum(np.cumsum(sizes[self._storages] * self._signs, axis=0).max(axis=0), 0) + start
+        )
 
     def alive_after(self, event: int) -> npt.NDArray[np.bool_]:
         """Return (S,) bool: which storages are alive after an event."""
@@ -88,6 +90,10 @@ class Tape:
         count[self.persistent] = 1
         np.add.at(count, self._storages[: event + 1], np.sign(self.events[: event + 1]))
         return np.asarray(count > 0)
+
+
+PERSISTENT = 1 << 29
+"""References to a storage that outlives the step; those of its views come on top."""
 
 
 class TapeWriter:
@@ -123,7 +129,7 @@ class TapeWriter:
         self.sizes.append(size)
         self.category.append(category)
         self.labels.append(label)
-        self.counts.append(1 << 30)
+        self.counts.append(PERSISTENT)
         self.persistent.append(storage)
         return storage
 
@@ -141,10 +147,20 @@ class TapeWriter:
             self.phases.append(self.phase)
 
     def finish(self, remaining: list[int], operators: tuple[tuple[str, str], ...]) -> Tape:
-        """Return the tape; `remaining` lists what is alive at its end, `operators` whom the events belong to."""
+        """Return the tape; `remaining` is alive at its end, `operators` are whom events belong to."""
+        kept = set(remaining)
+        for storage, count in enumerate(self.counts):
+            if 0 < count < PERSISTENT // 2 and storage not in kept:  # the loss, outputs that nobody let go of
+                self.counts[storage] = 1
+                self.drop(storage)
         return Tape(
-            np.array(self.sizes, dtype=np.int64).reshape(-1, 3), np.array(self.category, dtype=np.int8), tuple(self.labels),
-            np.array(self.events, dtype=np.int32), np.array(self.owners, dtype=np.int32),
-            np.array(self.phases, dtype=np.int8), np.array(self.persistent, dtype=np.int32), np.array(remaining, dtype=np.int32),
+            np.array(self.sizes, dtype=np.int64).reshape(-1, 3),
+            np.array(self.category, dtype=np.int8),
+            tuple(self.labels),
+            np.array(self.events, dtype=np.int32),
+            np.array(self.owners, dtype=np.int32),
+            np.array(self.phases, dtype=np.int8),
+            np.array(self.persistent, dtype=np.int32),
+            np.array(remaining, dtype=np.int32),
             operators,
-        )  # fmt: skip
+        )

@@ -1,0 +1,95 @@
+"""The simulation against real eager steps on meta tensors (see tests/oracles).
+
+Within 1 % everywhere, mostly to the byte.
+"""
+
+import numpy as np
+import pytest
+import torch
+from oracles.checkpointed import CHECKPOINTED
+from oracles.eager_memory import run_training
+from oracles.fake_cpu import run_training_on_fake_cpu
+from oracles.networks import FAST, NETWORKS, Network, criterion
+from oracles.optimizers import OPTIMIZERS
+
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.stepping import write_tape
+from torchedge.tracing.capturing import capture
+
+BATCHES = (2, 16)
+TOLERANCE = 0.01
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name not in FAST]
+
+
+def build(network: Network) -> torch.nn.Module:
+    with torch.device("meta"):
+        return network.build().train()
+
+
+def check(network: Network, recipe: str = "sgd-momentum", checkpoint: str = "non-reentrant") -> None:
+    maker = OPTIMIZERS[recipe]
+    amp = "amp" in maker.settings
+    model = build(network)
+    args, kwargs = network.feed(2)
+    settings = StepSettings(
+        backend="cpu", attention="fused" if amp else "math", checkpoint=checkpoint, **maker.settings
+    )
+    tape = write_tape(capture(model, kwargs or args, method="trace"), settings)
+    for batch in BATCHES:
+        model.zero_grad()
+        if amp:
+            oracle = run_training_on_fake_cpu(model, network.feed(batch), criterion, maker.make, **maker.loop)
+        else:
+            feed = network.feed(batch)
+            oracle = run_training(model, lambda f=feed: f, criterion, maker.make, **maker.loop)
+        peak = int(tape.peak_bytes(np.array([batch]))[0])
+        assert peak == pytest.approx(oracle.peak, rel=TOLERANCE), f"{network.name}, batch {batch}"
+
+
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
+def test_peak_of_a_network(name):
+    check(NETWORKS[name])
+
+
+@pytest.mark.parametrize("recipe", [r for r in OPTIMIZERS if r not in ("sgd-momentum", "bfloat16")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        pytest.param("vgg11_bn", marks=pytest.mark.slow),
+        pytest.param("vit_b_16", marks=pytest.mark.slow),
+    ],
+)
+def test_peak_with_an_optimizer(name, recipe):
+    check(NETWORKS[name], recipe)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "bert-tiny",
+        *[
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in (
+                "mobilenet_v2",
+                "densenet121",
+                "vgg11_bn",
+                "vit_b_16",
+                "swin_t",
+                "convnext_tiny",
+                "efficientnet_b0",
+            )
+        ],
+    ],
+)
+def test_peak_under_autocast(name):
+    check(NETWORKS[name], "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n != "densenet121-efficient" else pytest.param(n, marks=pytest.mark.slow) for n in CHECKPOINTED],
+)
+def test_peak_with_activation_checkpointing(name):
+    check(*CHECKPOINTED[name][:1], checkpoint=CHECKPOINTED[name][1])

@@ -1,0 +1,143 @@
+"""The profile of a step: sums, peak, timeline, text, and its relation to batch size and settings."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from torch import nn
+
+from torchedge.errors import InputError
+from torchedge.prediction.memory.caching_allocator import replay
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.simulation import simulate
+from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.tape import CATEGORIES
+from torchedge.tracing.capturing import capture
+
+MIB = 2**20
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return capture(small(), input_size=(3, 64, 64))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("optimizer", ["none", "sgd", "sgd-momentum", "adam", "adamw"])
+def test_breakdown_sums_to_the_live_peak(graph, batch, optimizer):
+    profile = simulate(graph, batch, StepSettings(optimizer=optimizer))
+    assert sum(profile.breakdown.values()) == profile.live_mib
+    assert tuple(profile.breakdown) == CATEGORIES
+    assert profile.live_mib <= profile.allocated_mib <= profile.reserved_mib
+    assert profile.timeline().live_mib.max() == profile.live_mib
+
+
+def test_categories_of_known_size(graph):
+    profile = simulate(graph, 16, StepSettings(optimizer="adam"))
+    parameters = [int(np.prod(p.shape)) * 4 for p in small().parameters()]
+    rounded = sum(-(-p // 512) * 512 for p in parameters)
+    assert profile.breakdown["optimizer_state"] == 2 * rounded / MIB
+    buffers = 3 * 512  # running mean and variance; the graph reads no count of batches
+    assert rounded / MIB <= profile.breakdown["weights"] <= (rounded + buffers) / MIB
+    assert profile.breakdown["inputs"] == (16 * 3 * 64 * 64 * 4 + 512) / MIB  # images and targets
+
+
+def test_peak_names_the_operator_and_the_largest_tensors(graph):
+    profile = simulate(graph, 64)
+    assert profile.peak.phase == "backward"
+    assert profile.peak.kind and profile.peak.index >= 0
+    assert [m for _, m in profile.largest] == sorted([m for _, m in profile.largest], reverse=True)
+    text = str(profile)
+    assert "allocated" in text and "reserved" in text and profile.largest[0][0] in text
+
+
+def test_inference_graph_has_a_forward_pass_only():
+    graph = capture(small(), input_size=(3, 64, 64), mode="infer")
+    profile = simulate(graph, 8)
+    assert set(profile.timeline().phase.tolist()) == {0}
+    assert profile.breakdown["gradients"] == profile.breakdown["optimizer_state"] == 0
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=8))
+@examples(max_examples=25, deadline=None)
+def test_many_batch_sizes_at_once_equal_one_by_one(batches):
+    tape = _TAPES.setdefault("t", write_tape(capture(small(), input_size=(3, 64, 64)), StepSettings()))
+    together = tape.peak_bytes(np.array(batches))
+    assert together.tolist() == [int(tape.peak_bytes(np.array([b]))[0]) for b in batches]
+    order = np.argsort(batches)
+    assert np.all(np.diff(together[order]) >= 0)
+
+
+_TAPES: dict = {}
+
+
+def test_every_storage_is_freed_once(graph):
+    for settings in (
+        StepSettings(),
+        StepSettings(zero_grad="zero"),
+        StepSettings(accumulation=4),
+        StepSettings(amp="float16"),
+        StepSettings(optimizer="adam", foreach=False, weight_decay=0.1),
+    ):
+        for first in (False, True):
+            tape = write_tape(graph, settings, first=first)
+            alive = set(tape.persistent.tolist())
+            for event in tape.event_list:
+                storage = abs(event) - 1
+                assert (storage in alive) == (event < 0)
+                (alive.add if event > 0 else alive.discard)(storage)
+            assert alive == set(tape.remaining.tolist())
+
+
+def test_first_step_hands_over_to_the_steady_state(graph):
+    settings = StepSettings(zero_grad="zero", foreach=False)
+    first, steady = write_tape(graph, settings, first=True), write_tape(graph, settings)
+    assert first.sizes[first.remaining].tolist() == steady.sizes[steady.persistent].tolist()
+    run = replay(steady, 8, first=first)
+    assert run.steps[0][0] < run.steps[1][0]
+
+
+def test_mixed_precision_takes_less_and_keeps_float32_gradients(graph):
+    full, half = simulate(graph, 64), simulate(graph, 64, StepSettings(amp="bfloat16"))
+    assert half.breakdown["saved_activations"] < 0.8 * full.breakdown["saved_activations"]
+    assert simulate(graph, 1, StepSettings(amp="bfloat16")).live_mib > 0
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5, True, "8"])
+def test_unusable_batch_sizes_are_refused(graph, batch):
+    with pytest.raises(InputError, match="batch_size"):
+        simulate(graph, batch)
+
+
+def test_plot_draws_phases_and_peak(graph):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from torchedge.prediction.memory.plotting import draw_timeline
+
+    axes = draw_timeline(simulate(graph, 8))
+    assert {t.get_text() for t in axes.get_legend().get_texts()} >= {"forward", "backward"}
+
+
+def test_unknown_operators_are_named():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.special.i0e(x).flatten(1)
+
+    graph = capture(Odd(), input_size=(3, 8, 8), mode="infer")
+    assert simulate(graph, 2).unsupported == graph.unsupported
