@@ -351,4 +351,4 @@ NETWORKS = {
     "data_parallel": (lambda: nn.DataParallel(nn.Linear(8, 8)), lambda: image(8)),
     "small": (SmallNet, lambda: image(3, 8, 8)),
 }  # fmt: skip
-"""Name -> how to build the network, how to build an example for it. All can be captured, by both methods unless said."""
+"""Name -> how to build the network, how to build an example for it; all can be captured."""

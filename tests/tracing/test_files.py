@@ -42,7 +42,7 @@ def saved(model, example, path, **options):
     return path
 
 
-# .pt2 -------------------------------------------------------------------------------------------------------------
+# .pt2 --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_truncated_pt2(tmp_path):
         load_pt2(path)
 
 
-# ONNX -------------------------------------------------------------------------------------------------------------
+# ONNX --------------------------------------------------------------------------------
 
 
 def onnx_of(model, example, path, *, dynamic=True, optimize=False):
@@ -209,7 +209,7 @@ def test_onnx_of_a_transformer(tmp_path):
     onnx_files = pytest.importorskip("torchedge.tracing.onnx_files")
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(1), nn.Linear(80, 3)).eval()
-    path = onnx_of(model, image(5, 16), tmp_path / "model.onnx", optimize=True)
+    path = onnx_of(model, image(5, 16), tmp_path / "model.onnx")
     graph = capture(onnx_files.load_onnx(path), mode="infer")
     assert parameters(graph) == sum(p.numel() for p in model.parameters())
     assert graph.values[graph.outputs[0]].at(7) == (7, 3)

@@ -1,4 +1,4 @@
-"""What `torch.autocast` inside a model does to the arguments of an operator: the casts it runs, recorded as operators."""
+"""The casts that `torch.autocast` inside a model runs on an operator's arguments, as operators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Cast = Callable[[torch.Tensor, torch.dtype], Any]
 
 
 def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cast: Cast) -> tuple[Any, Any]:
-    """Return the arguments as autocast passes them on; casts of parameters are kept for the time autocast is on."""
+    """Return the arguments as autocast passes them on; casts of parameters are kept while it is on."""
     low = _low_dtype()
     if known.autocast == "lower" and low is not None:
-        wanted, given = low, (torch.float32, *_LOW)
+        wanted, given = low, frozenset((torch.float32, *_LOW))
     elif known.autocast == "float32" and low is not None:
-        wanted, given = torch.float32, _LOW
+        wanted, given = torch.float32, frozenset(_LOW)
     else:
         return args, kwargs
 

@@ -1,4 +1,4 @@
-"""Helpers of the interceptor: a call's arguments as inputs and attributes, result dtypes, where in the model's code."""
+"""Helpers of the interceptor: a call's arguments as inputs and attributes, result dtypes, places."""
 
 from __future__ import annotations
 

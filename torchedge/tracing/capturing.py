@@ -36,17 +36,21 @@ def capture(
     batch_size: int | None = None,
     name: str | None = None,
 ) -> Graph:
-    """Capture one forward pass of `model` (with its loss in train mode) as a Graph valid for every batch size.
+    """Capture a forward pass of `model` (with its loss in train mode) as a Graph for every batch size.
 
-    example: any pytree of tensors (a tuple is taken as positional, a dict as keyword arguments); only shapes and dtypes
-    count, and dimension 0 of the first tensor is the batch.
-    input_size: shape of one sample without the batch, instead of `example`. With neither, the model's own metadata
-    decides.
-    loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None captures none.
+    example: any pytree of tensors (a tuple is taken as positional, a dict as keyword arguments); only shapes
+    and dtypes count, and dimension 0 of the first tensor is the batch.
+    input_size: shape of one sample without the batch, instead of `example`. With neither, the model's own
+    metadata decides.
+    loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None
+    captures none.
     method: "trace" is the fast path, "export" torch.export, "auto" the first that works.
-    batch_size: capture for this batch size only (`Graph.fixed_batch`), for models that no batch-independent graph fits.
-    The model is left as found: no weight, buffer, mode, gradient or random state changes. Nothing is computed.
-    Raises InputError for unusable arguments and CaptureError, naming the reason, where the model cannot be captured.
+    batch_size: capture for this batch size only (`Graph.fixed_batch`), for models that no batch-independent
+    graph fits.
+    The model is left as found: no weight, buffer, mode, gradient or random state changes. Nothing is
+    computed.
+    Raises InputError for unusable arguments and CaptureError, naming the reason, where the model cannot be
+    captured.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
@@ -214,6 +218,6 @@ def _checked_size(size: Any) -> tuple[int, ...]:
     )
     if not plain or any(s < 1 for s in size):
         raise InputError(
-            f"input_size is {size!r}; expected positive whole numbers without the batch, such as (3, 224, 224)"
+            f"input_size is {size!r}; expected whole numbers above 0 without the batch, like (3, 224, 224)"
         )
     return tuple(size)

@@ -1,4 +1,4 @@
-"""The fallback of capture: torch.export, whose ATen graph is then run on stand-ins like a model of its own."""
+"""The fallback of capture: torch.export, whose ATen graph is then run on stand-ins like a model."""
 
 from __future__ import annotations
 
@@ -68,9 +68,10 @@ def export_graph(
     name: str = "model",
     notes: tuple[str, ...] = (),
 ) -> Graph:
-    """Capture `model(*args, **kwargs)` (and its loss) through torch.export; raises CaptureError, naming the reason.
+    """Capture `model(*args, **kwargs)` (and its loss) through torch.export, else raise CaptureError.
 
-    The graph holds for every batch size, or for `fixed_batch` alone. Python's own lifetimes are not known: no releases.
+    The graph holds for every batch size, or for `fixed_batch` alone. Python's own lifetimes are not known:
+    no releases.
     """
     leaves, structure = tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -120,7 +121,7 @@ def _exported(
 ) -> torch.export.ExportedProgram:
     """Run torch.export with a dynamic batch dimension, or none at all for a fixed batch."""
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-    moving = [{0: torch.export.Dim.DYNAMIC} if t.dim() and t.shape[0] == batch else {} for t in tensors]  # type: ignore[attr-defined]
+    moving = [{0: torch.export.Dim.DYNAMIC} if t.dim() and t.shape[0] == batch else {} for t in tensors]
     shapes = None if fixed_batch else (moving,)
     try:
         with _quiet():
@@ -129,8 +130,8 @@ def _exported(
         lines = str(error).strip().splitlines() or ["no message"]
         if lines[0].startswith("Constraints violated"):
             raise CaptureError(
-                "torch.export finds the batch size of its example written into the model; capture it for one batch "
-                "size with batch_size="
+                "torch.export finds the batch size of its example written into the model; capture it for one "
+                "batch size with batch_size="
             ) from error
         raise CaptureError(f"torch.export raised {type(error).__name__}: {lines[0]}") from error
     finally:

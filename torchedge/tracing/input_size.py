@@ -15,7 +15,7 @@ _SPATIAL = {1: (1024,), 2: (224, 224), 3: (16, 112, 112)}
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """Shape of one sample (without the batch), its dtype, the keyword it goes by, and a note where it was guessed."""
+    """Shape of one sample (without the batch), its dtype, its keyword, and a note where it was guessed."""
 
     size: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -24,7 +24,7 @@ class InputSpec:
 
 
 def infer_input(model: torch.nn.Module) -> InputSpec:
-    """Return what `model` takes: timm's configuration, a transformers configuration, torchvision's weights, the first layer.
+    """Return what `model` takes, from timm's, transformers' or torchvision's metadata or its first layer.
 
     Raises InputError where nothing tells; pass `input_size=` or `example=` then.
     """
@@ -33,7 +33,8 @@ def infer_input(model: torch.nn.Module) -> InputSpec:
         if found is not None:
             return found
     raise InputError(
-        f"cannot tell what {type(model).__name__} takes as input; pass input_size=(channels, height, width) or example=..."
+        f"cannot tell what {type(model).__name__} takes as input; pass input_size=(channels, height, width) "
+        "or example=..."
     )
 
 

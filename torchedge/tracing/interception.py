@@ -1,4 +1,4 @@
-"""The torch-function mode that turns each call into PyTorch into an operator of the graph, without running it."""
+"""The torch-function mode that turns each call into PyTorch into an operator of the graph."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Interceptor(TorchFunctionMode):
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         if any(type(t) is TracedTensor or t.device.type == "meta" for t in tensors):
             raise CaptureError(
-                f"the forward pass reads the value of a tensor ({target.kind}{where()}), which is not known before "
-                "running"
+                f"the forward pass reads the value of a tensor ({target.kind}{where()}), which is not known "
+                "before running"
             )
         return func(*args, **kwargs)
 
@@ -98,7 +98,7 @@ class Interceptor(TorchFunctionMode):
         return self._run_on_meta(target, func, args, kwargs, inputs, attrs)
 
     def _fold(self, target: Target, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """Run for real what only handles single random numbers (the coin of a stochastic layer), so that it may be read."""
+        """Run for real what only handles single random numbers: the coin of a stochastic layer is read."""
         rec = self.recorder
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         if any(id(t) not in rec.folded for t in tensors) or (not tensors and target.kind not in _RANDOM):
@@ -151,7 +151,7 @@ class Interceptor(TorchFunctionMode):
         attrs: dict[str, Any],
         args: Any,
     ) -> tuple[TracedTensor, ...] | None:
-        """Take the shapes of several outputs from the operator's own rule; all have the dtype of the first input."""
+        """Take the shapes of several outputs, all of input 0's dtype, from the operator's own rule."""
         rec = self.recorder
         shapes = [None if i is None else shape_at(rec.values[i].shape, rec.batch) for i in inputs]
         found = known.infer_many(shapes, attrs)  # type: ignore[misc]
@@ -253,7 +253,6 @@ class Interceptor(TorchFunctionMode):
         attrs: dict[str, Any],
     ) -> Any:
         """Take shapes and strides from PyTorch's own meta kernel: views, rare and unknown operators."""
-        rec = self.recorder
         if target.inplace:
             return self._overwrite(target, args[0], inputs, attrs)
         if target.kind in _SPLITS:
@@ -316,7 +315,7 @@ class Interceptor(TorchFunctionMode):
 
 
 def _refuse_batch_loop(kind: str, args: Any, attrs: dict[str, Any]) -> None:
-    """Raise CaptureError where a tensor is taken apart sample by sample: how many parts depends on the batch size."""
+    """Raise CaptureError where a tensor is taken apart sample by sample."""
     first = args[0]
     if not isinstance(first, torch.Tensor) or not first.dim():
         return
@@ -327,6 +326,6 @@ def _refuse_batch_loop(kind: str, args: Any, attrs: dict[str, Any]) -> None:
     parts = first.shape[dim if isinstance(dim, int) else 0] // max(part, 1)
     if parts > _MOST_PARTS:
         raise CaptureError(
-            f"the forward pass loops over the samples of the batch ({kind}{where()}); capture it for one batch size "
-            "with batch_size="
+            f"the forward pass loops over the samples of the batch ({kind}{where()}); capture it for one "
+            "batch size with batch_size="
         )

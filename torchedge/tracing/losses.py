@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_flatten
 
 
 def default_loss(outputs: Any) -> torch.Tensor | None:
-    """Return a scalar to differentiate: the model's own loss, else cross entropy on every floating-point output.
+    """Return a scalar to differentiate: the model's own loss, else cross entropy on every float output.
 
-    Class scores (N, C) or (N, C, H, W) have classes in dimension 1, token scores (N, S, V) in the last; anything else is
-    averaged. Auxiliary outputs (GoogLeNet, Inception, DeepLab) are added up.
+    Class scores (N, C) or (N, C, H, W) have classes in dimension 1, token scores (N, S, V) in the last;
+    anything else is averaged. Auxiliary outputs (GoogLeNet, Inception, DeepLab) are added up.
     """
     own = getattr(outputs, "loss", None)
     if isinstance(own, torch.Tensor) and own.dim() == 0:
@@ -29,14 +29,10 @@ def default_loss(outputs: Any) -> torch.Tensor | None:
 def _scores(outputs: Any) -> list[torch.Tensor]:
     """The tensors a loss would read: `logits` where there are any, else every tensor."""
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if isinstance(logits, torch.Tensor) and isinstance(outputs, tuple):
+        return [t for t in outputs if isinstance(t, torch.Tensor)]
     if isinstance(logits, torch.Tensor):
-        if logits.dim() or not isinstance(outputs, tuple):
-            extra = (
-                [t for t in outputs if isinstance(t, torch.Tensor)]
-                if isinstance(outputs, tuple)
-                else [logits]
-            )
-            return extra
+        return [logits]
     for name in ("last_hidden_state", "out"):
         head = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
         if isinstance(head, torch.Tensor):

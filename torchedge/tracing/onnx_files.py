@@ -1,13 +1,13 @@
 """Reads ONNX files as modules to capture: their operators become calls into PyTorch on stand-ins.
 
-Initializers become parameters (floating point) or constants; arithmetic on shapes is folded with numpy. No weight values
-are read but small integer tensors, and data outside the file is never opened.
+Initializers become parameters (floating point) or constants; arithmetic on shapes is folded with numpy. No
+weight values are read but small integer tensors, and data outside the file is never opened.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torchedge.errors import CaptureError, InputError, MissingExtraError
 from torchedge.tracing.onnx_folding import FOLDS
 from torchedge.tracing.onnx_layers import LAYERS
 from torchedge.tracing.onnx_node import Node
-from torchedge.tracing.onnx_operators import OPERATORS
+from torchedge.tracing.onnx_operators import OPERATORS, tensor_of
 from torchedge.tracing.programs import FileProgram, scope
 
 MAX_FILE_BYTES = 2 << 30
@@ -26,24 +26,28 @@ MAX_NODES = 100_000
 MAX_SIZE = 2**40
 _LARGEST_FOLDED = 1_000_000
 _DTYPES = {
-    1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
+    1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64,
+    9: torch.bool,
     10: torch.float16, 11: torch.float64, 12: torch.uint32, 13: torch.uint64, 16: torch.bfloat16,
 }  # fmt: skip
+_BIASED = frozenset(("Conv", "ConvTranspose", "Gemm"))
 _TRAINED = frozenset(("BatchNormalization", "Dropout"))
 _STATISTICS = {"BatchNormalization": (3, 4)}
-_READ_VALUES = {"Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "Pad": (1, 2, 3), "Slice": (1, 2, 3, 4), "Tile": (1,),
-                "Reshape": (1,), "Expand": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2), "TopK": (1,)}  # fmt: skip
+_READ_VALUES = {"Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "Pad": (1, 2, 3),
+                "Slice": (1, 2, 3, 4), "Tile": (1,),
+                "Reshape": (1,), "Expand": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2),
+                "TopK": (1,)}  # fmt: skip
 
 
 def load_onnx(path: str | Path) -> FileProgram:
     """Return the graph of an ONNX file as a module to capture.
 
-    Raises InputError where the file cannot be read as ONNX, CaptureError (naming them) where it holds operators that
-    torchedge does not know, MissingExtraError where the onnx package is not installed.
+    Raises InputError where the file cannot be read as ONNX, CaptureError (naming them) where it holds
+    operators that torchedge does not know, MissingExtraError where the onnx package is not installed.
     """
     try:
         import onnx
-        from google.protobuf.message import DecodeError
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtraError.of("onnx", extra="onnx", purpose="reading ONNX files") from error
     try:
@@ -111,12 +115,13 @@ class OnnxProgram(FileProgram):
         for name, sizes, dtype in self._inputs:
             closed = [1 if s == batch and isinstance(s, str) else s for s in sizes]
             open_ones = [s for s in closed if isinstance(s, str)]
+            known = [s for s in closed if isinstance(s, int)]
             if open_ones:
                 raise InputError(
-                    f"{self.title} leaves dimension {open_ones[0]!r} of its input {name} open; pass input_size= or "
-                    "example= with its size"
+                    f"{self.title} leaves dimension {open_ones[0]!r} of its input {name} open; pass "
+                    "input_size= or example= with its size"
                 )
-            made.append(torch.empty(closed, dtype=dtype, device="meta"))
+            made.append(torch.empty(known, dtype=dtype, device="meta"))
         return tuple(made)
 
     def forward(self, *fed: torch.Tensor) -> tuple[Any, ...]:
@@ -157,16 +162,27 @@ class OnnxProgram(FileProgram):
             node = dataclasses.replace(node, attributes={**node.attributes, "training_mode": 1})
         known = not any(isinstance(i, torch.Tensor) for i in inputs)
         if fold is not None and known:
-            result = fold(node, *inputs)
+            result: Any = fold(node, *inputs)
+            if result.dtype == np.float64 and not any(np.asarray(i).dtype == np.float64 for i in inputs):
+                result = result.astype(np.float32)  # numpy widens where ONNX does not
         elif layer is not None:
             if node.title == "Reshape" and not self._open:
                 inputs = _with_batch(inputs, batch)
+            if node.title in LAYERS and node.title not in _READ_VALUES:
+                inputs = [_layer_input(i, node.title in _BIASED and k == 2) for k, i in enumerate(inputs)]
             result = layer(node, *inputs)
         else:
             raise CaptureError(
                 f"{self.title}: {node.title} ({node.name}) works on values that are known only when running"
             )
         return result if isinstance(result, tuple) else (result,)
+
+
+def _layer_input(item: Any, bias: bool) -> Any:
+    """Return a weight that the file computes from constants as a constant; a bias of zeros is none."""
+    if not isinstance(item, np.ndarray) or item.dtype.kind != "f" or not item.ndim:
+        return item
+    return None if bias and not item.any() else tensor_of(item)
 
 
 def _with_batch(inputs: list[Any], batch: int) -> list[Any]:
@@ -178,7 +194,7 @@ def _with_batch(inputs: list[Any], batch: int) -> list[Any]:
     return inputs
 
 
-def _names_at(nodes: list[Node], places: dict[str, tuple[int, ...]]) -> set[str]:
+def _names_at(nodes: list[Node], places: Mapping[str, tuple[int, ...]]) -> set[str]:
     """Return the names that stand at these input positions of these operators."""
     return {n.inputs[k] for n in nodes for k in places.get(n.title, ()) if k < len(n.inputs)}
 

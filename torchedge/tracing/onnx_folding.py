@@ -13,7 +13,8 @@ from torchedge.tracing.onnx_node import Node
 Array = np.ndarray[Any, Any]
 _LARGEST = 10_000_000
 DTYPES = {
-    1: np.float32, 2: np.uint8, 3: np.int8, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16,
+    1: np.float32, 2: np.uint8, 3: np.int8, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_,
+    10: np.float16,
     11: np.float64, 12: np.uint32, 13: np.uint64,
 }  # fmt: skip
 
@@ -59,9 +60,9 @@ def _unsqueeze(node: Node, data: Array, axes: Any = None) -> Array:
 
 def _divide(node: Node, a: Array, b: Array) -> Array:
     whole = np.issubdtype(np.asarray(a).dtype, np.integer)
-    return np.asarray(np.trunc(a / b), dtype=np.asarray(a).dtype) if whole and np.any(np.asarray(a) < 0) else (
-        np.asarray(a // b) if whole else np.asarray(a / b)
-    )  # fmt: skip
+    if not whole:
+        return np.asarray(a / b)
+    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero, as in C
 
 
 def _reshape(node: Node, data: Array, shape: Array) -> Array:
@@ -78,7 +79,7 @@ def _filled(node: Node, shape: Array) -> Array:
 
 def _range(node: Node, start: Array, stop: Array, step: Array) -> Array:
     _size((int(stop) - int(start)) // int(step or 1))
-    return np.arange(start, stop, step, dtype=np.asarray(start).dtype)
+    return np.asarray(np.arange(start.item(), stop.item(), step.item()), dtype=start.dtype)
 
 
 def _reduce(function: Callable[..., Any]) -> Callable[..., Array]:
@@ -93,18 +94,19 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Array]:
 
 
 FOLDS: dict[str, Callable[..., Array]] = {
-    "Identity": _plain(lambda a: a), "Add": _plain(np.add), "Sub": _plain(np.subtract), "Mul": _plain(np.multiply),
-    "Div": _divide, "Neg": _plain(np.negative), "Abs": _plain(np.abs), "Floor": _plain(np.floor), "Ceil": _plain(np.ceil),
-    "Sqrt": _plain(np.sqrt), "Pow": _plain(np.power), "Max": _plain(lambda *a: np.maximum.reduce(a)),
-    "Min": _plain(lambda *a: np.minimum.reduce(a)), "Mod": _plain(np.mod), "Equal": _plain(np.equal), "Less": _plain(np.less),
-    "Greater": _plain(np.greater), "Not": _plain(np.logical_not), "And": _plain(np.logical_and),
-    "Or": _plain(np.logical_or), "Where": _plain(np.where), "Exp": _plain(np.exp), "Log": _plain(np.log),
+    "Identity": _plain(lambda a: a), "Add": _plain(np.add), "Sub": _plain(np.subtract),
+    "Mul": _plain(np.multiply), "Div": _divide, "Neg": _plain(np.negative), "Abs": _plain(np.abs),
+    "Floor": _plain(np.floor), "Ceil": _plain(np.ceil), "Sqrt": _plain(np.sqrt), "Pow": _plain(np.power),
+    "Max": _plain(lambda *a: np.maximum.reduce(a)), "Min": _plain(lambda *a: np.minimum.reduce(a)),
+    "Mod": _plain(np.mod), "Equal": _plain(np.equal), "Less": _plain(np.less), "Greater": _plain(np.greater),
+    "Not": _plain(np.logical_not), "And": _plain(np.logical_and), "Or": _plain(np.logical_or),
+    "Where": _plain(np.where), "Exp": _plain(np.exp), "Log": _plain(np.log),
     "Reciprocal": _plain(np.reciprocal), "Round": _plain(np.round), "Sign": _plain(np.sign),
     "Cast": lambda node, a: np.asarray(a).astype(DTYPES[node.get("to", 1)]),
-    "Shape": lambda node, a: np.array(a.shape, dtype=np.int64)[slice(node.get("start", 0), node.get("end", None))],
+    "Shape": lambda node, a: np.array(a.shape, np.int64)[slice(node.get("start", 0), node.get("end", None))],
     "Size": lambda node, a: np.asarray(a.size, dtype=np.int64),
     "Gather": lambda node, a, i: np.take(a, i, axis=node.get("axis", 0)),
-    "Concat": lambda node, *arrays: np.concatenate([np.atleast_1d(a) for a in arrays], axis=node.get("axis", 0)),
+    "Concat": lambda node, *arrays: np.concatenate(list(map(np.atleast_1d, arrays)), node.get("axis", 0)),
     "Slice": _slice, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Reshape": _reshape,
     "Transpose": lambda node, a: np.transpose(a, node.get("perm", None)),
     "Expand": lambda node, a, shape: np.broadcast_to(a, np.broadcast_shapes(a.shape, _size(shape))),

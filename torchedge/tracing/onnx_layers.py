@@ -52,7 +52,7 @@ def _conv(node: Node, x: Any, w: Any, b: Any = None) -> Any:
     rank = len(kernel)
     x, padding = _padded(node, x, kernel)
     strides, dilations = node.get("strides", (1,) * rank), node.get("dilations", (1,) * rank)
-    return _CONVOLUTIONS[rank](x, w, b, strides, padding, dilations, node.get("group", 1))  # type: ignore[operator]
+    return _CONVOLUTIONS[rank](x, w, b, strides, padding, dilations, node.get("group", 1))
 
 
 def _conv_transpose(node: Node, x: Any, w: Any, b: Any = None) -> Any:
@@ -61,9 +61,9 @@ def _conv_transpose(node: Node, x: Any, w: Any, b: Any = None) -> Any:
     if tuple(pads[:rank]) != tuple(pads[rank:]) or "output_shape" in node.attributes:
         raise CaptureError(f"{node.name}: a transposed convolution with uneven padding or an output shape")
     ones, zeros = (1,) * rank, (0,) * rank
-    return _TRANSPOSED[rank](  # type: ignore[operator]
-        x, w, b, node.get("strides", ones), tuple(pads[:rank]), node.get("output_padding", zeros), node.get("group", 1),
-        node.get("dilations", ones),
+    return _TRANSPOSED[rank]( 
+        x, w, b, node.get("strides", ones), tuple(pads[:rank]), node.get("output_padding", zeros),
+        node.get("group", 1), node.get("dilations", ones),
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _max_pool(node: Node, x: Any) -> Any:
     if len(node.outputs) > 1 and node.outputs[1]:
         raise CaptureError(f"{node.name}: max pooling that returns indices")
     x, padding = _padded(node, x, kernel, float("-inf"))
-    return _MAX_POOLS[rank](x, kernel, node.get("strides", ones), padding, node.get("dilations", ones),  # type: ignore[operator]
+    return _MAX_POOLS[rank](x, kernel, node.get("strides", ones), padding, node.get("dilations", ones), 
                             bool(node.get("ceil_mode", 0)))  # fmt: skip
 
 
@@ -96,12 +96,12 @@ def _average_pool(node: Node, x: Any) -> Any:
     rank = len(kernel)
     x, padding = _padded(node, x, kernel)
     ceil, whole = bool(node.get("ceil_mode", 0)), bool(node.get("count_include_pad", 0))
-    return _AVERAGES[rank](x, kernel, node.get("strides", (1,) * rank), padding, ceil, whole)  # type: ignore[operator]
+    return _AVERAGES[rank](x, kernel, node.get("strides", (1,) * rank), padding, ceil, whole)
 
 
 def _global_average(node: Node, x: Any) -> Any:
     rank = x.dim() - 2
-    return _WHOLE_AVERAGES[rank](x, (1,) * rank)  # type: ignore[operator]
+    return _WHOLE_AVERAGES[rank](x, (1,) * rank)
 
 
 def _global_max(node: Node, x: Any) -> Any:
@@ -198,9 +198,9 @@ def _recurrent(function: Callable[..., Any], gates: int) -> Callable[..., Any]:
 LAYERS: dict[str, Callable[..., Any]] = {
     "Conv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul, "MaxPool": _max_pool,
     "AveragePool": _average_pool, "GlobalAveragePool": _global_average, "GlobalMaxPool": _global_max,
-    "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm, "LayerNormalization": _layer_norm,
-    "GroupNormalization": _group_norm, "RMSNormalization": _rms_norm, "LRN": _local_response,
-    "LpNormalization": _lp_normalization, "Resize": _resize, "Upsample": _resize,
+    "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,
+    "LayerNormalization": _layer_norm, "GroupNormalization": _group_norm, "RMSNormalization": _rms_norm,
+    "LRN": _local_response, "LpNormalization": _lp_normalization, "Resize": _resize, "Upsample": _resize,
     "LSTM": _recurrent(torch.lstm, 4), "GRU": _recurrent(torch.gru, 3),
 }  # fmt: skip
 """ONNX name -> function of the node and its inputs (tensors, known arrays, None for an absent one)."""

@@ -17,7 +17,7 @@ _STANDARD = ("", "ai.onnx")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operator: `title` is its type (with its domain, unless that is ONNX's own), `scope` the module it came from."""
+    """An operator: `title` is its type (and domain, unless ONNX's own), `scope` the module it came from."""
 
     title: str
     name: str
@@ -29,7 +29,7 @@ class Node:
 
     @classmethod
     def read(cls, proto: Any) -> Node:
-        """Return a NodeProto as plain data; raises ValueError for attributes that are graphs (control flow)."""
+        """Return a NodeProto as plain data; raises CaptureError for control flow."""
         from onnx import helper
 
         title = proto.op_type if proto.domain in _STANDARD else f"{proto.domain}::{proto.op_type}"
@@ -65,7 +65,7 @@ class Node:
 
 
 def _scope(proto: Any) -> str:
-    """Return the module path that torch.onnx.export leaves in a node's name or metadata, "" where there is none."""
+    """Return the module path that torch.onnx.export leaves in a node, "" where there is none."""
     for entry in getattr(proto, "metadata_props", ()):
         if entry.key == "pkg.torch.onnx.name_scopes":
             names = [part.strip(" '\"") for part in entry.value.strip("[]").split(",")]

@@ -1,4 +1,4 @@
-"""ONNX operators on tensors: element-wise arithmetic, reductions, shapes and indices, as calls into PyTorch."""
+"""ONNX operators on tensors (arithmetic, reductions, shapes, indices) as calls into PyTorch."""
 
 from __future__ import annotations
 
@@ -128,6 +128,12 @@ def _split(node: Node, x: Any, split: Any = None) -> tuple[Any, ...]:
     return tuple(torch.chunk(x, node.get("num_outputs", len(node.outputs)), axis))
 
 
+def _sequence(node: Node, x: Any, split: Any = None) -> tuple[Any]:
+    axis = node.get("axis", 0)
+    parts = [1] if split is None else numbers(split, f"the parts of {node.name}")
+    return (list(torch.split(x, parts[0] if np.ndim(split) == 0 else parts, axis)),)
+
+
 def _slice(
     node: Node, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
 ) -> Any:
@@ -192,6 +198,13 @@ def _cast(node: Node, x: Any) -> Any:
     return x.to(_TORCH_DTYPES[node.get("to", 1)])
 
 
+def _cast_like(node: Node, x: Any, like: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.to(tensor_of(like).dtype)
+    name = str(like.dtype).removeprefix("torch.")
+    return np.asarray(x).astype("float32" if name == "bfloat16" else name)
+
+
 def _filled(node: Node, shape: Any) -> Any:
     raise CaptureError(f"the shape of {node.name} depends on values that are known only when running")
 
@@ -235,38 +248,42 @@ def _softmax(function: Handler) -> Handler:
 
 OPERATORS: dict[str, Handler] = {
     "Identity": lambda node, x: x, "Dropout": _dropout, "Relu": _unary(F.relu),
-    "Sigmoid": _unary(torch.sigmoid), "Tanh": _unary(torch.tanh), "HardSwish": _unary(F.hardswish), "Gelu": _gelu,
-    "Softplus": _unary(F.softplus), "Softsign": _unary(F.softsign), "Mish": _unary(F.mish), "Exp": _unary(torch.exp),
-    "Swish": _unary(F.silu), "Log": _unary(torch.log), "Sqrt": _unary(torch.sqrt), "Neg": _unary(torch.neg),
-    "Abs": _unary(torch.abs), "Erf": _unary(torch.erf), "Reciprocal": _unary(torch.reciprocal), "Sin": _unary(torch.sin),
-    "Cos": _unary(torch.cos), "Floor": _unary(torch.floor), "Ceil": _unary(torch.ceil), "Round": _unary(torch.round),
-    "Sign": _unary(torch.sign), "Not": _unary(torch.logical_not), "IsNaN": _unary(torch.isnan), "Atan": _unary(torch.atan),
-    "LeakyRelu": lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01)),
-    "Elu": lambda node, x: F.elu(x, node.get("alpha", 1.0)), "Celu": lambda node, x: F.celu(x, node.get("alpha", 1.0)),
-    "Selu": _unary(F.selu), "HardSigmoid": _unary(F.hardsigmoid), "PRelu": lambda node, x, w: F.prelu(x, w.reshape(-1)),
+    "Sigmoid": _unary(torch.sigmoid), "Tanh": _unary(torch.tanh), "HardSwish": _unary(F.hardswish),
+    "Gelu": _gelu, "Softplus": _unary(F.softplus), "Softsign": _unary(F.softsign), "Mish": _unary(F.mish),
+    "Exp": _unary(torch.exp), "Swish": _unary(F.silu), "Log": _unary(torch.log), "Sqrt": _unary(torch.sqrt),
+    "Neg": _unary(torch.neg), "Abs": _unary(torch.abs), "Erf": _unary(torch.erf),
+    "Reciprocal": _unary(torch.reciprocal), "Sin": _unary(torch.sin), "Cos": _unary(torch.cos),
+    "Floor": _unary(torch.floor), "Ceil": _unary(torch.ceil), "Round": _unary(torch.round),
+    "Sign": _unary(torch.sign), "Not": _unary(torch.logical_not), "IsNaN": _unary(torch.isnan),
+    "Atan": _unary(torch.atan), "LeakyRelu": lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01)),
+    "Elu": lambda node, x: F.elu(x, node.get("alpha", 1.0)),
+    "Celu": lambda node, x: F.celu(x, node.get("alpha", 1.0)), "Selu": _unary(F.selu),
+    "HardSigmoid": _unary(F.hardsigmoid), "PRelu": lambda node, x, w: F.prelu(x, w.reshape(-1)),
     "ThresholdedRelu": lambda node, x: F.threshold(x, node.get("alpha", 1.0), 0.0),
-    "Add": _binary(torch.add), "Sub": _binary(torch.sub), "Mul": _binary(torch.mul), "Div": _binary(torch.div),
-    "Pow": _binary(torch.pow), "Mod": _binary(torch.remainder), "Equal": _binary(torch.eq), "Less": _binary(torch.lt),
-    "LessOrEqual": _binary(torch.le), "Greater": _binary(torch.gt), "GreaterOrEqual": _binary(torch.ge),
-    "And": _folded(torch.logical_and), "Or": _folded(torch.logical_or), "Xor": _folded(torch.logical_xor),
-    "Max": _folded(torch.maximum), "Min": _folded(torch.minimum), "Sum": _folded(torch.add), "Clip": _clip,
+    "Add": _binary(torch.add), "Sub": _binary(torch.sub), "Mul": _binary(torch.mul),
+    "Div": _binary(torch.div), "Pow": _binary(torch.pow), "Mod": _binary(torch.remainder),
+    "Equal": _binary(torch.eq), "Less": _binary(torch.lt), "LessOrEqual": _binary(torch.le),
+    "Greater": _binary(torch.gt), "GreaterOrEqual": _binary(torch.ge), "And": _folded(torch.logical_and),
+    "Or": _folded(torch.logical_or), "Xor": _folded(torch.logical_xor), "Max": _folded(torch.maximum),
+    "Min": _folded(torch.minimum), "Sum": _folded(torch.add), "Clip": _clip,
     "ReduceMean": _reduce(torch.mean), "ReduceSum": _reduce(torch.sum), "ReduceMax": _reduce(torch.amax),
     "ReduceMin": _reduce(torch.amin), "ReduceLogSumExp": _reduce(torch.logsumexp),
     "ReduceL2": _reduce(lambda x, dims, keep: torch.linalg.vector_norm(x, 2, dims, keep)),
     "ReduceL1": _reduce(lambda x, dims, keep: torch.linalg.vector_norm(x, 1, dims, keep)),
     "ReduceSumSquare": _reduce(lambda x, dims, keep: torch.sum(torch.square(x), dims, keep)),
-    "ReduceProd": _reduce(lambda x, dims, keep: torch.prod(x, dims[0], keep)),
-    "ArgMax": _arg(torch.argmax), "ArgMin": _arg(torch.argmin), "CumSum": _cumsum, "TopK": _topk,
-    "Softmax": _softmax(torch.softmax), "LogSoftmax": _softmax(torch.log_softmax),
-    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Split": _split,
+    "ReduceProd": _reduce(lambda x, dims, keep: torch.prod(x, dims[0], keep)), "ArgMax": _arg(torch.argmax),
+    "ArgMin": _arg(torch.argmin), "CumSum": _cumsum, "TopK": _topk, "Softmax": _softmax(torch.softmax),
+    "LogSoftmax": _softmax(torch.log_softmax), "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze, "Split": _split,
     "Transpose": lambda node, x: tensor_of(x).permute(node.get("perm", tuple(reversed(range(x.dim()))))),
     "Concat": lambda node, *items: torch.cat([tensor_of(i) for i in items], node.get("axis", 0)),
     "Slice": _slice, "Gather": _gather, "Expand": _expand, "Pad": _pad, "Where": _where, "Cast": _cast,
     "GatherElements": lambda node, x, i: torch.gather(x, node.get("axis", 0), tensor_of(i)),
     "Tile": lambda node, x, repeats: tensor_of(x).repeat(numbers(repeats, "the repeats of Tile")),
-    "ConstantOfShape": _filled, "OneHot": _one_hot, "DepthToSpace": _depth_to_space, "Trilu": _trilu, "Einsum": _einsum,
-    "SpaceToDepth": lambda node, x: F.pixel_unshuffle(x, node.get("blocksize", 1)),
-    "CastLike": lambda node, x, like: x.to(like.dtype),
+    "ConstantOfShape": _filled, "OneHot": _one_hot, "DepthToSpace": _depth_to_space, "Trilu": _trilu,
+    "Einsum": _einsum, "SpaceToDepth": lambda node, x: F.pixel_unshuffle(x, node.get("blocksize", 1)),
+    "CastLike": _cast_like, "SplitToSequence": _sequence,
+    "SequenceAt": lambda node, items, at: items[numbers(at, "a place")[0]],
     "Size": lambda node, x: np.asarray(x.numel(), dtype=np.int64),
     "Shape": lambda node, x: np.array(tuple(x.shape), dtype=np.int64),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """The places where PyTorch itself is changed while a model is traced, each put back afterwards.
 
-These are the few private names the library depends on; a test traces models on every supported version of PyTorch.
+These are the few private names the library depends on; a test traces models on every supported version of
+PyTorch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LOCK = threading.RLock()
 
 @contextmanager
 def patched(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Apply every patch for the time of one trace. Other threads go on undisturbed: patches look at who calls."""
+    """Apply every patch for one trace; other threads go on undisturbed, as patches look at who calls."""
     with LOCK, ExitStack() as stack:
         ACTIVE.append(recorder)
         stack.callback(ACTIVE.pop)
@@ -58,7 +59,7 @@ def _never(*args: object) -> bool:
 
 @contextmanager
 def _transparent_functions() -> Iterator[None]:
-    """Let `torch.nn.functional` and its like run their Python bodies, so that only PyTorch's C functions are recorded."""
+    """Let `torch.nn.functional` run its Python bodies, so that only PyTorch's C functions are recorded."""
     owners = (torch.nn.functional, torch.functional, torch._tensor)
     saved = [
         (owner, name, getattr(owner, name)) for owner in owners for name in _CHECKS if hasattr(owner, name)
@@ -94,7 +95,7 @@ def _scopes(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def _bounded_ranges() -> Iterator[None]:
-    """Let a loop over the samples of the batch end in an error: at the stand-ins' batch size it would run for ever."""
+    """Let a loop over the samples end in an error: at the stand-ins' batch size it would run for ever."""
     real, thread = range, threading.get_ident()
 
     class Meta(type):
@@ -105,8 +106,8 @@ def _bounded_ranges() -> Iterator[None]:
             made = real(*bounds)
             if made.stop - made.start > _LONGEST_RANGE and threading.get_ident() == thread:
                 raise CaptureError(
-                    f"the forward pass loops over the samples of the batch ({made}{where()}); capture it for one batch "
-                    "size with batch_size="
+                    f"the forward pass loops over the samples of the batch ({made}{where()}); capture it for "
+                    "one batch size with batch_size="
                 )
             return made
 
@@ -133,8 +134,8 @@ def _open_functions(recorder: Recorder) -> Iterator[None]:
         if threading.get_ident() != thread:
             return apply.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
         recorder.note(
-            f"{cls.__name__} is a custom autograd function: captured as the operators of its forward, each with its own "
-            "backward"
+            f"{cls.__name__} is a custom autograd function: captured as the operators of its forward, each "
+            "with its own backward"
         )
         context = _Context(args)
         if cls.setup_context is torch.autograd.function._SingleLevelFunction.setup_context:

@@ -12,7 +12,7 @@ from torchedge.tracing.recorder import ACTIVE, Recorder
 
 
 class FileProgram(torch.nn.Module):
-    """Base of what the file readers return: weights as meta tensors by their names in the file, inputs as examples."""
+    """Base of what the file readers return: weights as meta tensors by their names in the file."""
 
     def __init__(self, title: str, weights: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
         super().__init__()

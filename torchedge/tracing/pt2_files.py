@@ -1,8 +1,9 @@
-"""Reads `.pt2` files of torch.export without torch.export.load, which unpickles and so may run code of the file.
+"""Reads `.pt2` files without torch.export.load, which unpickles and so may run code of the file.
 
-A `.pt2` file is a zip archive. The graph and the shapes of all tensors stand in one JSON document; weights, constants and
-sample inputs lie beside it, partly pickled. Prediction needs shapes only, so nothing but that document is read: its
-operators are looked up by name among ATen's, and symbolic sizes (text that torch.export.load evaluates) are never parsed.
+A `.pt2` file is a zip archive. The graph and the shapes of all tensors stand in one JSON document; weights,
+constants and sample inputs lie beside it, partly pickled. Prediction needs shapes only, so nothing but that
+document is read: its operators are looked up by name among ATen's, and symbolic sizes (text that
+torch.export.load evaluates) are never parsed.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ _DOCUMENT = re.compile(r"(.*/)?models/[^/]+\.json|serialized_exported_program\.j
 _ATEN = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)\.(\w+)")
 _PYTHON: dict[str, Callable[..., Any]] = {
     **{f"_operator.{n}": getattr(operator, n) for n in (
-        "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
-        "getitem",
+        "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow", "eq", "ne", "lt", "le", "gt", "ge",
+        "and_", "or_", "getitem",
     )},
     **{f"math.{n}": getattr(math, n) for n in ("floor", "ceil", "trunc")},
-    **{f"torch.{n}": getattr(torch, n) for n in ("sym_max", "sym_min", "sym_float", "sym_int", "sym_not", "sym_ite")},
+    **{f"torch.{n}": getattr(torch, n) for n in (
+        "sym_max", "sym_min", "sym_float", "sym_int", "sym_not", "sym_ite",
+    )},
 }  # fmt: skip
 _DTYPES = {
-    1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
-    8: torch.float64, 9: torch.complex32, 10: torch.complex64, 11: torch.complex128, 12: torch.bool, 13: torch.bfloat16,
+    1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16,
+    7: torch.float32,
+    8: torch.float64, 9: torch.complex32, 10: torch.complex64, 11: torch.complex128, 12: torch.bool,
+    13: torch.bfloat16,
 }  # fmt: skip
 _FORMATS = {
     1: torch.contiguous_format,
@@ -60,8 +65,8 @@ def load_pt2(path: str | Path) -> FileProgram:
         return Pt2Program(Path(path).name, document["graph_module"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise InputError(
-            f"{path}: its graph is not understood ({type(error).__name__}: {error}); expected a file written by "
-            "torch.export.save of PyTorch 2.6 or newer"
+            f"{path}: its graph is not understood ({type(error).__name__}: {error}); expected a file written "
+            "by torch.export.save of PyTorch 2.6 or newer"
         ) from error
 
 
@@ -196,7 +201,7 @@ def _call(node: dict[str, Any], values: dict[str, Any], recorder: Recorder, trai
 
 
 def _function(target: str) -> Callable[..., Any]:
-    """Return the operator of a name: ATen's that torchedge knows or that read a tensor, and arithmetic on sizes."""
+    """Return the operator of a name: ATen's that are known or read a tensor, and arithmetic on sizes."""
     if target in _PYTHON:
         return _PYTHON[target]
     match = _ATEN.fullmatch(target)
@@ -276,13 +281,13 @@ def _name(arg: dict[str, Any]) -> str:
 
 
 def _symbol(meta: dict[str, Any]) -> str | None:
-    """Return the text of the size of dimension 0 where it is symbolic: it is only compared, never evaluated."""
+    """Return the size of dimension 0 as text where it is symbolic: it is compared, never evaluated."""
     first = meta["sizes"][0] if meta["sizes"] else {}
     return str(first["as_expr"]["expr_str"]) if "as_expr" in first else None
 
 
 def _tensor(meta: dict[str, Any], symbol: str | None) -> torch.Tensor:
-    """Return a meta tensor as described; a symbolic size is 1 where it is the batch, else the example's at export."""
+    """Return a meta tensor as described; a symbolic size is 1 for the batch, else the one at export."""
     sizes = []
     for size in meta["sizes"]:
         if "as_int" in size:

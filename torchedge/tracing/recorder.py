@@ -59,10 +59,10 @@ class Token:
 
 
 class TracedTensor(torch.Tensor):
-    """A meta tensor with the batch prime as batch size, standing for one value of the graph under construction."""
+    """A meta tensor with the batch prime as batch size, standing for one value of the graph."""
 
     # Inside a handler the tracing mode is off, and plain PyTorch must see plain tensors.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     token: Token
     sizes: torch.Size
     dtype_name: str
@@ -81,7 +81,7 @@ class TracedTensor(torch.Tensor):
         """Return the number of dimensions."""
         return len(self.sizes)
 
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override] # noqa: ANN401 - as in torch
+    def size(self, dim: int | None = None) -> Any:
         """Return the sizes, or one of them."""
         return self.sizes if dim is None else self.sizes[dim]
 
@@ -164,7 +164,7 @@ class Recorder:
         self._kept: list[torch.Tensor] = []
         self._named: dict[int, tuple[str, torch.Tensor, Role]] | None = None
 
-    # values ---------------------------------------------------------------------------------------------------------
+    # values -----------------------------------------------------------------------------------
 
     def add_value(
         self,
@@ -184,7 +184,7 @@ class Recorder:
     def wrap(self, tensor: torch.Tensor, index: int) -> TracedTensor:
         """Return the tensor that stands for a value in the model's own code."""
         traced = tensor.as_subclass(TracedTensor)
-        traced.sizes = torch.Tensor.size(tensor)  # type: ignore[assignment]
+        traced.sizes = torch.Tensor.size(tensor)
         traced.dtype_name = self.values[index].dtype
         traced.token = self.token(index)
         return traced
@@ -204,7 +204,7 @@ class Recorder:
         return self.wrap(torch.empty(sizes, dtype=dtype, device="meta"), index)
 
     def index_of(self, tensor: torch.Tensor) -> int:
-        """Return the value a tensor stands for; parameters, buffers and constants become values on first sight."""
+        """Return the value a tensor stands for; what belongs to the model becomes a value on first sight."""
         if type(tensor) is TracedTensor:
             return tensor.token.index
         index = self._leaves.get(id(tensor))
@@ -214,11 +214,12 @@ class Recorder:
         if self._named is None:
             self._named = {id(t): (name, t, role) for name, t, role in self._named_leaves()}
         found = self._named.get(id(tensor))
+        role: Role
         if found is None:
             if tensor.device.type == "meta":
                 raise CaptureError(
-                    f"a tensor of shape {tuple(tensor.shape)} reaches an operator from code that tracing cannot see "
-                    "(a scripted function or a compiled extension)"
+                    f"a tensor of shape {tuple(tensor.shape)} reaches an operator from code that tracing "
+                    "cannot see (a scripted function or a compiled extension)"
                 )
             name, role = f"constant_{len(self.values)}", "constant"
         else:
@@ -259,7 +260,7 @@ class Recorder:
         if text not in self.notes:
             self.notes.append(text)
 
-    # operators ------------------------------------------------------------------------------------------------------
+    # operators --------------------------------------------------------------------------------
 
     def add_op(
         self,
@@ -275,7 +276,7 @@ class Recorder:
             self._flush()
             if len(self.ops) >= _MOST_OPS:
                 raise CaptureError(
-                    f"the forward pass runs more than {_MOST_OPS} operators: a loop over the batch or over data"
+                    f"the forward pass runs more than {_MOST_OPS} operators: a loop over the batch or data"
                 )
         else:
             self._booked += len(self._released)
@@ -316,8 +317,9 @@ class Recorder:
             )
         self._flush()
         return Graph(
-            values=self._uniquely_named(), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs), loss=loss,
-            training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch, name=name, notes=(*notes, *self.notes),
+            values=self._uniquely_named(), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
+            loss=loss, training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch,
+            name=name, notes=(*notes, *self.notes),
         )  # fmt: skip
 
     def _uniquely_named(self) -> tuple[Value, ...]:

@@ -16,8 +16,8 @@ def refuse_unsuitable(model: torch.nn.Module) -> None:
     name = type(model).__name__
     if type(model).__module__.startswith("torchvision.models.detection") and name in _DETECTORS:
         raise CaptureError(
-            f"{name} chooses boxes by their scores, so its shapes depend on the data; capture its backbone instead: "
-            "capture(model.backbone, input_size=(3, 800, 800))"
+            f"{name} chooses boxes by their scores, so its shapes depend on the data; capture its backbone "
+            "instead: capture(model.backbone, input_size=(3, 800, 800))"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(

@@ -1,4 +1,4 @@
-"""Runs an ATen graph (of torch.export) on stand-ins, so that it comes out as a Graph through the same operators."""
+"""Runs an ATen graph of torch.export on stand-ins, so that it comes out as a Graph."""
 
 from __future__ import annotations
 

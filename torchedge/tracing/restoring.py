@@ -56,7 +56,7 @@ def _refill(box: Any, content: Any) -> None:
 
 @contextmanager
 def kept_modes(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    """Put the model into the mode asked for, unless it is in it; every module's own flag comes back afterwards."""
+    """Put the model into the mode asked for; every module's own flag comes back afterwards."""
     if model.training == training:
         yield
         return
@@ -92,7 +92,7 @@ def kept_random_states() -> Iterator[None]:
 
 
 def forget_cached(kinds: tuple[type, ...]) -> None:
-    """Clear the `functools.lru_cache`s that hold tensors of these types: the next real run must not meet a stand-in."""
+    """Clear each `functools.lru_cache` that holds a stand-in, which the next real run must not meet."""
     caches: list[Any] = [o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper]
     for cached in caches:
         if cached.cache_info().currsize and any(type(held) in kinds for held in _held(cached)):
@@ -100,7 +100,7 @@ def forget_cached(kinds: tuple[type, ...]) -> None:
 
 
 def _held(cached: Any) -> Iterator[Any]:
-    """Everything within three steps of a cache: its entries, and what lies in tuples, lists and dicts there."""
+    """Everything within three steps of a cache: its entries, and what lies in containers there."""
     found = gc.get_referents(cached)
     for _ in range(3):
         yield from found

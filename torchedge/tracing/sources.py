@@ -23,10 +23,12 @@ _GUESSES = 3
 def load_model(text: str) -> tuple[torch.nn.Module, str]:
     """Return the model that a command line names, and a label for it.
 
-    text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none), `file.py:factory` (a function
-    without arguments, or a module), or the path of an `.onnx` or `.pt2` file. Weights are random, on the meta device where
-    the model can be built there. A factory is the user's own code and is run.
-    Raises InputError for what cannot be found or built and MissingExtraError where a package is not installed.
+    text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none),
+    `file.py:factory` (a function without arguments, or a module), or the path of an `.onnx` or `.pt2` file.
+    Weights are random, on the meta device where the model can be built there. A factory is the user's own
+    code and is run.
+    Raises InputError for what cannot be found or built and MissingExtraError where a package is not
+    installed.
     """
     if not text.strip():
         raise InputError(f"no model is named; expected {_FORMS}")
@@ -143,8 +145,9 @@ def _torchvision_model(name: str) -> torch.nn.Module:
     model = _built(lambda: get_model(name, **options), name)
     if name.startswith(("fasterrcnn", "fcos", "keypointrcnn", "maskrcnn", "retinanet", "ssd")):
         raise CaptureError(
-            f"{name} chooses boxes by their scores, so its shapes depend on the data; expected a model without that: in "
-            "Python, capture its backbone with torchedge.capture(model.backbone, input_size=(3, 800, 800))"
+            f"{name} chooses boxes by their scores, so its shapes depend on the data; expected a model "
+            "without that: in Python, capture its backbone with torchedge.capture(model.backbone, "
+            "input_size=(3, 800, 800))"
         )
     return model
 

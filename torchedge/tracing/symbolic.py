@@ -1,7 +1,8 @@
 """The fast path of capture: run the forward pass once on stand-in tensors and write down every operator.
 
-As in torch.fx, nothing is computed; unlike there, every stand-in knows its shape, so that code which looks at shapes
-runs as it is, and one run gives operators, shapes, Python lifetimes, checkpoint regions and module paths.
+As in torch.fx, nothing is computed; unlike there, every stand-in knows its shape, so that code which looks
+at shapes runs as it is, and one run gives operators, shapes, Python lifetimes, checkpoint regions and module
+paths.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def trace(
     name: str = "model",
     notes: tuple[str, ...] = (),
 ) -> Graph:
-    """Trace `model(*args, **kwargs)` (and `loss(outputs)`) into a Graph; raises CaptureError where impossible.
+    """Trace `model(*args, **kwargs)` and `loss(outputs)` into a Graph; raises CaptureError if impossible.
 
-    Tensors among the arguments serve for their shape and dtype only. Dimension 0 of each tensor that agrees with that
-    of the first tensor is the batch.
+    Tensors among the arguments serve for their shape and dtype only. Dimension 0 of each tensor that agrees
+    with that of the first tensor is the batch.
     """
     recorder = Recorder(leaves_of(model), fixed_batch)
     fed_args, fed_kwargs = feed((args, kwargs), recorder)
@@ -77,7 +78,7 @@ def feed(tree: Any, recorder: Recorder) -> Any:
 
 
 def loss_index(recorder: Recorder, value: Any) -> int:
-    """Return the value to differentiate; raises CaptureError where the loss is no scalar tensor of the graph."""
+    """Return the value to differentiate; raises CaptureError where the loss is no scalar of the graph."""
     if not isinstance(value, TracedTensor):
         raise CaptureError(
             f"the loss is a {type(value).__name__}; expected a scalar tensor made from the model's outputs"

@@ -16,10 +16,10 @@ _declared: list[torch.library.Library] = []
 
 
 def prepare_torchvision() -> None:
-    """Declare the two operators that torchvision registers fake kernels for on import, if its library did not load.
+    """Declare the operators that torchvision registers fake kernels for, if its library did not load.
 
-    Call it before importing torchvision, timm or transformers: on a CPU-only torch (or with mismatched wheels) their import
-    otherwise fails with "operator torchvision::nms does not exist".
+    Call it before importing torchvision, timm or transformers: on a CPU-only torch (or with mismatched
+    wheels) their import otherwise fails with "operator torchvision::nms does not exist".
     """
     if _declared or hasattr(torch.ops.torchvision, "nms"):
         return
@@ -44,7 +44,6 @@ def import_torchvision() -> ModuleType:
     try:
         import torchvision
     except ImportError as error:
-        raise MissingExtraError(
-            'torchvision is not installed; install it with: pip install "torchedge[vision]"'
-        ) from error
-    return torchvision
+        raise MissingExtraError.of("torchvision", extra="vision", purpose="building its models") from error
+    found: ModuleType = torchvision
+    return found
