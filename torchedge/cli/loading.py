@@ -1,0 +1,42 @@
+"""Models named on the command line, captured as graphs. Imports torch when called."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchedge.errors import InputError
+
+if TYPE_CHECKING:
+    from torchedge.graphs import Graph
+
+__all__ = ["capture_named", "check_mode", "load_named"]
+
+
+def load_named(text: str) -> tuple[Any, str]:
+    """Return the model that a word names and its label; what the model's own code prints goes to stderr."""
+    from torchedge.tracing.sources import load_model
+
+    with contextlib.redirect_stdout(sys.stderr):
+        return load_model(text)
+
+
+def capture_named(text: str, *, mode: str, input_size: tuple[int, ...] | None) -> Graph:
+    """Return the graph of the model that a word names; it bears the model's label."""
+    from torchedge.graphs import Graph
+    from torchedge.tracing.capturing import capture
+
+    chosen = check_mode(mode)
+    model, label = load_named(text)
+    if isinstance(model, Graph):
+        return model
+    with contextlib.redirect_stdout(sys.stderr):
+        return capture(model, input_size=input_size, mode=chosen, name=label)
+
+
+def check_mode(mode: str) -> Any:  # noqa: ANN401 - a Literal, which argparse knows nothing of
+    """Return the mode; raises InputError for another word."""
+    if mode not in ("train", "infer"):
+        raise InputError(f"--mode is {mode!r}; expected train or infer")
+    return mode

@@ -1,0 +1,130 @@
+"""`torchedge simulate`: the memory of one step, tensor by tensor, and when it peaks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchedge.cli.arguments import MODEL_HELP, add_json, add_model, add_step, whole
+from torchedge.cli.output import number, print_json
+from torchedge.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from torchedge.prediction.memory.simulation import MemoryProfile
+
+NAME = "simulate"
+SUMMARY = "when a step's memory peaks, and which tensors make it"
+DESCRIPTION = f"""\
+Simulate the memory of one step tensor by tensor and replay PyTorch's caching
+allocator; nothing is fitted. With --device its framework's behaviour is
+simulated, else today's PyTorch on CUDA.
+
+{MODEL_HELP}"""
+
+_SUFFIXES = (".png", ".pdf", ".svg")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--batch-size", "-b", type=whole, default=1, metavar="N", help="default 1")
+    parser.add_argument("--device", "-d", help="whose framework to simulate; see `torchedge devices`")
+    add_model(parser)
+    add_step(parser)
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw memory over the step (.png, .pdf or .svg)"
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate and print."""
+    from torchedge.api import simulate
+    from torchedge.cli.loading import capture_named
+
+    if arguments.plot is not None:
+        _check_plot(arguments.plot)
+    graph = capture_named(arguments.model, mode=arguments.mode, input_size=arguments.input_size)
+    profile = simulate(
+        graph,
+        arguments.batch_size,
+        device=arguments.device,
+        optimizer=arguments.optimizer,
+        amp=arguments.amp,
+        accumulation=arguments.accumulation,
+    )
+    if arguments.json:
+        print_json(_document(profile))
+    else:
+        _print(profile)
+    if arguments.plot is not None:
+        _draw(profile, arguments.plot)
+        if not arguments.json:
+            print(f"drawn to {arguments.plot}")
+    return 0
+
+
+def _document(profile: MemoryProfile) -> dict[str, object]:
+    return {
+        "model": profile.name,
+        "batch_size": profile.batch_size,
+        "optimizer": profile.settings.optimizer,
+        "amp": profile.settings.amp,
+        "accumulation": profile.settings.accumulation,
+        "allocated_mib": profile.allocated_mib,
+        "reserved_mib": profile.reserved_mib,
+        "live_mib": profile.live_mib,
+        "peak": {"phase": profile.peak.phase, "kind": profile.peak.kind, "scope": profile.peak.scope},
+        "breakdown": dict(profile.breakdown),
+        "largest": [{"tensor": label, "mib": mib} for label, mib in profile.largest],
+        "unsupported": list(profile.unsupported),
+    }
+
+
+def _print(profile: MemoryProfile) -> None:
+    amp = f", amp {profile.settings.amp}" if profile.settings.amp else ""
+    step = f"batch {profile.batch_size}, {profile.settings.optimizer}{amp}"
+    print(f"{profile.name}, {step}: simulated, nothing fitted")
+    print()
+    print(f"allocated peak {number(profile.allocated_mib):>10} MiB")
+    print(f"reserved peak  {number(profile.reserved_mib):>10} MiB")
+    print(f"live tensors   {number(profile.live_mib):>10} MiB at most, in {profile.peak}")
+    for name, mib in profile.breakdown.items():
+        if mib >= 0.05:
+            print(f"  {name.replace('_', ' '):<18} {number(mib):>10} MiB")
+    print()
+    print("largest tensors then")
+    for label, mib in profile.largest:
+        print(f"  {number(mib):>8} MiB  {label}")
+    for kind in profile.unsupported:
+        print(f"not known, taken to keep what it reads: {kind}")
+
+
+def _check_plot(path: Path) -> None:
+    """Refuse what could not be written before the work is done."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise InputError(f"--plot is {path}; expected a file that ends in {', '.join(_SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise InputError(
+            f"--plot is {path}; expected a file in a folder that exists: make {path.parent} first"
+        )
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingExtraError.of("matplotlib", extra="plots", purpose="drawing") from error
+    matplotlib.use("Agg")
+
+
+def _draw(profile: MemoryProfile, path: Path) -> None:
+    from torchedge.prediction.memory.plotting import draw_timeline
+
+    figure = draw_timeline(profile).figure
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from error
+    finally:
+        from matplotlib import pyplot
+
+        pyplot.close(figure)

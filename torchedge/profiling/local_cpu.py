@@ -1,0 +1,247 @@
+"""Measures this machine's processor and writes its profile, `profiles/local-cpu` in the user's folder.
+
+Five probes of a few seconds: a large matrix product, a streaming copy, a tiny operator, the memory of a training
+process beside its tensors, and what the system says of cores and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from torchedge import __version__
+from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
+from torchedge.errors import DeviceError, ProfileError
+from torchedge.storage import data_folder, read_toml, user_folder
+
+__all__ = ["COMMAND", "PROBES", "measure_local_cpu"]
+
+COMMAND = f"torchedge profile {LOCAL_DEVICE}"
+PROBES = ("processor", "matrix product", "streaming copy", "tiny operator", "process memory")
+
+_MIB = 2**20
+_PRODUCT_SIDES = (512, 1024, 2048, 3072)
+_PRODUCT_SECONDS, _COPY_SECONDS = 6.0, 4.0
+_COPY_MIB = (64, 256, 512)
+_TINY_RUNS, _TINY_REPEATS = 2000, 15
+
+_PROCESS = """
+import os, torch
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for _ in range(2):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(torch.zeros(2, 3, 8, 8)), torch.zeros(2, dtype=torch.long)).backward()
+    optimizer.step()
+try:
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+except OSError:
+    import resource, sys
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(resident)
+"""
+"""A training process whose own tensors are negligible: what it takes is what any takes beside its tensors."""
+
+
+def measure_local_cpu(tell: Callable[[str], Any] = lambda _: None) -> Device:
+    """Measure this machine and write its profile; return the device as read back.
+
+    tell: called with the name of each probe before it runs. Takes about 20 s.
+    Raises DeviceError where a probe fails and ProfileError where the user's folder cannot be written.
+    """
+    import torch
+
+    tell(PROBES[0])
+    name, cores, memory, available = processor_name(), usable_cores(), *memory_mib()
+    where = f"{COMMAND}, {datetime.now(timezone.utc):%Y-%m-%d}, torch {torch.__version__}, torchedge {__version__}, {name}"
+    threads = torch.get_num_threads()
+    tell(PROBES[1])
+    rate, side = matrix_rate(torch)
+    tell(PROBES[2])
+    bandwidth, copied = copy_rate(torch, memory)
+    tell(PROBES[3])
+    overhead = tiny_operator_us(torch)
+    tell(PROBES[4])
+    resident = process_mib()
+    found: dict[str, tuple[float, str]] = {
+        "memory_mib": (memory, "memory of the system, or of this process's control group where that is less"),
+        "context_mib": (resident, "resident memory of a process that has trained a tiny network"),
+        "peak_fp32_gflops": (
+            rate,
+            f"best of several products of {side} x {side} matrices, {threads} threads",
+        ),
+        "compute_units": (cores, "cores this process may run on"),
+        "launch_overhead_us": (overhead, "median time of adding two numbers, eager"),
+        "bandwidth_gb_s": (
+            bandwidth,
+            f"best of several copies of {copied} MiB, read and written bytes; a lower bound",
+        ),
+        "measured_bandwidth_gb_s": (
+            bandwidth,
+            f"best of several copies of {copied} MiB, read and written bytes",
+        ),
+    }
+    if available is not None:
+        found["usable_memory_mib"] = (
+            available,
+            "available memory at the time of measuring, this process's own included",
+        )
+    return _write(
+        name, {key: (value, f"{where}: {how}") for key, (value, how) in found.items()}, torch.__version__
+    )
+
+
+def _write(name: str, found: dict[str, tuple[float, str]], torch_version: str) -> Device:
+    """Put the measured figures into the packaged template and write the profile."""
+    template = data_folder("profiles") / LOCAL_DEVICE / "device.toml"
+    document = dict(read_toml(template))
+    figures: dict[str, Any] = dict(document.get("figures", {}))  # type: ignore[call-overload]
+    for key, (value, source) in found.items():
+        rule = KNOWN_FIGURES[key]
+        rounded = round(value) if rule.whole or value >= 1000 else float(f"{value:.4g}")
+        figures[key] = {
+            "value": rounded,
+            "unit": rule.unit,
+            "provenance": str(Provenance.MEASURED),
+            "source": source,
+        }
+    document |= {
+        "title": name,
+        "notes": f"This machine, measured by `{COMMAND}`. Delete the folder to go back to the template.",
+        "figures": figures,
+        "software": {"pytorch": torch_version, "python": platform.python_version()},
+    }
+    folder = user_folder() / "profiles" / LOCAL_DEVICE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProfileError(
+            f"{folder}: cannot be made ({error.strerror}); set TORCHEDGE_HOME to a folder you may write"
+        ) from error
+    write_device(document, folder)
+    return find_device(LOCAL_DEVICE)
+
+
+# probes -----------------------------------------------------------------------------------------------------
+
+
+def matrix_rate(torch: Any) -> tuple[float, int]:  # noqa: ANN401 - the module, imported by the caller
+    """Return the best rate of square fp32 products in GFLOP/s, and the side that reached it."""
+    best, chosen = 0.0, _PRODUCT_SIDES[0]
+    deadline = time.perf_counter() + _PRODUCT_SECONDS
+    with torch.no_grad():
+        for side in _PRODUCT_SIDES:
+            a, b, out = (torch.ones(side, side) for _ in range(3))
+            torch.mm(a, b, out=out)
+            for _ in range(5):
+                start = time.perf_counter()
+                torch.mm(a, b, out=out)
+                rate = 2 * side**3 / max(time.perf_counter() - start, 1e-9) / 1e9
+                if rate > best:
+                    best, chosen = rate, side
+            if time.perf_counter() > deadline:
+                break
+    return best, chosen
+
+
+def copy_rate(torch: Any, memory: float) -> tuple[float, int]:  # noqa: ANN401
+    """Return the best bandwidth of a copy in GB/s (bytes read plus written), and the MiB copied.
+
+    Sizes are larger than caches and small beside the memory; the largest one counts.
+    """
+    fitting = [size for size in _COPY_MIB if 8 * size <= memory] or [_COPY_MIB[0]]
+    size = fitting[-1]
+    source, target = (torch.zeros(size * _MIB // 4) for _ in range(2))
+    target.copy_(source)
+    best = 0.0
+    deadline = time.perf_counter() + _COPY_SECONDS
+    for _ in range(12):
+        start = time.perf_counter()
+        target.copy_(source)
+        best = max(best, 2 * size * _MIB / max(time.perf_counter() - start, 1e-9) / 1e9)
+        if time.perf_counter() > deadline:
+            break
+    return best, size
+
+
+def tiny_operator_us(torch: Any) -> float:  # noqa: ANN401
+    """Return the median time of one tiny eager operator in microseconds."""
+    x, y = torch.ones(1), torch.ones(1)
+    times = []
+    for _ in range(_TINY_REPEATS):
+        start = time.perf_counter()
+        for _ in range(_TINY_RUNS):
+            torch.add(x, y)
+        times.append((time.perf_counter() - start) / _TINY_RUNS * 1e6)
+    return sorted(times)[len(times) // 2]
+
+
+def process_mib() -> float:
+    """Return the resident MiB of a fresh process that has trained a tiny network; raises DeviceError if it fails."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROCESS], capture_output=True, text=True, timeout=120, check=True
+        )
+        return int(done.stdout.split()[-1]) / _MIB
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        last = str(getattr(error, "stderr", "") or error).strip().splitlines()
+        raise DeviceError(
+            f"measuring a training process failed ({last[-1] if last else type(error).__name__}); expected `import torch` "
+            "to work in a fresh process of this Python: check the installation"
+        ) from error
+
+
+# the system -------------------------------------------------------------------------------------------------
+
+
+def processor_name() -> str:
+    """Return what the system calls this processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.lower().startswith(("model name", "hardware")) and ":" in line:
+                return " ".join(line.split(":", 1)[1].split())[:120] or platform.machine()
+    return " ".join((platform.processor() or platform.machine() or "unknown processor").split())
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_mib() -> tuple[float, float | None]:
+    """Return the MiB of memory, and how many of them were available (None where the system does not say)."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _MIB
+    except (ValueError, OSError, AttributeError) as error:
+        raise DeviceError(
+            "this system does not tell its memory; expected POSIX: write the profile by hand"
+        ) from error
+    available = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        own = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        available = kib / 1024 + own / _MIB
+    for limit in _group_limits():
+        total = min(total, limit)
+    return total, None if available is None else min(available, total)
+
+
+def _group_limits() -> list[float]:
+    """Return the memory limits of this process's control group in MiB, where there are any."""
+    limits = []
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(name).read_text()) / _MIB)
+    return [limit for limit in limits if limit >= 64]

@@ -1,0 +1,200 @@
+"""From a dataset's folder to a device's profile: fit on every row, and write what was fitted with where it came from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchedge import __version__
+from torchedge.devices import Device, Provenance, find_device, write_device
+from torchedge.devices.parsing import DEVICE_FILE
+from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.prediction.profiles import FORESTS, TABLES, TrainingModels, write_models
+from torchedge.profiling.accuracy import PROTOCOLS, Score, score, score_allocated
+from torchedge.profiling.datasets import Dataset
+from torchedge.profiling.samples import Samples
+from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
+from torchedge.storage import read_toml
+
+__all__ = ["TARGETS", "Accuracy", "check_target", "device_of", "fit_models", "score_all", "write_profile"]
+
+TARGETS = ("gamma", "phi")
+"""Γ and Φ by the names that tables, files and JSON use."""
+
+EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
+"""Seconds since 1970: the date to write in place of today's, for builds that are to be the same byte for byte."""
+
+Tell = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Scores by (target, protocol), and one line for each protocol that the data is too small for."""
+
+    scores: Mapping[tuple[str, str], Score]
+    problems: tuple[str, ...]
+
+
+def device_of(dataset_folder: Path, name: str | None) -> Device:
+    """Return the device that a dataset was measured on: the one named, else the one that its folder is called after."""
+    if name is not None:
+        return find_device(name)
+    try:
+        return find_device(dataset_folder.resolve().name)
+    except (DeviceError, InputError) as error:
+        raise InputError(
+            f"{dataset_folder}: its folder is not called after a device, expected to be told which; add --device NAME"
+        ) from error
+
+
+def check_target(out: Path, *, force: bool) -> None:
+    """Refuse a folder to write into that holds something, or that cannot be made."""
+    if out.exists() and not out.is_dir():
+        raise InputError(
+            f"{out}: is no folder, expected a new one to write a profile into; choose another --out"
+        )
+    if out.is_dir() and any(out.iterdir()) and not force:
+        raise InputError(
+            f"{out}: holds files already, expected a new folder; choose another --out, or add --force"
+        )
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"{out}: the folder around it does not exist; make {out.absolute().parent} first")
+
+
+def fit_models(samples: Samples, tell: Callable[[str], Any] = lambda _: None) -> TrainingModels:
+    """Fit Γ and Φ on all rows; raises ProfileError where there are too few. `tell` is called with what comes next."""
+    every = np.ones(len(samples.batch), dtype=np.bool_)
+    tell("memory")
+    memory = fit_memory(samples, every)
+    tell("latency")
+    return TrainingModels(memory, fit_latency(samples, every), Provenance.PUBLIC_DATA)
+
+
+def score_all(samples: Samples, tell: Tell = lambda: None) -> Accuracy:
+    """Score Γ, Φ and allocated memory in every protocol; `tell` is called after each of the seven."""
+    found: dict[tuple[str, str], Score] = {}
+    problems: list[str] = []
+    for target in TARGETS:
+        for protocol in PROTOCOLS:
+            try:
+                found[target, protocol] = score(samples, target, protocol)
+            except ProfileError as error:
+                problems.append(f"{target}, {protocol}: not scored ({error})")
+            tell()
+    found["allocated", "simulated"] = score_allocated(samples)
+    tell()
+    return Accuracy(found, tuple(problems))
+
+
+def write_profile(
+    out: Path,
+    device: Device,
+    dataset: Dataset,
+    samples: Samples,
+    models: TrainingModels,
+    accuracy: Accuracy | None,
+) -> Device:
+    """Write a device's profile with fitted models into a folder; return the device as read back.
+
+    The same data and versions give the same bytes but for the date. Files are made aside and moved into place,
+    `device.toml`, which names the digests of the others, last: an interrupted write is noticed at load.
+    """
+    source = read_toml(device.folder / DEVICE_FILE)
+    with _aside(out) as made:
+        versions = _versions()
+        files = write_models(made, models, {"dataset": dataset.name, "sha256": dataset.digest, **versions})
+        training = _described(out, device, dataset, samples, models, accuracy, versions) | {"files": files}
+        profile = source.get("profile", {})
+        kept = dict(profile) if isinstance(profile, Mapping) else {}
+        write_device({**source, "profile": {**kept, "training": training}}, made)
+        for name in (TABLES, FORESTS, DEVICE_FILE):
+            os.replace(made / name, out / name)
+    return find_device(out)
+
+
+def _described(
+    out: Path,
+    device: Device,
+    dataset: Dataset,
+    samples: Samples,
+    models: TrainingModels,
+    accuracy: Accuracy | None,
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return `[profile.training]`: where the models come from and what they reached."""
+    every = np.ones(len(samples.batch), dtype=np.bool_)
+    name = out.resolve().name
+    described: dict[str, Any] = {
+        "provenance": str(models.provenance),
+        "dataset": dataset.name,
+        "dataset_sha256": dataset.digest,
+        "date": _date(),
+        "command": f"torchedge fit {dataset.name} --device {device.name} --out {name}",
+        "rows": len(samples.batch),
+        "memory_rows": int(memory_rows(samples, every).sum()),
+        "latency_rows": int(latency_rows(samples, every).sum()),
+        "networks": samples.networks,
+        "versions": dict(versions),
+    }
+    if accuracy is not None:
+        tables: dict[str, dict[str, Any]] = {}
+        for (target, protocol), found in accuracy.scores.items():
+            tables.setdefault(target, {})[protocol] = _table(found)
+        described["accuracy"] = tables
+    return described
+
+
+def _table(found: Score) -> dict[str, Any]:
+    """Return a score in %, rounded so that the last bits of a platform do not show."""
+    out: dict[str, Any] = {"mean": round(found.mean, 2)}
+    if found.coverage:
+        out["coverage"] = round(found.mean_coverage, 1)
+    return out | {"networks": {name: round(value, 2) for name, value in found.error.items()}}
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: metadata.version(name) for name in ("torch", "scikit-learn", "numpy")}
+    return {"torchedge": __version__, "python": platform.python_version(), **packages}
+
+
+def _date() -> str:
+    given = os.environ.get(EPOCH_VARIABLE, "")
+    if given:
+        try:
+            return f"{datetime.fromtimestamp(int(given), timezone.utc):%Y-%m-%d}"
+        except (ValueError, OverflowError, OSError) as error:
+            raise InputError(
+                f"{EPOCH_VARIABLE} is {given[:40]!r}, expected seconds since 1970; correct it"
+            ) from error
+    return f"{datetime.now(timezone.utc):%Y-%m-%d}"
+
+
+@contextmanager
+def _aside(out: Path) -> Iterator[Path]:
+    """Give a folder beside `out` to write into; it is gone afterwards, and `out` exists where all went well."""
+    made: Path | None = None
+    fresh = not out.exists()
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+        out.mkdir(exist_ok=True)
+        yield made
+    except OSError as error:
+        raise ProfileError(
+            f"{out}: cannot be written ({error.strerror or error}); choose another --out"
+        ) from error
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        if fresh and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
