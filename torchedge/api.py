@@ -159,11 +159,17 @@ def _settings(optimizer: Any, amp: str | None, accumulation: int) -> StepSetting
         return StepSettings(optimizer=optimizer, amp=amp, accumulation=accumulation)
     groups = getattr(optimizer, "param_groups", None)
     if not groups:
-        raise InputError(f"optimizer is a {type(optimizer).__name__}; expected a name such as 'adam' or a torch.optim object")
+        raise InputError(
+            f"optimizer is a {type(optimizer).__name__}; expected a name such as 'adam' or a torch.optim object"
+        )
     kind, first = type(optimizer).__name__, groups[0]
     names = {"SGD": "sgd-momentum" if first.get("momentum") else "sgd", "Adam": "adam", "AdamW": "adamw"}
     if kind not in names:
-        raise InputError(f"optimizer {kind} is not known; expected SGD, Adam or AdamW: pass the one whose state is as large")
+        raise InputError(
+            f"optimizer {kind} is not known; expected SGD, Adam or AdamW: pass the one whose state is as large"
+        )
     decay = float(first.get("weight_decay") or 0.0)
     foreach = first.get("foreach") is not False
-    return StepSettings(optimizer=names[kind], weight_decay=decay, foreach=foreach, amp=amp, accumulation=accumulation)
+    return StepSettings(
+        optimizer=names[kind], weight_decay=decay, foreach=foreach, amp=amp, accumulation=accumulation
+    )

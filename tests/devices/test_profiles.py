@@ -66,8 +66,9 @@ def test_the_jetson_tx2_of_the_paper():
         "pytorch": "1.6",
         "zero_grad": "zero",
         "clamp_keeps": "output",
-        "accumulate": "in_place",
-        "optimizer_implementation": "for_loop",
+        "sum_in_place": False,
+        "foreach": False,
+        "winograd_tile": 2,
     }
 
 

@@ -146,6 +146,9 @@ RUNTIME_KEYS: Mapping[str, RuntimeRule] = MappingProxyType(
         "winograd_tile": RuntimeRule(
             int, "tile of the Winograd weight gradient whose workspace the allocator holds; 0: none"
         ),
+        "blas_workspace_mib": RuntimeRule(
+            int, "MiB that the BLAS libraries keep from the allocator once they were used"
+        ),
     }
 )
 """Runtime switch -> its rule. The simulation of training memory reads them; an absent one has its default."""

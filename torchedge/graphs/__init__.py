@@ -3,4 +3,16 @@
 from torchedge.graphs.dims import Affine, Dim, Poly, Shape, format_shape, poly_at
 from torchedge.graphs.graph import FLOATING, ITEM_SIZES, Graph, Op, Value
 
-__all__ = ["FLOATING", "ITEM_SIZES", "Affine", "Dim", "Graph", "Op", "Poly", "Shape", "Value", "format_shape", "poly_at"]
+__all__ = [
+    "FLOATING",
+    "ITEM_SIZES",
+    "Affine",
+    "Dim",
+    "Graph",
+    "Op",
+    "Poly",
+    "Shape",
+    "Value",
+    "format_shape",
+    "poly_at",
+]

@@ -72,7 +72,9 @@ class Value:
 def _times(const: int, slope: int, square: int, size: Affine) -> Poly:
     """Multiply a polynomial of degree one at most by an affine dimension."""
     if square:
-        raise CaptureError("a tensor grows with the third power of the batch size; capture the model for one fixed batch size")
+        raise CaptureError(
+            "a tensor grows with the third power of the batch size; capture the model for one fixed batch size"
+        )
     return (const * size.const, slope * size.const + const * size.slope, slope * size.slope)
 
 

@@ -31,7 +31,9 @@ def digest(graph: Graph) -> str:
     """Return the sha256 of what the graph computes: shapes, dtypes, roles, operators and attributes, without names."""
     state = hashlib.sha256(SCHEMA.encode())
     for value in graph.values:
-        state.update(f"{canonical(value.shape)}{value.dtype}{value.role}{value.alias}{value.trainable};".encode())
+        state.update(
+            f"{canonical(value.shape)}{value.dtype}{value.role}{value.alias}{value.trainable};".encode()
+        )
     for op in graph.ops:
         line = f"{op.kind}{op.inputs}{op.outputs}{canonical(op.attrs)}{op.inplace}{op.grad}{op.region};"
         state.update(line.encode())

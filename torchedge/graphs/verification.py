@@ -28,7 +28,11 @@ def verify(graph: Graph) -> None:
             _require(0 <= index < count, graph, f"{where} makes value {index}, which does not exist")
             _require(index not in made, graph, f"{where} makes value {index} a second time")
             alias = graph.values[index].alias
-            _require(alias is None or alias in made, graph, f"{where}: output {index} shares the storage of a later value")
+            _require(
+                alias is None or alias in made,
+                graph,
+                f"{where}: output {index} shares the storage of a later value",
+            )
             made.add(index)
         _require(not op.inplace or op.inputs[:1] != (None,), graph, f"{where} is in-place on nothing")
     for index in (*graph.inputs, *graph.outputs, *(() if graph.loss is None else (graph.loss,))):
@@ -51,4 +55,6 @@ def _verify_releases(graph: Graph) -> None:
 
 def _require(holds: bool, graph: Graph, what: str) -> None:
     if not holds:
-        raise CaptureError(f"graph {graph.name} is not well formed: {what}; this is a defect of the capture, please report it")
+        raise CaptureError(
+            f"graph {graph.name} is not well formed: {what}; this is a defect of the capture, please report it"
+        )

@@ -10,7 +10,7 @@ from torchedge.ops.specs import Call, LoadClass, Sizes, spec
 
 
 def linear_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
-    """x (*, m), w (n, m) -> (*, n)."""
+    """X (*, m), w (n, m) -> (*, n)."""
     x, w = ins[0], ins[1]
     if x is None or w is None or len(w) != 2 or not x or x[-1] != w[1]:
         return None
@@ -30,7 +30,7 @@ def matmul_flops(call: Call) -> int:
 
 
 def added_flops(call: Call) -> int:
-    """addmm and baddbmm: the product plus one addition an output; operands are inputs 1 and 2."""
+    """Addmm and baddbmm: the product plus one addition an output; operands are inputs 1 and 2."""
     return 2 * prod(call.outs[0]) * (call.ins[1] or (0,))[-1] + prod(call.outs[0])
 
 
@@ -42,7 +42,11 @@ def einsum_flops(call: Call) -> int:
     if len(operands) != 2 or "->" not in equation or "." in equation:
         return 2 * max([outputs, *map(prod, operands)])
     left, right = equation.split("->")
-    sizes = {k: s for term, shape in zip(left.split(","), operands, strict=False) for k, s in zip(term, shape, strict=False)}
+    sizes = {
+        k: s
+        for term, shape in zip(left.split(","), operands, strict=False)
+        for k, s in zip(term, shape, strict=False)
+    }
     return 2 * outputs * prod(s for k, s in sizes.items() if k not in right)
 
 

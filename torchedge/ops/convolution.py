@@ -83,7 +83,9 @@ def winograd_workspace(call: Call) -> tuple[int, ...]:
     tile, weight = call.workspace, call.ins[1]
     if not tile or weight is None or weight[2:] != (3, 3) or not call.need(1):
         return ()
-    if any(s != 1 for s in (*spread(call.attrs.get("stride", 1), 2), *spread(call.attrs.get("dilation", 1), 2))):
+    if any(
+        s != 1 for s in (*spread(call.attrs.get("stride", 1), 2), *spread(call.attrs.get("dilation", 1), 2))
+    ):
         return ()
     if weight[1] == 1 and call.attrs.get("groups", 1) > 1:
         return ()

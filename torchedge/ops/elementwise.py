@@ -27,23 +27,27 @@ def broadcast(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None
 
 def others(*pairs: tuple[int, int]) -> Rule:
     """Return a rule that keeps input a where input b needs a gradient, for each pair (a, b)."""
-    return lambda call: tuple(a for a, b in pairs if call.need(b) and a < len(call.ins) and call.ins[a] is not None)
+    return lambda call: tuple(
+        a for a, b in pairs if call.need(b) and a < len(call.ins) and call.ins[a] is not None
+    )
 
 
 def product_saves(call: Call) -> tuple[int, ...]:
     """A product keeps each factor for the gradient of the other."""
-    return tuple(a for a, b in ((0, 1), (1, 0)) if call.need(b) and a < len(call.ins) and call.ins[a] is not None)
+    return tuple(
+        a for a, b in ((0, 1), (1, 0)) if call.need(b) and a < len(call.ins) and call.ins[a] is not None
+    )
 
 
 def quotient_saves(call: Call) -> tuple[int, ...]:
-    """a / b keeps b for a's gradient, both for b's."""
+    """A / b keeps b for a's gradient, both for b's."""
     if len(call.ins) < 2 or call.ins[1] is None:
         return ()
     return (0, 1) if call.need(1) else (1,)
 
 
 def addcmul_saves(call: Call) -> tuple[int, ...]:
-    """input + value · t1 · t2."""
+    """Input + value · t1 · t2."""
     return tuple(a for a, b in ((1, 2), (2, 1)) if call.need(b))
 
 

@@ -22,7 +22,12 @@ def nll_scratch(call: Call) -> tuple[int, ...]:
     return (call.in_bytes(0),)
 
 
-_LOSS = {"load": LoadClass.HIERARCHICAL, "flops": input_flops, "autocast": "float32", "grads": ("new", "none")}
+_LOSS = {
+    "load": LoadClass.HIERARCHICAL,
+    "flops": input_flops,
+    "autocast": "float32",
+    "grads": ("new", "none"),
+}
 
 OPS = (
     spec(

@@ -36,7 +36,9 @@ def adaptive_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes |
     if x is None or len(x) not in (3, 4):
         return None
     size = attrs["output_size"]
-    pair = (size, size) if isinstance(size, int) or size is None else tuple(size) * (1 if len(size) == 2 else 2)
+    pair = (
+        (size, size) if isinstance(size, int) or size is None else tuple(size) * (1 if len(size) == 2 else 2)
+    )
     return (*x[:-2], *[have if want is None else want for want, have in zip(pair, x[-2:], strict=True)])
 
 

@@ -23,7 +23,7 @@ def gate_activations(call: Call) -> tuple[int, ...]:
 
 
 def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple[Sizes, ...] | None:
-    """x (L, N, m) or (N, L, m), states (layers · directions, N, h) -> outputs of every step, last states.
+    """X (L, N, m) or (N, L, m), states (layers · directions, N, h) -> outputs of every step, last states.
 
     None for packed sequences, whose inputs are two-dimensional.
     """

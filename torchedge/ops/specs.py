@@ -44,7 +44,18 @@ class Call:
     the convolution library asks for (0: none).
     """
 
-    __slots__ = ("_ins", "_op", "_outs", "_values", "attrs", "backend", "inplace", "needs", "training", "workspace")
+    __slots__ = (
+        "_ins",
+        "_op",
+        "_outs",
+        "_values",
+        "attrs",
+        "backend",
+        "inplace",
+        "needs",
+        "training",
+        "workspace",
+    )
 
     def __init__(self, values: Sequence[Value], op: Op, needs: Sequence[bool] = (), backend: str = "cuda",
                  training: bool = True, workspace: int = 0) -> None:  # fmt: skip
@@ -52,7 +63,13 @@ class Call:
         self._values, self._op = values, op
         self._ins: list[Sizes | None] | None = None
         self._outs: list[Sizes] | None = None
-        self.attrs, self.inplace, self.needs, self.backend, self.training = op.attrs, op.inplace, needs, backend, training
+        self.attrs, self.inplace, self.needs, self.backend, self.training = (
+            op.attrs,
+            op.inplace,
+            needs,
+            backend,
+            training,
+        )
 
     @property
     def ins(self) -> list[Sizes | None]:
@@ -113,7 +130,6 @@ def no_flops(call: Call) -> int:
 def keep(*slots: int) -> Rule:
     """Return a rule that always keeps these tensors for backward: i >= 0 is input i, -1 - j is output j."""
 
-
     def rule(call: Call) -> tuple[int, ...]:
         return slots
 
@@ -163,7 +179,9 @@ class OpSpec:
         """Bytes a forward call reads and writes at least: each input and output once, nothing for views."""
         if self.load is LoadClass.FREE:
             return 0
-        return sum(call.in_bytes(i) for i in range(len(call.ins))) + sum(call.out_bytes(i) for i in range(len(call.outs)))
+        return sum(call.in_bytes(i) for i in range(len(call.ins))) + sum(
+            call.out_bytes(i) for i in range(len(call.outs))
+        )
 
     def grad_mode(self, index: int) -> str:
         """How the gradient of input `index` comes about."""

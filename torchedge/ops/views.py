@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from torchedge.ops.specs import LoadClass, no_flops, spec
 
-
-
-
 _VIEW = {"load": LoadClass.FREE, "flops": no_flops, "view": True, "autocast": "keep", "backward_flops": 0.0}
 _SHARED = {**_VIEW, "grads": ("view", "none")}
 _WRITTEN = {**_VIEW, "grads": ("new", "none")}

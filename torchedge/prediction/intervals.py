@@ -34,7 +34,12 @@ class ErrorModel:
     def __post_init__(self) -> None:
         for name in ("size", "above"):
             array = getattr(self, name)
-            if array.shape != GRID.shape or not np.isfinite(array).all() or (array < 0).any() or (np.diff(array) < 0).any():
+            if (
+                array.shape != GRID.shape
+                or not np.isfinite(array).all()
+                or (array < 0).any()
+                or (np.diff(array) < 0).any()
+            ):
                 raise ProfileError(f"the error quantiles {name!r} are not {len(GRID)} rising numbers from 0 on; "
                                    "rebuild the profile with `torchedge fit`")  # fmt: skip
 
@@ -77,8 +82,17 @@ class DistanceScale:
     def __post_init__(self) -> None:
         fits = self.reference.ndim == 2 and self.reference.shape[1:] == self.centre.shape == self.spread.shape
         finite = all(np.isfinite(a).all() for a in (self.centre, self.spread, self.reference))
-        if not (fits and finite and (self.spread > 0).all() and self.floor > 0 and self.slope >= 0 and len(self.reference)):
-            raise ProfileError("the distance scale's arrays do not fit together; rebuild the profile with `torchedge fit`")
+        if not (
+            fits
+            and finite
+            and (self.spread > 0).all()
+            and self.floor > 0
+            and self.slope >= 0
+            and len(self.reference)
+        ):
+            raise ProfileError(
+                "the distance scale's arrays do not fit together; rebuild the profile with `torchedge fit`"
+            )
 
     def difficulty(self, features: FloatArray) -> FloatArray:
         """Return (R,): the difficulty of each row of features (R, F)."""
@@ -87,7 +101,9 @@ class DistanceScale:
     def distance(self, features: FloatArray) -> FloatArray:
         """Return (R,): root-mean-square distance of each row to the nearest measured one."""
         rows = (features - self.centre) / self.spread
-        squares = (rows**2).sum(axis=1)[:, None] + (self.reference**2).sum(axis=1) - 2 * rows @ self.reference.T
+        squares = (
+            (rows**2).sum(axis=1)[:, None] + (self.reference**2).sum(axis=1) - 2 * rows @ self.reference.T
+        )
         return np.asarray(np.sqrt(np.maximum(squares.min(axis=1), 0.0) / rows.shape[1]))
 
     def tensors(self, prefix: str) -> dict[str, FloatArray]:
@@ -103,7 +119,9 @@ def distance_scale(features: FloatArray, most: int = 400) -> DistanceScale:
     return DistanceScale(1.0, 0.0, centre, spread, (kept - centre) / spread)
 
 
-def fit_law(scale: DistanceScale, errors: FloatArray, distances: FloatArray, weights: FloatArray) -> DistanceScale:
+def fit_law(
+    scale: DistanceScale, errors: FloatArray, distances: FloatArray, weights: FloatArray
+) -> DistanceScale:
     """Return the scale with floor and slope from a weighted regression of |error| (E,) on distance (E,)."""
     size = np.abs(errors)
     mean_error, mean_distance = np.average(size, weights=weights), np.average(distances, weights=weights)
@@ -117,12 +135,18 @@ def fit_law(scale: DistanceScale, errors: FloatArray, distances: FloatArray, wei
 def read_scale(tensors: Mapping[str, npt.NDArray[np.float64]], prefix: str) -> DistanceScale:
     """Return a stored scale; raises ProfileError where arrays are missing or do not fit."""
     try:
-        law, centre, spread, reference = (tensors[f"{prefix}.{n}"] for n in ("law", "centre", "spread", "reference"))
+        law, centre, spread, reference = (
+            tensors[f"{prefix}.{n}"] for n in ("law", "centre", "spread", "reference")
+        )
     except KeyError as error:
         raise ProfileError(f"tensor {error} is missing; rebuild the profile with `torchedge fit`") from error
     if law.shape != (2,):
-        raise ProfileError(f"tensor {prefix}.law has shape {law.shape}, expected (2,); rebuild the profile with `torchedge fit`")
-    return DistanceScale(float(law[0]), float(law[1]), centre, spread, np.asarray(reference, dtype=np.float64))
+        raise ProfileError(
+            f"tensor {prefix}.law has shape {law.shape}, expected (2,); rebuild the profile with `torchedge fit`"
+        )
+    return DistanceScale(
+        float(law[0]), float(law[1]), centre, spread, np.asarray(reference, dtype=np.float64)
+    )
 
 
 def weighted_quantiles(values: FloatArray, weights: FloatArray, levels: FloatArray) -> FloatArray:

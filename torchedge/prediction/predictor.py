@@ -28,7 +28,9 @@ def predict_graph(graph: Graph, batch_size: int, device: Device, settings: StepS
     """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result."""
     checked = checked_batches(batch_size)
     if checked.ndim:
-        raise InputError(f"batch_size is {batch_size!r}; expected one whole number (predict_many takes several)")
+        raise InputError(
+            f"batch_size is {batch_size!r}; expected one whole number (predict_many takes several)"
+        )
     _check_fixed(graph, checked.reshape(1))
     models = load_models(device)
     settings = device_settings(device, settings)
@@ -39,7 +41,9 @@ def predict_graph(graph: Graph, batch_size: int, device: Device, settings: StepS
     memory, times = models.memory.predict(peaks), models.latency.predict(job.work, row, batch)
     outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.features)
     tape = job.analyses[0].tape(settings)
-    breakdown = _breakdown(_categories(tape, int(batch_size)), float(peaks.reserved[0]), float(memory.value[0]))
+    breakdown = _breakdown(
+        _categories(tape, int(batch_size)), float(peaks.reserved[0]), float(memory.value[0])
+    )
 
     def required(batches: npt.NDArray[np.int64], confidence: float) -> FloatArray:
         rows = np.zeros(len(batches), dtype=np.intp)
@@ -72,7 +76,16 @@ def predict_graphs(graphs: Sequence[Graph], batch_sizes: Any, device: Device,  #
     peaks = job.peaks(which, batch)
     memory, times = models.memory.predict(peaks), models.latency.predict(job.work, which, batch)
     shape = (len(graphs), len(batches))
-    tables = (memory.value, memory.low, memory.high, times.value, times.low, times.high, peaks.allocated, peaks.reserved)
+    tables = (
+        memory.value,
+        memory.low,
+        memory.high,
+        times.value,
+        times.low,
+        times.high,
+        peaks.allocated,
+        peaks.reserved,
+    )
     return Predictions(batches, *(np.reshape(t, shape) for t in tables), np.reshape(memory.outside | times.outside, shape),
                        device.name, models.provenance)  # fmt: skip
 
@@ -104,14 +117,18 @@ def checked_batches(batch_sizes: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
     """Return batch sizes as int64; raises InputError unless all are whole numbers from 1 on."""
     array = np.asarray(batch_sizes)
     if array.dtype.kind not in "iu" or array.size == 0 or (array < 1).any() or array.ndim > 1:
-        raise InputError(f"batch_size is {batch_sizes!r}; expected a whole number from 1 on, or a sequence of them")
+        raise InputError(
+            f"batch_size is {batch_sizes!r}; expected a whole number from 1 on, or a sequence of them"
+        )
     return array.astype(np.int64)
 
 
 def _check_fixed(graph: Graph, batches: npt.NDArray[np.int64]) -> None:
     fixed = graph.fixed_batch
     if fixed is not None and (batches != fixed).any():
-        raise InputError(f"{graph.name} could only be captured for batch size {fixed}; capture it again for another one")
+        raise InputError(
+            f"{graph.name} could only be captured for batch size {fixed}; capture it again for another one"
+        )
 
 
 def _around(value: float, half: FloatArray) -> Estimate:
@@ -134,7 +151,7 @@ def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[st
     """
     live = float(categories.sum())
     parts = dict(zip(CATEGORIES, categories.tolist(), strict=True))
-    parts["workspace"] = max(reserved - live, 0.0)
+    parts["workspace"] += max(reserved - live, 0.0)
     inside = sum(parts.values())
     if total < inside:
         return {name: part * total / inside for name, part in parts.items()} | {"context": 0.0}

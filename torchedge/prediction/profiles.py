@@ -88,11 +88,15 @@ def _error_models(models: TrainingModels) -> dict[str, ErrorModel]:
 def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
     files = described.get("files")
     if not isinstance(files, Mapping) or set(files) != {TABLES, FORESTS}:
-        raise ProfileError(f"{device.folder / 'device.toml'}: profile.training.files must name {TABLES} and {FORESTS}; {_REBUILD}")
+        raise ProfileError(
+            f"{device.folder / 'device.toml'}: profile.training.files must name {TABLES} and {FORESTS}; {_REBUILD}"
+        )
     for name, digest in files.items():
         path = resolve_inside(device.folder, str(name))
         if file_sha256(path, max_bytes=_MOST_BYTES) != digest:
-            raise ProfileError(f"{path} is not the file that device.toml describes (its sha256 differs); restore it, or {_REBUILD}")
+            raise ProfileError(
+                f"{path} is not the file that device.toml describes (its sha256 differs); restore it, or {_REBUILD}"
+            )
     tensors, metadata = read_tensors(device.folder / TABLES, max_bytes=_MOST_BYTES)
     source = str(device.folder / TABLES)
     if metadata.get("schema") != SCHEMA or metadata.get("coefficients") != feature_hash(COEFFICIENT_NAMES):
@@ -109,7 +113,9 @@ def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
         raise ProfileError(f"{source}: tensors have wrong shapes; {_REBUILD}")
     scale = read_scale(tensors, "latency.scale")
     if len(scale.centre) != len(SHARE_NAMES):
-        raise ProfileError(f"{source}: latency.scale has {len(scale.centre)} features, expected {len(SHARE_NAMES)}; {_REBUILD}")
+        raise ProfileError(
+            f"{source}: latency.scale has {len(scale.centre)} features, expected {len(SHARE_NAMES)}; {_REBUILD}"
+        )
     memory = MemoryModel(
         Process((process[0], process[1]), (process[2], process[3]), process[4], process[5]), errors["memory.errors"],
         errors["memory.reserved_errors"], errors["memory.allocated_errors"], forests["memory"],
@@ -137,7 +143,9 @@ def _analytic(device: Device) -> TrainingModels:
     memory = MemoryModel(process, assumed_errors(_ASSUMED_MEMORY_ERROR / 0.09), wide, wide)
     latency = LatencyModel(prior_mean(device), assumed_errors(_ASSUMED_LATENCY_ERROR))
     missing = [n for n in ("peak_fp32_gflops", "bandwidth_gb_s") if n not in device.figures]
-    notes = [f"{device.name} has not been measured: memory is simulated, latency is an analytic estimate from its figures"]
+    notes = [
+        f"{device.name} has not been measured: memory is simulated, latency is an analytic estimate from its figures"
+    ]
     if missing:
         notes.append(f"{device.name} gives no {' and no '.join(missing)}: the Jetson TX2's stand in for it")
     return TrainingModels(memory, latency, Provenance.ASSUMED, tuple(notes))

@@ -86,7 +86,9 @@ class Prediction:
         """
         return self.required_mib(confidence) <= self._limit(limit_mib)
 
-    def max_batch_size(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE, largest: int = 1 << 16) -> int:
+    def max_batch_size(
+        self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE, largest: int = 1 << 16
+    ) -> int:
         """Return the largest batch size that still fits, 0 where even one sample does not. See `fits`."""
         needs, limit, checked = self._needs(), self._limit(limit_mib), _checked_confidence(confidence)
 
@@ -104,13 +106,17 @@ class Prediction:
 
     def _needs(self) -> Needs:
         if self.needs is None:
-            raise InputError("this prediction was made without its model (it was read back from a file); predict again")
+            raise InputError(
+                "this prediction was made without its model (it was read back from a file); predict again"
+            )
         return self.needs
 
     def _limit(self, limit_mib: float | None) -> float:
         limit = self.device_memory_mib if limit_mib is None else limit_mib
         if limit is None:
-            raise InputError(f"the memory of {self.device} is not known; pass limit_mib, for example fits(4096)")
+            raise InputError(
+                f"the memory of {self.device} is not known; pass limit_mib, for example fits(4096)"
+            )
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
             raise InputError(f"limit_mib is {limit_mib!r}; expected a positive number of MiB")
         return float(limit)
@@ -144,10 +150,15 @@ class Prediction:
             f"  allocated  {self.allocated}",
             f"  reserved   {self.reserved}",
         ]
-        lines += [f"    {name.replace('_', ' '):<20} {_number(part):>8} MiB" for name, part in self.breakdown.items()]
+        lines += [
+            f"    {name.replace('_', ' '):<20} {_number(part):>8} MiB"
+            for name, part in self.breakdown.items()
+        ]
         if self.device_memory_mib is not None and self.needs is not None:
             verdict = "fits" if self.fits() else "does not fit"
-            lines.append(f"  {verdict} into {_number(self.device_memory_mib)} MiB at {CONFIDENCE:.0%} confidence")
+            lines.append(
+                f"  {verdict} into {_number(self.device_memory_mib)} MiB at {CONFIDENCE:.0%} confidence"
+            )
         lines += [f"  not counted: {kind}" for kind in self.unsupported]
         if self.out_of_range:
             lines.append(f"  out of range: {', '.join(self.out_of_range)}")
@@ -174,9 +185,22 @@ class Predictions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the predictions as plain data, ready for JSON."""
-        arrays = ("memory", "memory_low", "memory_high", "latency", "latency_low", "latency_high", "allocated", "reserved")
+        arrays = (
+            "memory",
+            "memory_low",
+            "memory_high",
+            "latency",
+            "latency_low",
+            "latency_high",
+            "allocated",
+            "reserved",
+        )
         tables = {name: getattr(self, name).tolist() for name in (*arrays, "out_of_range")}
-        head = {"device": self.device, "provenance": str(self.provenance), "batch_sizes": self.batch_sizes.tolist()}
+        head = {
+            "device": self.device,
+            "provenance": str(self.provenance),
+            "batch_sizes": self.batch_sizes.tolist(),
+        }
         return {**head, **tables}
 
 
@@ -186,5 +210,7 @@ def _number(value: float) -> str:
 
 def _checked_confidence(confidence: float) -> float:
     if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0.5 <= confidence < 1:
-        raise InputError(f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1")
+        raise InputError(
+            f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1"
+        )
     return float(confidence)

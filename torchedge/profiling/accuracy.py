@@ -61,7 +61,9 @@ def score(samples: Samples, target: str, protocol: str, *, forest: bool = True, 
           tell: Callable[[], Any] = lambda: None) -> Score:  # fmt: skip
     """Fit on every split's training rows and score its test rows; `target` is "gamma" or "phi". `tell` is called a split."""
     measured = samples.gamma if target == "gamma" else samples.phi
-    usable = (memory_rows if target == "gamma" else latency_rows)(samples, np.ones(len(measured), dtype=np.bool_))
+    usable = (memory_rows if target == "gamma" else latency_rows)(
+        samples, np.ones(len(measured), dtype=np.bool_)
+    )
     value, low, high = (np.full(len(measured), np.nan) for _ in range(3))
     for train, test in splits(samples, protocol):
         rows = test & usable
@@ -78,7 +80,12 @@ def score(samples: Samples, target: str, protocol: str, *, forest: bool = True, 
     names = [n for n in samples.networks if (done & (samples.network == n)).any()]
     by_network = {n: done & (samples.network == n) for n in names}
     error = {n: 100 * float(np.mean(np.abs(value[r] / measured[r] - 1))) for n, r in by_network.items()}
-    return Score(target, protocol, error, {n: 100 * float(inside[r].mean()) for n, r in by_network.items()} if errors else {})
+    return Score(
+        target,
+        protocol,
+        error,
+        {n: 100 * float(inside[r].mean()) for n, r in by_network.items()} if errors else {},
+    )
 
 
 def score_allocated(samples: Samples) -> Score:

@@ -58,7 +58,9 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
     root = Path(folder)
     if not root.is_dir():
         raise ProfileError(f"{root} is no folder; expected one with measurements.csv and topologies.jsonl")
-    table, topologies = (read_bytes(root / name, max_bytes=_MOST_BYTES) for name in ("measurements.csv", "topologies.jsonl"))
+    table, topologies = (
+        read_bytes(root / name, max_bytes=_MOST_BYTES) for name in ("measurements.csv", "topologies.jsonl")
+    )
     rows = _read_rows(root / "measurements.csv", table)
     graphs = _read_graphs(root / "topologies.jsonl", topologies, input_size)
     columns = {name: np.array([r[i] for r in rows], dtype=float) for i, name in enumerate(_NUMBERS, 3)}
@@ -83,7 +85,9 @@ def _read_rows(file: Path, data: bytes) -> list[tuple[object, ...]]:
             whole = (row["network"], int(row["pruning_level"]), int(row["batch_size"]))
             rows.append((*whole, *(float(row[c]) if row[c] else math.nan for c in _NUMBERS)))
         except (TypeError, ValueError) as error:
-            raise ProfileError(f"{file} line {number}: {error}; expected numbers in {', '.join(_COLUMNS[1:])}") from error
+            raise ProfileError(
+                f"{file} line {number}: {error}; expected numbers in {', '.join(_COLUMNS[1:])}"
+            ) from error
     if not rows:
         raise ProfileError(f"{file} has no rows; expected one a measured point")
     return rows
@@ -97,8 +101,12 @@ def _read_graphs(file: Path, data: bytes, input_size: tuple[int, ...]) -> dict[K
             key = (str(row["network"]), int(row["pruning_level"]))
             nodes = row["nodes"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ProfileError(f"{file} line {number}: not a topology ({error}); expected network, pruning_level, nodes") from error
+            raise ProfileError(
+                f"{file} line {number}: not a topology ({error}); expected network, pruning_level, nodes"
+            ) from error
         with torch.device("meta"):
             module = TopologyModule(nodes, f"{file.name} line {number}")
-        graphs[key] = capture(module, input_size=input_size, mode="train", method="trace", name=f"{key[0]}-{key[1]}")
+        graphs[key] = capture(
+            module, input_size=input_size, mode="train", method="trace", name=f"{key[0]}-{key[1]}"
+        )
     return graphs

@@ -13,8 +13,8 @@ from torchedge.errors import ProfileError
 from torchedge.graphs import Graph
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.latency.workload import Workload
-from torchedge.prediction.memory.model import Peaks, simulate_peaks
 from torchedge.prediction.memory.caching_allocator import replay
+from torchedge.prediction.memory.model import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.stepping import write_tape
 from torchedge.prediction.predictor import device_settings
@@ -61,7 +61,9 @@ def prepare(dataset: Dataset, device: Device, settings: StepSettings = PROTOCOL)
     """Simulate and count every row of a dataset whose network has a graph."""
     rows = dataset.has_graph
     if not rows.any():
-        raise ProfileError(f"{dataset.name}: no measured row has a topology; expected matching network and pruning_level")
+        raise ProfileError(
+            f"{dataset.name}: no measured row has a topology; expected matching network and pruning_level"
+        )
     keys = list(dataset.graphs)
     graphs = [dataset.graphs[k] for k in keys]
     position = {key: i for i, key in enumerate(keys)}
@@ -88,7 +90,9 @@ def simulate_records(samples: Samples, rows: Mask) -> FloatArray:
     gradients, no momentum yet) twice, then three steps.
     """
     found = np.empty(int(rows.sum()))
-    pairs = [(write_tape(g, samples.settings, first=True), write_tape(g, samples.settings)) for g in samples.graphs]
+    pairs = [
+        (write_tape(g, samples.settings, first=True), write_tape(g, samples.settings)) for g in samples.graphs
+    ]
     for place, (which, batch) in enumerate(zip(samples.which[rows], samples.batch[rows], strict=True)):
         first, steady = pairs[which]
         steps = replay(steady, int(batch), first=first, steps=1, empty_cache=True).steps

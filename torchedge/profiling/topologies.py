@@ -99,7 +99,9 @@ def _layer(node: Mapping[str, Any], label: str) -> nn.Module:
     try:
         return _LAYERS[node["type"]](**settings)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ProfileError(f"{label}: node {node['name']!r} ({node['type']}) is not valid: {error}") from error
+        raise ProfileError(
+            f"{label}: node {node['name']!r} ({node['type']}) is not valid: {error}"
+        ) from error
 
 
 def _names(item: Any) -> list[str]:  # noqa: ANN401

@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import ProfileError
-from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, distance_scale, fit_errors, fit_law
+from torchedge.prediction.intervals import (
+    GRID,
+    DistanceScale,
+    ErrorModel,
+    distance_scale,
+    fit_errors,
+    fit_law,
+)
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import pack, prior_mean
 from torchedge.prediction.latency.shares import SHARE_NAMES
@@ -53,7 +60,9 @@ def fit_memory(samples: Samples, rows: Mask, *, errors: bool = True, forest: boo
     """Fit Γ to rows; raises ProfileError where too few passed."""
     used = memory_rows(samples, rows)
     if used.sum() < 20:
-        raise ProfileError(f"only {int(used.sum())} rows with measured memory; expected at least 20 to fit a profile")
+        raise ProfileError(
+            f"only {int(used.sum())} rows with measured memory; expected at least 20 to fit a profile"
+        )
     process = _fit_process(samples, used)
     plain = MemoryModel(process, _NO_ERRORS, _NO_ERRORS, _NO_ERRORS)
     grown = None
@@ -64,7 +73,9 @@ def fit_memory(samples: Samples, rows: Mask, *, errors: bool = True, forest: boo
     model = MemoryModel(process, _NO_ERRORS, *_peak_errors(samples, used, process), grown)
     if not errors:
         return model
-    return MemoryModel(process, _memory_errors(samples, used, forest), model.reserved_errors, model.allocated_errors, grown)
+    return MemoryModel(
+        process, _memory_errors(samples, used, forest), model.reserved_errors, model.allocated_errors, grown
+    )
 
 
 def _fit_process(samples: Samples, used: Mask) -> Process:
@@ -96,8 +107,14 @@ def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorM
     """Errors of simulated reserved (of large runs) and allocated memory: nothing is fitted, so nothing is left out."""
     large = used & (samples.peaks.reserved > LARGE * process.capacity)
     large = large if large.sum() >= 20 else used
-    pairs = ((samples.reserved, samples.peaks.reserved, large), (samples.allocated, samples.peaks.allocated, used))
-    out = [fit_errors(np.log(m[r] / s[r]), np.ones(int(r.sum())), network_weights(samples, r)) for m, s, r in pairs]
+    pairs = (
+        (samples.reserved, samples.peaks.reserved, large),
+        (samples.allocated, samples.peaks.allocated, used),
+    )
+    out = [
+        fit_errors(np.log(m[r] / s[r]), np.ones(int(r.sum())), network_weights(samples, r))
+        for m, s, r in pairs
+    ]
     return out[0], out[1]
 
 
@@ -128,19 +145,25 @@ def fit_latency(samples: Samples, rows: Mask, *, errors: bool = True, forest: bo
     """Fit Φ to rows; raises ProfileError where there are too few."""
     used = latency_rows(samples, rows)
     if used.sum() < 20:
-        raise ProfileError(f"only {int(used.sum())} rows with measured latency; expected at least 20 to fit a profile")
+        raise ProfileError(
+            f"only {int(used.sum())} rows with measured latency; expected at least 20 to fit a profile"
+        )
     several = len(set(samples.network[used].tolist())) > 1
     coefficients = fit_coefficients(
         pack(samples.work, samples.which[used], samples.batch[used]), samples.phi[used], network_weights(samples, used),
         prior_mean(samples.device), ridge=RIDGE if several else RIDGE_ONE_NETWORK,
     )  # fmt: skip
-    neutral = DistanceScale(1.0, 0.0, np.zeros(len(SHARE_NAMES)), np.ones(len(SHARE_NAMES)), np.zeros((1, len(SHARE_NAMES))))
+    neutral = DistanceScale(
+        1.0, 0.0, np.zeros(len(SHARE_NAMES)), np.ones(len(SHARE_NAMES)), np.zeros((1, len(SHARE_NAMES)))
+    )
     analytic, features = LatencyModel(coefficients, _NO_ERRORS, None, neutral).analytic(
         samples.work, samples.which[used], samples.batch[used])  # fmt: skip
     grown = None
     if forest:
         target = np.log(samples.phi[used] / analytic)
-        grown = fit_forest(features, target, feature_names=SHARE_NAMES, trees=TREES, min_samples_leaf=4, max_features=0.5)
+        grown = fit_forest(
+            features, target, feature_names=SHARE_NAMES, trees=TREES, min_samples_leaf=4, max_features=0.5
+        )
     scale = distance_scale(features)
     model = LatencyModel(coefficients, _NO_ERRORS, grown, scale)
     return _with_latency_errors(samples, used, model, forest) if errors else model
@@ -163,5 +186,3 @@ def _with_latency_errors(samples: Samples, used: Mask, model: LatencyModel, fore
     scale = fit_law(model.scale, size, distance, weight)
     found = fit_errors(size, scale.floor + scale.slope * distance, weight)
     return LatencyModel(model.coefficients, found, model.forest, scale)
-
-

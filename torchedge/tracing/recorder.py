@@ -125,15 +125,19 @@ def leaves_of(model: torch.nn.Module) -> Leaves:
     """Return the parameters and buffers of a module, and the meta tensors it keeps as plain attributes."""
 
     def leaves() -> Iterator[tuple[str, torch.Tensor, Role]]:
+        given = getattr(model, "names_in_file", {})
+        found: list[tuple[str, torch.Tensor, Role]] = []
         for path, module in model.named_modules():
+            prefix = f"{path}." if path else ""
             for name, value in vars(module).items():
                 if isinstance(value, torch.Tensor):
-                    yield f"{path}.{name}".lstrip("."), value, "constant"
-        given = getattr(model, "names_in_file", {})
-        for name, buffer in model.named_buffers(remove_duplicate=False):
-            yield given.get(name, name), buffer, "buffer"
-        for name, parameter in model.named_parameters():
-            yield given.get(name, name), parameter, "parameter"
+                    yield prefix + name, value, "constant"
+            for home, role in ((module._buffers, "buffer"), (module._parameters, "parameter")):
+                for name, tensor in home.items():
+                    if tensor is not None:
+                        key = prefix + name
+                        found.append((given.get(key, key), tensor, role))  # type: ignore[arg-type]
+        yield from reversed(found)  # of tied parameters, the first name holds
 
     return leaves
 

@@ -19,39 +19,32 @@ def kept_attributes(model: torch.nn.Module) -> Iterator[None]:
 
     A forward pass may count steps, cache masks or assign buffers; traced, it would leave stand-ins behind.
     """
-    modules = list(model.modules())
-    before = [dict(vars(module)) for module in modules]
-    boxes = [
-        box for attributes in before for box in attributes.values() if isinstance(box, (dict, list, set))
-    ]
-    filled = [(box, box.copy()) for box in boxes if box]
+    homes = [vars(module) for module in model.modules()]
+    before = [(home, home.copy(), list(map(id, home.values()))) for home in homes]
+    boxes = [box for home in homes for box in home.values() if isinstance(box, (dict, list, set))]
+    filled: list[tuple[Any, Any, Any]] = [(box, box.copy(), _identities(box)) for box in boxes if box]
     empty = [box for box in boxes if not box]
     try:
         yield
     finally:
-        for module, attributes in zip(modules, before, strict=True):
-            now = vars(module)
-            if len(now) != len(attributes) or any(now.get(k) is not v for k, v in attributes.items()):
-                now.clear()
-                now.update(attributes)
-        for box, content in filled:
-            _refill(box, content)
+        for home, content, identities in before:
+            if list(map(id, home.values())) != identities:
+                home.clear()
+                home.update(content)
+        for box, held, marks in filled:
+            if _identities(box) != marks:
+                box.clear()
+                (box.extend if isinstance(box, list) else box.update)(held)
         for box in empty:
             if box:
                 box.clear()
 
 
-def _refill(box: Any, content: Any) -> None:
-    if isinstance(box, list):
-        if len(box) != len(content) or any(a is not b for a, b in zip(box, content, strict=True)):
-            box[:] = content
-    elif isinstance(box, set):
-        if box != content:
-            box.clear()
-            box.update(content)
-    elif len(box) != len(content) or any(box.get(k) is not v for k, v in content.items()):
-        box.clear()
-        box.update(content)
+def _identities(box: Any) -> Any:
+    """Return what tells whether a container holds the same objects."""
+    if isinstance(box, dict):
+        return list(map(id, box.values()))
+    return list(map(id, box)) if isinstance(box, list) else set(map(id, box))
 
 
 @contextmanager

@@ -59,9 +59,10 @@ _RESHAPING = _names(
 )
 _DUNDER = {
     "__add__": "add", "__radd__": "add", "__sub__": "sub", "__mul__": "mul", "__rmul__": "mul",
-    "__div__": "div", "__truediv__": "div", "__pow__": "pow", "__neg__": "neg", "__abs__": "abs", "__getitem__": "getitem",
-    "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
-    "__matmul__": "matmul", "__floordiv__": "floor_divide", "__mod__": "remainder",
+    "__div__": "div", "__truediv__": "div", "__pow__": "pow", "__neg__": "neg", "__abs__": "abs",
+    "__getitem__": "getitem", "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__le__": "le",
+    "__gt__": "gt", "__ge__": "ge", "__matmul__": "matmul", "__floordiv__": "floor_divide",
+    "__mod__": "remainder",
 }  # fmt: skip
 _INPLACE_DUNDER = {
     "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div",

@@ -40,12 +40,18 @@ class LatencyModel:
     forest: Forest | None = None
     scale: DistanceScale | None = None
 
-    def analytic(self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def analytic(
+        self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
         """Return (R,) the analytic time in ms and (R, F) the scale-free features of rows `work[which[r]]` at `batch[r]`."""
         p = named(self.coefficients)
         rows = pack(work, which, batch)
         busy, launch = busy_and_launch(rows, p)
-        features = time_shares(rows, p) if self.forest is not None or self.scale is not None else np.zeros((rows.count, 0))
+        features = (
+            time_shares(rows, p)
+            if self.forest is not None or self.scale is not None
+            else np.zeros((rows.count, 0))
+        )
         return np.asarray(step_time(busy, launch, p)), features
 
     def predict(self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray) -> Times:

@@ -65,7 +65,11 @@ def _catalogue() -> tuple[Coefficient, ...]:
         table.append(Coefficient(f"depthwise_traffic_{phase}", element, 0.7, "bandwidth"))
     table.append(Coefficient("depthwise_strided", 0.0, 0.5))
     for name, times in zip(PASSES, (8, 5, 3, 4, 3, 1, 3, 14, 3), strict=True):
-        table.append(Coefficient(f"pass_{name}", element + log(times), 1.5 if name == "pool_window" else 0.5, "bandwidth"))
+        table.append(
+            Coefficient(
+                f"pass_{name}", element + log(times), 1.5 if name == "pool_window" else 0.5, "bandwidth"
+            )
+        )
     for name, cost in zip(LAUNCHES, (0.15, 0.2, 0.12, 0.1, 0.06, 0.05, 0.2), strict=True):
         table.append(Coefficient(f"launch_{name}", log(cost), 0.5, "launch"))
     table += [Coefficient("step", log(3.0), 0.7, "launch"), Coefficient("overlap", log(4.0), 0.5)]
@@ -114,12 +118,17 @@ class Rows:
     def mapped(self, convert: Callable[[Any], Array]) -> Rows:
         """Return the same rows with every array passed through `convert`."""
         arrays = ("batch", "products", "product_row", "depthwise", "depthwise_row", "passes", "launches")
-        return Rows(self.count, training=self.training, **{name: convert(getattr(self, name)) for name in arrays})
+        return Rows(
+            self.count, training=self.training, **{name: convert(getattr(self, name)) for name in arrays}
+        )
 
 
 def pack(workloads: Sequence[Workload], which: npt.NDArray[np.intp], batch: npt.NDArray[np.float64]) -> Rows:
     """Flatten rows: row r is `workloads[which[r]]` at batch size `batch[r]`."""
-    products, depthwise = _lines([w.products for w in workloads], which), _lines([w.depthwise for w in workloads], which)
+    products, depthwise = (
+        _lines([w.products for w in workloads], which),
+        _lines([w.depthwise for w in workloads], which),
+    )
     return Rows(
         len(which), np.asarray(batch, dtype=float), products[0], products[1], depthwise[0], depthwise[1],
         np.stack([w.passes for w in workloads])[which], np.stack([w.launches for w in workloads])[which],
@@ -163,12 +172,15 @@ def product_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> dict[str, Array]
         else:
             wide, deep = xp.ceil(width / 32) * 32, xp.ceil(depth / 8) * 8 + xp.exp(p[f"depth_{phase}"])
             matrix = height * depth
-        arithmetic = 2e-9 * tall * wide * deep * rate * (1 + xp.exp(p[f"parallel_{phase}"]) * 4096 / (tall * wide))
+        arithmetic = (
+            2e-9 * tall * wide * deep * rate * (1 + xp.exp(p[f"parallel_{phase}"]) * 4096 / (tall * wide))
+        )
         moved = batch * (n * op_padded + m * ip)
         traffic = xp.exp(p[f"traffic_{phase}"] + _chosen(p, "traffic_{}", is_1x1, is_3x3, xp)) * moved
         weights = xp.exp(p[f"weights_{phase}"] + p["weights_3x3"] * is_3x3) * matrix
         uneven = sum(
-            flag * (p[f"odd_{s}_{phase}"] + _chosen(p, "odd_{}_" + f"{s}_{phase}", is_1x1, is_3x3, xp)) for s, flag in odd.items()
+            flag * (p[f"odd_{s}_{phase}"] + _chosen(p, "odd_{}_" + f"{s}_{phase}", is_1x1, is_3x3, xp))
+            for s, flag in odd.items()
         )
         time = (arithmetic + traffic + weights) * xp.exp(uneven) + xp.exp(p[f"latency_{phase}"])
         times[phase] = time * count * (input_grad if phase == "bwd_x" else 1.0)
@@ -199,7 +211,9 @@ def depthwise_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> Array:  # noqa
     for phase in PHASES if rows.training else PHASES[:1]:
         time = xp.exp(p[f"depthwise_{phase}"]) * work[phase]
         if phase == "bwd_x":
-            time = time * xp.where(stride > 1, xp.exp(p["depthwise_strided"]), xp.ones_like(stride)) * input_grad
+            time = (
+                time * xp.where(stride > 1, xp.exp(p["depthwise_strided"]), xp.ones_like(stride)) * input_grad
+            )
         total = total + time + xp.exp(p[f"depthwise_traffic_{phase}"]) * (read + written)
     return total * count
 

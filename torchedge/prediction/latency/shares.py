@@ -49,5 +49,3 @@ def time_shares(rows: Rows, p: Mapping[str, Any]) -> npt.NDArray[np.float64]:
         columns.append(numpy_segments(weight * size, rows.product_row, rows.count) / total)
     columns += [np.log2(rows.batch), np.log2(busy / launch), np.log2(busy / rows.batch), np.log2(launch)]
     return np.stack([np.asarray(c, dtype=float) for c in columns], axis=1)
-
-

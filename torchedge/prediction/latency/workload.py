@@ -144,7 +144,17 @@ def _count_convolution(counter: _Counter, op: Op, grad: bool, needs: list[bool])
         counter.launches["product_fwd"] += 1
         counter.launches["product_bwd"] += 1
     else:
-        counter.product(channels_in / groups, channels_out / groups, prod(kernel), step, ip, op_, input_grad, groups, batched)
+        counter.product(
+            channels_in / groups,
+            channels_out / groups,
+            prod(kernel),
+            step,
+            ip,
+            op_,
+            input_grad,
+            groups,
+            batched,
+        )
     if len(op.inputs) > 2 and op.inputs[2] is not None:
         counter.passes["bias"] += counter.elements(y)
 
@@ -196,28 +206,38 @@ def _count_activations(counter: _Counter, op: Op, grad: bool, needs: list[bool])
 
 def _count_elementwise(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
     free = op.kind in ("add", "sub")
-    counter.sweep("binary", counter.elements(op.outputs[0]), "pass_fwd", "pass_bwd", 0.0 if free else float(grad))
+    counter.sweep(
+        "binary", counter.elements(op.outputs[0]), "pass_fwd", "pass_bwd", 0.0 if free else float(grad)
+    )
 
 
 def _count_movement(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
     joined = sum(i is not None for i in op.inputs) if op.kind in ("cat", "stack") else 1
-    counter.sweep("copy", sum(map(counter.elements, op.outputs)), "pass_fwd", "pass_bwd", joined * float(grad))
+    counter.sweep(
+        "copy", sum(map(counter.elements, op.outputs)), "pass_fwd", "pass_bwd", joined * float(grad)
+    )
 
 
 def _count_pooling(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
     kernel = op.attrs.get("kernel_size", 1)
     rank = max(len(counter.graph.values[op.outputs[0]].shape) - 2, 1)
-    window = float(kernel**rank if isinstance(kernel, int) else prod(kernel) ** (rank if len(kernel) == 1 else 1))
+    window = float(
+        kernel**rank if isinstance(kernel, int) else prod(kernel) ** (rank if len(kernel) == 1 else 1)
+    )
     counter.sweep("pool_in", counter.elements(op.inputs[0]), "pass_fwd", "pass_bwd", float(grad))
     counter.passes["pool_window"] += counter.elements(op.outputs[0]) * window
 
 
 def _count_reductions(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    counter.sweep("pool_in", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", float(grad))
+    counter.sweep(
+        "pool_in", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", float(grad)
+    )
 
 
 def _count_losses(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    counter.sweep("norm", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", 2.0 * grad)
+    counter.sweep(
+        "norm", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", 2.0 * grad
+    )
     counter.launches["pass_fwd"] += 1
 
 

@@ -24,7 +24,11 @@ def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, Flo
     live = tape.peak_bytes(batch) / _MIB
     position = np.log2(np.clip(batch, ANCHORS[0], ANCHORS[-1]))
     knots = np.log2(ANCHORS)
-    needed = np.unique(np.concatenate([np.searchsorted(knots, position, "left"), np.searchsorted(knots, position, "right") - 1]))
+    needed = np.unique(
+        np.concatenate(
+            [np.searchsorted(knots, position, "left"), np.searchsorted(knots, position, "right") - 1]
+        )
+    )
     ratios = np.ones((len(ANCHORS), 2))
     for index in np.clip(needed, 0, len(ANCHORS) - 1):
         ratios[index] = _ratios(tape, ANCHORS[index])

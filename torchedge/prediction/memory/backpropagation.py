@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from torchedge.graphs import Op, Poly
 from torchedge.graphs.dims import poly
-from torchedge.ops.specs import nothing
+from torchedge.ops.specs import LoadClass, nothing
 from torchedge.prediction.memory.stepping import (
     GRADIENTS,
     TEMPORARY,
+    WORKSPACE,
     Record,
     Region,
     Step,
@@ -72,7 +73,8 @@ def _input_gradients(step: Step, record: Record, incoming: int) -> list[tuple[in
     if spec.backward_scratch is not nothing:
         call = make_call(step, op, record.needs)
         label = f"backward of {title(op)} (scratch)"
-        scratch = [tape.new(poly(n), TEMPORARY, label) for n in spec.backward_scratch(call) if n]
+        category = WORKSPACE if spec.load is LoadClass.REUSABLE else TEMPORARY
+        scratch = [tape.new(poly(n), category, label) for n in spec.backward_scratch(call) if n]
     made: list[tuple[int, int]] = []
     wide: list[tuple[int, int]] = []
     out = values[op.outputs[0]]

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.graphs import Graph
-from torchedge.ops import families
 from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.intervals import ErrorModel
 from torchedge.prediction.memory.anchors import peaks_mib
+from torchedge.prediction.memory.stepping import multiplies
 from torchedge.prediction.memory.tape import Tape
 
 FloatArray = npt.NDArray[np.float64]
@@ -89,13 +89,17 @@ class MemoryModel:
         """Return (R, 6) in the order of `MEMORY_FEATURES`."""
         base = self.process.base(peaks.reserved, peaks.linear)
         ratio = peaks.reserved / peaks.allocated
-        return np.stack([peaks.batch, base, ratio, peaks.allocated, peaks.parameters, peaks.linear.astype(float)], axis=1)
+        return np.stack(
+            [peaks.batch, base, ratio, peaks.allocated, peaks.parameters, peaks.linear.astype(float)], axis=1
+        )
 
     def difficulty(self, peaks: Peaks) -> FloatArray:
         """Return (R,): how much the base moves, relatively, when reserved memory is 8 % more or less, plus 1.5 %."""
         up = self.process.base(peaks.reserved * (1 + _STRAIN), peaks.linear)
         down = self.process.base(peaks.reserved / (1 + _STRAIN), peaks.linear)
-        return np.asarray((up - down) / (2 * self.process.base(peaks.reserved, peaks.linear)) + _LEAST_DIFFICULTY)
+        return np.asarray(
+            (up - down) / (2 * self.process.base(peaks.reserved, peaks.linear)) + _LEAST_DIFFICULTY
+        )
 
     def predict(self, peaks: Peaks) -> Memory:
         """Predict R rows; vectorised, numpy only."""
@@ -124,18 +128,14 @@ class MemoryModel:
         return () if self.forest is None else tuple(features_outside(self.forest, features))
 
 
-def has_linear(graph: Graph) -> bool:
-    """Return whether a graph multiplies matrices: the libraries that needs take memory of their own."""
-    family = families()
-    return any(family.get(op.kind) in ("contraction", "attention") for op in graph.ops)
-
-
-def simulate_peaks(graphs: Sequence[Graph], tapes: Sequence[Tape], which: npt.NDArray[np.intp], batch: FloatArray) -> Peaks:
+def simulate_peaks(
+    graphs: Sequence[Graph], tapes: Sequence[Tape], which: npt.NDArray[np.intp], batch: FloatArray
+) -> Peaks:
     """Return the simulated peaks of rows: graph `which[r]` at batch size `batch[r]`."""
     allocated, reserved = np.empty(len(which)), np.empty(len(which))
     for index in np.unique(which):
         rows = which == index
         allocated[rows], reserved[rows] = peaks_mib(tapes[index], batch[rows].astype(np.int64))
     parameters = np.array([sum(v.nbytes[0] for v in g.parameters) / 2**20 for g in graphs])
-    linear = np.array([has_linear(g) for g in graphs])
+    linear = np.array([multiplies(g) for g in graphs])
     return Peaks(np.asarray(batch, dtype=float), allocated, reserved, parameters[which], linear[which])

@@ -28,6 +28,7 @@ class StepSettings:
     checkpoint: which kind of activation checkpointing the model uses, `use_reentrant=False` or True.
     winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for weight gradients of dense
     3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator (2 or 4; 0: none).
+    blas_workspace_mib: what cuBLAS and cuBLASLt take from the allocator for good once a matrix product has run (64 on Hopper).
     """
 
     optimizer: str = "sgd-momentum"
@@ -42,6 +43,7 @@ class StepSettings:
     attention: Literal["fused", "math"] = "fused"
     checkpoint: Literal["non-reentrant", "reentrant"] = "non-reentrant"
     winograd_tile: int = 0
+    blas_workspace_mib: float = 0.0
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -65,5 +67,6 @@ class StepSettings:
 _RUNTIME = {
     "zero_grad": "zero_grad", "sum_in_place": "sum_in_place", "clamp_keeps": "clamp_keeps", "foreach": "foreach",
     "backend": "backend", "attention": "attention", "winograd_tile": "winograd_tile",
+    "blas_workspace_mib": "blas_workspace_mib",
 }  # fmt: skip
 """`[runtime]` switch of device.toml -> field."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torchedge.graphs import FLOATING, Graph, Op, Poly, Value
 from torchedge.graphs.dims import poly
-from torchedge.ops import Call, OpSpec, registry
+from torchedge.ops import Call, OpSpec, families, registry
 from torchedge.ops.specs import nothing
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.decomposition import decompose
@@ -18,7 +18,7 @@ from torchedge.prediction.memory.rewriting import last_uses
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
 
-WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY = range(len(CATEGORIES))
+WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
 UNKNOWN = OpSpec("unknown", saves=lambda call: tuple(range(len(call.needs))))
 """An operator nothing is known of is taken to keep all it reads."""
@@ -107,6 +107,8 @@ def _write_persistent(step: Step, first: bool) -> None:
         step.storage[index] = tape.keep(size, INPUTS if value.role == "input" else WEIGHTS, value.name)
         if value.trainable:
             trainable.append(index)
+    if settings.blas_workspace_mib and multiplies(step.graph):
+        tape.keep((int(settings.blas_workspace_mib * 2**20), 0, 0), WORKSPACE, "BLAS workspace")
     if not trains:
         return
     for op in step.graph.ops:
@@ -124,10 +126,16 @@ def _write_persistent(step: Step, first: bool) -> None:
         step.state[index] = keep_state(tape, step.sizes[index], values[index].name, settings, STATE)
 
 
+def multiplies(graph: Graph) -> bool:
+    """Return whether a graph multiplies matrices: the libraries which that needs take memory of their own."""
+    family = families()
+    return any(family.get(op.kind) in ("contraction", "attention") for op in graph.ops)
+
+
 def _remaining(step: Step) -> list[int]:
     """Return the storages that the next step finds, in the order in which it lists them."""
     tape = step.tape
-    kept = [s for s in tape.persistent if tape.category[s] in (WEIGHTS, INPUTS)]
+    kept = [s for s in tape.persistent if tape.category[s] in (WEIGHTS, INPUTS, WORKSPACE)]
     if step.settings.zero_grad == "zero" or step.settings.accumulation > 1:
         kept += [g for _, g in sorted(step.parameter_grads.items())]
     for _, storages in sorted(step.state.items()):

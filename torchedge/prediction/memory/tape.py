@@ -17,7 +17,15 @@ from torchedge.graphs import Poly
 ALIGNMENT = 512
 """PyTorch's CUDA allocator rounds every request up to a multiple of this many bytes."""
 
-CATEGORIES = ("weights", "gradients", "optimizer_state", "inputs", "saved_activations", "temporaries")
+CATEGORIES = (
+    "weights",
+    "gradients",
+    "optimizer_state",
+    "inputs",
+    "saved_activations",
+    "temporaries",
+    "workspace",
+)
 
 
 @dataclass(frozen=True)
