@@ -15,8 +15,8 @@ _BAR = 30
 class Progress:
     """Counts `total` steps: `with Progress(3, "fitting") as progress: progress.step()`.
 
-    On a terminal one line shows a bar and the time, and is removed at the end; elsewhere each tenth of the way is
-    a line.
+    On a terminal one line shows a bar and the time, and is removed at the end; elsewhere what is being done and
+    each tenth of the way are lines.
     """
 
     def __init__(self, total: int, label: str) -> None:
@@ -31,8 +31,6 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._terminal:
             threading.Thread(target=self._tick, daemon=True).start()
-        else:
-            self._line()
         return self
 
     def __exit__(
@@ -50,6 +48,8 @@ class Progress:
         self._doing = what
         if self._terminal:
             self._draw()
+        else:
+            self._write(f"{self.label}: {what}\n")
 
     def step(self) -> None:
         """Count one step as done."""
@@ -57,7 +57,7 @@ class Progress:
         if self._terminal:
             self._draw()
         elif 10 * self.done // self.total > 10 * before // self.total and self.done < self.total:
-            self._line()
+            self._write(f"{self.label}: {100 * self.done // self.total} %\n")
 
     def _tick(self) -> None:
         while not self._ended.wait(0.5):
@@ -65,10 +65,6 @@ class Progress:
 
     def _seconds(self) -> int:
         return round(time.monotonic() - self._start)
-
-    def _line(self) -> None:
-        doing = f", {self._doing}" if self._doing else ""
-        self._write(f"{self.label}: {100 * self.done // self.total} %{doing}\n")
 
     def _draw(self) -> None:
         filled = _BAR * self.done // self.total

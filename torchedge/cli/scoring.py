@@ -164,8 +164,8 @@ def _print_allocated(score: Score) -> None:
 
 def _print_fits(fits: FitScore) -> None:
     text = (
-        f"fits, each network from the others, at {100 * fits.confidence:g} % confidence: of {fits.failed_runs} runs "
-        f"that ran out of memory {fits.missed:.2f} % are called fitting; of {fits.passed_runs} that passed "
+        f"fits, each network from the others, at {100 * fits.confidence:g} % confidence: "
+        f"of {fits.failed_runs} runs that ran out of memory {fits.missed:.2f} % are called fitting; of {fits.passed_runs} that passed "
         f"{fits.refused:.2f} % are refused"
     )
     print()

@@ -50,8 +50,8 @@ def score_published(
 ) -> Score:
     """Score the published method on the same splits: a forest from 56 features to the figure itself.
 
-    features: what `published_features` gave, to save the time. ratio: fit the logarithm of the figure's ratio to
-    what is known without measurements (`score_unfitted`) in place of the figure.
+    features: what `published_features` gave, to save the time. ratio: fit the logarithm of the figure's
+    ratio to what is known without measurements (`score_unfitted`) in place of the figure.
     """
     columns = published_features(samples) if features is None else features
     measured = samples.gamma if target == "gamma" else samples.phi

@@ -1,7 +1,7 @@
 """Measures this machine's processor and writes its profile, `profiles/local-cpu` in the user's folder.
 
-Five probes of a few seconds: a large matrix product, a streaming copy, a tiny operator, the memory of a training
-process beside its tensors, and what the system says of cores and memory.
+Five probes of a few seconds: what the system says of cores and memory, a large matrix product, a streaming copy, a
+tiny operator, and the memory of a training process beside its tensors.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _TINY_RUNS, _TINY_REPEATS = 2000, 15
 
 _PROCESS = """
 import os, torch
-model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 10))
+from torch import nn
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(2):
     optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(torch.zeros(2, 3, 8, 8)), torch.zeros(2, dtype=torch.long)).backward()
+    model(torch.zeros(2, 3, 8, 8)).square().mean().backward()
     optimizer.step()
 try:
     with open("/proc/self/statm") as file:
@@ -62,7 +63,8 @@ def measure_local_cpu(tell: Callable[[str], Any] = lambda _: None) -> Device:
 
     tell(PROBES[0])
     name, cores, memory, available = processor_name(), usable_cores(), *memory_mib()
-    where = f"{COMMAND}, {datetime.now(timezone.utc):%Y-%m-%d}, torch {torch.__version__}, torchedge {__version__}, {name}"
+    versions = f"torch {torch.__version__}, torchedge {__version__}"
+    where = f"{COMMAND}, {datetime.now(timezone.utc):%Y-%m-%d}, {versions}, {name}"
     threads = torch.get_num_threads()
     tell(PROBES[1])
     rate, side = matrix_rate(torch)
@@ -186,7 +188,7 @@ def tiny_operator_us(torch: Any) -> float:  # noqa: ANN401
 
 
 def process_mib() -> float:
-    """Return the resident MiB of a fresh process that has trained a tiny network; raises DeviceError if it fails."""
+    """Return the resident MiB of a fresh process that has trained a tiny network; DeviceError if it fails."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROCESS], capture_output=True, text=True, timeout=120, check=True
@@ -195,8 +197,8 @@ def process_mib() -> float:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         last = str(getattr(error, "stderr", "") or error).strip().splitlines()
         raise DeviceError(
-            f"measuring a training process failed ({last[-1] if last else type(error).__name__}); expected `import torch` "
-            "to work in a fresh process of this Python: check the installation"
+            f"measuring a training process failed ({last[-1] if last else type(error).__name__}); expected "
+            "`import torch` to work in a fresh process of this Python: check the installation"
         ) from error
 
 

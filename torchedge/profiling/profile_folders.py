@@ -1,4 +1,4 @@
-"""From a dataset's folder to a device's profile: fit on every row, and write what was fitted with where it came from."""
+"""From a dataset's folder to a device's profile: fit on every row, and write it with where it comes from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TARGETS = ("gamma", "phi")
 """Γ and Φ by the names that tables, files and JSON use."""
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
-"""Seconds since 1970: the date to write in place of today's, for builds that are to be the same byte for byte."""
+"""Seconds since 1970: the date to write in place of today's, for builds that are the same byte for byte."""
 
 Tell = Callable[[], Any]
 
@@ -47,14 +47,14 @@ class Accuracy:
 
 
 def device_of(dataset_folder: Path, name: str | None) -> Device:
-    """Return the device that a dataset was measured on: the one named, else the one that its folder is called after."""
+    """Return the device that a dataset was measured on: the one named, else the one its folder is called after."""
     if name is not None:
         return find_device(name)
     try:
         return find_device(dataset_folder.resolve().name)
     except (DeviceError, InputError) as error:
         raise InputError(
-            f"{dataset_folder}: its folder is not called after a device, expected to be told which; add --device NAME"
+            f"{dataset_folder}: is not called after a device, expected to be told which; add --device NAME"
         ) from error
 
 
@@ -73,7 +73,7 @@ def check_target(out: Path, *, force: bool) -> None:
 
 
 def fit_models(samples: Samples, tell: Callable[[str], Any] = lambda _: None) -> TrainingModels:
-    """Fit Γ and Φ on all rows; raises ProfileError where there are too few. `tell` is called with what comes next."""
+    """Fit Γ and Φ on all rows; ProfileError where there are too few. `tell` is called with what comes next."""
     every = np.ones(len(samples.batch), dtype=np.bool_)
     tell("memory")
     memory = fit_memory(samples, every)
@@ -107,9 +107,10 @@ def write_profile(
 ) -> Device:
     """Write a device's profile with fitted models into a folder; return the device as read back.
 
-    The same data and versions give the same bytes but for the date. Files are made aside and moved into place,
-    `device.toml`, which names the digests of the others, last: an interrupted write is noticed at load.
+    The same data and versions give the same bytes but for the date. Files are made aside and moved into
+    place, `device.toml`, which names the digests of the others, last: an interrupted write is noticed at load.
     """
+    out = Path(os.path.abspath(out))
     source = read_toml(device.folder / DEVICE_FILE)
     with _aside(out) as made:
         versions = _versions()
@@ -134,7 +135,7 @@ def _described(
 ) -> dict[str, Any]:
     """Return `[profile.training]`: where the models come from and what they reached."""
     every = np.ones(len(samples.batch), dtype=np.bool_)
-    name = out.resolve().name
+    name = out.name
     described: dict[str, Any] = {
         "provenance": str(models.provenance),
         "dataset": dataset.name,
@@ -182,7 +183,7 @@ def _date() -> str:
 
 @contextmanager
 def _aside(out: Path) -> Iterator[Path]:
-    """Give a folder beside `out` to write into; it is gone afterwards, and `out` exists where all went well."""
+    """Give a folder beside `out` to write into, gone afterwards; `out` exists where all went well."""
     made: Path | None = None
     fresh = not out.exists()
     try:

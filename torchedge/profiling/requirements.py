@@ -51,7 +51,7 @@ class Verdict:
 
 
 def judge(scores: Scores, fits: FitScore) -> list[Verdict]:
-    """Return every requirement with what was reached, in a fixed order; protocols without a score are left out."""
+    """Return every requirement with what was reached, in a fixed order; what has no score is left out."""
     found = []
     for key, bound in _MEANS.items():
         score = scores.get(key)
