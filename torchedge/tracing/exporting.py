@@ -157,7 +157,7 @@ def _leaves_of(
     program: torch.export.ExportedProgram,
 ) -> Callable[[], Iterator[tuple[str, torch.Tensor, Role]]]:
     def leaves() -> Iterator[tuple[str, torch.Tensor, Role]]:
-        for spec in program.graph_signature.input_specs:
+        for spec in reversed(program.graph_signature.input_specs):  # of tied parameters, the first name holds
             tensor = _held(program, spec.target)
             if isinstance(tensor, torch.Tensor):
                 yield str(spec.target).removeprefix(f"{_PREFIX}."), tensor, _ROLES.get(spec.kind, "constant")

@@ -1,0 +1,168 @@
+"""The shape rules of torchedge.ops against PyTorch's own meta kernels, on random shapes and settings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from torchedge.graphs.dims import BATCH_PRIME
+from torchedge.ops import registry
+
+SIZES = st.integers(1, 40)
+BATCHES = st.sampled_from([1, 2, 7, BATCH_PRIME])
+RULES = settings(max_examples=150, deadline=None)
+
+
+def meta(*shape):
+    return torch.empty(shape, device="meta")
+
+
+def rule(name, shapes, **attrs):
+    found = registry()[name].infer([None if s is None else tuple(s) for s in shapes], attrs)
+    return None if found is None else tuple(found)
+
+
+def real(function, *args, **kwargs):
+    """PyTorch's answer; None where it refuses."""
+    try:
+        result = function(*args, **kwargs)
+    except (RuntimeError, ValueError, IndexError):
+        return None
+    return tuple(result.shape)
+
+
+def agree(mine, theirs):
+    """A rule may leave the decision to PyTorch (None), but where it answers it must be right."""
+    assert mine is None or mine == theirs
+
+
+@RULES
+@given(
+    rank=st.integers(1, 3), batch=BATCHES, groups=st.sampled_from([1, 2, 4]), inner=st.integers(1, 4),
+    outer=st.integers(1, 4), data=st.data(),
+    padding=st.one_of(st.integers(0, 4), st.sampled_from(["same", "valid"])),
+)  # fmt: skip
+def test_convolution(rank, batch, groups, inner, outer, data, padding):
+    spatial = [data.draw(SIZES) for _ in range(rank)]
+    kernel = [data.draw(st.integers(1, 5)) for _ in range(rank)]
+    stride = (
+        1
+        if padding == "same"
+        else data.draw(st.one_of(st.integers(1, 3), st.tuples(*[st.integers(1, 3)] * rank)))
+    )
+    dilation = data.draw(st.integers(1, 3))
+    x, w = (batch, groups * inner, *spatial), (groups * outer, inner, *kernel)
+    function = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[rank]
+    theirs = real(function, meta(*x), meta(*w), None, stride, padding, dilation, groups)
+    mine = rule(
+        f"conv{rank}d", [x, w, None], stride=stride, padding=padding, dilation=dilation, groups=groups
+    )
+    agree(mine, theirs)
+    assert theirs is None or mine is not None
+
+
+@RULES
+@given(batch=BATCHES, height=SIZES, width=SIZES, data=st.data(), ceil=st.booleans())
+def test_pooling(batch, height, width, data, ceil):
+    kernel = data.draw(st.one_of(st.integers(1, 5), st.tuples(st.integers(1, 5), st.integers(1, 5))))
+    smallest = kernel if isinstance(kernel, int) else min(kernel)
+    stride = data.draw(st.one_of(st.none(), st.integers(1, 4)))
+    padding = data.draw(st.integers(0, smallest // 2))
+    x = (batch, 3, height, width)
+    dilation = data.draw(st.integers(1, 2))
+    attrs = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil}
+    theirs = real(F.max_pool2d, meta(*x), kernel, stride, padding, dilation, ceil)
+    agree(rule("max_pool2d", [x], **attrs, dilation=dilation), theirs)
+    agree(rule("avg_pool2d", [x], **attrs), real(F.avg_pool2d, meta(*x), kernel, stride, padding, ceil))
+
+
+@RULES
+@given(
+    batch=BATCHES, height=SIZES, width=SIZES,
+    size=st.one_of(st.integers(1, 9), st.tuples(st.integers(1, 9), st.one_of(st.none(), st.integers(1, 9)))),
+)  # fmt: skip
+def test_adaptive_pooling(batch, height, width, size):
+    x = (batch, 3, height, width)
+    agree(rule("adaptive_avg_pool2d", [x], output_size=size), real(F.adaptive_avg_pool2d, meta(*x), size))
+
+
+@RULES
+@given(
+    lead=st.lists(st.integers(1, 6), max_size=3), batch=BATCHES, inner=SIZES, outer=SIZES, fits=st.booleans()
+)
+def test_linear(lead, batch, inner, outer, fits):
+    x, w = (batch, *lead, inner), (outer, inner if fits else inner + 1)
+    mine = rule("linear", [x, w, None])
+    agree(mine, real(F.linear, meta(*x), meta(*w)))
+    assert (mine is not None) == fits
+
+
+@RULES
+@given(data=st.data(), batch=BATCHES)
+def test_broadcasting(data, batch):
+    whole = [batch, *data.draw(st.lists(st.integers(1, 6), max_size=3))]
+
+    def operand():
+        kept = whole[data.draw(st.integers(0, len(whole))) :]
+        return tuple(
+            s if data.draw(st.booleans()) else data.draw(st.sampled_from([1, s, s + 1])) for s in kept
+        )
+
+    a, b = operand(), operand()
+    for name, function in (
+        ("add", torch.add),
+        ("mul", torch.mul),
+        ("div", torch.div),
+        ("maximum", torch.maximum),
+    ):
+        agree(rule(name, [a, b]), real(function, meta(*a), meta(*b)))
+
+
+@RULES
+@given(data=st.data(), batch=BATCHES, rank=st.integers(1, 4))
+def test_concatenation(data, batch, rank):
+    base = [batch, *[data.draw(st.integers(0, 5)) for _ in range(rank - 1)]]
+    dim = data.draw(st.integers(-rank, rank - 1))
+    shapes = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        shape = list(base)
+        shape[dim] = data.draw(st.integers(0, 5))
+        shapes.append(
+            tuple(shape) if data.draw(st.booleans()) else (0,) if data.draw(st.booleans()) else tuple(base)
+        )
+    mine = rule("cat", shapes, dim=dim)
+    assume(mine is not None)
+    agree(mine, real(torch.cat, [meta(*s) for s in shapes], dim))
+
+
+@RULES
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), batch=BATCHES)
+def test_element_wise(shape, batch):
+    size = (batch, *shape)
+    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", "hardswish", "softplus", "elu", "mish"):
+        agree(rule(name, [size]), real(getattr(F, name), meta(*size)))
+    agree(rule("softmax", [size], dim=-1), real(torch.softmax, meta(*size), -1))
+
+
+RECURRENT = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn_tanh": torch.nn.RNN}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.integers(1, 4), batch=st.integers(1, 4), first=st.booleans(), both=st.booleans(),
+    layers=st.integers(1, 3), hidden=st.integers(1, 6),
+)  # fmt: skip
+def test_recurrent(name, steps, batch, first, both, layers, hidden):
+    layer = RECURRENT[name](5, hidden, layers, batch_first=first, bidirectional=both)
+    size = (batch, steps, 5) if first else (steps, batch, 5)
+    output, states = layer(torch.zeros(size))
+    expected = [tuple(t.shape) for t in (output, *(states if isinstance(states, tuple) else (states,)))]
+    state = (layers * (1 + both), batch, hidden)
+    weights = [tuple(p.shape) for p in layer.parameters()]
+    shapes = [size, *([state] * (2 if name == "lstm" else 1)), *weights]
+    found = registry()[name].infer_many(shapes, {"batch_first": first, "bidirectional": both})
+    assert [tuple(s) for s in found] == expected
