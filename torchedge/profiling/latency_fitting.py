@@ -49,7 +49,12 @@ def fit_coefficients(rows: Rows, measured: FloatArray, weights: FloatArray, prio
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    optimizer.step(closure)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the arrays are small: more threads only wait for each other
+    try:
+        optimizer.step(closure)
+    finally:
+        torch.set_num_threads(threads)
     with torch.no_grad():
         return np.asarray(coefficients().numpy(), dtype=np.float64)
 
