@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.arguments import add_json
-from torchedge.cli.output import number, print_json, print_wrapped, warn
+from torchedge.cli.output import WIDTH, number, print_json, print_wrapped, warn
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
@@ -57,10 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
                 summary["predictions"] + mark,
             ]
         )
-    head = ["name", "device", "memory, MiB", "predictions"]
+    head = ["name", "device", "MiB", "predictions"]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(4)]
-    for row in [head, *rows]:
-        print(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip())
+    widths[1] = min(widths[1], max(WIDTH - widths[0] - widths[2] - widths[3] - 6, 12))
+    for name, title, memory, predictions in [head, *rows]:
+        shown = title if len(title) <= widths[1] else title[: widths[1] - 1].rstrip(" (,") + "…"
+        print(f"{name:<{widths[0]}}  {shown:<{widths[1]}}  {memory:>{widths[2]}}  {predictions}")
     return 0
 
 

@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     from torchedge.profiling.datasets import read_dataset
     from torchedge.profiling.samples import prepare
 
-    with Progress(4 if arguments.no_accuracy else 11, "fitting") as progress:
+    steps = 4 if arguments.no_accuracy else 11
+    with profile_folders.one_thread(), Progress(steps, "fitting") as progress:
         progress.doing("reading")
         dataset = read_dataset(arguments.dataset)
         progress.step()

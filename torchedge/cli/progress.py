@@ -15,8 +15,8 @@ _BAR = 30
 class Progress:
     """Counts `total` steps: `with Progress(3, "fitting") as progress: progress.step()`.
 
-    On a terminal one line shows a bar and the time, and is removed at the end; elsewhere what is being done and
-    each tenth of the way are lines.
+    On a terminal one line shows a bar and the time, and is removed at the end; elsewhere what is being done
+    and each tenth of the way are lines.
     """
 
     def __init__(self, total: int, label: str) -> None:

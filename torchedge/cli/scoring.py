@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ resnet18, mobilenetv2 and squeezenet (basis), each from the other five
 randomised trees on perf4sight's 56 features. Takes minutes. Needs
 torchedge[fit]."""
 
+Scores = Mapping[tuple[str, str], "Score"]
+Row = tuple[str, dict[str, dict[str, float]]]
+
 _LETTERS = {"gamma": "Γ, training memory", "phi": "Φ, training latency"}
 
 
@@ -37,24 +41,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+@dataclass(frozen=True)
+class Report:
+    """What is printed: scores by (target, protocol), ours and the published method's, and what follows."""
+
+    dataset: str
+    digest: str
+    rows: int
+    networks: int
+    ours: Scores
+    published: Scores
+    fits: FitScore
+    verdicts: list[Verdict]
+    ablation: list[Row]
+    problems: tuple[str, ...]
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Score and print."""
+    report = score_dataset(arguments.dataset, arguments.device, ablation=arguments.ablation)
+    if arguments.json:
+        print_json(_document(report))
+    else:
+        _print(report)
+    return 0
+
+
+def score_dataset(folder: Path, device_name: str | None, *, ablation: bool) -> Report:
+    """Score a dataset's folder in every protocol, with a progress bar."""
+    from torchedge.prediction.results import CONFIDENCE
     from torchedge.profiling.accuracy import PROTOCOLS, score_fits
     from torchedge.profiling.comparisons import published_features, score_published
     from torchedge.profiling.datasets import read_dataset
-    from torchedge.profiling.profile_folders import TARGETS, device_of, score_all
+    from torchedge.profiling.profile_folders import TARGETS, device_of, one_thread, score_all
     from torchedge.profiling.requirements import judge
     from torchedge.profiling.samples import prepare
 
-    if not arguments.dataset.is_dir():
-        read_dataset(arguments.dataset)  # says what it expects
-    device = device_of(arguments.dataset, arguments.device)
-    from torchedge.prediction.results import CONFIDENCE
-
-    steps = 2 + 7 + 7 + (3 if arguments.ablation else 0)
-    with Progress(steps, "scoring") as progress:
+    if not folder.is_dir():
+        read_dataset(folder)  # says what it expects
+    device = device_of(folder, device_name)
+    with one_thread(), Progress(2 + 7 + 7 + 3 * ablation, "scoring") as progress:
         progress.doing("reading")
-        dataset = read_dataset(arguments.dataset)
+        dataset = read_dataset(folder)
         progress.step()
         progress.doing("simulating")
         samples = prepare(dataset, device)
@@ -69,28 +97,15 @@ def run(arguments: argparse.Namespace) -> int:
         for target, protocol in [(t, p) for t in TARGETS for p in PROTOCOLS if (t, p) in ours.scores]:
             published[target, protocol] = score_published(samples, target, protocol, features=columns)
             progress.step()
-        ablation = _ablate(samples, columns, progress, ours.scores, published) if arguments.ablation else []
+        parts = _ablate(samples, columns, progress, ours.scores, published) if ablation else []
     verdicts = judge(ours.scores, fits)
-    if arguments.json:
-        print_json(_document(dataset, ours.scores, published, fits, verdicts, ablation, ours.problems))
-        return 0
-    size = f"{len(samples.batch)} rows of {len(samples.networks)} networks"
-    print(f"{dataset.name}: {size}; sha256 {dataset.digest[:16]}")
-    for target in TARGETS:
-        _print_target(target, ours.scores, published)
-    _print_allocated(ours.scores["allocated", "simulated"])
-    _print_fits(fits)
-    _print_ablation(ablation)
-    _print_verdicts(verdicts)
-    for problem in ours.problems:
-        print_wrapped(problem, first="note: ", rest="  ")
-    return 0
+    counts = len(samples.batch), len(samples.networks)
+    return Report(
+        dataset.name, dataset.digest, *counts, ours.scores, published, fits, verdicts, parts, ours.problems
+    )
 
 
 # ablation ---------------------------------------------------------------------------------------------------
-
-Scores = Mapping[tuple[str, str], "Score"]
-Row = tuple[str, dict[str, dict[str, float]]]
 
 
 def _ablate(samples: Samples, columns: Any, progress: Progress, ours: Scores, published: Scores) -> list[Row]:  # noqa: ANN401
@@ -124,12 +139,25 @@ def _ablate(samples: Samples, columns: Any, progress: Progress, ours: Scores, pu
 # tables -----------------------------------------------------------------------------------------------------
 
 
+def _print(report: Report) -> None:
+    size = f"{report.rows} rows of {report.networks} networks"
+    print(f"{report.dataset}: {size}; sha256 {report.digest[:16]}")
+    for target in _LETTERS:
+        _print_target(target, report.ours, report.published)
+    _print_allocated(report.ours["allocated", "simulated"])
+    _print_fits(report.fits)
+    _print_ablation(report.ablation)
+    _print_verdicts(report.verdicts)
+    for problem in report.problems:
+        print_wrapped(problem, first="note: ", rest="  ")
+
+
 def _print_target(target: str, ours: Scores, published: Scores) -> None:
     protocols = [p for t, p in published if t == target]
     if not protocols:
         return
-    print(f"\n{_LETTERS[target]}: absolute error, %, and the published method's; cover: of the")
-    print("rows inside our 90 % intervals, %")
+    print(f"\n{_LETTERS[target]}: mean absolute error, %, the published method's (publ.),")
+    print("and how many of the rows lie inside our 90 % intervals, % (cover)")
     head = ["network"] + [word for p in protocols for word in (p, "publ.", "cover")]
     names = list(ours[target, protocols[0]].error)
     rows = []
@@ -165,8 +193,8 @@ def _print_allocated(score: Score) -> None:
 def _print_fits(fits: FitScore) -> None:
     text = (
         f"fits, each network from the others, at {100 * fits.confidence:g} % confidence: "
-        f"of {fits.failed_runs} runs that ran out of memory {fits.missed:.2f} % are called fitting; of {fits.passed_runs} that passed "
-        f"{fits.refused:.2f} % are refused"
+        f"of {fits.failed_runs} runs that ran out of memory {fits.missed:.2f} % are called fitting; "
+        f"of {fits.passed_runs} that passed {fits.refused:.2f} % are refused"
     )
     print()
     print_wrapped(text)
@@ -198,15 +226,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None or value != value else f"{value:.0f}"
 
 
-def _document(
-    dataset: Any,  # noqa: ANN401
-    ours: Scores,
-    published: Scores,
-    fits: FitScore,
-    verdicts: list[Verdict],
-    ablation: list[Row],
-    problems: tuple[str, ...],
-) -> dict[str, Any]:
+def _document(report: Report) -> dict[str, Any]:
     def tables(scores: Scores) -> dict[str, dict[str, Any]]:
         out: dict[str, dict[str, Any]] = {}
         for (target, protocol), score in scores.items():
@@ -217,21 +237,12 @@ def _document(
         return out
 
     return {
-        "dataset": dataset.name,
-        "dataset_sha256": dataset.digest,
-        "ours": tables(ours),
-        "published": tables(published),
-        "fits": {
-            "confidence": fits.confidence,
-            "missed": fits.missed,
-            "refused": fits.refused,
-            "failed_runs": fits.failed_runs,
-            "passed_runs": fits.passed_runs,
-        },
-        "requirements": [
-            {"name": v.name, "low": v.low, "high": v.high, "reached": v.reached, "met": v.met}
-            for v in verdicts
-        ],
-        "ablation": [{"method": name, **table} for name, table in ablation],
-        "problems": list(problems),
+        "dataset": report.dataset,
+        "dataset_sha256": report.digest,
+        "ours": tables(report.ours),
+        "published": tables(report.published),
+        "fits": asdict(report.fits),
+        "requirements": [{**asdict(verdict), "met": verdict.met} for verdict in report.verdicts],
+        "ablation": [{"method": name, **table} for name, table in report.ablation],
+        "problems": list(report.problems),
     }

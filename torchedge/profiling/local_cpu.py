@@ -1,7 +1,7 @@
 """Measures this machine's processor and writes its profile, `profiles/local-cpu` in the user's folder.
 
-Five probes of a few seconds: what the system says of cores and memory, a large matrix product, a streaming copy, a
-tiny operator, and the memory of a training process beside its tensors.
+Five probes of a few seconds: what the system says of cores and memory, a large matrix product, a streaming
+copy, a tiny operator, and the memory of a training process beside its tensors.
 """
 
 from __future__ import annotations

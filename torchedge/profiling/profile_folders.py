@@ -27,7 +27,16 @@ from torchedge.profiling.samples import Samples
 from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
 from torchedge.storage import read_toml
 
-__all__ = ["TARGETS", "Accuracy", "check_target", "device_of", "fit_models", "score_all", "write_profile"]
+__all__ = [
+    "TARGETS",
+    "Accuracy",
+    "check_target",
+    "device_of",
+    "fit_models",
+    "one_thread",
+    "score_all",
+    "write_profile",
+]
 
 TARGETS = ("gamma", "phi")
 """Γ and Φ by the names that tables, files and JSON use."""
@@ -47,7 +56,7 @@ class Accuracy:
 
 
 def device_of(dataset_folder: Path, name: str | None) -> Device:
-    """Return the device that a dataset was measured on: the one named, else the one its folder is called after."""
+    """Return the device that a dataset was measured on: the one named, else the one its folder is called."""
     if name is not None:
         return find_device(name)
     try:
@@ -73,7 +82,7 @@ def check_target(out: Path, *, force: bool) -> None:
 
 
 def fit_models(samples: Samples, tell: Callable[[str], Any] = lambda _: None) -> TrainingModels:
-    """Fit Γ and Φ on all rows; ProfileError where there are too few. `tell` is called with what comes next."""
+    """Fit Γ and Φ on all rows; ProfileError where there are too few. `tell` hears what comes next."""
     every = np.ones(len(samples.batch), dtype=np.bool_)
     tell("memory")
     memory = fit_memory(samples, every)
@@ -108,7 +117,7 @@ def write_profile(
     """Write a device's profile with fitted models into a folder; return the device as read back.
 
     The same data and versions give the same bytes but for the date. Files are made aside and moved into
-    place, `device.toml`, which names the digests of the others, last: an interrupted write is noticed at load.
+    place, `device.toml`, which names the others' digests, last: an interrupted write is noticed at load.
     """
     out = Path(os.path.abspath(out))
     source = read_toml(device.folder / DEVICE_FILE)
@@ -179,6 +188,19 @@ def _date() -> str:
                 f"{EPOCH_VARIABLE} is {given[:40]!r}, expected seconds since 1970; correct it"
             ) from error
     return f"{datetime.now(timezone.utc):%Y-%m-%d}"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: a fit's sums do not depend on the number of cores, nor wait for busy ones."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -65,6 +65,6 @@ def judge(scores: Scores, fits: FitScore) -> list[Verdict]:
             )
         if score.coverage:
             found.append(Verdict(f"{name}: coverage of 90 % intervals", *_COVERAGE, score.mean_coverage))
-    found.append(Verdict("fits left-out: runs out of memory called fitting", 0.0, _MISSED, fits.missed))
-    found.append(Verdict("fits left-out: runs that passed refused", 0.0, _REFUSED, fits.refused))
+    found.append(Verdict("fits left-out: failed runs called fitting", 0.0, _MISSED, fits.missed))
+    found.append(Verdict("fits left-out: passed runs refused", 0.0, _REFUSED, fits.refused))
     return found

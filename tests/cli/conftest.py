@@ -1,0 +1,96 @@
+"""A profile and a dataset small enough to fit and damage in a test."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def fitted(tmp_path_factory):
+    """A profile folder with small forests, fitted on made-up numbers."""
+    from torchedge.devices import Provenance, find_device, write_device
+    from torchedge.prediction.intervals import DistanceScale, assumed_errors
+    from torchedge.prediction.latency.model import LatencyModel
+    from torchedge.prediction.latency.roofline import prior_mean
+    from torchedge.prediction.latency.shares import SHARE_NAMES
+    from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Process
+    from torchedge.prediction.profiles import TrainingModels, write_models
+    from torchedge.profiling.forest_fitting import fit_forest
+    from torchedge.storage import read_toml
+
+    folder = tmp_path_factory.mktemp("profiles") / "made-up"
+    folder.mkdir()
+    device, errors = find_device("jetson-tx2"), assumed_errors(0.1)
+    random = np.random.default_rng(0)
+
+    def forest(names):
+        rows = random.random((30, len(names)))
+        return fit_forest(rows, rows[:, 0] / 10, feature_names=names, trees=3)
+
+    process = Process((1400.0, 1400.0), (1500.0, 1600.0), 6300.0, 5000.0)
+    memory = MemoryModel(process, errors, errors, errors, forest(MEMORY_FEATURES))
+    count = len(SHARE_NAMES)
+    scale = DistanceScale(1.0, 0.1, np.zeros(count), np.ones(count), np.zeros((1, count)))
+    latency = LatencyModel(prior_mean(device), errors, forest(SHARE_NAMES), scale)
+    files = write_models(
+        folder, TrainingModels(memory, latency, Provenance.PUBLIC_DATA), {"dataset": "made up"}
+    )
+    document = read_toml(device.folder / "device.toml")
+    training = {"provenance": "public data", "files": files}
+    write_device({**document, "name": "made-up", "profile": {"training": training}}, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_dataset(tmp_path_factory):
+    """A dataset of two networks, five levels and eight batch sizes, in the folder `jetson-tx2`."""
+    folder = tmp_path_factory.mktemp("data") / "jetson-tx2"
+    folder.mkdir()
+    names = (
+        "network",
+        "pruning_level",
+        "batch_size",
+        "memory_fits",
+        "gamma_mb",
+        "allocated_mb",
+        "reserved_mb",
+    )
+    with (folder / "measurements.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*names, "latency_fits", "phi_ms"])
+        for network, level, width in networks():
+            for batch in (2, 4, 8, 16, 32, 64, 128, 256):
+                size = batch * width / 20
+                table.writerow([network, level, batch, 1, 1500 + size, size, 1.2 * size, 1, 10 + size / 3])
+            table.writerow([network, level, 512, 0, "", "", "", 0, ""])
+    lines = [json.dumps({"network": n, "pruning_level": v, "nodes": nodes(w)}) for n, v, w in networks()]
+    (folder / "topologies.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def networks():
+    """Network, pruning level, channels."""
+    return [(n, v, (100 - v) // s) for n, s in (("one", 4), ("two", 8)) for v in (0, 20, 30, 50, 70)]
+
+
+def nodes(channels):
+    """A network of two convolutions as the dataset describes it."""
+    first = {"in_channels": 3, "out_channels": channels, "kernel_size": [3, 3], "stride": [4, 4]}
+    second = {"in_channels": channels, "out_channels": channels, "kernel_size": [3, 3], "padding": [1, 1]}
+    linear = {"in_features": channels, "out_features": 10}
+
+    def node(name, op, before, **rest):
+        return {"name": name, "op": op, "args": [{"node": before}], **rest}
+
+    return [
+        {"name": "x", "op": "input"},
+        node("a", "module", "x", type="Conv2d", kwargs=first),
+        node("r", "function", "a", target="relu", kwargs={}),
+        node("b", "module", "r", type="Conv2d", kwargs=second),
+        node("p", "module", "b", type="AdaptiveAvgPool2d", kwargs={"output_size": [1, 1]}),
+        {**node("f", "function", "p", target="flatten", kwargs={}), "args": [{"node": "p"}, 1]},
+        node("l", "module", "f", type="Linear", kwargs=linear),
+        node("out", "output", "l"),
+    ]

@@ -1,0 +1,236 @@
+"""Each command, run in this process: what it prints, its JSON, its exit status."""
+
+import json
+import re
+
+import pytest
+
+from torchedge.cli import DOES_NOT_FIT, main
+from torchedge.cli.arguments import build_parser
+
+FACTORY = """
+import torch
+from torch import nn
+
+print("a factory may print: it does not spoil the output")
+
+def small():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10))
+
+module = nn.Linear(4, 2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
+    monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def small(tmp_path):
+    file = tmp_path / "nets.py"
+    file.write_text(FACTORY)
+    return f"{file}:small"
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command that has to work; return its output."""
+
+    def call(*words, status=0):
+        capsys.readouterr()
+        assert main(words) == status, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return call
+
+
+STEP = ("--input-size", "3x16x16", "--device", "jetson-tx2")
+
+
+def test_one_prediction(run, small):
+    out = run("predict", small, "--batch-size", "32", *STEP)
+    for word in ("batch 32", "training step on jetson-tx2", "memory Γ", "latency Φ", "reserved", "allocated"):
+        assert word in out
+    assert re.search(r"90 % interval", out) and re.search(r"inputs +[\d.,]+ MiB", out)
+    assert "fits into" in out and "at 95 % confidence" in out and "provenance: " in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_several_batch_sizes_give_a_row_each(run, small):
+    out = run("predict", small, "-b", "1,2,4,8,16,32,64", *STEP, "--max-batch-size", "--limit", "4000")
+    assert [line.split()[0] for line in out.splitlines() if re.match(r" *\d+ ", line)] == [
+        *("1", "2", "4", "8", "16", "32", "64")
+    ]
+    assert "largest batch size that fits into 4,000 MiB" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_inference_is_called_so(run, small):
+    out = run("predict", small, *STEP, "--mode", "infer")
+    assert "inference on" in out and "memory γ" in out and "optimizer" not in out
+
+
+KEYS = {
+    *("model", "device", "mode", "batch_size", "memory", "latency", "allocated", "reserved", "breakdown"),
+    *("device_memory_mib", "unsupported", "out_of_range", "provenance", "notes"),
+    *("optimizer", "amp", "accumulation", "limit_mib", "confidence", "required_mib", "fits"),
+}
+
+
+def test_json_of_one_prediction_is_an_object(run, small):
+    document = json.loads(run("predict", small, "-b", "8", *STEP, "--json", "--amp", "bf16"))
+    assert set(document) == KEYS
+    assert document["model"] == "nets:small" and document["amp"] == "bfloat16"
+    assert set(document["memory"]) == {"value", "low", "high", "unit"}
+    assert document["memory"]["low"] < document["memory"]["value"] < document["memory"]["high"]
+    assert sum(document["breakdown"].values()) == pytest.approx(document["memory"]["value"])
+
+
+def test_json_of_several_is_a_list(run, small):
+    documents = json.loads(run("predict", small, small, "-b", "8,16", *STEP, "--json", "--max-batch-size"))
+    assert [d["batch_size"] for d in documents] == [8, 16, 8, 16]
+    assert set(documents[0]) == KEYS | {"max_batch_size"}
+
+
+def test_the_answer_is_that_of_the_library(run):
+    import torchedge
+    from torchedge.tracing.sources import load_model
+
+    out = json.loads(run("predict", "squeezenet1_1", "-b", "4", "-d", "tx2", "--optimizer", "adam", "--json"))
+    model, _ = load_model("squeezenet1_1")
+    found = torchedge.predict(model, 4, "jetson-tx2", optimizer="adam")
+    assert (out["memory"], out["latency"]) == (found.memory.to_dict(), found.latency.to_dict())
+    assert out["required_mib"] == found.required_mib()
+
+
+def test_a_run_that_does_not_fit_has_its_own_exit_status(run, small):
+    out = run("predict", small, *STEP, "--limit", "10", status=DOES_NOT_FIT)
+    assert "does not fit into 10.0 MiB" in out
+    assert run("predict", small, *STEP, "--limit", "100000")
+    assert run("predict", small, "-b", "1000000", *STEP), "without a limit the verdict is information"
+
+
+def test_a_module_of_a_file_and_the_default_device(run, small):
+    document = json.loads(run("predict", small.replace(":small", ":module"), "-b", "2", "--json"))
+    assert document["device"] and document["notes"]
+
+
+def test_simulate(run, small):
+    out = run("simulate", small, "-b", "8", "--input-size", "3x16x16", "--optimizer", "adamw")
+    assert "allocated peak" in out and "largest tensors then" in out
+    document = json.loads(run("simulate", small, "-b", "8", "--input-size", "3x16x16", "--json"))
+    assert set(document) == {
+        *("model", "batch_size", "optimizer", "amp", "accumulation", "allocated_mib", "reserved_mib"),
+        *("live_mib", "peak", "breakdown", "largest", "unsupported"),
+    }
+    assert document["allocated_mib"] <= document["reserved_mib"]
+
+
+def test_simulate_draws(run, small, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "step.png"
+    assert str(file) in run("simulate", small, "--input-size", "3x16x16", "--plot", str(file))
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_features(run, small):
+    out = run("features", small, "-b", "1,2", "--input-size", "3x16x16")
+    assert "56 features of perf4sight" in out and len(out.splitlines()) == 59
+    document = json.loads(run("features", small, "-b", "4", "--input-size", "3x16x16", "--json"))
+    assert set(document) == {"model", "feature_set", "batch_size", "features"}
+    assert document["features"]["mem_w"] == 8 * 3 * 3 * 3 and len(document["features"]) == 56
+    inference = json.loads(run("features", small, "--mode", "infer", "--input-size", "3x16x16", "--json"))
+    assert len(inference["features"]) == 15
+
+
+def test_devices(run):
+    from torchedge import list_devices
+
+    out = run("devices")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [device.name for device in list_devices()]
+    assert max(map(len, out.splitlines())) <= 80
+    documents = json.loads(run("devices", "--json"))
+    assert {d["predictions"] for d in documents} <= {"measured", "public data", "assumed"}
+    assert set(documents[0]) == {
+        *("name", "title", "kind", "vendor", "memory", "aliases", "memory_mib", "usable_memory_mib"),
+        *("predictions", "yours", "folder"),
+    }
+
+
+def test_predictions_are_listed_with_the_provenance_they_have(run):
+    from torchedge import list_devices
+    from torchedge.cli.device_listing import predictions_of
+    from torchedge.prediction.profiles import load_models
+
+    for device in list_devices():
+        assert predictions_of(device) == str(load_models(device).provenance)
+
+
+def test_one_device_with_the_source_of_every_figure(run):
+    out = run("devices", "tx2")
+    assert "jetson-tx2: NVIDIA Jetson TX2" in out and "peak_fp32_gflops" in out
+    assert "published" in out and "Data Sheet" in out
+    assert max(map(len, out.splitlines()[5:])) <= 80
+    document = json.loads(run("devices", "tx2", "--json"))
+    figure = document["figures"]["peak_fp32_gflops"]
+    assert set(figure) == {"value", "unit", "provenance", "source"}
+
+
+def test_a_broken_profile_is_a_warning_and_hides_nothing(home, capsys):
+    folder = home / "home" / "profiles" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "device.toml").write_text("name = 3\n")
+    assert main(["devices"]) == 0
+    out, err = capsys.readouterr()
+    assert "jetson-tx2" in out and err.startswith("torchedge: warning: ") and len(err.splitlines()) == 1
+
+
+HELP = {
+    "predict": ("MODEL", "--batch-size", "--device", "--optimizer", "--limit MIB", "--json", "exit status"),
+    "simulate": ("MODEL", "--plot FILE"),
+    "features": ("MODEL", "--set NAME"),
+    "devices": ("NAME", "provenance"),
+    "profile": ("DEVICE", "local-cpu"),
+    "fit": ("DATASET", "--out FOLDER", "--force", "SOURCE_DATE_EPOCH"),
+    "accuracy": ("DATASET", "--ablation"),
+}
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help(command, run):
+    out = run(command, "--help")
+    for word in HELP[command]:
+        assert word in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert command in run("--help")
+
+
+def test_help_names_every_optimizer_and_dtype(run):
+    from torchedge.prediction.memory.settings import AMP_DTYPES, OPTIMIZERS
+
+    out = run("predict", "--help")
+    assert all(word in out for word in (*OPTIMIZERS, *AMP_DTYPES))
+
+
+def test_version(run):
+    from torchedge import __version__
+
+    assert run("--version") == f"torchedge {__version__}\n"
+
+
+def test_the_parser_imports_nothing_heavy():
+    import subprocess
+    import sys
+
+    code = (
+        "import contextlib, io, sys\nfrom torchedge.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n    main(['--help'])\n    main(['devices'])\n"
+        "print(*{'torch', 'numpy', 'sklearn', 'torchvision'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+    assert build_parser().prog == "torchedge"

@@ -1,0 +1,124 @@
+"""`torchedge fit` and `torchedge accuracy` on a small made-up dataset, and the profile they leave."""
+
+import json
+
+import pytest
+
+from torchedge.cli import main
+
+pytest.importorskip("sklearn")
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def made(small_dataset, tmp_path_factory):
+    """A profile fitted once, for the tests that read it."""
+    out = tmp_path_factory.mktemp("fitted") / "mine"
+    assert main(["fit", str(small_dataset), "--out", str(out), "--no-accuracy"]) == 0
+    return out
+
+
+def content(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_fit_writes_a_profile_that_predicts(made, capsys, tmp_path):
+    from torchedge import find_device
+    from torchedge.storage import file_sha256
+
+    assert set(content(made)) == {"device.toml", "training.safetensors", "training-forests.safetensors"}
+    training = find_device(made).profile["training"]
+    for name, digest in training["files"].items():
+        assert file_sha256(made / name, max_bytes=2**23) == digest
+    assert training["provenance"] == "public data"
+    assert training["command"] == "torchedge fit jetson-tx2 --device jetson-tx2 --out mine"
+    assert training["rows"] == 90 and training["memory_rows"] == 80
+    assert set(training["versions"]) == {"torchedge", "python", "torch", "scikit-learn", "numpy"}
+    net = tmp_path / "net.py"
+    net.write_text("from torch import nn\ndef make():\n    return nn.Conv2d(3, 8, 3)\n")
+    capsys.readouterr()
+    assert (
+        main(["predict", f"{net}:make", "-b", "8", "--input-size", "3x64x64", "-d", str(made), "--json"]) == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["provenance"] == "public data" and document["device"] == "jetson-tx2"
+
+
+def test_the_same_data_gives_the_same_bytes(made, small_dataset, tmp_path):
+    again = tmp_path / "mine"
+    assert main(["fit", str(small_dataset), "--out", str(again), "--no-accuracy"]) == 0
+    first, second = content(made), content(again)
+    for text in (first, second):
+        lines = text["device.toml"].decode().splitlines()
+        text["device.toml"] = [line for line in lines if not line.startswith("date = ")]
+    assert first == second
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+
+
+def test_force_replaces_the_profile_and_keeps_what_else_is_there(
+    made, small_dataset, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "notes.md").write_text("mine")
+    (out / "device.toml").write_text("old")
+    words = ["fit", str(small_dataset), "--out", str(out), "--no-accuracy"]
+    assert main(words) == 2 and "--force" in capsys.readouterr().err
+    assert (out / "device.toml").read_text() == "old"
+    assert main([*words, "--force"]) == 0
+    assert content(out)["training.safetensors"] == content(made)["training.safetensors"]
+    assert (out / "notes.md").read_text() == "mine"
+
+
+def fitted_before(made):
+    """Stands in for the fit, which takes its time."""
+    from torchedge import find_device
+    from torchedge.prediction.profiles import load_models
+
+    return lambda *_: load_models(find_device(made))
+
+
+def test_a_fit_that_fails_leaves_nothing(made, small_dataset, tmp_path, monkeypatch, capsys):
+    from torchedge.errors import ProfileError
+
+    def fails(*_):
+        raise ProfileError("the disk is full")
+
+    monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
+    monkeypatch.setattr("torchedge.profiling.profile_folders.write_models", fails)
+    out = tmp_path / "mine"
+    assert main(["fit", str(small_dataset), "--out", str(out), "--no-accuracy"]) == 2
+    assert "the disk is full" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_accuracy_as_json_and_as_tables(small_dataset, capsys, monkeypatch):
+    """Two networks: the protocol of the basis has no rows and is told as a note."""
+    from torchedge.cli import scoring
+
+    report = scoring.score_dataset(small_dataset, None, ablation=True)
+    assert "scoring: our method" in capsys.readouterr().err
+    monkeypatch.setattr(scoring, "score_dataset", lambda *_, **__: report)
+    assert main(["accuracy", str(small_dataset), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {
+        *("dataset", "dataset_sha256", "ours", "published", "fits", "requirements", "ablation", "problems"),
+    }
+    assert set(document["ours"]["gamma"]) == set(document["published"]["gamma"])
+    assert set(document["ours"]["gamma"]["own"]["networks"]) == {"one", "two"}
+    assert any("basis" in problem for problem in document["problems"])
+    assert {row["method"] for row in document["ablation"]} >= {"ours", "ours without forest"}
+    assert all(set(v) == {"name", "low", "high", "reached", "met"} for v in document["requirements"])
+    assert main(["accuracy", str(small_dataset)]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("Γ, training memory", "Φ, training latency", "requirements", "publ."))
+    assert "what each part contributes" in out
+    assert max(map(len, out.splitlines())) <= 80

@@ -1,0 +1,272 @@
+"""Whatever is wrong with the input: exit status 2, one line that says what to do, no traceback."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchedge.cli import main
+
+NETS = """
+from torch import nn
+
+def fine():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2)) if False else nn.Conv2d(3, 4, 3)
+
+def raises():
+    raise RuntimeError("out of\\nideas")
+
+def nothing():
+    return None
+
+def needs(width):
+    return nn.Linear(width, 2)
+
+def leaves():
+    raise SystemExit(7)
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch, tmp_path):
+    """A folder to work in, with factories and a broken one."""
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
+    monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETS)
+    Path("broken.py").write_text("def small(:\n")
+    Path("binary.py").write_bytes(b"\x00\xff\x00")
+    Path("empty.onnx").write_bytes(b"")
+    Path("noise.pt2").write_bytes(os.urandom(64))
+    Path("weights.pth").write_bytes(b"")
+    Path("data").mkdir()
+    Path("data/topologies.jsonl").write_text("")
+    return tmp_path
+
+
+def refused(capsys, *words):
+    """Run a command that has to be refused; return its one line."""
+    status = main(words)
+    out, err = capsys.readouterr()
+    lines = err.strip().splitlines()
+    assert status == 2, (status, err)
+    assert not out and "Traceback" not in err
+    assert lines and lines[-1].startswith("torchedge: error: ")
+    assert len([line for line in lines if line.startswith("torchedge")]) == 1
+    return lines[-1]
+
+
+FINE = ("predict", "nets.py:fine", "--input-size", "3x8x8", "--device", "jetson-tx2")
+
+WRONG = {
+    "no command": ((), "COMMAND"),
+    "unknown command": (("forecast",), "forecast"),
+    "unknown option": ((*FINE, "--colour"), "--colour"),
+    "no model": (("predict",), "MODEL"),
+    "unknown model": (("predict", "resnet5O", "-d", "tx2"), "did you mean"),
+    "empty model": (("predict", "", "-d", "tx2"), "no model is named"),
+    "unknown device": (("predict", "nets.py:fine", "-d", "jetson-tx3"), "did you mean jetson-tx2"),
+    "device folder without profile": (("predict", "nets.py:fine", "-d", "./data"), "device.toml"),
+    "wrong channels": (("predict", "nets.py:fine", "-d", "tx2", "--input-size", "5x8x8"), "channel"),
+    "too small an image": (("predict", "nets.py:fine", "-d", "tx2", "--input-size", "3x1x1"), ""),
+    "no shape": ((*FINE, "--input-size", "large"), "3x224x224"),
+    "a zero in the shape": ((*FINE, "--input-size", "3x0x8"), "3x224x224"),
+    "zero batch": ((*FINE, "--batch-size", "0"), "whole number"),
+    "negative batch": ((*FINE, "--batch-size", "-4"), "whole number"),
+    "fractional batch": ((*FINE, "--batch-size", "2.5"), "whole number"),
+    "batch of words": ((*FINE, "--batch-size", "many"), "whole number"),
+    "empty batch": ((*FINE, "--batch-size", "8,"), "whole number"),
+    "huge batch": ((*FINE, "--batch-size", "9" * 30), "whole number"),
+    "unknown optimizer": ((*FINE, "--optimizer", "lion"), "adamw"),
+    "unknown dtype": ((*FINE, "--amp", "int4"), "bfloat16"),
+    "zero accumulation": ((*FINE, "--accumulation", "0"), "whole number"),
+    "unknown mode": ((*FINE, "--mode", "test"), "train or infer"),
+    "negative limit": ((*FINE, "--limit", "-5"), "positive"),
+    "limit that is no number": ((*FINE, "--limit", "nan"), "positive"),
+    "confidence of one": ((*FINE, "--confidence", "1"), "0.5"),
+    "no such file": (("predict", "nowhere.py:small", "-d", "tx2"), "no such file"),
+    "a file without factory": (("predict", "nets.py", "-d", "tx2"), "nets.py:NAME"),
+    "no such factory": (("predict", "nets.py:fin", "-d", "tx2"), "did you mean fine"),
+    "factory that raises": (("predict", "nets.py:raises", "-d", "tx2"), "out of"),
+    "factory that exits": (("predict", "nets.py:leaves", "-d", "tx2"), "exit 7"),
+    "factory that returns nothing": (("predict", "nets.py:nothing", "-d", "tx2"), "NoneType"),
+    "factory that needs arguments": (("predict", "nets.py:needs", "-d", "tx2"), "width"),
+    "a number for a factory": (("predict", "nets.py:number", "-d", "tx2"), "int"),
+    "file with a syntax error": (("predict", "broken.py:small", "-d", "tx2"), "SyntaxError"),
+    "file that is no text": (("predict", "binary.py:small", "-d", "tx2"), "binary.py"),
+    "empty ONNX file": (("predict", "empty.onnx", "-d", "tx2"), "empty.onnx"),
+    "noise for a program": (("predict", "noise.pt2", "-d", "tx2"), "noise.pt2"),
+    "missing ONNX file": (("predict", "nowhere.onnx", "-d", "tx2"), "no such file"),
+    "weights for a model": (("predict", "weights.pth", "-d", "tx2"), "holds weights"),
+    "unknown feature set": (("features", "nets.py:fine", "--set", "perf5sight"), "perf4sight"),
+    "plot of an unknown kind": (("simulate", "nets.py:fine", "--plot", "x.docx"), ".png"),
+    "plot into nowhere": (("simulate", "nets.py:fine", "--plot", "nowhere/x.png"), "folder"),
+    "unknown device to list": (("devices", "jetson-tx3"), "did you mean"),
+    "device that is not here": (("profile", "jetson-tx2"), "local-cpu"),
+    "unknown device to measure": (("profile", "qqqqqqq"), "unknown"),
+    "missing dataset": (("fit", "nowhere", "-d", "tx2", "--out", "new"), "nowhere"),
+    "dataset without a table": (("fit", "data", "-d", "tx2", "--out", "new"), "measurements.csv"),
+    "dataset called after nothing": (("fit", "data", "--out", "new"), "--device"),
+    "output that is there": (("fit", "data", "-d", "tx2", "--out", "data"), "--force"),
+    "output that is a file": (("fit", "data", "-d", "tx2", "--out", "nets.py"), "no folder"),
+    "output into nowhere": (("fit", "data", "-d", "tx2", "--out", "nowhere/new"), "nowhere"),
+    "accuracy without a dataset": (("accuracy", "nowhere", "-d", "tx2"), "nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused_in_one_line(case, capsys):
+    words, expected = WRONG[case]
+    line = refused(capsys, *words)
+    assert expected in line, line
+
+
+def test_an_unreadable_factory_file(capsys):
+    Path("nets.py").chmod(0)
+    if os.access("nets.py", os.R_OK):
+        pytest.skip("this user reads everything")
+    assert "nets.py" in refused(capsys, *FINE)
+
+
+HEADER = "network,pruning_level,batch_size,memory_fits,gamma_mb,allocated_mb,reserved_mb,latency_fits,phi_ms"
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("", "column"),
+        ("network,batch_size\na,1\n", "pruning_level"),
+        (f"{HEADER}\n", "no rows"),
+        (f"{HEADER}\na,0,two,1,1,1,1,1,1\n", "line 2"),
+        ("\0", ""),
+        (f"{HEADER}\na,0,2,1,1,1,1,1,1\n", "topolog"),
+    ],
+)
+@pytest.mark.parametrize("command", ["fit", "accuracy"])
+def test_a_dataset_that_is_none(command, table, expected, capsys):
+    Path("data/measurements.csv").write_text(table)
+    out = ("--out", "new") if command == "fit" else ()
+    assert expected in refused(capsys, command, "data", "-d", "jetson-tx2", *out)
+    assert not Path("new").exists()
+
+
+DEVICE = """
+name = "mine"
+title = "Mine"
+kind = "gpu"
+vendor = "Me"
+memory = "unified"
+
+[figures.memory_mib]
+value = {value}
+unit = "MiB"
+provenance = "assumed"
+source = "a guess"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (DEVICE.format(value='"much"'), "figures.memory_mib.value"),
+        (DEVICE.format(value="true"), "figures.memory_mib.value"),
+        (DEVICE.format(value="8000").replace('"Mine"', "3"), "title"),
+        (DEVICE.format(value="8000") + "[profile]\ntraining = { files = 3 }\n", "profile.training.files"),
+        ("name = ", "TOML"),
+        ("\0", "TOML"),
+    ],
+)
+def test_a_profile_of_the_wrong_type(text, expected, capsys):
+    Path("mine").mkdir()
+    Path("mine/device.toml").write_text(text)
+    words = ("predict", "nets.py:fine", "--input-size", "3x8x8", "-d", "./mine")
+    assert expected in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("file", ["training.safetensors", "training-forests.safetensors"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "swap digest"])
+def test_a_damaged_forest(file, damage, capsys, fitted):
+    """Damage is told by its digest; where the digest is forged too, by what the file holds."""
+    shutil.copytree(fitted, "copy")
+    path = Path("copy") / file
+    data = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        import hashlib
+
+        before = hashlib.sha256(data).hexdigest()
+        data[4] ^= 0xFF
+        data[-1] ^= 0x80
+        path.write_bytes(data)
+        if damage == "swap digest":
+            toml = Path("copy/device.toml")
+            toml.write_text(toml.read_text().replace(before, hashlib.sha256(data).hexdigest()))
+    assert file in refused(capsys, *FINE[:-1], "./copy")
+
+
+# errors nobody foresaw --------------------------------------------------------------------------------------
+
+
+def test_an_unforeseen_error_is_one_line_too(monkeypatch, capsys):
+    def fails(*_):
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr("torchedge.devices.scan_profiles", fails)
+    assert main(["devices"]) == 1
+    err = capsys.readouterr().err
+    assert (
+        err
+        == "torchedge: error: ZeroDivisionError: two lines; run with TORCHEDGE_DEBUG=1 for the traceback\n"
+    )
+    monkeypatch.setenv("TORCHEDGE_DEBUG", "1")
+    assert main(["devices"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchedge.devices.scan_profiles", interrupted)
+    assert main(["devices"]) == 130
+    assert capsys.readouterr().err == "torchedge: interrupted\n"
+
+
+def test_a_reader_that_has_gone():
+    command = [sys.executable, "-m", "torchedge", "devices", "tx2"]
+    root = Path(__file__).resolve().parents[2]
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    try:
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_warnings_are_silent_and_left_as_they_were(monkeypatch, capsys):
+    import logging
+    import warnings
+
+    def warns(*_):
+        warnings.warn("from below", stacklevel=2)
+        logging.getLogger("torch.below").warning("from below")
+        from torchedge.devices import Profiles
+
+        return Profiles((), ())
+
+    monkeypatch.setattr("torchedge.devices.scan_profiles", warns)
+    filters, disabled = list(warnings.filters), logging.root.manager.disable
+    assert main(["devices"]) == 0
+    assert not capsys.readouterr().err
+    assert (warnings.filters, logging.root.manager.disable) == (filters, disabled)

@@ -1,0 +1,65 @@
+"""This machine's own profile: written where predictions find it, every measured figure with its source."""
+
+import json
+
+import pytest
+
+from torchedge import find_device
+from torchedge.cli import main
+from torchedge.devices import Provenance
+from torchedge.profiling import local_cpu
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(local_cpu, "_PRODUCT_SIDES", (64, 128))
+    monkeypatch.setattr(local_cpu, "_COPY_MIB", (1,))
+    monkeypatch.setattr(local_cpu, "_TINY_RUNS", 10)
+    monkeypatch.setattr(local_cpu, "process_mib", lambda: 300.0)
+    return tmp_path
+
+
+def test_the_profile_is_measured_and_found(home):
+    told = []
+    device = local_cpu.measure_local_cpu(told.append)
+    assert tuple(told) == local_cpu.PROBES
+    assert device == find_device("local-cpu") and device.folder.is_relative_to(home)
+    measured = {name for name, figure in device.figures.items() if figure.provenance is Provenance.MEASURED}
+    assert measured >= {
+        *("memory_mib", "context_mib", "peak_fp32_gflops", "compute_units", "launch_overhead_us"),
+        *("bandwidth_gb_s", "measured_bandwidth_gb_s"),
+    }
+    assert all(local_cpu.COMMAND in device.figures[name].source for name in measured)
+    assert device.value("context_mib") == 300
+
+
+def test_from_the_shell(home, capsys):
+    assert main(["profile", "local-cpu", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["name"] == "local-cpu" and document["yours"]
+    assert main(["devices"]) == 0
+    assert "(yours)" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written(monkeypatch, home, capsys):
+    (home / "file").write_text("")
+    monkeypatch.setenv("TORCHEDGE_HOME", str(home / "file"))
+    assert main(["profile", "local-cpu"]) == 2
+    assert "TORCHEDGE_HOME" in capsys.readouterr().err
+
+
+def test_probes_give_sensible_figures():
+    import torch
+
+    assert local_cpu.usable_cores() >= 1
+    total, available = local_cpu.memory_mib()
+    assert total > 64 and (available is None or 0 < available <= total)
+    assert local_cpu.processor_name()
+    assert local_cpu.tiny_operator_us(torch) > 0
+
+
+@pytest.mark.slow
+def test_a_training_process_takes_over_fifty_mib(monkeypatch):
+    monkeypatch.undo()
+    assert 50 < local_cpu.process_mib() < 4000
