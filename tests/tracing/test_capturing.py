@@ -350,3 +350,21 @@ def test_patches_are_gone_afterwards():
     assert before == after
     assert vars(torch.autograd.Function)["apply"] is applied
     assert len(range(BATCH_PRIME)) == BATCH_PRIME
+
+
+class OwnDeviceAutocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            y = self.linear(x)
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            return self.linear(y.float())
+
+
+def test_autocast_on_the_device_of_the_input():
+    graph = capture(OwnDeviceAutocast(), image(8), mode="infer")
+    linear = [graph.values[op.outputs[0]].dtype for op in graph.ops if op.kind == "linear"]
+    assert linear == ["bfloat16", "float32"]

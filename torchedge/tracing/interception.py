@@ -273,7 +273,11 @@ class Interceptor(TorchFunctionMode):
             meta_kwargs["device"] = "meta"
         try:
             return func(*meta_args, **meta_kwargs)
-        except NotImplementedError as error:
+        except RuntimeError as error:
+            if target.kind == "view" and "view size is not compatible" in str(error):
+                return _forced_view(*meta_args)
+            if not isinstance(error, NotImplementedError):
+                raise
             reason = (str(error).splitlines() or ["no message"])[0]
             raise CaptureError(f"{target.kind} has no meta kernel{where()}: {reason}") from error
 
@@ -312,6 +316,13 @@ class Interceptor(TorchFunctionMode):
         return type(result)(
             [rec.wrap(t, next(numbers)) if isinstance(t, torch.Tensor) else t for t in result]
         )
+
+
+def _forced_view(tensor: torch.Tensor, size: Any) -> torch.Tensor:
+    """Return a view whose strides differ here from those at export (fused kernels have layouts of their own)."""
+    shape = tensor.new_empty(tensor.shape).view(size).shape
+    strides = torch.empty(shape, device="meta").stride()
+    return tensor.as_strided(shape, strides)
 
 
 def _refuse_batch_loop(kind: str, args: Any, attrs: dict[str, Any]) -> None:

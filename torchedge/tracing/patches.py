@@ -38,6 +38,7 @@ def patched(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
         stack.enter_context(_scopes(model, recorder))
         stack.enter_context(_bounded_ranges())
         stack.enter_context(_open_functions(recorder))
+        stack.enter_context(_autocast_on_meta())
         if "torch.utils.checkpoint" in sys.modules:
             stack.enter_context(_checkpoint_regions(recorder))
         yield
@@ -112,6 +113,18 @@ def _bounded_ranges() -> Iterator[None]:
             return made
 
     with _replaced(builtins, "range", Meta("range", (), {})):
+        yield
+
+
+@contextmanager
+def _autocast_on_meta() -> Iterator[None]:
+    """Let `torch.autocast(x.device.type)` work on stand-ins: the meta device has no autocast of its own."""
+    original = torch.amp.autocast_mode.autocast.__init__
+
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    with _replaced(torch.amp.autocast_mode.autocast, "__init__", init):
         yield
 
 
