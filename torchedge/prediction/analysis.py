@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torchedge.graphs import Graph
 from torchedge.ops import call_of, registry
 from torchedge.prediction.latency.workload import Workload, count_work
+from torchedge.prediction.memory.model import Traits, graph_traits
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.stepping import write_tape
 from torchedge.prediction.memory.tape import Tape
@@ -19,6 +20,7 @@ class Analysis:
     graph: Graph
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
     _work: Workload | None = None
+    _traits: Traits | None = None
 
     @property
     def work(self) -> Workload:
@@ -26,6 +28,13 @@ class Analysis:
         if self._work is None:
             self._work = count_work(self.graph)
         return self._work
+
+    @property
+    def traits(self) -> Traits:
+        """Parameters, and whether the graph multiplies matrices."""
+        if self._traits is None:
+            self._traits = graph_traits(self.graph)
+        return self._traits
 
     def tape(self, settings: StepSettings) -> Tape:
         """Return the allocations of one step under these settings."""

@@ -104,7 +104,8 @@ class _Job:
         return [a.work for a in self.analyses]
 
     def peaks(self, which: npt.NDArray[np.intp], batch: FloatArray) -> Peaks:
-        return simulate_peaks(self.graphs, [a.tape(self.settings) for a in self.analyses], which, batch)
+        tapes = [a.tape(self.settings) for a in self.analyses]
+        return simulate_peaks(tapes, [a.traits for a in self.analyses], which, batch)
 
 
 def device_settings(device: Device, settings: StepSettings | None) -> StepSettings:

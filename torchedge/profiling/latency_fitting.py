@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchedge.prediction.latency.roofline import Rows, busy_and_launch, named, prior_spread, step_time
+from torchedge.prediction.latency.roofline import Rows, named, prior_spread, step_time, work_times
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -43,8 +43,8 @@ def fit_coefficients(rows: Rows, measured: FloatArray, weights: FloatArray, prio
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         p = named(coefficients())
-        busy, launch = busy_and_launch(fitted, p, torch, _torch_segments)
-        error = (torch.log(step_time(busy, launch, p, torch)) - target) / DELTA
+        times = work_times(fitted, p, torch, _torch_segments)
+        error = (torch.log(step_time(times.busy, times.launch, p, torch)) - target) / DELTA
         loss = (share * (torch.sqrt(1 + error * error) - 1)).sum() + ridge * (distance * distance).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss

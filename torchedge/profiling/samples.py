@@ -73,7 +73,7 @@ def prepare(dataset: Dataset, device: Device, settings: StepSettings = PROTOCOL)
     tapes = [analyse(g).tape(under) for g in graphs]
     columns = [dataset[c][rows] for c in ("gamma_mb", "allocated_mb", "reserved_mb", "phi_ms", "memory_fits")]
     work = [analyse(g).work for g in graphs]
-    return Samples(network, level, batch, *columns, which, work, simulate_peaks(graphs, tapes, which, batch), device,
+    return Samples(network, level, batch, *columns, which, work, simulate_peaks(tapes, [analyse(g).traits for g in graphs], which, batch), device,
                    graphs, under)  # fmt: skip
 
 

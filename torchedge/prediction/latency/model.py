@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.intervals import DistanceScale, ErrorModel
-from torchedge.prediction.latency.roofline import busy_and_launch, named, pack, step_time
+from torchedge.prediction.latency.roofline import named, pack, step_time, work_times
 from torchedge.prediction.latency.shares import time_shares
 from torchedge.prediction.latency.workload import Workload
 
@@ -46,13 +46,10 @@ class LatencyModel:
         """Return (R,) the analytic time in ms and (R, F) the scale-free features of rows `work[which[r]]` at `batch[r]`."""
         p = named(self.coefficients)
         rows = pack(work, which, batch)
-        busy, launch = busy_and_launch(rows, p)
-        features = (
-            time_shares(rows, p)
-            if self.forest is not None or self.scale is not None
-            else np.zeros((rows.count, 0))
-        )
-        return np.asarray(step_time(busy, launch, p)), features
+        times = work_times(rows, p)
+        described = self.forest is not None or self.scale is not None
+        features = time_shares(rows, times) if described else np.zeros((rows.count, 0))
+        return np.asarray(step_time(times.busy, times.launch, p)), features
 
     def predict(self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray) -> Times:
         """Predict R rows; vectorised, numpy only."""

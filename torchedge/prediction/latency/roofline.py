@@ -7,7 +7,7 @@ Times are in milliseconds, work in units of `workload`. All coefficients are log
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import log
 from typing import Any
 
@@ -103,13 +103,19 @@ def _figure(device: Device, name: str, default: float) -> float:
 
 @dataclass(frozen=True)
 class Rows:
-    """Work of R (graph, batch size) pairs as flat arrays: a line a product, with the row it belongs to."""
+    """Work of R (graph, batch size) pairs: tables of distinct work, and which line of a table belongs to which row.
+
+    products (U, 9) and depthwise (V, 7) are tables; `product_line` (L,) and `product_row` (L,) say that row
+    `product_row[i]` runs line `product_line[i]`, and likewise for depthwise convolutions.
+    """
 
     count: int
     batch: Array
     products: Array
+    product_line: Array
     product_row: Array
     depthwise: Array
+    depthwise_line: Array
     depthwise_row: Array
     passes: Array
     launches: Array
@@ -117,33 +123,39 @@ class Rows:
 
     def mapped(self, convert: Callable[[Any], Array]) -> Rows:
         """Return the same rows with every array passed through `convert`."""
-        arrays = ("batch", "products", "product_row", "depthwise", "depthwise_row", "passes", "launches")
-        return Rows(
-            self.count, training=self.training, **{name: convert(getattr(self, name)) for name in arrays}
-        )
+        names = [f.name for f in fields(self) if f.name not in ("count", "training")]
+        return replace(self, **{name: convert(getattr(self, name)) for name in names})
 
 
 def pack(workloads: Sequence[Workload], which: npt.NDArray[np.intp], batch: npt.NDArray[np.float64]) -> Rows:
-    """Flatten rows: row r is `workloads[which[r]]` at batch size `batch[r]`."""
-    products, depthwise = (
-        _lines([w.products for w in workloads], which),
-        _lines([w.depthwise for w in workloads], which),
-    )
+    """Lay out rows: row r is `workloads[which[r]]` at batch size `batch[r]`."""
+    product_line, product_row = _lines([len(w.products) for w in workloads], which)
+    depthwise_line, depthwise_row = _lines([len(w.depthwise) for w in workloads], which)
     return Rows(
-        len(which), np.asarray(batch, dtype=float), products[0], products[1], depthwise[0], depthwise[1],
-        np.stack([w.passes for w in workloads])[which], np.stack([w.launches for w in workloads])[which],
+        len(which),
+        np.asarray(batch, dtype=float),
+        np.concatenate([w.products for w in workloads]),
+        product_line,
+        product_row,
+        np.concatenate([w.depthwise for w in workloads]),
+        depthwise_line,
+        depthwise_row,
+        np.stack([w.passes for w in workloads])[which],
+        np.stack([w.launches for w in workloads])[which],
         all(w.training for w in workloads),
-    )  # fmt: skip
+    )
 
 
-def _lines(tables: Sequence[npt.NDArray[np.float64]], which: npt.NDArray[np.intp]
-           ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.intp]]:  # fmt: skip
-    sizes = np.array([len(t) for t in tables], dtype=np.intp)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    counts = sizes[which]
+def _lines(
+    sizes: Sequence[int], which: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return the table line and the row of each line run, tables being laid one behind the other."""
+    lengths = np.array(sizes, dtype=np.intp)
+    starts = np.cumsum(lengths) - lengths
+    counts = lengths[which]
     row = np.repeat(np.arange(len(which)), counts)
     offset = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.concatenate(tables)[np.repeat(starts[which], counts) + offset], row
+    return np.repeat(starts[which], counts) + offset, row
 
 
 def numpy_segments(values: Array, index: Array, count: int) -> Array:
@@ -152,45 +164,72 @@ def numpy_segments(values: Array, index: Array, count: int) -> Array:
 
 
 def product_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> dict[str, Array]:  # noqa: ANN401
-    """Time of each product line in each phase, ms: padded arithmetic, traffic of tensors and weights, a start-up latency."""
-    m, n, k, stride, ip, op, input_grad, count, batched = (rows.products[:, i] for i in range(9))
-    batch = rows.batch[rows.product_row] * batched + (1 - batched)
-    is_1x1, is_3x3 = k == 1, (k > 1) & (stride == 1)
-    side = xp.sqrt(op)
-    op_padded = xp.where(is_3x3 & (op > 1), (xp.ceil(side / 4) * 4) ** 2, op)
-    odd = {"m": m % _ALIGNMENT != 0, "n": n % _ALIGNMENT != 0}
-    positions = batch * op_padded
-    shapes = {"fwd": (n, positions, m * k), "bwd_x": (m, positions, n * k), "bwd_w": (n, m * k, positions)}
+    """Time (L,) of each product run in each phase, ms.
+
+    Padded arithmetic, traffic of tensors and of weights, and a start-up latency. Of all these only the
+    number of positions (in tiles of 32) and the batch itself change with the batch size, so that a line's
+    time is `on_positions * positions + on_batch * batch + constant`.
+    """
+    table = rows.products
+    line, batched = rows.product_line, table[:, 8]
+    batch = rows.batch[rows.product_row] * batched[line] + (1 - batched[line])
+    op = _padded_positions(table, xp)
+    positions = xp.ceil(batch * op[line] / 32) * 32
     times = {}
     for phase in PHASES if rows.training else PHASES[:1]:
-        height, width, depth = shapes[phase]
-        by_kind = _chosen(p, "rate_{}_" + phase, is_1x1, is_3x3, xp)
-        rate = xp.exp(p["rate"] + p[f"rate_{phase}"] + by_kind)
-        tall = _tiled(height, p, phase, xp)
-        if phase == "bwd_w":
-            wide, deep, matrix = _tiled(width, p, phase, xp), depth, height * width
-        else:
-            wide, deep = xp.ceil(width / 32) * 32, xp.ceil(depth / 8) * 8 + xp.exp(p[f"depth_{phase}"])
-            matrix = height * depth
-        arithmetic = (
-            2e-9 * tall * wide * deep * rate * (1 + xp.exp(p[f"parallel_{phase}"]) * 4096 / (tall * wide))
-        )
-        moved = batch * (n * op_padded + m * ip)
-        traffic = xp.exp(p[f"traffic_{phase}"] + _chosen(p, "traffic_{}", is_1x1, is_3x3, xp)) * moved
-        weights = xp.exp(p[f"weights_{phase}"] + p["weights_3x3"] * is_3x3) * matrix
-        uneven = sum(
-            flag * (p[f"odd_{s}_{phase}"] + _chosen(p, "odd_{}_" + f"{s}_{phase}", is_1x1, is_3x3, xp))
-            for s, flag in odd.items()
-        )
-        time = (arithmetic + traffic + weights) * xp.exp(uneven) + xp.exp(p[f"latency_{phase}"])
-        times[phase] = time * count * (input_grad if phase == "bwd_x" else 1.0)
+        on_positions, on_batch, constant = _product_terms(table, op, phase, p, xp)
+        times[phase] = on_batch[line] * batch + constant[line]
+        if phase != "bwd_w":
+            times[phase] = times[phase] + on_positions[line] * positions
     return times
 
 
-def _chosen(p: Mapping[str, Any], pattern: str, is_1x1: Array, is_3x3: Array, xp: Any) -> Array:  # noqa: ANN401
-    """The coefficient of each line's kind."""
-    one, three, other = (p[pattern.format(kind)] for kind in KINDS)
-    return is_1x1 * one + is_3x3 * three + (1.0 - (is_1x1 * 1.0 + is_3x3 * 1.0)) * other
+def _padded_positions(table: Array, xp: Any) -> Array:  # noqa: ANN401
+    """Output positions a sample; Winograd works on tiles of four, so that sides are rounded up to four."""
+    k, stride, op = table[:, 2], table[:, 3], table[:, 5]
+    side = xp.ceil(xp.sqrt(op) / 4) * 4
+    return xp.where((k > 1) & (stride == 1) & (op > 1), side**2, op)
+
+
+def _product_terms(
+    table: Array,
+    op: Array,
+    phase: str,
+    p: Mapping[str, Any],
+    xp: Any,  # noqa: ANN401
+) -> tuple[Array, Array, Array]:
+    """Return (U,) each: what a line costs a position, a sample and at all, in one phase, ms."""
+    m, n, k, stride, ip = (table[:, i] for i in range(5))
+    kinds = [(k == 1) * 1.0, ((k > 1) & (stride == 1)) * 1.0]
+    kinds.append(1.0 - kinds[0] - kinds[1])
+    height, depth, width = {"fwd": (n, m * k, op), "bwd_x": (m, n * k, op), "bwd_w": (n, op, m * k)}[phase]
+    rate = 2e-9 * xp.exp(p["rate"] + p[f"rate_{phase}"] + _chosen(p, "rate_{}_" + phase, kinds))
+    tall, idle = _tiled(height, p, phase, xp), xp.exp(p[f"parallel_{phase}"]) * 4096
+    traffic = xp.exp(p[f"traffic_{phase}"] + _chosen(p, "traffic_{}", kinds)) * (n * op + m * ip)
+    if phase == "bwd_w":
+        matrix = height * width
+        on_positions = xp.zeros_like(m)
+        on_batch = rate * (tall * _tiled(width, p, phase, xp) + idle) * depth + traffic
+        constant = xp.zeros_like(m)
+    else:
+        matrix = height * depth
+        deep = rate * (xp.ceil(depth / 8) * 8 + xp.exp(p[f"depth_{phase}"]))
+        on_positions, on_batch, constant = deep * tall, traffic, deep * idle
+    constant = constant + xp.exp(p[f"weights_{phase}"] + p["weights_3x3"] * kinds[1]) * matrix
+    uneven = sum(
+        (size % _ALIGNMENT != 0)
+        * (p[f"odd_{side}_{phase}"] + _chosen(p, "odd_{}_" + f"{side}_{phase}", kinds))
+        for side, size in (("m", m), ("n", n))
+    )
+    often = table[:, 7] * (table[:, 6] if phase == "bwd_x" else 1.0)
+    scale = xp.exp(uneven) * often
+    latency = xp.exp(p[f"latency_{phase}"]) * often
+    return on_positions * scale, on_batch * scale, constant * scale + latency
+
+
+def _chosen(p: Mapping[str, Any], pattern: str, kinds: Sequence[Array]) -> Array:
+    """The coefficient of each line's kind; `kinds` holds a 0/1 array for each of `KINDS`."""
+    return sum(flag * p[pattern.format(kind)] for kind, flag in zip(KINDS, kinds, strict=True))
 
 
 def _tiled(size: Array, p: Mapping[str, Any], phase: str, xp: Any) -> Array:  # noqa: ANN401
@@ -203,7 +242,7 @@ def _tiled(size: Array, p: Mapping[str, Any], phase: str, xp: Any) -> Array:  # 
 
 def depthwise_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> Array:  # noqa: ANN401
     """Time of each depthwise convolution over all phases, ms."""
-    n, k, stride, ip, op, input_grad, count = (rows.depthwise[:, i] for i in range(7))
+    n, k, stride, ip, op, input_grad, count = (rows.depthwise[rows.depthwise_line, i] for i in range(7))
     batch = rows.batch[rows.depthwise_row]
     read, written = n * ip * batch, n * op * batch
     work = {"fwd": written * k, "bwd_x": read * k, "bwd_w": written * k}
@@ -230,17 +269,27 @@ def pass_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> list[Array]:  # noq
     return times
 
 
-def busy_and_launch(rows: Rows, p: Mapping[str, Any], xp: Any = np, segments: Segment = numpy_segments  # noqa: ANN401
-                    ) -> tuple[Array, Array]:  # fmt: skip
-    """Return (R,) time the device computes and (R,) time the host needs to launch, ms."""
-    busy = sum(pass_times(rows, p, xp))
-    for time in product_times(rows, p, xp).values():
-        busy = busy + segments(time, rows.product_row, rows.count)
-    if len(rows.depthwise):
-        busy = busy + segments(depthwise_times(rows, p, xp), rows.depthwise_row, rows.count)
+@dataclass(frozen=True, slots=True)
+class WorkTimes:
+    """Where the time of rows goes, ms: products (L,) by phase, depthwise (D,), passes (R,) each, busy and launch (R,)."""
+
+    products: dict[str, Array]
+    depthwise: Array | None
+    passes: list[Array]
+    busy: Array
+    launch: Array
+
+
+def work_times(rows: Rows, p: Mapping[str, Any], xp: Any = np, segments: Segment = numpy_segments) -> WorkTimes:  # noqa: ANN401
+    """Return the time the device computes (`busy`) and the host launches (`launch`), with their parts."""
+    products, passes = product_times(rows, p, xp), pass_times(rows, p, xp)
+    busy = sum(passes) + segments(sum(products.values()), rows.product_row, rows.count)
+    depthwise = depthwise_times(rows, p, xp) if len(rows.depthwise) else None
+    if depthwise is not None:
+        busy = busy + segments(depthwise, rows.depthwise_row, rows.count)
     counted = [j for j, name in enumerate(LAUNCHES) if rows.training or name.endswith("fwd")]
     launch = sum(xp.exp(p[f"launch_{LAUNCHES[j]}"]) * rows.launches[:, j] for j in counted)
-    return busy, launch
+    return WorkTimes(products, depthwise, passes, busy, launch)
 
 
 def step_time(busy: Array, launch: Array, p: Mapping[str, Any], xp: Any = np) -> Array:  # noqa: ANN401

@@ -128,14 +128,27 @@ class MemoryModel:
         return () if self.forest is None else tuple(features_outside(self.forest, features))
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What Γ needs of a graph beside its tape: parameters in MiB, and whether it multiplies matrices."""
+
+    parameters_mib: float
+    multiplies: bool
+
+
+def graph_traits(graph: Graph) -> Traits:
+    """Return the traits of a graph."""
+    return Traits(sum(v.nbytes[0] for v in graph.parameters) / 2**20, multiplies(graph))
+
+
 def simulate_peaks(
-    graphs: Sequence[Graph], tapes: Sequence[Tape], which: npt.NDArray[np.intp], batch: FloatArray
+    tapes: Sequence[Tape], traits: Sequence[Traits], which: npt.NDArray[np.intp], batch: FloatArray
 ) -> Peaks:
-    """Return the simulated peaks of rows: graph `which[r]` at batch size `batch[r]`."""
+    """Return the simulated peaks of rows: graph `which[r]`, of which tape and traits are given, at `batch[r]`."""
     allocated, reserved = np.empty(len(which)), np.empty(len(which))
     for index in np.unique(which):
         rows = which == index
         allocated[rows], reserved[rows] = peaks_mib(tapes[index], batch[rows].astype(np.int64))
-    parameters = np.array([sum(v.nbytes[0] for v in g.parameters) / 2**20 for g in graphs])
-    linear = np.array([multiplies(g) for g in graphs])
+    parameters = np.array([t.parameters_mib for t in traits])
+    linear = np.array([t.multiplies for t in traits])
     return Peaks(np.asarray(batch, dtype=float), allocated, reserved, parameters[which], linear[which])
