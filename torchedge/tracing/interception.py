@@ -319,7 +319,7 @@ class Interceptor(TorchFunctionMode):
 
 
 def _forced_view(tensor: torch.Tensor, size: Any) -> torch.Tensor:
-    """Return a view whose strides differ here from those at export (fused kernels have layouts of their own)."""
+    """Return a view whose strides differ here from those at export: fused kernels choose their own layout."""
     shape = tensor.new_empty(tensor.shape).view(size).shape
     strides = torch.empty(shape, device="meta").stride()
     return tensor.as_strided(shape, strides)
