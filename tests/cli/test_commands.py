@@ -234,3 +234,33 @@ def test_the_parser_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
     assert build_parser().prog == "torchedge"
+
+
+ODD = """
+import torch
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return torch.special.bessel_j0(self.first(x)).flatten(1)
+
+def make():
+    return Odd()
+"""
+
+
+def test_what_is_not_counted_or_not_covered_is_said(run, tmp_path, fitted):
+    file = tmp_path / "odd.py"
+    file.write_text(ODD)
+    words = ("predict", f"{file}:make", "--input-size", "3x8x8", "--device", str(fitted))
+    out = run(*words, "-b", "4,8")
+    assert "not counted: bessel_j0" in out.replace("special_", "")
+    assert "out of range: " in out and "extrapolated" in out
+    assert "provenance: public data" in out
+    assert max(map(len, out.splitlines())) <= 80
+    document = json.loads(run(*words, "--json"))
+    assert document["unsupported"] and document["out_of_range"]

@@ -115,7 +115,7 @@ def _ablate(samples: Samples, columns: Any, progress: Progress, ours: Scores, pu
 
     measures: list[tuple[str, Callable[[str, str], float]]] = [
         ("published method: forest on 56 features", lambda t, p: published[t, p].mean),
-        ("device's figures alone, nothing fitted", lambda t, p: score_unfitted(samples, t, p).mean),
+        ("device.toml's figures alone, no fit", lambda t, p: score_unfitted(samples, t, p).mean),
         (
             "published forest of the ratio to that",
             lambda t, p: score_published(samples, t, p, features=columns, ratio=True).mean,
@@ -208,6 +208,7 @@ def _print_ablation(rows: list[Row]) -> None:
     keys = [(t, p) for t, by_protocol in rows[0][1].items() for p in by_protocol]
     head = ["method", *(f"{short[t]} {p.replace('left-out', 'left')}" for t, p in keys)]
     print_table(head, [[name, *(_tenth(table[t][p]) for t, p in keys)] for name, table in rows], gap=1)
+    print("(the figures of device.toml and the priors were chosen knowing this device's data)")
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:
