@@ -30,8 +30,8 @@ FLOATING = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", 
 class Value:
     """One tensor: its name, shape (dimensions may be affine in the batch size N), dtype and role.
 
-    `alias` is the index of the value whose storage it shares (a view, or the result of an in-place operator), else None.
-    `trainable` says of a parameter that it receives a gradient.
+    `alias` is the index of the value whose storage it shares (a view, or the result of an in-place operator),
+    else None. `trainable` says of a parameter that it receives a gradient.
     """
 
     name: str
@@ -82,8 +82,9 @@ def _times(const: int, slope: int, square: int, size: Affine) -> Poly:
 class Op:
     """One operator call: ATen base name, indices of the values it reads (None: an absent optional tensor) and makes.
 
-    `scope` is the path of the module that called it; `inplace` that output 0 overwrites input 0; `grad` that autograd was
-    recording; `region` numbers the activation-checkpoint region it runs in (0: none); `known` that `torchedge.ops` knows it.
+    `scope` is the path of the module that called it; `inplace` that output 0 overwrites input 0; `grad` that
+    autograd was recording; `region` numbers the activation-checkpoint region it runs in (0: none); `known`
+    that `torchedge.ops` knows it.
     """
 
     kind: str
@@ -101,10 +102,11 @@ class Op:
 class Graph:
     """A captured forward pass (and loss): values and operators in execution order.
 
-    `inputs` are the values the user feeds, `outputs` what the model returns, `loss` the scalar that a training step
-    differentiates (None: inference). `releases[k]` lists the values whose last Python reference went away between operator k
-    and k + 1: with it, memory is freed in the simulation where eager PyTorch frees it; None where capture cannot know.
-    `training` is the mode the model ran in, `fixed_batch` the one batch size the graph is valid for (None: every).
+    `inputs` are the values the user feeds, `outputs` what the model returns, `loss` the scalar that a
+    training step differentiates (None: inference). `releases[k]` lists the values whose last Python reference
+    went away between operator k and k + 1: with it, memory is freed in the simulation where eager PyTorch
+    frees it; None where capture cannot know. `training` is the mode the model ran in, `fixed_batch` the one
+    batch size the graph is valid for (None: every).
     """
 
     values: tuple[Value, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -28,33 +29,49 @@ def log_sigmoid_aux(call: Call) -> tuple[int, ...]:
     return (call.in_bytes(0),) if call.backend == "cpu" else ()
 
 
-_INPUT = {"infer": same_shape, "saves": keep(0)}
-_RESULT = {"infer": same_shape, "saves": keep(-1)}
-_WHOLE = {"infer": same_shape, "saves": keep(-1), "load": LoadClass.HIERARCHICAL, "autocast": "float32"}
+_input_kept = partial(spec, infer=same_shape, saves=keep(0))
+_result_kept = partial(spec, infer=same_shape, saves=keep(-1))
+_whole_row = partial(_result_kept, load=LoadClass.HIERARCHICAL, autocast="float32")
 
 OPS = (
-    spec("relu", "input", **_RESULT),
-    spec("relu6", "input", **_INPUT),
-    spec("hardtanh", "input min_val max_val", **_INPUT),
-    spec("sigmoid", "input", "special_expit", flops=flops_each(4), **_RESULT),
-    spec("tanh", "input", flops=flops_each(6), **_RESULT),
-    spec("silu", "input", flops=flops_each(5), **_INPUT),
-    spec("gelu", "input approximate", flops=flops_each(8), **_INPUT),
-    spec("mish", "input", flops=flops_each(8), **_INPUT),
-    spec("hardswish", "input", flops=flops_each(4), **_INPUT),
-    spec("hardsigmoid", "input", flops=flops_each(3), **_INPUT),
-    spec("leaky_relu", "input negative_slope", infer=same_shape, saves=lambda c: (-1,) if c.inplace else (0,)),
-    spec("elu", "input alpha scale input_scale", "selu celu", flops=flops_each(3), infer=same_shape,
-         saves=lambda c: (-1,) if c.inplace else (0,)),
-    spec("rrelu", "input lower upper training", **_INPUT),
-    spec("softplus", "input beta threshold", flops=flops_each(4), **_INPUT),
-    spec("log_sigmoid", "input", "logsigmoid", flops=flops_each(4), infer=same_shape, saves=keep(0), aux=log_sigmoid_aux),
-    spec("threshold", "input threshold value", **_INPUT),
-    spec("hardshrink", "input lambd", "softshrink", **_INPUT),
+    _result_kept("relu", "input"),
+    _input_kept("relu6", "input"),
+    _input_kept("hardtanh", "input min_val max_val"),
+    _result_kept("sigmoid", "input", "special_expit", flops=flops_each(4)),
+    _result_kept("tanh", "input", flops=flops_each(6)),
+    _input_kept("silu", "input", flops=flops_each(5)),
+    _input_kept("gelu", "input approximate", flops=flops_each(8)),
+    _input_kept("mish", "input", flops=flops_each(8)),
+    _input_kept("hardswish", "input", flops=flops_each(4)),
+    _input_kept("hardsigmoid", "input", flops=flops_each(3)),
+    spec(
+        "leaky_relu", "input negative_slope", infer=same_shape, saves=lambda c: (-1,) if c.inplace else (0,)
+    ),
+    spec(
+        "elu",
+        "input alpha scale input_scale",
+        "selu celu",
+        flops=flops_each(3),
+        infer=same_shape,
+        saves=lambda c: (-1,) if c.inplace else (0,),
+    ),
+    _input_kept("rrelu", "input lower upper training"),
+    _input_kept("softplus", "input beta threshold", flops=flops_each(4)),
+    spec(
+        "log_sigmoid",
+        "input",
+        "logsigmoid",
+        flops=flops_each(4),
+        infer=same_shape,
+        saves=keep(0),
+        aux=log_sigmoid_aux,
+    ),
+    _input_kept("threshold", "input threshold value"),
+    _input_kept("hardshrink", "input lambd", "softshrink"),
     spec("prelu", "input weight", "_prelu_kernel", infer=same_shape, saves=keep(0, 1)),
-    spec("softmax", "input dim dtype", "_softmax", flops=flops_each(5), **_WHOLE),
-    spec("log_softmax", "input dim dtype", "_log_softmax", flops=flops_each(5), **_WHOLE),
-    spec("softmin", "input dim dtype", flops=flops_each(6), **_WHOLE),
-    spec("_safe_softmax", "input dim dtype", flops=flops_each(5), **_WHOLE),
+    _whole_row("softmax", "input dim dtype", "_softmax", flops=flops_each(5)),
+    _whole_row("log_softmax", "input dim dtype", "_log_softmax", flops=flops_each(5)),
+    _whole_row("softmin", "input dim dtype", flops=flops_each(6)),
+    _whole_row("_safe_softmax", "input dim dtype", flops=flops_each(5)),
     spec("glu", "input dim", flops=flops_each(5), saves=glu_half),
-)  # fmt: skip
+)

@@ -44,13 +44,22 @@ def attention_saves(call: Call) -> tuple[int, ...]:
 
 OPS = (
     spec(
-        "scaled_dot_product_attention", "query key value attn_mask dropout_p is_causal scale enable_gqa",
+        "scaled_dot_product_attention",
+        "query key value attn_mask dropout_p is_causal scale enable_gqa",
         "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_cudnn_attention",
-        load=LoadClass.REUSABLE, flops=attention_flops, saves=attention_saves, aux=attention_aux,
-        grads=("new", "new", "new", "none"), autocast="lower", backward_flops=1.25,
+        load=LoadClass.REUSABLE,
+        flops=attention_flops,
+        saves=attention_saves,
+        aux=attention_aux,
+        grads=("new", "new", "new", "none"),
+        autocast="lower",
+        backward_flops=1.25,
     ),
     spec(
-        "_native_multi_head_attention", load=LoadClass.REUSABLE, flops=attention_flops, autocast="lower",
+        "_native_multi_head_attention",
+        load=LoadClass.REUSABLE,
+        flops=attention_flops,
+        autocast="lower",
     ),
-)  # fmt: skip
+)

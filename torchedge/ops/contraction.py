@@ -62,24 +62,57 @@ def added_saves(call: Call) -> tuple[int, ...]:
 
 OPS = (
     spec(
-        "linear", "input weight bias", load=LoadClass.REUSABLE, infer=linear_shape, flops=linear_flops,
-        saves=product_saves, grads=("folded", "turned", "new"), autocast="lower",
-    ),
-    spec(
-        "matmul", "input other", "mm bmm mv dot vdot inner __matmul__ chain_matmul", load=LoadClass.REUSABLE, flops=matmul_flops,
-        saves=product_saves, grads=("folded",), autocast="lower",
-    ),
-    spec(
-        "__rmatmul__", "other input", load=LoadClass.REUSABLE, flops=matmul_flops, saves=product_saves, autocast="lower",
-    ),
-    spec(
-        "addmm", "input mat1 mat2 beta alpha", "baddbmm addbmm addmv", load=LoadClass.REUSABLE, flops=added_flops,
-        saves=added_saves, grads=("pass", "new"), autocast="lower",
-    ),
-    spec(
-        "einsum", "equation operands", load=LoadClass.REUSABLE, flops=einsum_flops, saves=product_saves,
+        "linear",
+        "input weight bias",
+        load=LoadClass.REUSABLE,
+        infer=linear_shape,
+        flops=linear_flops,
+        saves=product_saves,
+        grads=("folded", "turned", "new"),
         autocast="lower",
     ),
-    spec("bilinear", "input1 input2 weight bias", load=LoadClass.REUSABLE, flops=matmul_flops, saves=lambda c: (0, 1, 2)),
+    spec(
+        "matmul",
+        "input other",
+        "mm bmm mv dot vdot inner __matmul__ chain_matmul",
+        load=LoadClass.REUSABLE,
+        flops=matmul_flops,
+        saves=product_saves,
+        grads=("folded",),
+        autocast="lower",
+    ),
+    spec(
+        "__rmatmul__",
+        "other input",
+        load=LoadClass.REUSABLE,
+        flops=matmul_flops,
+        saves=product_saves,
+        autocast="lower",
+    ),
+    spec(
+        "addmm",
+        "input mat1 mat2 beta alpha",
+        "baddbmm addbmm addmv",
+        load=LoadClass.REUSABLE,
+        flops=added_flops,
+        saves=added_saves,
+        grads=("pass", "new"),
+        autocast="lower",
+    ),
+    spec(
+        "einsum",
+        "equation operands",
+        load=LoadClass.REUSABLE,
+        flops=einsum_flops,
+        saves=product_saves,
+        autocast="lower",
+    ),
+    spec(
+        "bilinear",
+        "input1 input2 weight bias",
+        load=LoadClass.REUSABLE,
+        flops=matmul_flops,
+        saves=lambda c: (0, 1, 2),
+    ),
     spec("outer", "input vec2", "ger", load=LoadClass.REUSABLE, saves=product_saves, autocast="lower"),
-)  # fmt: skip
+)

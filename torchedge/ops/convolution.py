@@ -78,7 +78,8 @@ def conv_saves(call: Call) -> tuple[int, ...]:
 def winograd_workspace(call: Call) -> tuple[int, ...]:
     """Workspace of the weight gradient of a dense 3×3 convolution with stride 1 under non-fused Winograd F(m×m, 3×3), m the tile.
 
-    (m+2)² transformed filters C·K and tiles (C+K)·N·⌈OH/m⌉·⌈OW/m⌉ in float32 (Lavin and Gray 2016; cuDNN 8 on a Jetson TX2).
+    (m+2)² transformed filters C·K and tiles (C+K)·N·⌈OH/m⌉·⌈OW/m⌉ in float32 (Lavin and Gray 2016; cuDNN 8 on
+    a Jetson TX2).
     """
     tile, weight = call.workspace, call.ins[1]
     if not tile or weight is None or weight[2:] != (3, 3) or not call.need(1):
@@ -100,16 +101,32 @@ _TRANSPOSED = "input weight bias stride padding output_padding groups dilation"
 
 OPS = (
     spec(
-        "conv2d", _PARAMS, "conv1d conv3d", load=LoadClass.REUSABLE, infer=conv_shape, flops=conv_flops,
-        saves=conv_saves, backward_scratch=winograd_workspace, autocast="lower",
-    ),
-    spec(
-        "conv_transpose2d", _TRANSPOSED, "conv_transpose1d conv_transpose3d", load=LoadClass.REUSABLE,
-        flops=transposed_flops, saves=conv_saves, autocast="lower",
-    ),
-    spec(
-        "convolution", "input weight bias stride padding dilation transposed output_padding groups",
-        "cudnn_convolution mkldnn_convolution", load=LoadClass.REUSABLE, flops=conv_flops, saves=conv_saves,
+        "conv2d",
+        _PARAMS,
+        "conv1d conv3d",
+        load=LoadClass.REUSABLE,
+        infer=conv_shape,
+        flops=conv_flops,
+        saves=conv_saves,
+        backward_scratch=winograd_workspace,
         autocast="lower",
     ),
-)  # fmt: skip
+    spec(
+        "conv_transpose2d",
+        _TRANSPOSED,
+        "conv_transpose1d conv_transpose3d",
+        load=LoadClass.REUSABLE,
+        flops=transposed_flops,
+        saves=conv_saves,
+        autocast="lower",
+    ),
+    spec(
+        "convolution",
+        "input weight bias stride padding dilation transposed output_padding groups",
+        "cudnn_convolution mkldnn_convolution",
+        load=LoadClass.REUSABLE,
+        flops=conv_flops,
+        saves=conv_saves,
+        autocast="lower",
+    ),
+)

@@ -23,13 +23,34 @@ def channel_mask_aux(call: Call) -> tuple[int, ...]:
 
 
 OPS = (
-    spec("dropout", "input p train", "native_dropout", infer=lambda ins, attrs: ins[0], aux=dropout_aux, autocast="keep"),
     spec(
-        "feature_dropout", "input p train", infer=lambda ins, attrs: ins[0], aux=channel_mask_aux, autocast="keep"
-    ),
-    spec(
-        "alpha_dropout", "input p train", "feature_alpha_dropout", infer=lambda ins, attrs: ins[0], aux=dropout_aux,
+        "dropout",
+        "input p train",
+        "native_dropout",
+        infer=lambda ins, attrs: ins[0],
+        aux=dropout_aux,
         autocast="keep",
     ),
-    spec("bernoulli", "input p", "uniform normal random exponential log_normal multinomial", grads=("new",), autocast="keep"),
-)  # fmt: skip
+    spec(
+        "feature_dropout",
+        "input p train",
+        infer=lambda ins, attrs: ins[0],
+        aux=channel_mask_aux,
+        autocast="keep",
+    ),
+    spec(
+        "alpha_dropout",
+        "input p train",
+        "feature_alpha_dropout",
+        infer=lambda ins, attrs: ins[0],
+        aux=dropout_aux,
+        autocast="keep",
+    ),
+    spec(
+        "bernoulli",
+        "input p",
+        "uniform normal random exponential log_normal multinomial",
+        grads=("new",),
+        autocast="keep",
+    ),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -72,29 +73,42 @@ def adaptive_saves(call: Call) -> tuple[int, ...]:
 
 _MAX = "input kernel_size stride padding dilation ceil_mode return_indices"
 _AVG = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-_POOL = {"load": LoadClass.HIERARCHICAL, "autocast": "keep"}
+_pool = partial(spec, load=LoadClass.HIERARCHICAL, autocast="keep")
 
 OPS = (
-    spec("max_pool2d", _MAX, infer=window_shape, flops=window_flops, saves=input_saved, aux=indices_aux, **_POOL),
-    spec("max_pool1d", _MAX, "max_pool3d", flops=window_flops, saves=input_saved, aux=indices_aux, **_POOL),
-    spec(
-        "max_pool2d_with_indices", _MAX, "max_pool1d_with_indices max_pool3d_with_indices", flops=window_flops,
-        saves=lambda c: (0, -2), **_POOL,
+    _pool("max_pool2d", _MAX, infer=window_shape, flops=window_flops, saves=input_saved, aux=indices_aux),
+    _pool("max_pool1d", _MAX, "max_pool3d", flops=window_flops, saves=input_saved, aux=indices_aux),
+    _pool(
+        "max_pool2d_with_indices",
+        _MAX,
+        "max_pool1d_with_indices max_pool3d_with_indices",
+        flops=window_flops,
+        saves=lambda c: (0, -2),
     ),
-    spec("avg_pool2d", _AVG, infer=window_shape, flops=window_flops, saves=input_saved, **_POOL),
-    spec("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops, saves=input_saved, **_POOL),
-    spec(
-        "adaptive_avg_pool2d", "input output_size", "_adaptive_avg_pool2d", infer=adaptive_shape, flops=input_flops,
-        saves=adaptive_saves, **_POOL,
+    _pool("avg_pool2d", _AVG, infer=window_shape, flops=window_flops, saves=input_saved),
+    _pool("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops, saves=input_saved),
+    _pool(
+        "adaptive_avg_pool2d",
+        "input output_size",
+        "_adaptive_avg_pool2d",
+        infer=adaptive_shape,
+        flops=input_flops,
+        saves=adaptive_saves,
     ),
-    spec(
-        "adaptive_avg_pool1d", "input output_size", "adaptive_avg_pool3d _adaptive_avg_pool3d", flops=input_flops,
-        saves=input_saved, **_POOL,
+    _pool(
+        "adaptive_avg_pool1d",
+        "input output_size",
+        "adaptive_avg_pool3d _adaptive_avg_pool3d",
+        flops=input_flops,
+        saves=input_saved,
     ),
-    spec(
-        "adaptive_max_pool2d", "input output_size", "adaptive_max_pool1d adaptive_max_pool3d", flops=input_flops,
-        saves=lambda c: (0, -2), **_POOL,
+    _pool(
+        "adaptive_max_pool2d",
+        "input output_size",
+        "adaptive_max_pool1d adaptive_max_pool3d",
+        flops=input_flops,
+        saves=lambda c: (0, -2),
     ),
-    spec("lp_pool2d", flops=window_flops, saves=input_saved, **_POOL),
-    spec("fractional_max_pool2d", "input kernel_size", flops=window_flops, saves=lambda c: (0, -2), **_POOL),
-)  # fmt: skip
+    _pool("lp_pool2d", flops=window_flops, saves=input_saved),
+    _pool("fractional_max_pool2d", "input kernel_size", flops=window_flops, saves=lambda c: (0, -2)),
+)

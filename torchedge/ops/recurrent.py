@@ -38,10 +38,34 @@ def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple
 _PARAMS = "input hx params has_biases num_layers dropout train bidirectional batch_first"
 
 OPS = (
-    spec("lstm", _PARAMS, infer_many=recurrent_shapes, load=LoadClass.REUSABLE, flops=recurrent_flops, saves=keep(0, -1), aux=gate_activations,
-         autocast="lower"),
-    spec("gru", _PARAMS, "rnn_tanh rnn_relu", infer_many=recurrent_shapes, load=LoadClass.REUSABLE, flops=recurrent_flops, saves=keep(0, -1),
-         aux=gate_activations, autocast="lower"),
-    spec("lstm_cell", "input", "gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell", load=LoadClass.REUSABLE,
-         flops=recurrent_flops, saves=keep(0, -1), autocast="lower"),
-)  # fmt: skip
+    spec(
+        "lstm",
+        _PARAMS,
+        infer_many=recurrent_shapes,
+        load=LoadClass.REUSABLE,
+        flops=recurrent_flops,
+        saves=keep(0, -1),
+        aux=gate_activations,
+        autocast="lower",
+    ),
+    spec(
+        "gru",
+        _PARAMS,
+        "rnn_tanh rnn_relu",
+        infer_many=recurrent_shapes,
+        load=LoadClass.REUSABLE,
+        flops=recurrent_flops,
+        saves=keep(0, -1),
+        aux=gate_activations,
+        autocast="lower",
+    ),
+    spec(
+        "lstm_cell",
+        "input",
+        "gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell",
+        load=LoadClass.REUSABLE,
+        flops=recurrent_flops,
+        saves=keep(0, -1),
+        autocast="lower",
+    ),
+)

@@ -1,8 +1,8 @@
 """What is known about an operator, and where to look it up by its ATen name.
 
-A family file holds one `OpSpec` for each operator: this is the only place to add one. Rules see a `Call`, whose shapes are
-plain integers: during capture the batch size is a large prime, in analyses a number whose powers act as digits
-(`torchedge.graphs.dims`), so that a rule written for integers serves every batch size.
+A family file holds one `OpSpec` for each operator: this is the only place to add one. Rules see a `Call`,
+whose shapes are plain integers: during capture the batch size is a large prime, in analyses a number whose
+powers act as digits (`torchedge.graphs.dims`), so that a rule written for integers serves every batch size.
 """
 
 from __future__ import annotations
@@ -22,9 +22,22 @@ from torchedge.graphs.dims import symbolic
 Sizes = tuple[int, ...]
 
 FAMILIES = (
-    "convolution", "contraction", "attention", "normalization", "pooling", "activations", "elementwise", "reductions",
-    "views", "movement", "dropout", "losses", "resampling", "recurrent", "creation",
-)  # fmt: skip
+    "convolution",
+    "contraction",
+    "attention",
+    "normalization",
+    "pooling",
+    "activations",
+    "elementwise",
+    "reductions",
+    "views",
+    "movement",
+    "dropout",
+    "losses",
+    "resampling",
+    "recurrent",
+    "creation",
+)
 
 
 class LoadClass(Enum):
@@ -39,9 +52,9 @@ class LoadClass(Enum):
 class Call:
     """One operator call as the rules see it: integer shapes, dtypes, attributes; shapes are worked out when asked for.
 
-    `needs[i]` says that input i needs a gradient; `backend` ("cuda" or "cpu") which library runs it, where that changes
-    what autograd keeps; `training` the mode the model ran in; `workspace` the tile of the Winograd algorithm whose workspace
-    the convolution library asks for (0: none).
+    `needs[i]` says that input i needs a gradient; `backend` ("cuda" or "cpu") which library runs it, where
+    that changes what autograd keeps; `training` the mode the model ran in; `workspace` the tile of the
+    Winograd algorithm whose workspace the convolution library asks for (0: none).
     """
 
     __slots__ = (
@@ -57,8 +70,15 @@ class Call:
         "workspace",
     )
 
-    def __init__(self, values: Sequence[Value], op: Op, needs: Sequence[bool] = (), backend: str = "cuda",
-                 training: bool = True, workspace: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        values: Sequence[Value],
+        op: Op,
+        needs: Sequence[bool] = (),
+        backend: str = "cuda",
+        training: bool = True,
+        workspace: int = 0,
+    ) -> None:
         self.workspace = workspace
         self._values, self._op = values, op
         self._ins: list[Sizes | None] | None = None
@@ -145,13 +165,15 @@ class OpSpec:
     params: names of its parameters in order (tensor parameters become inputs, the others attributes).
     infer: shape of its one output from input shapes, None where the framework's own meta kernel decides.
     infer_many: the same for an operator with several outputs, all of input 0's dtype.
+    first_dtype: `infer` holds whatever the dtypes of the inputs; the output has input 0's.
     flops: FLOPs of the forward call (a multiply-add counts as two).
     saves: which tensors autograd keeps, `keep`'s coding; in-place calls that keep input 0 keep a clone of it.
     aux: bytes of hidden outputs that autograd keeps too (batch statistics, pooling indices, dropout masks).
-    scratch: bytes of tensors that live only during the forward call; backward_scratch: during the backward call.
-    grads: for each input how its gradient comes about: "new" (allocated), "pass" (the incoming gradient itself where shapes
-    agree), "view" (shares the incoming gradient's storage), "turned" (new, reached through a view; "folded": from three dimensions
-    on), "none". The last entry holds for all further inputs.
+    scratch: bytes of tensors that live only during the forward call; backward_scratch: during the backward
+    call.
+    grads: for each input how its gradient comes about: "new" (allocated), "pass" (the incoming gradient
+    itself where shapes agree), "view" (shares the incoming gradient's storage), "turned" (new, reached
+    through a view; "folded": from three dimensions on), "none". The last entry holds for all further inputs.
     autocast: "lower" (runs in the low precision), "float32", "widest" (promotes) or "keep".
     view: its output shares the storage of input 0.
     backward_flops: forward FLOPs spent for each input gradient.
@@ -164,6 +186,7 @@ class OpSpec:
     targets: tuple[str, ...] = ()
     infer: InferRule | None = None
     infer_many: InferManyRule | None = None
+    first_dtype: bool = False
     flops: Callable[[Call], int] = output_elements
     saves: Rule = nothing
     aux: Rule = nothing
@@ -188,9 +211,46 @@ class OpSpec:
         return self.grads[index] if index < len(self.grads) else self.grads[-1]
 
 
-def spec(kind: str, params: str = "", targets: str = "", **rules: Any) -> OpSpec:  # noqa: ANN401 - passed to OpSpec
-    """Shorthand of the family files: parameter and target names separated by blanks."""
-    return OpSpec(kind, params=tuple(params.split()), targets=tuple(targets.split()), **rules)
+def spec(
+    kind: str,
+    params: str = "",
+    targets: str = "",
+    *,
+    load: LoadClass = LoadClass.ELEMENTAL,
+    infer: InferRule | None = None,
+    infer_many: InferManyRule | None = None,
+    first_dtype: bool = False,
+    flops: Callable[[Call], int] = output_elements,
+    saves: Rule = nothing,
+    aux: Rule = nothing,
+    scratch: Rule = nothing,
+    backward_scratch: Rule = nothing,
+    grads: tuple[str, ...] = ("new",),
+    autocast: str = "widest",
+    view: bool = False,
+    backward_flops: float = 1.0,
+    broadcasts: bool = False,
+) -> OpSpec:
+    """Shorthand of the family files: parameter and target names separated by blanks, the rest as in `OpSpec`."""
+    return OpSpec(
+        kind,
+        load=load,
+        params=tuple(params.split()),
+        targets=tuple(targets.split()),
+        infer=infer,
+        infer_many=infer_many,
+        first_dtype=first_dtype,
+        flops=flops,
+        saves=saves,
+        aux=aux,
+        scratch=scratch,
+        backward_scratch=backward_scratch,
+        grads=grads,
+        autocast=autocast,
+        view=view,
+        backward_flops=backward_flops,
+        broadcasts=broadcasts,
+    )
 
 
 @cache
