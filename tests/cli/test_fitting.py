@@ -78,6 +78,26 @@ def test_force_replaces_the_profile_and_keeps_what_else_is_there(
     assert (out / "notes.md").read_text() == "mine"
 
 
+def test_the_accuracy_table_goes_into_the_profile(made, small_dataset, tmp_path, monkeypatch, capsys):
+    from torchedge.profiling.accuracy import Score
+    from torchedge.profiling.profile_folders import Accuracy
+
+    scores = {("gamma", "own"): Score("gamma", "own", {"one": 1.234, "two": 2.0}, {"one": 90.0, "two": 80.0})}
+    found = Accuracy(scores, ("phi, basis: not scored (too few rows)",))
+    monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
+    monkeypatch.setattr("torchedge.profiling.profile_folders.score_all", lambda *_: found)
+    out = tmp_path / "mine"
+    assert main(["fit", str(small_dataset), "--out", str(out), "--json"]) == 0
+    text, err = capsys.readouterr()
+    table = json.loads(text)["training"]["accuracy"]
+    assert table == {
+        "gamma": {"own": {"mean": 1.62, "coverage": 85.0, "networks": {"one": 1.23, "two": 2.0}}}
+    }
+    assert "torchedge: warning: phi, basis" in err
+    assert main(["devices", str(out)]) == 0
+    assert "mean absolute error of gamma: own 1.6 %" in capsys.readouterr().out
+
+
 def fitted_before(made):
     """Stands in for the fit, which takes its time."""
     from torchedge import find_device

@@ -207,7 +207,9 @@ def _print_remarks(found: list[Prediction]) -> None:
     """Print once what is said of any of the predictions."""
     for kind in dict.fromkeys(kind for p in found for kind in p.unsupported):
         print_wrapped(
-            f"{kind}: nothing is known of this operator, so the figures leave it out", first="not counted: "
+            f"{kind}: nothing is known of this operator, so the figures leave it out",
+            first="not counted: ",
+            rest="  ",
         )
     outside = dict.fromkeys(name for p in found for name in p.out_of_range)
     if outside:

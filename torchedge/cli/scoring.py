@@ -208,7 +208,7 @@ def _print_ablation(rows: list[Row]) -> None:
     keys = [(t, p) for t, by_protocol in rows[0][1].items() for p in by_protocol]
     head = ["method", *(f"{short[t]} {p.replace('left-out', 'left')}" for t, p in keys)]
     print_table(head, [[name, *(_tenth(table[t][p]) for t, p in keys)] for name, table in rows], gap=1)
-    print("(the figures of device.toml and the priors were chosen knowing this device's data)")
+    print("(device.toml and the priors were chosen knowing this device's data)")
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:
