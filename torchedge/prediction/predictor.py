@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torchedge.devices import Device
 from torchedge.errors import InputError
 from torchedge.graphs import Graph
+from torchedge.graphs.garbage import collection_paused
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.memory.model import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
@@ -23,8 +24,13 @@ FloatArray = npt.NDArray[np.float64]
 _MIB = 2.0**20
 
 
-def predict_graph(graph: Graph, batch_size: int, device: Device, settings: StepSettings | None = None,
-                  notes: tuple[str, ...] = ()) -> Prediction:  # fmt: skip
+def predict_graph(
+    graph: Graph,
+    batch_size: int,
+    device: Device,
+    settings: StepSettings | None = None,
+    notes: tuple[str, ...] = (),
+) -> Prediction:
     """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result."""
     checked = checked_batches(batch_size)
     if checked.ndim:
@@ -35,12 +41,13 @@ def predict_graph(graph: Graph, batch_size: int, device: Device, settings: StepS
     models = load_models(device)
     settings = device_settings(device, settings)
     job = _Job([graph], [analyse(graph)], models, settings)
+    with collection_paused():
+        tape = job.analyses[0].tape(settings)
     row = np.zeros(1, dtype=np.intp)
     batch = checked.reshape(1).astype(np.float64)
     peaks = job.peaks(row, batch)
     memory, times = models.memory.predict(peaks), models.latency.predict(job.work, row, batch)
     outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.features)
-    tape = job.analyses[0].tape(settings)
     breakdown = _breakdown(
         _categories(tape, int(batch_size)), float(peaks.reserved[0]), float(memory.value[0])
     )
@@ -54,15 +61,26 @@ def predict_graph(graph: Graph, batch_size: int, device: Device, settings: StepS
         latency=Estimate(float(times.value[0]), float(times.low[0]), float(times.high[0]), "ms"),
         allocated=_around(float(peaks.allocated[0]), models.memory.allocated_errors.half_width(np.ones(1))),
         reserved=_around(float(peaks.reserved[0]), models.memory.reserved_errors.half_width(np.ones(1))),
-        breakdown=breakdown, device=device.name, device_memory_mib=float(models.memory.limits(peaks.linear)[0]), batch_size=int(batch_size),
-        mode="train" if graph.loss is not None else "infer", model=graph.name, unsupported=graph.unsupported,
-        out_of_range=outside, provenance=models.provenance, notes=(*graph.notes, *models.notes, *notes),
+        breakdown=breakdown,
+        device=device.name,
+        device_memory_mib=float(models.memory.limits(peaks.linear)[0]),
+        batch_size=int(batch_size),
+        mode="train" if graph.loss is not None else "infer",
+        model=graph.name,
+        unsupported=graph.unsupported,
+        out_of_range=outside,
+        provenance=models.provenance,
+        notes=(*graph.notes, *models.notes, *notes),
         needs=Needs(required),
-    )  # fmt: skip
+    )
 
 
-def predict_graphs(graphs: Sequence[Graph], batch_sizes: Any, device: Device,  # noqa: ANN401 - an int or any array of ints
-                   settings: StepSettings | None = None) -> Predictions:  # fmt: skip
+def predict_graphs(
+    graphs: Sequence[Graph],
+    batch_sizes: Any,
+    device: Device,  # noqa: ANN401 - an int or any array of ints
+    settings: StepSettings | None = None,
+) -> Predictions:
     """Predict every graph at every batch size: (G,) graphs and (B,) batch sizes give (G, B) arrays; vectorised."""
     batches = np.atleast_1d(checked_batches(batch_sizes))
     if not graphs:
@@ -86,8 +104,13 @@ def predict_graphs(graphs: Sequence[Graph], batch_sizes: Any, device: Device,  #
         peaks.allocated,
         peaks.reserved,
     )
-    return Predictions(batches, *(np.reshape(t, shape) for t in tables), np.reshape(memory.outside | times.outside, shape),
-                       device.name, models.provenance)  # fmt: skip
+    return Predictions(
+        batches,
+        *(np.reshape(t, shape) for t in tables),
+        np.reshape(memory.outside | times.outside, shape),
+        device.name,
+        models.provenance,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +171,8 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
 def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[str, float]:
     """Tensors by category at the peak, what the allocator holds beside them, and what the process takes beside that.
 
-    Where the device's ceiling or the forest puts the total below the simulated reserve, parts shrink in proportion.
+    Where the device's ceiling or the forest puts the total below the simulated reserve, parts shrink in
+    proportion.
     """
     live = float(categories.sum())
     parts = dict(zip(CATEGORIES, categories.tolist(), strict=True))

@@ -127,7 +127,7 @@ class Interceptor(TorchFunctionMode):
         tensors = (
             args[0] if known.params[:1] == ("tensors",) else [a for a in args if isinstance(a, torch.Tensor)]
         )
-        dtype = common_dtype(tensors, attrs)
+        dtype = dtype_of(tensors[0]) if known.first_dtype and tensors else common_dtype(tensors, attrs)
         if dtype is None or None in inputs[:1]:
             return None
         if len(tensors) != sum([i is not None for i in inputs]):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import Graph, Op, Value
+from torchedge.graphs import FLOATING, Graph, Op, Value
 from torchedge.graphs.dims import BATCH_PRIME, Affine, decode_dim, decode_shape
 from torchedge.graphs.graph import Role
 
@@ -66,6 +66,16 @@ class TracedTensor(torch.Tensor):
     token: Token
     sizes: torch.Size
     dtype_name: str
+    recorder: Recorder
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        """Whether a gradient would flow through the value: models choose checkpointing by it."""
+        return self.recorder.needs_gradient(self.token.index)
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        """Leave it: which values need a gradient follows from the graph."""
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -153,6 +163,8 @@ class Recorder:
         self.ops: list[Op] = []
         self.releases: list[tuple[int, ...]] = []
         self._released: list[int] = []
+        self._needs: list[bool] = []
+        self._judged = 0
         self._tokens = self._booked = 0
         self.scopes: list[str] = [""]
         self.regions: list[int] = [0]
@@ -191,7 +203,20 @@ class Recorder:
         traced.sizes = torch.Tensor.size(tensor)
         traced.dtype_name = self.values[index].dtype
         traced.token = self.token(index)
+        traced.recorder = self
         return traced
+
+    def needs_gradient(self, index: int) -> bool:
+        """Return whether a gradient flows through a value, as far as the graph is known."""
+        needs = self._needs
+        for value in self.values[len(needs) :]:
+            needs.append(value.trainable)
+        for op in self.ops[self._judged :]:
+            if op.grad and any(i is not None and needs[i] for i in op.inputs):
+                for output in op.outputs:
+                    needs[output] = self.values[output].dtype in FLOATING
+        self._judged = len(self.ops)
+        return needs[index]
 
     def token(self, index: int) -> Token:
         """Return a new token for a value."""

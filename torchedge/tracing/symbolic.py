@@ -17,6 +17,7 @@ from torchedge.errors import CaptureError
 from torchedge.graphs import Graph
 from torchedge.tracing.interception import Interceptor
 from torchedge.tracing.patches import patched
+from torchedge.graphs.garbage import collection_paused
 from torchedge.tracing.recorder import Recorder, TracedTensor, leaves_of
 from torchedge.tracing.restoring import forget_cached, kept_attributes
 
@@ -42,7 +43,7 @@ def trace(
     recorder = Recorder(leaves_of(model), fixed_batch)
     fed_args, fed_kwargs = feed((args, kwargs), recorder)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
-    with kept_attributes(model), patched(model, recorder), Interceptor(recorder):
+    with collection_paused(), kept_attributes(model), patched(model, recorder), Interceptor(recorder):
         outputs = model(*fed_args, **fed_kwargs)
         returned = [recorder.index_of(t) for t in tensors_in(outputs)]
         recorder.scopes.append("loss")

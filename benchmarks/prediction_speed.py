@@ -1,0 +1,131 @@
+"""Print how fast predictions are and what they cost in memory: `python benchmarks/prediction_speed.py`.
+
+Every figure that is a ratio is measured in this one run; medians of several repetitions. Needs torchvision.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+
+def median_ms(function: Callable[[int], object], times: int) -> float:
+    """Return the median time of `function(i)`, ms."""
+    taken = []
+    for index in range(times):
+        gc.collect()
+        start = time.perf_counter()
+        function(index)
+        taken.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(taken)
+
+
+def process_ms(code: str, times: int = 7) -> float:
+    """Return the median time of a fresh interpreter that runs `code`, ms."""
+    command = [sys.executable, "-c", code]
+    return median_ms(lambda _: subprocess.run(command, check=True), times)
+
+
+def resident_mib(code: str) -> float:
+    """Return the peak resident memory of a fresh interpreter that runs `code`, MiB."""
+    tail = "; import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    out = subprocess.run([sys.executable, "-c", code + tail], check=True, capture_output=True, text=True)
+    return float(out.stdout.split()[-1])
+
+
+def line(what: str, value: str, target: str) -> None:
+    """Print one row of the table."""
+    print(f"{what:<66}{value:>14}   {target}")
+
+
+def measure_one(device: str) -> None:
+    """Time a network never seen before against torch.fx.symbolic_trace, and another batch size."""
+    import torch
+
+    import torchedge
+    from torchedge.tracing.vision import import_torchvision
+
+    models = [import_torchvision().models.resnet50() for _ in range(9)]
+    predictor = torchedge.Predictor(device)
+    predictor.predict(models[0], 32)
+    torch.fx.symbolic_trace(models[0])
+    pairs = []
+    for model in models[1:]:
+        pairs.append(
+            (
+                median_ms(lambda _, m=model: torch.fx.symbolic_trace(m), 3),
+                median_ms(lambda _, m=model: predictor.predict(m, 32), 3),
+            )
+        )
+    traced, predicted = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(p / t for t, p in pairs)
+    line("torch.fx.symbolic_trace(resnet50)", f"{traced:.1f} ms", "")
+    line("Predictor.predict(resnet50, 32), never seen before", f"{predicted:.1f} ms", "")
+    line("  ratio", f"{ratio:.2f}", "at most 1.5")
+    graph = torchedge.capture(models[0])
+    for batch in (4, 16, 64, 256):
+        predictor.predict(graph, batch)
+    again = median_ms(lambda i: predictor.predict(graph, 17 + i), 101)
+    line("another batch size of a captured graph", f"{again:.2f} ms", "under 1 ms")
+
+
+def measure_many(device: str) -> None:
+    """Time 10,000 rows through predict_many."""
+    import torch
+
+    import torchedge
+    from torchedge.tracing.vision import import_torchvision
+
+    resnet50 = import_torchvision().models.resnet50
+    predictor = torchedge.Predictor(device)
+    with torch.device("meta"):
+        graphs = [
+            torchedge.capture(resnet50(width_per_group=w))
+            for w in (32, 48, 64, 80, 96, 112, 128, 144, 160, 176)
+        ]
+    predictor.predict_many(graphs, [4, 16, 64, 256])
+    taken = median_ms(lambda _: predictor.predict_many(graphs, range(1, 1001)), 5)
+    line("predict_many, 10 networks at 1,000 batch sizes", f"{1e7 / taken:,.0f} /s", "over 20,000 a second")
+
+
+def measure_cost(device: str) -> None:
+    """Measure imports, the loaded profile and the simulation in fresh processes."""
+    import torchedge
+
+    torch_ms, both_ms = process_ms("import torch"), process_ms("import torch, torchedge")
+    line("import torchedge on top of import torch", f"{100 * (both_ms / torch_ms - 1):+.1f} %", "under 10 %")
+    folder = Path(torchedge.find_device(device).folder)
+    size = sum(f.stat().st_size for f in folder.iterdir()) / 2**20
+    line(f"files of the profile {device}", f"{size:.2f} MiB", "under 6 MiB")
+    base = "import torch, torchedge, torchedge.api; from torchedge.prediction.profiles import load_models; import safetensors.numpy"
+    loaded = base + f"; x = load_models(torchedge.find_device({device!r}))"
+    extra = statistics.median(resident_mib(loaded) - resident_mib(base) for _ in range(5))
+    line("resident memory of a loaded profile", f"{extra:.1f} MiB", "under 4 MiB")
+    build = (
+        "import warnings; warnings.simplefilter('ignore'); import torch, torchedge, torchedge.api; "
+        "from torchedge.tracing.vision import import_torchvision; torch.set_default_device('meta'); "
+        "m = import_torchvision().models.resnet50()"
+    )
+    extra = statistics.median(
+        resident_mib(build + "; p = torchedge.simulate(m, 32)") - resident_mib(build) for _ in range(5)
+    )
+    line("resident memory of capturing and simulating a ResNet-50 step", f"{extra:.1f} MiB", "under 50 MiB")
+
+
+def main(device: str = "jetson-tx2") -> None:
+    """Print the table."""
+    warnings.filterwarnings("ignore")
+    line("what", "measured", "target")
+    measure_one(device)
+    measure_many(device)
+    measure_cost(device)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
