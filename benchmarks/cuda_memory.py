@@ -1,7 +1,8 @@
 """Compare simulated allocated and reserved memory with a real GPU's: `python benchmarks/cuda_memory.py --out table.csv`.
 
-For each network a fresh process runs four training steps (forward, cross entropy, zero_grad, backward, SGD with momentum) on
-the GPU and records the peaks of the last two; the library simulates the same step. Needs CUDA, torchvision and timm.
+For each network a fresh process runs four training steps (forward, cross entropy, zero_grad, backward, SGD
+with momentum) on the GPU and records the peaks of the last two; the library simulates the same step. Needs
+CUDA, torchvision and timm.
 """
 
 from __future__ import annotations
@@ -15,11 +16,32 @@ import warnings
 from pathlib import Path
 
 NETWORKS = (
-    "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2", "densenet121", "efficientnet_b0", "efficientnet_v2_s",
-    "mobilenet_v2", "mobilenet_v3_large", "mnasnet1_0", "shufflenet_v2_x1_0", "squeezenet1_1", "googlenet", "vgg11_bn", "alexnet",
-    "regnet_y_800mf", "convnext_tiny", "vit_b_16", "swin_t", "maxvit_t", "timm:deit_small_patch16_224", "timm:mixer_s32_224",
-    "timm:poolformer_s12", "timm:ghostnet_100", "timm:resnetv2_50",
-)  # fmt: skip
+    "resnet18",
+    "resnet50",
+    "resnext50_32x4d",
+    "wide_resnet50_2",
+    "densenet121",
+    "efficientnet_b0",
+    "efficientnet_v2_s",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "mnasnet1_0",
+    "shufflenet_v2_x1_0",
+    "squeezenet1_1",
+    "googlenet",
+    "vgg11_bn",
+    "alexnet",
+    "regnet_y_800mf",
+    "convnext_tiny",
+    "vit_b_16",
+    "swin_t",
+    "maxvit_t",
+    "timm:deit_small_patch16_224",
+    "timm:mixer_s32_224",
+    "timm:poolformer_s12",
+    "timm:ghostnet_100",
+    "timm:resnetv2_50",
+)
 FIELDS = (
     "network",
     "batch",
@@ -76,10 +98,12 @@ def run_one(name: str, batch: int, row: dict) -> None:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
     row.update(
-        allocated_mib=torch.cuda.max_memory_allocated() / 2**20, reserved_mib=torch.cuda.max_memory_reserved() / 2**20,
-        simulated_allocated_mib=simulated.allocated_mib, simulated_reserved_mib=simulated.reserved_mib,
+        allocated_mib=torch.cuda.max_memory_allocated() / 2**20,
+        reserved_mib=torch.cuda.max_memory_reserved() / 2**20,
+        simulated_allocated_mib=simulated.allocated_mib,
+        simulated_reserved_mib=simulated.reserved_mib,
         step_ms=statistics.median(times[2:]),
-    )  # fmt: skip
+    )
 
 
 def main() -> int:

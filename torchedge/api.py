@@ -43,19 +43,28 @@ def predict(
     """Predict what one training step (or inference) of `model` takes from a device, without running it.
 
     model: an nn.Module on any device in any mode (left as found), or a Graph from `capture`.
-    device: a name or alias (`torchedge devices` lists them) or a profile's folder; by default $TORCHEDGE_DEVICE, the device
-    in the configuration file, this machine's GPU if it has a profile, else this machine's CPU.
-    input_size: shape of one sample, such as (3, 224, 224); example: any pytree of tensors. With neither, the model's own
-    metadata decides, else its first layer, with a note in the result.
-    optimizer: "sgd", "sgd-momentum", "adam", "adamw", "none", or a torch.optim object. amp: "bfloat16" or "float16" autocast.
-    Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in ms, each with a 90 % interval.
-    Raises InputError, CaptureError, DeviceError or ProfileError with a message that says what to do.
+    device: a name or alias (`torchedge devices` lists them) or a profile's folder; by default
+    $TORCHEDGE_DEVICE, the device in the configuration file, this machine's GPU if it has a profile, else this
+    machine's CPU.
+    input_size: shape of one sample, such as (3, 224, 224); example: any pytree of tensors. With neither, the
+    model's own metadata decides, else its first layer, with a note in the result.
+    optimizer: "sgd", "sgd-momentum", "adam", "adamw", "none", or a torch.optim object. amp: "bfloat16" or
+    "float16" autocast. Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in
+    ms, each with a 90 % interval. Raises InputError, CaptureError, DeviceError or ProfileError with a message
+    that says what to do.
     """
     predictor = Predictor(device)
     return predictor.predict(
-        model, batch_size, mode=mode, input_size=input_size, example=example, optimizer=optimizer, amp=amp,
-        accumulation=accumulation, loss=loss,
-    )  # fmt: skip
+        model,
+        batch_size,
+        mode=mode,
+        input_size=input_size,
+        example=example,
+        optimizer=optimizer,
+        amp=amp,
+        accumulation=accumulation,
+        loss=loss,
+    )
 
 
 class Predictor:
@@ -117,8 +126,8 @@ def simulate(
 ) -> MemoryProfile:
     """Simulate the memory of one step tensor by tensor and replay PyTorch's caching allocator; nothing is fitted.
 
-    Returns a MemoryProfile: allocated and reserved peaks in MiB, when the peak happens, which tensors make it, the timeline.
-    With a device its framework's behaviour is simulated, else today's PyTorch on CUDA.
+    Returns a MemoryProfile: allocated and reserved peaks in MiB, when the peak happens, which tensors make
+    it, the timeline. With a device its framework's behaviour is simulated, else today's PyTorch on CUDA.
     """
     from torchedge.prediction.memory import simulation
 

@@ -1,7 +1,7 @@
 """Prediction intervals: how far a measured value strays from a prediction, as seen in cross-validation.
 
-Conformal: quantiles of the errors of models that had not seen the network (or its pruning level), each divided by a difficulty
-that a model gives for every row, so that hard rows get wide intervals.
+Conformal: quantiles of the errors of models that had not seen the network (or its pruning level), each
+divided by a difficulty that a model gives for every row, so that hard rows get wide intervals.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ GRID = np.concatenate([np.linspace(0.0, 0.98, 99), np.linspace(0.981, 0.999, 19)
 class ErrorModel:
     """Quantiles of the scaled error log(measured / predicted) / difficulty on `GRID`.
 
-    size: (G,) of its absolute value, for two-sided intervals. above: (G,) of the error itself, at least zero: how far
-    measurements exceed predictions, for one-sided margins.
+    size: (G,) of its absolute value, for two-sided intervals. above: (G,) of the error itself, at least zero:
+    how far measurements exceed predictions, for one-sided margins.
     """
 
     size: FloatArray
@@ -40,8 +40,10 @@ class ErrorModel:
                 or (array < 0).any()
                 or (np.diff(array) < 0).any()
             ):
-                raise ProfileError(f"the error quantiles {name!r} are not {len(GRID)} rising numbers from 0 on; "
-                                   "rebuild the profile with `torchedge fit`")  # fmt: skip
+                raise ProfileError(
+                    f"the error quantiles {name!r} are not {len(GRID)} rising numbers from 0 on; "
+                    "rebuild the profile with `torchedge fit`"
+                )
 
     def half_width(self, difficulty: FloatArray, level: float = 0.9) -> FloatArray:
         """Return (R,) the half-width of a two-sided interval in log, given the difficulty (R,)."""
@@ -108,8 +110,12 @@ class DistanceScale:
 
     def tensors(self, prefix: str) -> dict[str, FloatArray]:
         """Return the arrays to store under a name prefix."""
-        return {f"{prefix}.law": np.array([self.floor, self.slope]), f"{prefix}.centre": self.centre,
-                f"{prefix}.spread": self.spread, f"{prefix}.reference": self.reference.astype(np.float32)}  # fmt: skip
+        return {
+            f"{prefix}.law": np.array([self.floor, self.slope]),
+            f"{prefix}.centre": self.centre,
+            f"{prefix}.spread": self.spread,
+            f"{prefix}.reference": self.reference.astype(np.float32),
+        }
 
 
 def distance_scale(features: FloatArray, most: int = 400) -> DistanceScale:

@@ -80,9 +80,11 @@ def write_models(folder: Path, models: TrainingModels, metadata: Mapping[str, st
 
 def _error_models(models: TrainingModels) -> dict[str, ErrorModel]:
     return {
-        "memory.errors": models.memory.errors, "memory.reserved_errors": models.memory.reserved_errors,
-        "memory.allocated_errors": models.memory.allocated_errors, "latency.errors": models.latency.errors,
-    }  # fmt: skip
+        "memory.errors": models.memory.errors,
+        "memory.reserved_errors": models.memory.reserved_errors,
+        "memory.allocated_errors": models.memory.allocated_errors,
+        "latency.errors": models.latency.errors,
+    }
 
 
 def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
@@ -104,8 +106,15 @@ def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
     forests = read_forests(device.folder / FORESTS, expected=_EXPECTED, max_bytes=_MOST_BYTES)
     try:
         process = [float(x) for x in tensors["memory.process"]]
-        errors = {name: ErrorModel(tensors[f"{name}.size"], tensors[f"{name}.above"]) for name in (
-            "memory.errors", "memory.reserved_errors", "memory.allocated_errors", "latency.errors")}  # fmt: skip
+        errors = {
+            name: ErrorModel(tensors[f"{name}.size"], tensors[f"{name}.above"])
+            for name in (
+                "memory.errors",
+                "memory.reserved_errors",
+                "memory.allocated_errors",
+                "latency.errors",
+            )
+        }
         coefficients = tensors["latency.coefficients"]
     except KeyError as error:
         raise ProfileError(f"{source}: tensor {error} is missing; {_REBUILD}") from error
@@ -117,15 +126,18 @@ def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
             f"{source}: latency.scale has {len(scale.centre)} features, expected {len(SHARE_NAMES)}; {_REBUILD}"
         )
     memory = MemoryModel(
-        Process((process[0], process[1]), (process[2], process[3]), process[4], process[5]), errors["memory.errors"],
-        errors["memory.reserved_errors"], errors["memory.allocated_errors"], forests["memory"],
-    )  # fmt: skip
+        Process((process[0], process[1]), (process[2], process[3]), process[4], process[5]),
+        errors["memory.errors"],
+        errors["memory.reserved_errors"],
+        errors["memory.allocated_errors"],
+        forests["memory"],
+    )
     latency = LatencyModel(coefficients, errors["latency.errors"], forests["latency"], scale)
     provenance = Provenance(str(described.get("provenance", Provenance.PUBLIC_DATA.value)))
     return TrainingModels(memory, latency, provenance)
 
 
-# devices without measurements -------------------------------------------------------------------------------------------
+# devices without measurements -------------------------------------------------------------------------------
 
 _ASSUMED_CONTEXT = MappingProxyType({"gpu": 600.0, "cpu": 350.0})
 _ASSUMED_MEMORY_ERROR, _ASSUMED_LATENCY_ERROR = 0.25, 0.8

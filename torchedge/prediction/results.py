@@ -48,10 +48,13 @@ class Needs:
 class Prediction:
     """What one training step (or inference) of a model takes from a device.
 
-    memory: Γ (train) or γ (infer) in MiB: what the whole run takes from the device, context and libraries included.
-    latency: Φ or φ in ms: one step. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never the same number.
-    breakdown: MiB by category, adding up to `memory.value`. unsupported: operators nothing is known of: they are missing from
-    the figures. out_of_range: features outside what the profile was fitted on: the figures are extrapolated.
+    memory: Γ (train) or γ (infer) in MiB: what the whole run takes from the device, context and libraries
+    included.
+    latency: Φ or φ in ms: one step. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never
+    the same number.
+    breakdown: MiB by category, adding up to `memory.value`. unsupported: operators nothing is known of: they
+    are missing from the figures. out_of_range: features outside what the profile was fitted on: the figures
+    are extrapolated.
     provenance: the weakest source among all that went in. notes: assumptions made on the way.
     """
 
@@ -82,7 +85,8 @@ class Prediction:
     def fits(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE) -> bool:
         """Return whether the run fits into `limit_mib` (the device's usable memory by default) with this confidence.
 
-        Raises InputError for a limit that is no positive number, or where neither a limit nor the device's memory is known.
+        Raises InputError for a limit that is no positive number, or where neither a limit nor the device's
+        memory is known.
         """
         return self.required_mib(confidence) <= self._limit(limit_mib)
 

@@ -57,8 +57,15 @@ def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
 Fitted = Callable[[Mask, Mask], tuple[FloatArray, FloatArray, FloatArray]]
 
 
-def score(samples: Samples, target: str, protocol: str, *, forest: bool = True, errors: bool = True,
-          tell: Callable[[], Any] = lambda: None) -> Score:  # fmt: skip
+def score(
+    samples: Samples,
+    target: str,
+    protocol: str,
+    *,
+    forest: bool = True,
+    errors: bool = True,
+    tell: Callable[[], Any] = lambda: None,
+) -> Score:
     """Fit on every split's training rows and score its test rows; `target` is "gamma" or "phi". `tell` is called a split."""
     measured = samples.gamma if target == "gamma" else samples.phi
     usable = (memory_rows if target == "gamma" else latency_rows)(

@@ -21,8 +21,17 @@ from torchedge.storage.documents import read_bytes
 from torchedge.tracing.capturing import capture
 
 _MOST_BYTES = 256 * 2**20
-_COLUMNS = ("network", "pruning_level", "batch_size", "memory_fits", "gamma_mb", "allocated_mb", "reserved_mb",
-            "latency_fits", "phi_ms")  # fmt: skip
+_COLUMNS = (
+    "network",
+    "pruning_level",
+    "batch_size",
+    "memory_fits",
+    "gamma_mb",
+    "allocated_mb",
+    "reserved_mb",
+    "latency_fits",
+    "phi_ms",
+)
 _NUMBERS = _COLUMNS[3:]
 Key = tuple[str, int]
 FloatArray = npt.NDArray[np.float64]
@@ -32,8 +41,9 @@ FloatArray = npt.NDArray[np.float64]
 class Dataset:
     """Measured points and the graphs they were measured on.
 
-    Columns are arrays over the R rows of `measurements.csv`; numbers are NaN where a run gave none. `graphs` holds a Graph of
-    a training step for each (network, pruning level) with a topology, `digest` the sha256 of both files.
+    Columns are arrays over the R rows of `measurements.csv`; numbers are NaN where a run gave none. `graphs`
+    holds a Graph of a training step for each (network, pruning level) with a topology, `digest` the sha256 of
+    both files.
     """
 
     name: str
@@ -65,9 +75,14 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
     graphs = _read_graphs(root / "topologies.jsonl", topologies, input_size)
     columns = {name: np.array([r[i] for r in rows], dtype=float) for i, name in enumerate(_NUMBERS, 3)}
     return Dataset(
-        root.resolve().name, np.array([r[0] for r in rows]), np.array([r[1] for r in rows], dtype=np.int64),
-        np.array([r[2] for r in rows], dtype=np.int64), columns, graphs, hashlib.sha256(table + topologies).hexdigest(),
-    )  # fmt: skip
+        root.resolve().name,
+        np.array([r[0] for r in rows]),
+        np.array([r[1] for r in rows], dtype=np.int64),
+        np.array([r[2] for r in rows], dtype=np.int64),
+        columns,
+        graphs,
+        hashlib.sha256(table + topologies).hexdigest(),
+    )
 
 
 def _read_rows(file: Path, data: bytes) -> list[tuple[object, ...]]:

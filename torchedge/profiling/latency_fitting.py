@@ -22,20 +22,26 @@ _BOUND = 6.0
 _ITERATIONS = 200
 
 
-def fit_coefficients(rows: Rows, measured: FloatArray, weights: FloatArray, prior: FloatArray, *,
-                     ridge: float = RIDGE) -> FloatArray:  # fmt: skip
+def fit_coefficients(
+    rows: Rows, measured: FloatArray, weights: FloatArray, prior: FloatArray, *, ridge: float = RIDGE
+) -> FloatArray:
     """Return the coefficients (K,) that explain measured times (R,) in ms best.
 
-    Minimises the weighted pseudo-Huber loss of log(predicted / measured) plus `ridge` times the mean squared distance from the
-    prior in standard deviations, by L-BFGS in float64 from the prior. Deterministic.
+    Minimises the weighted pseudo-Huber loss of log(predicted / measured) plus `ridge` times the mean squared
+    distance from the prior in standard deviations, by L-BFGS in float64 from the prior. Deterministic.
     """
     fitted = rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
     mean, spread = torch.from_numpy(prior), torch.from_numpy(prior_spread())
     target = torch.from_numpy(np.log(measured))
     share = torch.from_numpy(weights / weights.sum())
     distance = torch.zeros(len(prior), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([distance], max_iter=_ITERATIONS, history_size=20, line_search_fn="strong_wolfe",
-                                  tolerance_change=1e-7)  # fmt: skip
+    optimizer = torch.optim.LBFGS(
+        [distance],
+        max_iter=_ITERATIONS,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+        tolerance_change=1e-7,
+    )
 
     def coefficients() -> torch.Tensor:
         return mean + spread * _BOUND * torch.tanh(distance / _BOUND)

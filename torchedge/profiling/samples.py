@@ -73,8 +73,18 @@ def prepare(dataset: Dataset, device: Device, settings: StepSettings = PROTOCOL)
     tapes = [analyse(g).tape(under) for g in graphs]
     columns = [dataset[c][rows] for c in ("gamma_mb", "allocated_mb", "reserved_mb", "phi_ms", "memory_fits")]
     work = [analyse(g).work for g in graphs]
-    return Samples(network, level, batch, *columns, which, work, simulate_peaks(tapes, [analyse(g).traits for g in graphs], which, batch), device,
-                   graphs, under)  # fmt: skip
+    return Samples(
+        network,
+        level,
+        batch,
+        *columns,
+        which,
+        work,
+        simulate_peaks(tapes, [analyse(g).traits for g in graphs], which, batch),
+        device,
+        graphs,
+        under,
+    )
 
 
 def network_weights(samples: Samples, rows: Mask) -> FloatArray:
@@ -86,8 +96,8 @@ def network_weights(samples: Samples, rows: Mask) -> FloatArray:
 def simulate_records(samples: Samples, rows: Mask) -> FloatArray:
     """Return (R,) MiB: the allocated figure of rows as the measurements' protocol records it.
 
-    A record resets the peaks, empties the cache and runs a step; a figure is the mean of five records: the warm-up step (no
-    gradients, no momentum yet) twice, then three steps.
+    A record resets the peaks, empties the cache and runs a step; a figure is the mean of five records: the
+    warm-up step (no gradients, no momentum yet) twice, then three steps.
     """
     found = np.empty(int(rows.sum()))
     pairs = [

@@ -1,8 +1,8 @@
 """Networks described as plain data (a list of layers and functions with their arguments) made into runnable modules.
 
-The format is that of the public Jetson TX2 dataset's `topologies.jsonl`: nodes `{"name", "op", "type" | "target", "kwargs",
-"args"}`, where an argument `{"node": n}` names an earlier node and `{"slice": [a, b, c]}` is a slice. Nothing in a file is
-executed: every layer, function and method has to be in the tables below.
+The format is that of the public Jetson TX2 dataset's `topologies.jsonl`: nodes `{"name", "op", "type" |
+"target", "kwargs", "args"}`, where an argument `{"node": n}` names an earlier node and `{"slice": [a, b, c]}`
+is a slice. Nothing in a file is executed: every layer, function and method has to be in the tables below.
 """
 
 from __future__ import annotations
@@ -17,13 +17,24 @@ from torch import nn
 from torchedge.errors import ProfileError
 
 _LAYERS: Mapping[str, type[nn.Module]] = {
-    "Conv2d": nn.Conv2d, "BatchNorm2d": nn.BatchNorm2d, "Linear": nn.Linear, "MaxPool2d": nn.MaxPool2d,
-    "AvgPool2d": nn.AvgPool2d, "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d, "Dropout": nn.Dropout,
-}  # fmt: skip
+    "Conv2d": nn.Conv2d,
+    "BatchNorm2d": nn.BatchNorm2d,
+    "Linear": nn.Linear,
+    "MaxPool2d": nn.MaxPool2d,
+    "AvgPool2d": nn.AvgPool2d,
+    "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d,
+    "Dropout": nn.Dropout,
+}
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "add": operator.add, "mul": operator.mul, "getitem": operator.getitem, "cat": torch.cat, "unsqueeze": torch.unsqueeze,
-    "relu": nn.functional.relu, "relu6": nn.functional.relu6, "flatten": torch.flatten,
-}  # fmt: skip
+    "add": operator.add,
+    "mul": operator.mul,
+    "getitem": operator.getitem,
+    "cat": torch.cat,
+    "unsqueeze": torch.unsqueeze,
+    "relu": nn.functional.relu,
+    "relu6": nn.functional.relu6,
+    "flatten": torch.flatten,
+}
 _METHODS = frozenset({"size", "view", "squeeze", "mean", "flatten"})
 _MOST_NODES = 20_000
 _LARGEST_NUMBER = 1 << 24
@@ -83,11 +94,18 @@ def _checked(node: Any, label: str) -> Mapping[str, Any]:  # noqa: ANN401 - read
     if not isinstance(node, Mapping) or not isinstance(node.get("name", ""), str):
         raise ProfileError(f"{label}: a node is {str(node)[:60]!r}; expected a table with name and op")
     op, target, kind = node.get("op"), node.get("target"), node.get("type")
-    known = {"input": True, "output": True, "module": kind in _LAYERS, "function": target in _FUNCTIONS,
-             "method": target in _METHODS}  # fmt: skip
+    known = {
+        "input": True,
+        "output": True,
+        "module": kind in _LAYERS,
+        "function": target in _FUNCTIONS,
+        "method": target in _METHODS,
+    }
     if not known.get(str(op), False):
-        raise ProfileError(f"{label}: node {node.get('name')!r} is {op} {kind or target!r}, which is not known; "
-                           f"expected one of {', '.join((*_LAYERS, *_FUNCTIONS, *sorted(_METHODS)))}")  # fmt: skip
+        raise ProfileError(
+            f"{label}: node {node.get('name')!r} is {op} {kind or target!r}, which is not known; "
+            f"expected one of {', '.join((*_LAYERS, *_FUNCTIONS, *sorted(_METHODS)))}"
+        )
     return node
 
 

@@ -48,7 +48,7 @@ def folds(samples: Samples, rows: Mask, *, levels: bool, networks: bool) -> Iter
             yield rows & (samples.network == name)
 
 
-# memory -----------------------------------------------------------------------------------------------------------------
+# memory -----------------------------------------------------------------------------------------------------
 
 
 def memory_rows(samples: Samples, rows: Mask) -> Mask:
@@ -92,8 +92,10 @@ def _fit_process(samples: Samples, used: Mask) -> Process:
 
 def _by_linear(values: FloatArray, rows: Mask, linear: Mask, of: object) -> tuple[float, float]:
     """A figure without and with linear layers; where one group was not measured the other stands in."""
-    found = [float(of(values[rows & (linear == flag)])) if (rows & (linear == flag)).any() else None  # type: ignore[operator]
-             for flag in (False, True)]  # fmt: skip
+    found = [
+        float(of(values[rows & (linear == flag)])) if (rows & (linear == flag)).any() else None  # type: ignore[operator]
+        for flag in (False, True)
+    ]
     without, with_linear = found
     if without is None:
         without = with_linear
@@ -133,7 +135,7 @@ def _memory_errors(samples: Samples, used: Mask, forest: bool) -> ErrorModel:
     return fit_errors(np.concatenate(errors), np.concatenate(difficulty), np.concatenate(weights))
 
 
-# latency ----------------------------------------------------------------------------------------------------------------
+# latency ----------------------------------------------------------------------------------------------------
 
 
 def latency_rows(samples: Samples, rows: Mask) -> Mask:
@@ -150,14 +152,18 @@ def fit_latency(samples: Samples, rows: Mask, *, errors: bool = True, forest: bo
         )
     several = len(set(samples.network[used].tolist())) > 1
     coefficients = fit_coefficients(
-        pack(samples.work, samples.which[used], samples.batch[used]), samples.phi[used], network_weights(samples, used),
-        prior_mean(samples.device), ridge=RIDGE if several else RIDGE_ONE_NETWORK,
-    )  # fmt: skip
+        pack(samples.work, samples.which[used], samples.batch[used]),
+        samples.phi[used],
+        network_weights(samples, used),
+        prior_mean(samples.device),
+        ridge=RIDGE if several else RIDGE_ONE_NETWORK,
+    )
     neutral = DistanceScale(
         1.0, 0.0, np.zeros(len(SHARE_NAMES)), np.ones(len(SHARE_NAMES)), np.zeros((1, len(SHARE_NAMES)))
     )
     analytic, features = LatencyModel(coefficients, _NO_ERRORS, None, neutral).analytic(
-        samples.work, samples.which[used], samples.batch[used])  # fmt: skip
+        samples.work, samples.which[used], samples.batch[used]
+    )
     grown = None
     if forest:
         target = np.log(samples.phi[used] / analytic)

@@ -32,7 +32,8 @@ class Times:
 class LatencyModel:
     """Φ (or φ) of one device. Without forest and scale it is the analytic estimate alone.
 
-    coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `shares.SHARE_NAMES`, predicting log(measured / analytic).
+    coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `shares.SHARE_NAMES`, predicting log(measured
+    / analytic).
     """
 
     coefficients: FloatArray

@@ -1,7 +1,8 @@
 """The analytic time model: the time of each product, sweep and launch from a few coefficients of the device.
 
-One formula serves prediction (numpy) and fitting (torch, for its gradients): functions take the array module as `xp`.
-Times are in milliseconds, work in units of `workload`. All coefficients are logarithms, so that times stay positive.
+One formula serves prediction (numpy) and fitting (torch, for its gradients): functions take the array module
+as `xp`. Times are in milliseconds, work in units of `workload`. All coefficients are logarithms, so that
+times stay positive.
 """
 
 from __future__ import annotations
@@ -280,7 +281,9 @@ class WorkTimes:
     launch: Array
 
 
-def work_times(rows: Rows, p: Mapping[str, Any], xp: Any = np, segments: Segment = numpy_segments) -> WorkTimes:  # noqa: ANN401
+def work_times(
+    rows: Rows, p: Mapping[str, Any], xp: Any = np, segments: Segment = numpy_segments
+) -> WorkTimes:  # noqa: ANN401
     """Return the time the device computes (`busy`) and the host launches (`launch`), with their parts."""
     products, passes = product_times(rows, p, xp), pass_times(rows, p, xp)
     busy = sum(passes) + segments(sum(products.values()), rows.product_row, rows.count)

@@ -9,10 +9,18 @@ from torchedge.prediction.latency.roofline import KINDS, PHASES, Rows, WorkTimes
 from torchedge.prediction.latency.workload import PASSES
 
 SHARE_NAMES = (
-    *(f"share_{kind}_{phase}" for phase in PHASES for kind in KINDS), "share_depthwise",
-    *(f"share_{name}" for name in PASSES), "log2_m", "log2_n", "log2_op", "odd_channels", "log2_batch", "log2_busy_over_launch",
-    "log2_busy_a_sample", "log2_launch",
-)  # fmt: skip
+    *(f"share_{kind}_{phase}" for phase in PHASES for kind in KINDS),
+    "share_depthwise",
+    *(f"share_{name}" for name in PASSES),
+    "log2_m",
+    "log2_n",
+    "log2_op",
+    "odd_channels",
+    "log2_batch",
+    "log2_busy_over_launch",
+    "log2_busy_a_sample",
+    "log2_launch",
+)
 
 
 def time_shares(rows: Rows, times: WorkTimes) -> npt.NDArray[np.float64]:
@@ -37,8 +45,6 @@ def time_shares(rows: Rows, times: WorkTimes) -> npt.NDArray[np.float64]:
     weight = times.products["fwd"]
     total = np.maximum(numpy_segments(weight, rows.product_row, rows.count), 1e-12)
     for size in (np.log2(m), np.log2(n), np.log2(op), ((m % 4 != 0) * 1.0 + (n % 4 != 0)) / 2):
-        columns.append(
-            numpy_segments(weight * size[rows.product_line], rows.product_row, rows.count) / total
-        )
+        columns.append(numpy_segments(weight * size[rows.product_line], rows.product_row, rows.count) / total)
     columns += [np.log2(rows.batch), np.log2(busy / launch), np.log2(busy / rows.batch), np.log2(launch)]
     return np.stack([np.asarray(c, dtype=float) for c in columns], axis=1)

@@ -1,7 +1,8 @@
 """What a step makes a device compute and move, as numbers a sample: the batch-independent half of the time model.
 
-Three kinds of work (perf4sight, section 2, seen operator by operator): products (dense convolutions, linear layers, matrix
-products), depthwise convolutions, and element-wise passes over memory; beside them the number of kernels launched.
+Three kinds of work (perf4sight, section 2, seen operator by operator): products (dense convolutions, linear
+layers, matrix products), depthwise convolutions, and element-wise passes over memory; beside them the number
+of kernels launched.
 """
 
 from __future__ import annotations
@@ -60,8 +61,18 @@ class _Counter:
         c0, c1, c2 = self.graph.values[index].numel
         return float(c1 + c2 * 32 + c0 / 32)
 
-    def product(self, m: float, n: float, k: float, stride: float, ip: float, op: float, grad: bool, groups: float = 1,
-                batched: bool = True) -> None:  # fmt: skip
+    def product(
+        self,
+        m: float,
+        n: float,
+        k: float,
+        stride: float,
+        ip: float,
+        op: float,
+        grad: bool,
+        groups: float = 1,
+        batched: bool = True,
+    ) -> None:
         key = (m, n, k, stride, ip, op, float(grad), groups, float(batched))
         self.products[key] = self.products.get(key, 0.0) + 1
         self.launches["product_fwd"] += 1
@@ -91,8 +102,10 @@ def count_work(graph: Graph) -> Workload:
     return Workload(
         np.array(products, dtype=float).reshape(-1, len(PRODUCT_COLUMNS)),
         np.array(depthwise, dtype=float).reshape(-1, len(DEPTHWISE_COLUMNS)),
-        np.array(list(counter.passes.values())), np.array(list(counter.launches.values())), graph.loss is not None,
-    )  # fmt: skip
+        np.array(list(counter.passes.values())),
+        np.array(list(counter.launches.values())),
+        graph.loss is not None,
+    )
 
 
 def _needs_gradient(graph: Graph) -> list[bool]:
@@ -270,8 +283,17 @@ def _count_updates(counter: _Counter, needs: list[bool]) -> None:
 
 
 _COUNT = {
-    "convolution": _count_convolution, "contraction": _count_contraction, "attention": _count_attention,
-    "normalization": _count_normalization, "activations": _count_activations, "elementwise": _count_elementwise,
-    "dropout": _count_elementwise, "movement": _count_movement, "pooling": _count_pooling, "resampling": _count_movement,
-    "reductions": _count_reductions, "losses": _count_losses, "recurrent": _count_recurrent,
-}  # fmt: skip
+    "convolution": _count_convolution,
+    "contraction": _count_contraction,
+    "attention": _count_attention,
+    "normalization": _count_normalization,
+    "activations": _count_activations,
+    "elementwise": _count_elementwise,
+    "dropout": _count_elementwise,
+    "movement": _count_movement,
+    "pooling": _count_pooling,
+    "resampling": _count_movement,
+    "reductions": _count_reductions,
+    "losses": _count_losses,
+    "recurrent": _count_recurrent,
+}

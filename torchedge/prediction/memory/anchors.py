@@ -1,7 +1,7 @@
 """Allocator peaks at any batch size from a few replays: fast enough for loops, one result whatever was asked before.
 
-The peak of live tensors is exact at every batch size and cheap; what blocks and segments add to it is replayed at four batch
-sizes and interpolated between them over log2(N).
+The peak of live tensors is exact at every batch size and cheap; what blocks and segments add to it is
+replayed at four batch sizes and interpolated between them over log2(N).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The memory of a device: what the simulated allocator reserves, what a process takes beside it, and what a forest corrects.
 
-Γ = clip(reserved + process, floor, ceiling) · exp(forest). The process constant holds context, libraries and host side; a
-network without linear layers loads no BLAS library and takes less. Boards with unified memory have a floor (what any run takes)
-and a ceiling, above which the system takes pages back and Γ no longer follows what the run asks for.
+Γ = clip(reserved + process, floor, ceiling) · exp(forest). The process constant holds context, libraries and
+host side; a network without linear layers loads no BLAS library and takes less. Boards with unified memory
+have a floor (what any run takes) and a ceiling, above which the system takes pages back and Γ no longer
+follows what the run asks for.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _LEAST_DIFFICULTY = 0.015
 class Process:
     """What a training process takes beside its tensors, MiB, each without and with linear layers.
 
-    beside: added to reserved memory; floor: the least any run takes; ceiling: the most Γ was seen at; capacity: the most a run
-    may reserve.
+    beside: added to reserved memory; floor: the least any run takes; ceiling: the most Γ was seen at;
+    capacity: the most a run may reserve.
     """
 
     beside: tuple[float, float]
@@ -75,8 +76,8 @@ class Memory:
 class MemoryModel:
     """Γ (or γ) of one device. Without forest it is the simulation plus constants.
 
-    errors: of Γ, scaled by how far the base moves when reserved memory does; reserved_errors, allocated_errors: of the
-    simulated peaks, unscaled.
+    errors: of Γ, scaled by how far the base moves when reserved memory does; reserved_errors,
+    allocated_errors: of the simulated peaks, unscaled.
     """
 
     process: Process

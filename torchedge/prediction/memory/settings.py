@@ -16,19 +16,24 @@ AMP_DTYPES = ("bfloat16", "float16")
 class StepSettings:
     """Settings of one simulated step.
 
-    optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw"; weight_decay: as a number.
-    foreach: the optimizer's multi-tensor implementation, PyTorch's default on CUDA: faster, with temporaries as large as the
-    parameters; False is the for-loop of CPU and of old releases.
-    amp: autocast dtype, or None. accumulation: micro-batches a gradient is accumulated over before the optimizer steps.
+    optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw"; weight_decay: as
+    a number.
+    foreach: the optimizer's multi-tensor implementation, PyTorch's default on CUDA: faster, with temporaries
+    as large as the parameters; False is the for-loop of CPU and of old releases.
+    amp: autocast dtype, or None. accumulation: micro-batches a gradient is accumulated over before the
+    optimizer steps.
     zero_grad: "set_to_none" (default since PyTorch 2.0) frees gradients between steps, "zero" keeps them.
     sum_in_place: gradients that meet are added in place (False: PyTorch up to 1.6).
-    clamp_keeps: what an in-place hardtanh or relu6 keeps: "copy" of its input, or its "output" (PyTorch up to 1.6).
+    clamp_keeps: what an in-place hardtanh or relu6 keeps: "copy" of its input, or its "output" (PyTorch up to
+    1.6).
     backend: "cuda" or "cpu", which library's kernels run.
     attention: what scaled_dot_product_attention runs: a "fused" kernel, or its "math" (what meta tensors do).
     checkpoint: which kind of activation checkpointing the model uses, `use_reentrant=False` or True.
-    winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for weight gradients of dense
-    3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator (2 or 4; 0: none).
-    blas_workspace_mib: what cuBLAS and cuBLASLt take from the allocator for good once a matrix product has run (64 on Hopper).
+    winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for
+    weight gradients of dense 3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator
+    (2 or 4; 0: none).
+    blas_workspace_mib: what cuBLAS and cuBLASLt take from the allocator for good once a matrix product has
+    run (64 on Hopper).
     """
 
     optimizer: str = "sgd-momentum"
@@ -52,9 +57,13 @@ class StepSettings:
             raise InputError(f"amp is {self.amp!r}; expected one of {', '.join(AMP_DTYPES)}, or None")
         if not isinstance(self.accumulation, int) or self.accumulation < 1:
             raise InputError(f"accumulation is {self.accumulation!r}; expected a whole number from 1 on")
-        for name, allowed in (("zero_grad", ("set_to_none", "zero")), ("clamp_keeps", ("copy", "output")),
-                              ("backend", ("cuda", "cpu")), ("attention", ("fused", "math")),
-                              ("checkpoint", ("non-reentrant", "reentrant"))):  # fmt: skip
+        for name, allowed in (
+            ("zero_grad", ("set_to_none", "zero")),
+            ("clamp_keeps", ("copy", "output")),
+            ("backend", ("cuda", "cpu")),
+            ("attention", ("fused", "math")),
+            ("checkpoint", ("non-reentrant", "reentrant")),
+        ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}")
 
@@ -65,8 +74,13 @@ class StepSettings:
 
 
 _RUNTIME = {
-    "zero_grad": "zero_grad", "sum_in_place": "sum_in_place", "clamp_keeps": "clamp_keeps", "foreach": "foreach",
-    "backend": "backend", "attention": "attention", "winograd_tile": "winograd_tile",
+    "zero_grad": "zero_grad",
+    "sum_in_place": "sum_in_place",
+    "clamp_keeps": "clamp_keeps",
+    "foreach": "foreach",
+    "backend": "backend",
+    "attention": "attention",
+    "winograd_tile": "winograd_tile",
     "blas_workspace_mib": "blas_workspace_mib",
-}  # fmt: skip
+}
 """`[runtime]` switch of device.toml -> field."""
