@@ -1,5 +1,6 @@
-"""Compare simulated allocated and reserved memory with a real GPU's: `python benchmarks/cuda_memory.py --out table.csv`.
+"""Compare simulated allocated and reserved memory with a real GPU's.
 
+Run `python benchmarks/cuda_memory.py --out table.csv`.
 For each network a fresh process runs four training steps (forward, cross entropy, zero_grad, backward, SGD
 with momentum) on the GPU and records the peaks of the last two; the library simulates the same step. Needs
 CUDA, torchvision and timm.
@@ -14,6 +15,10 @@ import statistics
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 NETWORKS = (
     "resnet18",
@@ -53,7 +58,7 @@ FIELDS = (
 )
 
 
-def build(name: str):
+def build(name: str) -> torch.nn.Module:
     """Return the network on the CPU."""
     from torchedge.tracing.vision import import_torchvision
 
@@ -154,10 +159,8 @@ def report(rows: list[dict]) -> None:
         print(line + f"{float(row['step_ms']):>9.1f}")
     for kind, values in errors.items():
         if values:
-            mean = statistics.mean(map(abs, values))
-            print(
-                f"{kind}: mean absolute error {mean:.2f} %, median {statistics.median(map(abs, values)):.2f} %"
-            )
+            mean, median = statistics.mean(map(abs, values)), statistics.median(map(abs, values))
+            print(f"{kind}: mean absolute error {mean:.2f} %, median {median:.2f} %")
 
 
 if __name__ == "__main__":

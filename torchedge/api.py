@@ -105,7 +105,7 @@ class Predictor:
         optimizer: str | torch.optim.Optimizer = "sgd-momentum",
         amp: str | None = None,
     ) -> Predictions:
-        """Predict every model (or Graph) at every batch size: G models and B batch sizes give arrays (G, B)."""
+        """Predict every model (or Graph) at every batch size: G models, B batch sizes give arrays (G, B)."""
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
         graphs = [_graph(m, mode=mode, input_size=input_size, example=None, loss="default") for m in models]
@@ -124,7 +124,7 @@ def simulate(
     amp: str | None = None,
     accumulation: int = 1,
 ) -> MemoryProfile:
-    """Simulate the memory of one step tensor by tensor and replay PyTorch's caching allocator; nothing is fitted.
+    """Simulate the memory of one step by tensor and replay PyTorch's caching allocator; nothing is fitted.
 
     Returns a MemoryProfile: allocated and reserved peaks in MiB, when the peak happens, which tensors make
     it, the timeline. With a device its framework's behaviour is simulated, else today's PyTorch on CUDA.
@@ -146,7 +146,7 @@ def _graph(model: Model, *, mode: Mode, input_size: tuple[int, ...] | None, exam
 
 
 def _chosen_device(device: str | Path | None) -> Device:
-    """Find a device by name; without one: environment, configuration file, this machine's GPU, this machine's CPU."""
+    """Find a device by name; without one: environment, configuration file, this machine's GPU, its CPU."""
     if device is not None:
         return find_device(device)
     named = default_device_name()
@@ -169,13 +169,15 @@ def _settings(optimizer: Any, amp: str | None, accumulation: int) -> StepSetting
     groups = getattr(optimizer, "param_groups", None)
     if not groups:
         raise InputError(
-            f"optimizer is a {type(optimizer).__name__}; expected a name such as 'adam' or a torch.optim object"
+            f"optimizer is a {type(optimizer).__name__}; "
+            "expected a name such as 'adam' or a torch.optim object"
         )
     kind, first = type(optimizer).__name__, groups[0]
     names = {"SGD": "sgd-momentum" if first.get("momentum") else "sgd", "Adam": "adam", "AdamW": "adamw"}
     if kind not in names:
         raise InputError(
-            f"optimizer {kind} is not known; expected SGD, Adam or AdamW: pass the one whose state is as large"
+            f"optimizer {kind} is not known; expected SGD, Adam or AdamW: "
+            "pass the one whose state is as large"
         )
     decay = float(first.get("weight_decay") or 0.0)
     foreach = first.get("foreach") is not False

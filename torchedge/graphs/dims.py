@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torchedge.errors import CaptureError
 
 BATCH_PRIME = 1_000_000_007
-"""The batch size used while capturing. A prime this large cannot be mistaken for a layer's own size, so that every
-dimension that follows from it can be read back as ``slope * N + const``."""
+"""The batch size used while capturing. A prime this large cannot be mistaken for a layer's own size, so that
+every dimension that follows from it can be read back as ``slope * N + const``."""
 
 _DIGIT_BASE = 2**89 - 1
 _LARGEST_CONSTANT = 50_000_000
@@ -35,7 +35,7 @@ class Affine:
 Dim = int | Affine
 Shape = tuple[Dim, ...]
 Poly = tuple[int, int, int]
-"""Coefficients of ``c0 + c1 N + c2 N²``: an amount (bytes, elements, FLOPs) as a function of the batch size."""
+"""Coefficients of ``c0 + c1 N + c2 N²``: an amount (bytes, elements, FLOPs) by batch size."""
 
 
 def decode_dim(size: int) -> Dim:
@@ -51,7 +51,8 @@ def decode_dim(size: int) -> Dim:
     if not 0 < slope < _LARGEST_CONSTANT or abs(const) > _LARGEST_CONSTANT:
         raise CaptureError(
             f"a dimension of size {size} at batch size {BATCH_PRIME} is not affine in the batch size "
-            "(a batch that is halved, squared or padded to a multiple); capture the model for one fixed batch size instead"
+            "(a batch that is halved, squared or padded to a multiple); "
+            "capture the model for one fixed batch size instead"
         )
     return Affine(slope, const)
 

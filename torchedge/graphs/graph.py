@@ -73,14 +73,15 @@ def _times(const: int, slope: int, square: int, size: Affine) -> Poly:
     """Multiply a polynomial of degree one at most by an affine dimension."""
     if square:
         raise CaptureError(
-            "a tensor grows with the third power of the batch size; capture the model for one fixed batch size"
+            "a tensor grows with the third power of the batch size; "
+            "capture the model for one fixed batch size"
         )
     return (const * size.const, slope * size.const + const * size.slope, slope * size.slope)
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator call: ATen base name, indices of the values it reads (None: an absent optional tensor) and makes.
+    """One operator call: ATen base name, indices of the values it reads (None: an absent one) and makes.
 
     `scope` is the path of the module that called it; `inplace` that output 0 overwrites input 0; `grad` that
     autograd was recording; `region` numbers the activation-checkpoint region it runs in (0: none); `known`
@@ -138,7 +139,7 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """Content hash (sha256, hex): equal for graphs that compute the same thing on the same shapes, whatever the names."""
+        """Content hash (sha256, hex): equal for graphs that compute the same, whatever the names."""
         from torchedge.graphs.hashing import digest
 
         return digest(self)

@@ -28,7 +28,7 @@ def canonical(item: Any) -> str:  # noqa: ANN401 - attributes are any plain data
 
 
 def digest(graph: Graph) -> str:
-    """Return the sha256 of what the graph computes: shapes, dtypes, roles, operators and attributes, without names."""
+    """Return the sha256 of what the graph computes: shapes, dtypes, roles, operators, attributes."""
     state = hashlib.sha256(SCHEMA.encode())
     for value in graph.values:
         state.update(

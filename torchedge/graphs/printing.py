@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 def print_graph(graph: Graph) -> str:
     """Return the whole graph: one line a parameter-free header, then one line an operator."""
     parameters = sum(v.numel[0] for v in graph.parameters)
-    lines = [
-        f"graph {graph.name} ({'train' if graph.training else 'eval'}, {len(graph.ops)} ops, {parameters:,} parameters)"
-    ]
+    mode = "train" if graph.training else "eval"
+    lines = [f"graph {graph.name} ({mode}, {len(graph.ops)} ops, {parameters:,} parameters)"]
     lines += [f"  {_label(graph, i)} = input" for i in graph.inputs]
     lines += [f"  {_line(graph, op)}" for op in graph.ops]
     lines.append("  return " + ", ".join(f"%{graph.values[i].name}" for i in graph.outputs))

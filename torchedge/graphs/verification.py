@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def verify(graph: Graph) -> None:
-    """Check that names are unique, every read follows its write, aliases and releases are sound; raises CaptureError."""
+    """Check unique names, reads after writes, sound aliases and releases; raises CaptureError."""
     count = len(graph.values)
     names = {value.name for value in graph.values}
     _require(len(names) == count, graph, "two values share a name")
@@ -56,5 +56,6 @@ def _verify_releases(graph: Graph) -> None:
 def _require(holds: bool, graph: Graph, what: str) -> None:
     if not holds:
         raise CaptureError(
-            f"graph {graph.name} is not well formed: {what}; this is a defect of the capture, please report it"
+            f"graph {graph.name} is not well formed: {what}; "
+            "this is a defect of the capture, please report it"
         )

@@ -35,7 +35,10 @@ def added_flops(call: Call) -> int:
 
 
 def einsum_flops(call: Call) -> int:
-    """2 · outputs · contracted dimensions of a two-operand einsum; one a multiplication where the equation is not known."""
+    """2 · outputs · contracted dimensions of a two-operand einsum.
+
+    Where the equation is not understood, two for each element of the largest tensor.
+    """
     operands = [s for s in call.ins if s is not None]
     outputs = prod(call.outs[0])
     equation = str(call.attrs.get("equation", "")).replace(" ", "")

@@ -76,10 +76,10 @@ def conv_saves(call: Call) -> tuple[int, ...]:
 
 
 def winograd_workspace(call: Call) -> tuple[int, ...]:
-    """Workspace of the weight gradient of a dense 3×3 convolution with stride 1 under non-fused Winograd F(m×m, 3×3), m the tile.
+    """Workspace of the weight gradient of a dense 3×3 convolution with stride 1 under non-fused Winograd.
 
-    (m+2)² transformed filters C·K and tiles (C+K)·N·⌈OH/m⌉·⌈OW/m⌉ in float32 (Lavin and Gray 2016; cuDNN 8 on
-    a Jetson TX2).
+    For F(m×m, 3×3), m the tile: (m+2)² transformed filters C·K and tiles (C+K)·N·⌈OH/m⌉·⌈OW/m⌉ in float32
+    (Lavin and Gray 2016; cuDNN 8 on a Jetson TX2).
     """
     tile, weight = call.workspace, call.ins[1]
     if not tile or weight is None or weight[2:] != (3, 3) or not call.need(1):

@@ -9,7 +9,7 @@ from torchedge.ops.specs import Call, spec
 
 
 def dropout_aux(call: Call) -> tuple[int, ...]:
-    """The mask: one byte an element in CUDA's fused kernel, scaled noise in the input's dtype elsewhere and in-place."""
+    """The mask: a byte an element in CUDA's fused kernel, else (and in-place) noise in the input's dtype."""
     elements = prod(call.ins[0] or ())
     if call.backend == "cuda" and not call.inplace:
         return (elements,)

@@ -120,8 +120,8 @@ OPS = (
         "eq",
         "input other",
         "ne lt le gt ge isnan isinf isfinite logical_and logical_or logical_not logical_xor "
-        "bitwise_and bitwise_or bitwise_not bitwise_xor bitwise_left_shift bitwise_right_shift isclose signbit "
-        "__and__ __or__ __xor__ __invert__ __rand__ __ror__ __lshift__ __rshift__",
+        "bitwise_and bitwise_or bitwise_not bitwise_xor bitwise_left_shift bitwise_right_shift isclose "
+        "signbit __and__ __or__ __xor__ __invert__ __rand__ __ror__ __lshift__ __rshift__",
         grads=("none",),
     ),
     spec("nan_to_num", "input nan posinf neginf", saves=keep(0)),

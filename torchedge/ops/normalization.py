@@ -15,7 +15,7 @@ def norm_flops(call: Call) -> int:
 
 
 def batch_norm_saves(call: Call) -> tuple[int, ...]:
-    """The input and the affine weight; in evaluation mode the running statistics instead of batch statistics."""
+    """The input and the affine weight; in evaluation mode running instead of batch statistics."""
     return tuple(i for i in (0, 1, 3, 4) if i < len(call.ins) and call.ins[i] is not None)
 
 

@@ -12,7 +12,7 @@ from torchedge.ops.specs import Call, LoadClass, Sizes, spec
 
 
 def window_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
-    """Output of a 2-D pooling window: PyTorch's rule, with `ceil_mode` (no window may start in the right padding)."""
+    """Output of 2-D pooling: PyTorch's rule, with `ceil_mode` (no window may start in the right padding)."""
     x = ins[0]
     if x is None or len(x) not in (3, 4):
         return None

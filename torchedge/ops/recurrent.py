@@ -18,7 +18,7 @@ def recurrent_flops(call: Call) -> int:
 
 
 def gate_activations(call: Call) -> tuple[int, ...]:
-    """What the fused cell keeps: gate activations and cell state of every step, about six values an output."""
+    """The fused cell keeps gate activations and the cell state of every step, about six values an output."""
     return (6 * _FLOAT * prod(call.outs[0]),)
 
 

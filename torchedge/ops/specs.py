@@ -41,7 +41,7 @@ FAMILIES = (
 
 
 class LoadClass(Enum):
-    """How well weight loading hides behind an operator (FlashMem, Table 2 and section 3.1), or that it costs nothing."""
+    """How well weight loading hides behind an operator (FlashMem, Table 2 and section 3.1); FREE: no cost."""
 
     FREE = "free"
     ELEMENTAL = "elemental"
@@ -50,7 +50,7 @@ class LoadClass(Enum):
 
 
 class Call:
-    """One operator call as the rules see it: integer shapes, dtypes, attributes; shapes are worked out when asked for.
+    """One operator call as the rules see it: integer shapes (worked out when asked for), dtypes, attributes.
 
     `needs[i]` says that input i needs a gradient; `backend` ("cuda" or "cpu") which library runs it, where
     that changes what autograd keeps; `training` the mode the model ran in; `workspace` the tile of the
@@ -169,8 +169,8 @@ class OpSpec:
     flops: FLOPs of the forward call (a multiply-add counts as two).
     saves: which tensors autograd keeps, `keep`'s coding; in-place calls that keep input 0 keep a clone of it.
     aux: bytes of hidden outputs that autograd keeps too (batch statistics, pooling indices, dropout masks).
-    scratch: bytes of tensors that live only during the forward call; backward_scratch: during the backward
-    call.
+    scratch: bytes of tensors that live only during the forward call; backward_scratch: during the
+    backward call.
     grads: for each input how its gradient comes about: "new" (allocated), "pass" (the incoming gradient
     itself where shapes agree), "view" (shares the incoming gradient's storage), "turned" (new, reached
     through a view; "folded": from three dimensions on), "none". The last entry holds for all further inputs.
@@ -231,7 +231,7 @@ def spec(
     backward_flops: float = 1.0,
     broadcasts: bool = False,
 ) -> OpSpec:
-    """Shorthand of the family files: parameter and target names separated by blanks, the rest as in `OpSpec`."""
+    """Shorthand of the family files: `params` and `targets` separated by blanks, the rest as in `OpSpec`."""
     return OpSpec(
         kind,
         load=load,

@@ -1,4 +1,4 @@
-"""What is worked out once a graph and serves every batch size: the work, the tape of allocations, parameter figures."""
+"""What is worked out once a graph for all batch sizes: work, the tape of allocations, parameter figures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def analyse(graph: Graph) -> Analysis:
 
 
 def forward_flops(graph: Graph, batch_size: int) -> int:
-    """Return the FLOPs of one forward pass (a multiply-add counts as two); operators that are not known count nothing."""
+    """Return the FLOPs of one forward pass (a multiply-add is two); unknown operators count nothing."""
     known = registry()
     from torchedge.graphs.dims import poly, poly_at
 

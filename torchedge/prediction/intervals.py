@@ -63,7 +63,7 @@ def fit_errors(errors: FloatArray, difficulty: FloatArray, weights: FloatArray) 
 
 
 def assumed_errors(half_width: float) -> ErrorModel:
-    """Return errors for a model nobody measured: the 90 % interval reaches `half_width` (in log) to both sides."""
+    """Return errors for a model nobody measured: the 90 % interval is `half_width` (in log) to both sides."""
     slope = GRID / 0.9 * half_width
     return ErrorModel(slope, slope)
 
@@ -119,7 +119,7 @@ class DistanceScale:
 
 
 def distance_scale(features: FloatArray, most: int = 400) -> DistanceScale:
-    """Return a scale whose reference are measured rows (M, F), thinned evenly to `most`; its law is still to be fitted."""
+    """Return a scale that refers to measured rows (M, F), thinned evenly to `most`; its law is unfitted."""
     centre, spread = features.mean(axis=0), features.std(axis=0) + 0.02
     kept = features[np.unique(np.linspace(0, len(features) - 1, min(most, len(features))).astype(int))]
     return DistanceScale(1.0, 0.0, centre, spread, (kept - centre) / spread)
@@ -148,7 +148,8 @@ def read_scale(tensors: Mapping[str, npt.NDArray[np.float64]], prefix: str) -> D
         raise ProfileError(f"tensor {error} is missing; rebuild the profile with `torchedge fit`") from error
     if law.shape != (2,):
         raise ProfileError(
-            f"tensor {prefix}.law has shape {law.shape}, expected (2,); rebuild the profile with `torchedge fit`"
+            f"tensor {prefix}.law has shape {law.shape}, expected (2,); "
+            "rebuild the profile with `torchedge fit`"
         )
     return DistanceScale(
         float(law[0]), float(law[1]), centre, spread, np.asarray(reference, dtype=np.float64)
@@ -156,7 +157,7 @@ def read_scale(tensors: Mapping[str, npt.NDArray[np.float64]], prefix: str) -> D
 
 
 def weighted_quantiles(values: FloatArray, weights: FloatArray, levels: FloatArray) -> FloatArray:
-    """Return the quantiles of weighted values (V,), with the finite-sample correction of conformal prediction."""
+    """Return quantiles of weighted values (V,), with the finite-sample correction of conformal prediction."""
     order = np.argsort(values, kind="stable")
     share = np.cumsum(weights[order]) / (weights.sum() * (1 + 1 / len(values)))
     return np.asarray(np.interp(levels, share, values[order]))

@@ -77,11 +77,11 @@ def predict_graph(
 
 def predict_graphs(
     graphs: Sequence[Graph],
-    batch_sizes: Any,
-    device: Device,  # noqa: ANN401 - an int or any array of ints
+    batch_sizes: Any,  # noqa: ANN401 - an int or any array of ints
+    device: Device,
     settings: StepSettings | None = None,
 ) -> Predictions:
-    """Predict every graph at every batch size: (G,) graphs and (B,) batch sizes give (G, B) arrays; vectorised."""
+    """Predict every graph at every batch size: (G,) graphs, (B,) batch sizes give (G, B) arrays."""
     batches = np.atleast_1d(checked_batches(batch_sizes))
     if not graphs:
         raise InputError("no graphs are given; expected at least one")
@@ -94,22 +94,19 @@ def predict_graphs(
     peaks = job.peaks(which, batch)
     memory, times = models.memory.predict(peaks), models.latency.predict(job.work, which, batch)
     shape = (len(graphs), len(batches))
-    tables = (
-        memory.value,
-        memory.low,
-        memory.high,
-        times.value,
-        times.low,
-        times.high,
-        peaks.allocated,
-        peaks.reserved,
-    )
     return Predictions(
-        batches,
-        *(np.reshape(t, shape) for t in tables),
-        np.reshape(memory.outside | times.outside, shape),
-        device.name,
-        models.provenance,
+        batch_sizes=batches,
+        memory=memory.value.reshape(shape),
+        memory_low=memory.low.reshape(shape),
+        memory_high=memory.high.reshape(shape),
+        latency=times.value.reshape(shape),
+        latency_low=times.low.reshape(shape),
+        latency_high=times.high.reshape(shape),
+        allocated=peaks.allocated.reshape(shape),
+        reserved=peaks.reserved.reshape(shape),
+        out_of_range=(memory.outside | times.outside).reshape(shape),
+        device=device.name,
+        provenance=models.provenance,
     )
 
 
@@ -169,7 +166,7 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
 
 
 def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[str, float]:
-    """Tensors by category at the peak, what the allocator holds beside them, and what the process takes beside that.
+    """Tensors by category at the peak, what the allocator holds beside them, and the process beside it.
 
     Where the device's ceiling or the forest puts the total below the simulated reserve, parts shrink in
     proportion.

@@ -1,4 +1,4 @@
-"""A device's fitted models as files beside its `device.toml`, and the analytic models of devices nobody measured."""
+"""A device's fitted models as files beside its `device.toml`, and analytic models where nobody measured."""
 
 from __future__ import annotations
 
@@ -91,13 +91,15 @@ def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
     files = described.get("files")
     if not isinstance(files, Mapping) or set(files) != {TABLES, FORESTS}:
         raise ProfileError(
-            f"{device.folder / 'device.toml'}: profile.training.files must name {TABLES} and {FORESTS}; {_REBUILD}"
+            f"{device.folder / 'device.toml'}: profile.training.files must name "
+            f"{TABLES} and {FORESTS}; {_REBUILD}"
         )
     for name, digest in files.items():
         path = resolve_inside(device.folder, str(name))
         if file_sha256(path, max_bytes=_MOST_BYTES) != digest:
             raise ProfileError(
-                f"{path} is not the file that device.toml describes (its sha256 differs); restore it, or {_REBUILD}"
+                f"{path} is not the file that device.toml describes (its sha256 differs); "
+                f"restore it, or {_REBUILD}"
             )
     tensors, metadata = read_tensors(device.folder / TABLES, max_bytes=_MOST_BYTES)
     source = str(device.folder / TABLES)
@@ -123,7 +125,8 @@ def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
     scale = read_scale(tensors, "latency.scale")
     if len(scale.centre) != len(SHARE_NAMES):
         raise ProfileError(
-            f"{source}: latency.scale has {len(scale.centre)} features, expected {len(SHARE_NAMES)}; {_REBUILD}"
+            f"{source}: latency.scale has {len(scale.centre)} features, "
+            f"expected {len(SHARE_NAMES)}; {_REBUILD}"
         )
     memory = MemoryModel(
         Process((process[0], process[1]), (process[2], process[3]), process[4], process[5]),
@@ -145,7 +148,7 @@ _UNLIMITED = 1e9
 
 
 def _analytic(device: Device) -> TrainingModels:
-    """Simulation plus the device's context, and the time model with the coefficients that its figures suggest."""
+    """Simulation plus the device's context, and the time model with coefficients that its figures suggest."""
     context = device.figures.get("context_mib")
     beside = context.value if context is not None else _ASSUMED_CONTEXT[device.kind]
     total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
@@ -156,7 +159,8 @@ def _analytic(device: Device) -> TrainingModels:
     latency = LatencyModel(prior_mean(device), assumed_errors(_ASSUMED_LATENCY_ERROR))
     missing = [n for n in ("peak_fp32_gflops", "bandwidth_gb_s") if n not in device.figures]
     notes = [
-        f"{device.name} has not been measured: memory is simulated, latency is an analytic estimate from its figures"
+        f"{device.name} has not been measured: memory is simulated, "
+        "latency is an analytic estimate from its figures"
     ]
     if missing:
         notes.append(f"{device.name} gives no {' and no '.join(missing)}: the Jetson TX2's stand in for it")

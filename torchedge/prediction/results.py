@@ -1,4 +1,4 @@
-"""What a prediction says: figures with intervals, what they are made of, where they come from, and what they leave out."""
+"""What a prediction says: figures with intervals, their parts, their source and what they leave out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """How much memory a run asks for: batch sizes (B,) and a one-sided confidence to MiB (B,), whatever the device has."""
+    """How much memory a run asks for, whatever the device has.
+
+    required: batch sizes (B,) and a one-sided confidence to MiB (B,).
+    """
 
     required: Callable[[IntArray, float], FloatArray]
 
@@ -83,7 +86,7 @@ class Prediction:
         return float(self._needs().required(np.array([self.batch_size]), checked)[0])
 
     def fits(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE) -> bool:
-        """Return whether the run fits into `limit_mib` (the device's usable memory by default) with this confidence.
+        """Return whether the run fits into `limit_mib` (by default what the device has) with this confidence.
 
         Raises InputError for a limit that is no positive number, or where neither a limit nor the device's
         memory is known.
@@ -121,7 +124,7 @@ class Prediction:
             raise InputError(
                 f"the memory of {self.device} is not known; pass limit_mib, for example fits(4096)"
             )
-        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+        if not _is_number(limit) or not limit > 0:
             raise InputError(f"limit_mib is {limit_mib!r}; expected a positive number of MiB")
         return float(limit)
 
@@ -212,8 +215,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _checked_confidence(confidence: float) -> float:
-    if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0.5 <= confidence < 1:
+    if not _is_number(confidence) or not 0.5 <= confidence < 1:
         raise InputError(
             f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1"
         )

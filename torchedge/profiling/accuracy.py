@@ -1,4 +1,4 @@
-"""How accurate fitted models are on rows they have not seen: perf4sight's protocols, its own method beside ours."""
+"""How accurate fitted models are on unseen rows: perf4sight's protocols, its own method beside ours."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Score:
 
 
 def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
-    """Yield (training rows, test rows): "own" network, "basis" of three networks, network "left-out"; levels are disjoint."""
+    """Yield (training rows, test rows): "own" network, "basis" of three, "left-out"; levels are disjoint."""
     training = np.isin(samples.level, TRAINING_LEVELS)
     if protocol == "basis":
         yield training & np.isin(samples.network, BASIS), ~training
@@ -66,7 +66,10 @@ def score(
     errors: bool = True,
     tell: Callable[[], Any] = lambda: None,
 ) -> Score:
-    """Fit on every split's training rows and score its test rows; `target` is "gamma" or "phi". `tell` is called a split."""
+    """Fit on every split's training rows and score its test rows.
+
+    `target` is "gamma" or "phi"; `tell` is called once a split.
+    """
     measured = samples.gamma if target == "gamma" else samples.phi
     usable = (memory_rows if target == "gamma" else latency_rows)(
         samples, np.ones(len(measured), dtype=np.bool_)
@@ -105,7 +108,7 @@ def score_allocated(samples: Samples) -> Score:
 
 @dataclass(frozen=True, slots=True)
 class FitScore:
-    """Of runs that ran out of memory, the share called fitting; of runs that fitted, the share refused; in %, with counts."""
+    """Share of runs out of memory called fitting, and of fitting runs refused; in %, with counts."""
 
     confidence: float
     missed: float
@@ -115,7 +118,10 @@ class FitScore:
 
 
 def score_fits(samples: Samples, confidence: float) -> FitScore:
-    """Score `fits` for each network with a model fitted on the training levels of the others; all its levels are tested."""
+    """Score `fits` for each network with a model fitted on the training levels of the others.
+
+    All levels of the network are tested.
+    """
     says = np.zeros(len(samples.gamma), dtype=np.bool_)
     training = np.isin(samples.level, TRAINING_LEVELS)
     for name in samples.networks:

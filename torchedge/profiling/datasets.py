@@ -64,7 +64,7 @@ class Dataset:
 
 
 def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 224)) -> Dataset:
-    """Read a dataset folder and capture its topologies; raises ProfileError that names file, line and what was expected."""
+    """Read a dataset folder and capture its topologies; ProfileError says which file and line, and why."""
     root = Path(folder)
     if not root.is_dir():
         raise ProfileError(f"{root} is no folder; expected one with measurements.csv and topologies.jsonl")

@@ -1,4 +1,4 @@
-"""Fits the coefficients of the analytic time model to measured steps: maximum a posteriori under the hardware's priors."""
+"""Fits the time model's coefficients to measured steps: maximum a posteriori under the hardware's priors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ DELTA = 0.03
 """Relative error at which the loss turns from squared to linear."""
 
 RIDGE, RIDGE_ONE_NETWORK = 0.4, 1.5
-"""Weight of the priors; a single network pins little down and leans on them more. Chosen by cross-validation inside the training levels."""
+"""Weight of the priors; a single network pins little down and leans on them more. Chosen by cross-validation
+inside the training levels."""
 
 _BOUND = 6.0
 _ITERATIONS = 200
@@ -52,7 +53,7 @@ def fit_coefficients(
         times = work_times(fitted, p, torch, _torch_segments)
         error = (torch.log(step_time(times.busy, times.launch, p, torch)) - target) / DELTA
         loss = (share * (torch.sqrt(1 + error * error) - 1)).sum() + ridge * (distance * distance).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     threads = torch.get_num_threads()

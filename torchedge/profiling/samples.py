@@ -29,7 +29,7 @@ PROTOCOL = StepSettings(optimizer="sgd-momentum", weight_decay=5e-4)
 
 @dataclass(frozen=True)
 class Samples:
-    """R measured rows with a graph: labels, measured figures (NaN where there is none), simulated peaks and counted work."""
+    """R measured rows with a graph: labels, measured figures (NaN: none), simulated peaks, counted work."""
 
     network: npt.NDArray[np.str_]
     level: npt.NDArray[np.int64]
@@ -71,19 +71,21 @@ def prepare(dataset: Dataset, device: Device, settings: StepSettings = PROTOCOL)
     which = np.array([position[n, int(v)] for n, v in zip(network, level, strict=True)], dtype=np.intp)
     under = device_settings(device, settings)
     tapes = [analyse(g).tape(under) for g in graphs]
-    columns = [dataset[c][rows] for c in ("gamma_mb", "allocated_mb", "reserved_mb", "phi_ms", "memory_fits")]
-    work = [analyse(g).work for g in graphs]
     return Samples(
-        network,
-        level,
-        batch,
-        *columns,
-        which,
-        work,
-        simulate_peaks(tapes, [analyse(g).traits for g in graphs], which, batch),
-        device,
-        graphs,
-        under,
+        network=network,
+        level=level,
+        batch=batch,
+        gamma=dataset["gamma_mb"][rows],
+        allocated=dataset["allocated_mb"][rows],
+        reserved=dataset["reserved_mb"][rows],
+        phi=dataset["phi_ms"][rows],
+        fits=dataset["memory_fits"][rows],
+        which=which,
+        work=[analyse(g).work for g in graphs],
+        peaks=simulate_peaks(tapes, [analyse(g).traits for g in graphs], which, batch),
+        device=device,
+        graphs=graphs,
+        settings=under,
     )
 
 

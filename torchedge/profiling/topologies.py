@@ -1,4 +1,4 @@
-"""Networks described as plain data (a list of layers and functions with their arguments) made into runnable modules.
+"""Networks as plain data (a list of layers and functions with their arguments) made into runnable modules.
 
 The format is that of the public Jetson TX2 dataset's `topologies.jsonl`: nodes `{"name", "op", "type" |
 "target", "kwargs", "args"}`, where an argument `{"node": n}` names an earlier node and `{"slice": [a, b, c]}`
@@ -43,7 +43,7 @@ _LARGEST_NUMBER = 1 << 24
 class TopologyModule(nn.Module):
     """Runs the nodes of one topology in order."""
 
-    def __init__(self, nodes: Sequence[Mapping[str, Any]], label: str) -> None:
+    def __init__(self, nodes: object, label: str) -> None:
         super().__init__()
         if not isinstance(nodes, Sequence) or not 0 < len(nodes) <= _MOST_NODES:
             raise ProfileError(f"{label}: expected a list of 1 to {_MOST_NODES} nodes")

@@ -1,4 +1,4 @@
-"""Fits Γ and Φ of a device to measured training steps, with errors from cross-validation inside the rows given."""
+"""Fits Γ and Φ of a device to measured training steps, with errors from cross-validation inside them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def folds(samples: Samples, rows: Mask, *, levels: bool, networks: bool) -> Iter
 
 def memory_rows(samples: Samples, rows: Mask) -> Mask:
     """The rows among these whose memory run passed."""
-    return rows & (samples.fits == 1) & np.isfinite(samples.gamma) & np.isfinite(samples.reserved)
+    used: Mask = rows & (samples.fits == 1) & np.isfinite(samples.gamma) & np.isfinite(samples.reserved)
+    return used
 
 
 def fit_memory(samples: Samples, rows: Mask, *, errors: bool = True, forest: bool = True) -> MemoryModel:
@@ -106,7 +107,7 @@ def _by_linear(values: FloatArray, rows: Mask, linear: Mask, of: object) -> tupl
 
 
 def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorModel, ErrorModel]:
-    """Errors of simulated reserved (of large runs) and allocated memory: nothing is fitted, so nothing is left out."""
+    """Errors of simulated reserved (of large runs) and allocated memory; nothing fitted, nothing left out."""
     large = used & (samples.peaks.reserved > LARGE * process.capacity)
     large = large if large.sum() >= 20 else used
     pairs = (

@@ -1,1 +1,1 @@
-"""How long a step takes: an analytic time model with fitted coefficients, corrected by a forest where one was measured."""
+"""How long a step takes: an analytic time model with fitted coefficients and a forest that corrects it."""

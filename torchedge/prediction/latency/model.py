@@ -1,4 +1,4 @@
-"""The latency of a device: fitted coefficients of the time model, a forest for what it leaves over, and their errors."""
+"""The latency of a device: the time model's coefficients, a forest for what it misses, and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Latencies of R rows: value, low, high (R,) in ms; outside (R,) whether features leave the training hull."""
+    """Latencies of R rows: value, low, high (R,) in ms; outside (R,): features leave the training hull."""
 
     value: FloatArray
     low: FloatArray
@@ -44,7 +44,10 @@ class LatencyModel:
     def analytic(
         self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return (R,) the analytic time in ms and (R, F) the scale-free features of rows `work[which[r]]` at `batch[r]`."""
+        """Return the analytic time (R,) in ms and the scale-free features (R, F) of rows.
+
+        Row r is `work[which[r]]` at batch size `batch[r]`.
+        """
         p = named(self.coefficients)
         rows = pack(work, which, batch)
         times = work_times(rows, p)

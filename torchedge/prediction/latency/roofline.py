@@ -20,7 +20,7 @@ from torchedge.prediction.latency.workload import LAUNCHES, PASSES, Workload
 
 PHASES = ("fwd", "bwd_x", "bwd_w")
 KINDS = ("1x1", "3x3", "other")
-"""Products by kernel: volume one (and linear layers), larger with stride 1 (Winograd applies), larger with a stride."""
+"""Products by kernel: volume one (and linear layers), larger with stride 1 (Winograd applies) or a stride."""
 
 _TILES = (64, 32, 16)
 _ALIGNMENT = 4
@@ -33,7 +33,7 @@ Segment = Callable[[Array, Array, int], Array]
 
 @dataclass(frozen=True)
 class Coefficient:
-    """One coefficient: prior mean (a logarithm), standard deviation, and the figure of the device it follows."""
+    """One coefficient: prior mean (a logarithm), standard deviation, the device figure that it follows."""
 
     name: str
     mean: float
@@ -42,7 +42,7 @@ class Coefficient:
 
 
 def _catalogue() -> tuple[Coefficient, ...]:
-    """Every coefficient with its prior: what the hardware's figures suggest, and how far measurements may move it."""
+    """Every coefficient with its prior: what the hardware suggests, and how far measurements may move it."""
     table = [Coefficient("rate", log(2.2), 1.0, "compute")]
     element = log(4 / 40e6)
     for phase in PHASES:
@@ -82,7 +82,7 @@ COEFFICIENT_NAMES = tuple(c.name for c in COEFFICIENTS)
 
 
 def prior_mean(device: Device) -> npt.NDArray[np.float64]:
-    """Return (K,): the coefficients a device's figures suggest; a figure that is not known leaves the TX2's."""
+    """Return (K,): the coefficients a device's figures suggest; an unknown figure leaves the TX2's."""
     shift = {
         "compute": -log(_figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS) / _REFERENCE_GFLOPS),
         "bandwidth": -log(_figure(device, "bandwidth_gb_s", _REFERENCE_GB_S) / _REFERENCE_GB_S),
@@ -104,7 +104,7 @@ def _figure(device: Device, name: str, default: float) -> float:
 
 @dataclass(frozen=True)
 class Rows:
-    """Work of R (graph, batch size) pairs: tables of distinct work, and which line of a table belongs to which row.
+    """Work of R (graph, batch size) pairs: tables of distinct work, and which line belongs to which row.
 
     products (U, 9) and depthwise (V, 7) are tables; `product_line` (L,) and `product_row` (L,) say that row
     `product_row[i]` runs line `product_line[i]`, and likewise for depthwise convolutions.
@@ -259,7 +259,7 @@ def depthwise_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> Array:  # noqa
 
 
 def pass_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> list[Array]:  # noqa: ANN401
-    """Time of each kind of element-wise work for each row, ms; a forward pass alone does about a third of it."""
+    """Time of each kind of element-wise work by row, ms; a forward pass alone does about a third of it."""
     share = 1.0 if rows.training else 1 / 3
     times = []
     for column, name in enumerate(PASSES):
@@ -272,7 +272,7 @@ def pass_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> list[Array]:  # noq
 
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Where the time of rows goes, ms: products (L,) by phase, depthwise (D,), passes (R,) each, busy and launch (R,)."""
+    """Where the time of rows goes, ms: products (L,) by phase, depthwise (D,); passes, busy, launch (R,)."""
 
     products: dict[str, Array]
     depthwise: Array | None
@@ -282,8 +282,11 @@ class WorkTimes:
 
 
 def work_times(
-    rows: Rows, p: Mapping[str, Any], xp: Any = np, segments: Segment = numpy_segments
-) -> WorkTimes:  # noqa: ANN401
+    rows: Rows,
+    p: Mapping[str, Any],
+    xp: Any = np,  # noqa: ANN401
+    segments: Segment = numpy_segments,
+) -> WorkTimes:
     """Return the time the device computes (`busy`) and the host launches (`launch`), with their parts."""
     products, passes = product_times(rows, p, xp), pass_times(rows, p, xp)
     busy = sum(passes) + segments(sum(products.values()), rows.product_row, rows.count)

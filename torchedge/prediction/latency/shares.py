@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as features that do not depend on its scale: what the correction forest sees."""
+"""Where the time of a step goes, as features free of its scale: what the correction forest sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step makes a device compute and move, as numbers a sample: the batch-independent half of the time model.
+"""What a step makes a device compute and move, a sample: the batch-independent half of the time model.
 
 Three kinds of work (perf4sight, section 2, seen operator by operator): products (dense convolutions, linear
 layers, matrix products), depthwise convolutions, and element-wise passes over memory; beside them the number
@@ -18,15 +18,17 @@ from torchedge.graphs.dims import Affine
 from torchedge.ops import families
 
 PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bias", "update", "fan")
-"""Element-wise work, in elements a sample: normalised, activated, added or multiplied, copied, read by pooling, compared in
-pooling windows, biases added, parameters updated (whatever the batch), gradients summed where a value is used twice."""
+"""Element-wise work, in elements a sample: normalised, activated, added or multiplied, copied, read by
+pooling, compared in pooling windows, biases added, parameters updated (whatever the batch), gradients summed
+where a value is used twice."""
 
 LAUNCHES = ("product_fwd", "product_bwd", "norm_fwd", "norm_bwd", "pass_fwd", "pass_bwd", "parameter")
 """Kernels launched a step, by what they do; `parameter` counts updated parameter tensors."""
 
 PRODUCT_COLUMNS = ("m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched")
-"""Input and output channels of a group, kernel volume, stride, input and output positions a sample, whether the gradient of
-the input is computed, how many such products (times groups), whether positions scale with the batch."""
+"""Input and output channels of a group, kernel volume, stride, input and output positions a sample, whether
+the gradient of the input is computed, how many such products (times groups), whether positions scale with
+the batch."""
 
 DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count")
 
@@ -35,7 +37,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of one step: products (P, 9), depthwise (D, 7), passes (9,), launches (7,), all float64; see the column names."""
+    """Work of one step: products (P, 9), depthwise (D, 7), passes (9,), launches (7,), float64."""
 
     products: Array
     depthwise: Array
@@ -55,7 +57,7 @@ class _Counter:
         self.launches = dict.fromkeys(LAUNCHES, 0.0)
 
     def elements(self, index: int | None) -> float:
-        """Elements of a value a sample; what does not grow with the batch counts once, as if for 32 samples."""
+        """Elements of a value a sample; what does not grow with the batch counts once, as for 32 samples."""
         if index is None:
             return 0.0
         c0, c1, c2 = self.graph.values[index].numel

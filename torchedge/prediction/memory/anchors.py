@@ -1,4 +1,4 @@
-"""Allocator peaks at any batch size from a few replays: fast enough for loops, one result whatever was asked before.
+"""Allocator peaks at any batch size from a few replays: fast in loops, one result whatever was asked before.
 
 The peak of live tensors is exact at every batch size and cheap; what blocks and segments add to it is
 replayed at four batch sizes and interpolated between them over log2(N).
@@ -13,7 +13,8 @@ from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.tape import Tape
 
 ANCHORS = (4, 16, 64, 256)
-"""Batch sizes whose allocator is replayed. Chosen by cross-validation of Γ: four do as well as a replay of every row."""
+"""Batch sizes whose allocator is replayed. Chosen by cross-validation of Γ: four do as well as replaying
+every row."""
 
 _MIB = 2.0**20
 FloatArray = npt.NDArray[np.float64]

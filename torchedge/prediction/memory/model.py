@@ -1,4 +1,4 @@
-"""The memory of a device: what the simulated allocator reserves, what a process takes beside it, and what a forest corrects.
+"""The memory of a device: what the allocator reserves, a process takes beside it, and a forest corrects.
 
 Γ = clip(reserved + process, floor, ceiling) · exp(forest). The process constant holds context, libraries and
 host side; a network without linear layers loads no BLAS library and takes less. Boards with unified memory
@@ -24,7 +24,8 @@ from torchedge.prediction.memory.tape import Tape
 FloatArray = npt.NDArray[np.float64]
 
 MEMORY_FEATURES = ("batch", "base", "reserved_over_allocated", "allocated", "parameters", "has_linear")
-"""What the correction forest sees: batch size, clipped base (MiB), ratio, allocated peak (MiB), parameters (MiB), 0 or 1."""
+"""What the correction forest sees: batch size, clipped base (MiB), ratio, allocated peak (MiB), parameters
+(MiB), 0 or 1."""
 
 _STRAIN = 0.08
 _LEAST_DIFFICULTY = 0.015
@@ -52,7 +53,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Simulated figures of R rows: allocated and reserved (R,) MiB, parameters (R,) MiB, has linear layers (R,)."""
+    """Simulated figures of R rows: allocated, reserved and parameters (R,) MiB, has linear layers (R,)."""
 
     batch: FloatArray
     allocated: FloatArray
@@ -95,7 +96,7 @@ class MemoryModel:
         )
 
     def difficulty(self, peaks: Peaks) -> FloatArray:
-        """Return (R,): how much the base moves, relatively, when reserved memory is 8 % more or less, plus 1.5 %."""
+        """Return (R,): how much the base moves, relatively, when reserved memory moves by 8 %, plus 1.5 %."""
         up = self.process.base(peaks.reserved * (1 + _STRAIN), peaks.linear)
         down = self.process.base(peaks.reserved / (1 + _STRAIN), peaks.linear)
         return np.asarray(
@@ -114,7 +115,7 @@ class MemoryModel:
         return Memory(value, value * np.exp(-half), value * np.exp(half), outside, features)
 
     def required(self, peaks: Peaks, confidence: float) -> FloatArray:
-        """Return (R,) MiB: what the runs ask for with this one-sided confidence, however much the device has."""
+        """Return (R,) MiB: what runs ask for with this one-sided confidence, however much the device has."""
         excess = np.exp(self.reserved_errors.margin(np.ones(len(peaks.reserved)), confidence))
         beside = np.where(peaks.linear, self.process.beside[1], self.process.beside[0])
         floor = np.where(peaks.linear, self.process.floor[1], self.process.floor[0])
@@ -145,7 +146,7 @@ def graph_traits(graph: Graph) -> Traits:
 def simulate_peaks(
     tapes: Sequence[Tape], traits: Sequence[Traits], which: npt.NDArray[np.intp], batch: FloatArray
 ) -> Peaks:
-    """Return the simulated peaks of rows: graph `which[r]`, of which tape and traits are given, at `batch[r]`."""
+    """Return the simulated peaks of rows: the graph of `tapes[which[r]]` and its traits, at `batch[r]`."""
     allocated, reserved = np.empty(len(which)), np.empty(len(which))
     for index in np.unique(which):
         rows = which == index

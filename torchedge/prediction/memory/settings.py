@@ -16,16 +16,16 @@ AMP_DTYPES = ("bfloat16", "float16")
 class StepSettings:
     """Settings of one simulated step.
 
-    optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw"; weight_decay: as
-    a number.
+    optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw"; weight_decay:
+    as a number.
     foreach: the optimizer's multi-tensor implementation, PyTorch's default on CUDA: faster, with temporaries
     as large as the parameters; False is the for-loop of CPU and of old releases.
     amp: autocast dtype, or None. accumulation: micro-batches a gradient is accumulated over before the
     optimizer steps.
     zero_grad: "set_to_none" (default since PyTorch 2.0) frees gradients between steps, "zero" keeps them.
     sum_in_place: gradients that meet are added in place (False: PyTorch up to 1.6).
-    clamp_keeps: what an in-place hardtanh or relu6 keeps: "copy" of its input, or its "output" (PyTorch up to
-    1.6).
+    clamp_keeps: what an in-place hardtanh or relu6 keeps: "copy" of its input, or its "output" (PyTorch
+    up to 1.6).
     backend: "cuda" or "cpu", which library's kernels run.
     attention: what scaled_dot_product_attention runs: a "fused" kernel, or its "math" (what meta tensors do).
     checkpoint: which kind of activation checkpointing the model uses, `use_reentrant=False` or True.
@@ -55,7 +55,7 @@ class StepSettings:
             raise InputError(f"optimizer is {self.optimizer!r}; expected one of {', '.join(OPTIMIZERS)}")
         if self.amp is not None and self.amp not in AMP_DTYPES:
             raise InputError(f"amp is {self.amp!r}; expected one of {', '.join(AMP_DTYPES)}, or None")
-        if not isinstance(self.accumulation, int) or self.accumulation < 1:
+        if not _is_count(self.accumulation):
             raise InputError(f"accumulation is {self.accumulation!r}; expected a whole number from 1 on")
         for name, allowed in (
             ("zero_grad", ("set_to_none", "zero")),
@@ -68,9 +68,13 @@ class StepSettings:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}")
 
     def under(self, runtime: Mapping[str, Any]) -> StepSettings:
-        """Return these settings with the semantic switches of a device's measured framework (`[runtime]` of device.toml)."""
+        """Return these settings with the switches of a device's framework (`[runtime]` of device.toml)."""
         known = {field: runtime[key] for key, field in _RUNTIME.items() if key in runtime}
         return replace(self, **known)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 1
 
 
 _RUNTIME = {
