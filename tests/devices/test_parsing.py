@@ -1,7 +1,6 @@
 """device.toml: typed, in its unit, known; or refused in one line that names file, key, given and expected."""
 
 import copy
-import pickle
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ def changed(path, value):
     return document
 
 
-def test_a_device_is_read_only_hashable_and_pickles(tmp_path):
+def test_a_device_is_read_only_hashable_and_copies(tmp_path):
     device = write_device(GOOD, tmp_path)
     assert device == read_device(tmp_path) and hash(device) == hash(read_device(tmp_path))
     assert device.profile["forests"]["levels"] == (0, 30)
@@ -51,7 +50,7 @@ def test_a_device_is_read_only_hashable_and_pickles(tmp_path):
             table["x"] = 1
     with pytest.raises(AttributeError):
         device.name = "x"
-    back = pickle.loads(pickle.dumps(device))
+    back = copy.deepcopy(device)
     assert back == device and back.folder == device.folder and back.profile == device.profile
     assert not hasattr(device, "__dict__")
 
