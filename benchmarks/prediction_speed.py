@@ -18,8 +18,8 @@ from pathlib import Path
 def median_ms(function: Callable[[int], object], times: int) -> float:
     """Return the median time of `function(i)`, ms."""
     taken = []
+    gc.collect()
     for index in range(times):
-        gc.collect()
         start = time.perf_counter()
         function(index)
         taken.append(1e3 * (time.perf_counter() - start))
@@ -32,11 +32,15 @@ def process_ms(code: str, times: int = 7) -> float:
     return median_ms(lambda _: subprocess.run(command, check=True), times)
 
 
-def resident_mib(code: str) -> float:
-    """Return the peak resident memory of a fresh interpreter that runs `code`, MiB."""
-    tail = "; import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
-    out = subprocess.run([sys.executable, "-c", code + tail], check=True, capture_output=True, text=True)
-    return float(out.stdout.split()[-1])
+def traced_mib(before: str, code: str) -> tuple[float, float]:
+    """Return what `code` keeps and takes at most after `before` ran, MiB of Python and numpy memory."""
+    program = (
+        f"import tracemalloc\n{before}\ntracemalloc.start()\n{code}\n"
+        "print(*(n / 2**20 for n in tracemalloc.get_traced_memory()))"
+    )
+    out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    kept, most = map(float, out.stdout.split()[-2:])
+    return kept, most
 
 
 def line(what: str, value: str, target: str) -> None:
@@ -103,19 +107,19 @@ def measure_cost(device: str) -> None:
     folder = Path(torchedge.find_device(device).folder)
     size = sum(f.stat().st_size for f in folder.iterdir()) / 2**20
     line(f"files of the profile {device}", f"{size:.2f} MiB", "under 6 MiB")
-    base = "import torch, torchedge, torchedge.api; from torchedge.prediction.profiles import load_models; import safetensors.numpy"
-    loaded = base + f"; x = load_models(torchedge.find_device({device!r}))"
-    extra = statistics.median(resident_mib(loaded) - resident_mib(base) for _ in range(5))
-    line("resident memory of a loaded profile", f"{extra:.1f} MiB", "under 4 MiB")
+    base = (
+        "import torch, torchedge, torchedge.api, safetensors.numpy\n"
+        "from torchedge.prediction.profiles import load_models"
+    )
+    kept, _ = traced_mib(base, f"x = load_models(torchedge.find_device({device!r}))")
+    line("memory of a loaded profile", f"{kept:.1f} MiB", "under 4 MiB")
     build = (
-        "import warnings; warnings.simplefilter('ignore'); import torch, torchedge, torchedge.api; "
-        "from torchedge.tracing.vision import import_torchvision; torch.set_default_device('meta'); "
-        "m = import_torchvision().models.resnet50()"
+        "import warnings; warnings.simplefilter('ignore'); import torch, torchedge, torchedge.api\n"
+        "from torchedge.tracing.vision import import_torchvision\n"
+        "torch.set_default_device('meta'); m = import_torchvision().models.resnet50()"
     )
-    extra = statistics.median(
-        resident_mib(build + "; p = torchedge.simulate(m, 32)") - resident_mib(build) for _ in range(5)
-    )
-    line("resident memory of capturing and simulating a ResNet-50 step", f"{extra:.1f} MiB", "under 50 MiB")
+    _, most = traced_mib(build, "p = torchedge.simulate(m, 32)")
+    line("memory of capturing and simulating a ResNet-50 step", f"{most:.1f} MiB", "under 50 MiB")
 
 
 def main(device: str = "jetson-tx2") -> None:

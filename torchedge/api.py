@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
-from torchedge.errors import InputError
+from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import Graph
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import StepSettings
@@ -24,7 +24,7 @@ __all__ = ["Predictor", "capture", "features", "predict", "simulate"]
 
 Mode = Literal["train", "infer"]
 Model = Any
-"""A torch.nn.Module, or a Graph captured before."""
+"""A torch.nn.Module, a Graph captured before, or what `torchedge predict` takes: a name such as "resnet50" or a file."""
 
 
 def predict(
@@ -92,7 +92,7 @@ class Predictor:
     ) -> Prediction:
         """Predict one model at one batch size. See `torchedge.predict`."""
         settings = _settings(optimizer, amp, accumulation)
-        graph = _graph(model, mode=mode, input_size=input_size, example=example, loss=loss)
+        graph = _graph(model, batch_size, mode=mode, input_size=input_size, example=example, loss=loss)
         return predict_graph(graph, batch_size, self.device, settings)
 
     def predict_many(
@@ -108,7 +108,7 @@ class Predictor:
         """Predict every model (or Graph) at every batch size: G models, B batch sizes give arrays (G, B)."""
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
-        graphs = [_graph(m, mode=mode, input_size=input_size, example=None, loss="default") for m in models]
+        graphs = [_graph(m, None, mode=mode, input_size=input_size) for m in models]
         return predict_graphs(graphs, batch_sizes, self.device, _settings(optimizer, amp, 1))
 
 
@@ -135,14 +135,44 @@ def simulate(
     if device is not None:
         found = device if isinstance(device, Device) else find_device(device)
         settings = device_settings(found, settings)
-    graph = _graph(model, mode=mode, input_size=input_size, example=example, loss="default")
+    graph = _graph(model, batch_size, mode=mode, input_size=input_size, example=example)
     return simulation.simulate(graph, batch_size, settings)
 
 
-def _graph(model: Model, *, mode: Mode, input_size: tuple[int, ...] | None, example: Any, loss: Any) -> Graph:  # noqa: ANN401
+def _graph(
+    model: Model,
+    batch_size: Any,  # noqa: ANN401 - checked where it is used
+    *,
+    mode: Mode,
+    input_size: tuple[int, ...] | None,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    loss: Callable[[Any], Any] | Literal["default"] | None = "default",
+) -> Graph:
+    """Capture a model (or the model a name stands for) for every batch size, else for the one asked for."""
     if isinstance(model, Graph):
         return model
-    return capture(model, example, input_size=input_size, mode=mode, loss=loss)
+    name = None
+    if isinstance(model, str):
+        from torchedge.tracing.sources import load_model
+
+        model, name = load_model(model)
+
+    def captured(only: int | None) -> Graph:
+        return capture(
+            model, example, input_size=input_size, mode=mode, loss=loss, name=name, batch_size=only
+        )
+
+    one = isinstance(batch_size, int) and batch_size > 0
+    try:
+        graph = captured(None)
+    except CaptureError as every:
+        if not one:
+            raise
+        try:
+            return captured(batch_size)
+        except CaptureError:
+            raise every from None
+    return captured(batch_size) if one and graph.fixed_batch not in (None, batch_size) else graph
 
 
 def _chosen_device(device: str | Path | None) -> Device:

@@ -53,6 +53,7 @@ def predict_graph(
     )
 
     def required(batches: npt.NDArray[np.int64], confidence: float) -> FloatArray:
+        _check_fixed(graph, batches)
         rows = np.zeros(len(batches), dtype=np.intp)
         return models.memory.required(job.peaks(rows, batches.astype(np.float64)), confidence)
 
