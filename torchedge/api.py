@@ -24,7 +24,7 @@ __all__ = ["Predictor", "capture", "features", "predict", "simulate"]
 
 Mode = Literal["train", "infer"]
 Model = Any
-"""A torch.nn.Module, a Graph captured before, or what `torchedge predict` takes: a name such as "resnet50" or a file."""
+"""A torch.nn.Module, a captured Graph, or what `torchedge predict` takes: a name ("resnet50") or a file."""
 
 
 def predict(
