@@ -47,11 +47,12 @@ def load_models(device: Device) -> TrainingModels:
 
     Raises ProfileError for files that are missing, damaged or made for another version.
     """
-    return _loaded(device)
+    return _loaded(device, device.folder)
 
 
 @lru_cache(maxsize=16)
-def _loaded(device: Device) -> TrainingModels:
+def _loaded(device: Device, folder: Path) -> TrainingModels:
+    # Equal devices may lie in several folders (a copy, a user's own fit): the folder is part of the key.
     described = device.profile.get("training")
     if isinstance(described, Mapping):
         return _read(device, described)

@@ -69,7 +69,7 @@ class TracedTensor(torch.Tensor):
     recorder: Recorder
 
     @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:
         """Whether a gradient would flow through the value: models choose checkpointing by it."""
         return self.recorder.needs_gradient(self.token.index)
 

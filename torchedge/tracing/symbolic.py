@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import CaptureError
 from torchedge.graphs import Graph
+from torchedge.graphs.garbage import collection_paused
 from torchedge.tracing.interception import Interceptor
 from torchedge.tracing.patches import patched
-from torchedge.graphs.garbage import collection_paused
 from torchedge.tracing.recorder import Recorder, TracedTensor, leaves_of
 from torchedge.tracing.restoring import forget_cached, kept_attributes
 
