@@ -71,7 +71,7 @@ def build(name: str) -> torch.nn.Module:
     return models.get_model(name, weights=None, **options)
 
 
-def run_one(name: str, batch: int, row: dict) -> None:
+def run_one(name: str, batch: int, row: dict, profile: str | None) -> None:
     """Measure and simulate one network; fills `row`."""
     import torch
 
@@ -79,7 +79,7 @@ def run_one(name: str, batch: int, row: dict) -> None:
 
     warnings.filterwarnings("ignore")
     model = build(name)
-    simulated = torchedge.simulate(model, batch, input_size=(3, 224, 224))
+    simulated = torchedge.simulate(model, batch, input_size=(3, 224, 224), device=profile)
     device = torch.device("cuda")
     model = model.to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -118,6 +118,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("cuda_memory.csv"))
     parser.add_argument("--batch-sizes", default="8,32")
+    parser.add_argument(
+        "--device", help="profile whose constants (such as BLAS workspaces) are simulated too"
+    )
     arguments = parser.parse_args()
     batches = [int(b) for b in arguments.batch_sizes.split(",")]
     done = list(csv.DictReader(arguments.out.open())) if arguments.out.exists() else []
@@ -129,7 +132,7 @@ def main() -> int:
                 if (name, batch) in known:
                     continue
                 row = manager.dict()
-                worker = context.Process(target=run_one, args=(name, batch, row))
+                worker = context.Process(target=run_one, args=(name, batch, row, arguments.device))
                 worker.start()
                 worker.join(timeout=120)
                 if not row:
