@@ -1,0 +1,144 @@
+"""The examples, each run as a user would run it; the notebook's printed output is that of its cells today.
+
+`TORCHEDGE_UPDATE_README=1 python -m pytest -n0 tests/test_examples.py` writes the notebook's output anew.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = {"before_training.py", "search_widths.py", "test_features_example.py", "whats_in_memory.py"}
+
+
+@pytest.fixture
+def run(checkout, tmp_path):
+    """Run an example in a fresh process; return its exit status, output and errors."""
+
+    def call(name, *words):
+        path = os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])
+        home = str(tmp_path / "home")
+        own = {k: v for k, v in os.environ.items() if k not in ("TORCHEDGE_DEVICE", "TORCHEDGE_DEBUG")}
+        ended = subprocess.run(
+            [sys.executable, str(checkout / "examples" / name), *words],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=300,
+            check=False,
+            cwd=tmp_path,
+            env={
+                **own,
+                "PYTHONPATH": path,
+                "PYTHONIOENCODING": "utf-8",
+                "MPLBACKEND": "Agg",
+                "TORCHEDGE_HOME": home,
+            },
+        )
+        return ended.returncode, ended.stdout, ended.stderr
+
+    return call
+
+
+def test_every_example_is_run_here(checkout):
+    assert {file.name for file in (checkout / "examples").glob("*.py")} == EXAMPLES
+    assert [file.name for file in (checkout / "examples").glob("*.ipynb")] == ["tour.ipynb"]
+
+
+def test_training_starts_where_it_fits(run):
+    pytest.importorskip("sklearn")
+    status, out, err = run(
+        "before_training.py", "--device", "local-cpu", "--batch-size", "64", "--limit", "4096"
+    )
+    assert status == 0, err
+    assert "batch size 64 (asked for: 64) fits into 4,096 MiB on local-cpu" in out
+    losses = [float(x) for x in re.findall(r"loss after \d+ steps?: ([\d.]+)", out)]
+    assert len(losses) == 2 and losses[1] < losses[0]
+
+
+def test_the_batch_size_is_lowered_to_what_fits(run):
+    pytest.importorskip("sklearn")
+    words = ("--device", "jetson-tx2", "--limit", "2000", "--batch-size", "20000", "--steps", "1")
+    status, out, err = run("before_training.py", *words)
+    assert status == 0, err
+    found = re.search(r"batch size ([\d]+) \(asked for: 20000\) fits into 2,000 MiB on jetson-tx2", out)
+    assert found and 1 < int(found[1]) < 20000
+
+
+def test_training_is_refused_where_nothing_fits(run):
+    status, out, err = run("before_training.py", "--device", "jetson-tx2", "--limit", "100")
+    assert status == 1 and out == ""
+    assert re.fullmatch(
+        r"not started: one sample already asks for [\d,]+ MiB on jetson-tx2, 100 MiB .*\n", err
+    )
+
+
+def test_the_search_finds_a_network_within_limits(run):
+    status, out, err = run("search_widths.py", "--tries", "20", "--memory", "2560", "--latency", "1200")
+    assert status == 0, err
+    tries, large, slow = map(int, re.search(r"(\d+) networks: (\d+) too large, (\d+) too slow", out).groups())
+    assert tries == 20 and large > 0 and slow > 0 and large + slow < 20
+    assert re.search(r"best: widths \(\d+(, \d+){3}\), depths \(\d(, \d){3}\), [\d,]+ parameters", out)
+    assert float(re.search(r"ms \([\d,.]+ to ([\d,.]+)\)", out)[1].replace(",", "")) <= 1200
+
+
+def test_the_search_says_that_nothing_fits(run):
+    status, out, err = run("search_widths.py", "--tries", "3", "--memory", "10")
+    assert status == 0, err
+    assert out.splitlines() == [
+        "3 networks: 3 too large, 0 too slow",
+        "none is within the limits; allow more memory or time",
+    ]
+
+
+def test_what_is_in_memory(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    _need_torchvision()
+    status, out, err = run("whats_in_memory.py", "step.png", "--batch-size", "8")
+    assert status == 0, err
+    assert out.startswith("resnet18, batch 8: ") and "the peak is in backward: " in out
+    assert re.search(r"saved activations +[\d.]+ MiB", out) and "MiB  conv1 [conv2d]" in out
+    sizes = dict(re.findall(r"^  (SGD|SGD with momentum|AdamW) +([\d.]+) MiB", out, re.MULTILINE))
+    assert float(sizes["SGD"]) < float(sizes["SGD with momentum"]) < float(sizes["AdamW"])
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_notebook_prints_what_it_shows(checkout, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path))
+    file = checkout / "examples" / "tour.ipynb"
+    notebook = json.loads(file.read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4 and len({cell["id"] for cell in notebook["cells"]}) == len(
+        notebook["cells"]
+    )
+    names, shown, printed = {"__name__": "__main__"}, [], []
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for count, cell in enumerate(cells, start=1):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile("".join(cell["source"]), f"tour.ipynb cell {count}", "exec"), names)
+        printed.append(out.getvalue())
+        shown.append("".join(line for output in cell["outputs"] for line in output["text"]))
+        text = out.getvalue().splitlines(keepends=True)
+        cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": text}] if text else []
+        cell["execution_count"] = count
+    if os.environ.get("TORCHEDGE_UPDATE_README"):
+        file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    else:
+        assert printed == shown
+    from matplotlib import pyplot
+
+    assert pyplot.get_fignums()
+    pyplot.close("all")
+
+
+def _need_torchvision():
+    from torchedge.tracing.sources import prepare_torchvision
+
+    prepare_torchvision()
+    pytest.importorskip("torchvision")
