@@ -56,7 +56,7 @@ def chosen_batch_size(
     print(f"batch size {batch_size} (asked for: {wish}) fits into {room:,.0f} MiB on {taken.device}")
     print(f"training memory {taken.memory}, one step {taken.latency}; provenance: {taken.provenance}")
     if taken.out_of_range:
-        print(f"extrapolated: {', '.join(taken.out_of_range)} out of the measured range")
+        print(f"extrapolated: {len(taken.out_of_range)} features lie outside what was measured")
     return batch_size
 
 
@@ -74,16 +74,14 @@ def main() -> None:
     batch_size = chosen_batch_size(model, optimizer, arguments.batch_size, arguments.device, arguments.limit)
 
     images, labels = digits()
-    loss = torch.tensor(0.0)
     for step in range(arguments.steps):
         rows = torch.randint(len(images), (batch_size,))
         loss = nn.functional.cross_entropy(model(images[rows]), labels[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step == 0:
-            print(f"loss after 1 step: {loss.item():.2f}")
-    print(f"loss after {arguments.steps} steps: {loss.item():.2f}")
+        if step in (0, arguments.steps - 1):
+            print(f"loss in step {step + 1}: {loss.item():.2f}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python examples/search_widths.py --tries 40 --memory 2560 --latency 1200
 
-No network is run, and none takes memory: weights are on the meta device. What the search maximises is the number
-of parameters, in place of the score that your search would learn or measure.
+No network is run, and none takes memory: weights are on the meta device. What the search maximises is the
+number of parameters, in place of the score that your search would learn or measure.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def test_training_starts_where_it_fits(run):
     )
     assert status == 0, err
     assert "batch size 64 (asked for: 64) fits into 4,096 MiB on local-cpu" in out
-    losses = [float(x) for x in re.findall(r"loss after \d+ steps?: ([\d.]+)", out)]
+    losses = [float(x) for x in re.findall(r"loss in step \d+: ([\d.]+)", out)]
     assert len(losses) == 2 and losses[1] < losses[0]
 
 
