@@ -1,6 +1,6 @@
 """A random search over widths and depths that only looks at networks a Jetson TX2 can train.
 
-    python examples/search_widths.py --tries 40 --memory 2560 --latency 1200
+    python examples/search_widths.py --tries 40 --memory 3072 --latency 1200
 
 No network is run, and none takes memory: weights are on the meta device. What the search maximises is the
 number of parameters, in place of the score that your search would learn or measure.
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="jetson-tx2")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N")
-    parser.add_argument("--memory", type=float, default=2560, metavar="MIB", help="default 2560")
+    parser.add_argument("--memory", type=float, default=3072, metavar="MIB", help="default 3072")
     parser.add_argument("--latency", type=float, default=1200, metavar="MS", help="default 1200")
     parser.add_argument("--tries", type=int, default=40, metavar="N")
     parser.add_argument("--seed", type=int, default=0)

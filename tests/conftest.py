@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# In continuous integration every run draws the same examples; elsewhere each run draws new ones.
+settings.register_profile("steady", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("steady")
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

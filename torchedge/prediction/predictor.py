@@ -17,7 +17,7 @@ from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.memory.model import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
-from torchedge.prediction.profiles import TrainingModels, load_models
+from torchedge.prediction.profiles import TrainingModels, inference_models, load_models
 from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions
 
 FloatArray = npt.NDArray[np.float64]
@@ -38,7 +38,7 @@ def predict_graph(
             f"batch_size is {batch_size!r}; expected one whole number (predict_many takes several)"
         )
     _check_fixed(graph, checked.reshape(1))
-    models = load_models(device)
+    models = _models(device, [graph])
     settings = device_settings(device, settings)
     job = _Job([graph], [analyse(graph)], models, settings)
     with collection_paused():
@@ -88,7 +88,7 @@ def predict_graphs(
         raise InputError("no graphs are given; expected at least one")
     for graph in graphs:
         _check_fixed(graph, batches)
-    models = load_models(device)
+    models = _models(device, graphs)
     job = _Job(list(graphs), [analyse(g) for g in graphs], models, device_settings(device, settings))
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
@@ -109,6 +109,15 @@ def predict_graphs(
         device=device.name,
         provenance=models.provenance,
     )
+
+
+def _models(device: Device, graphs: Sequence[Graph]) -> TrainingModels:
+    """Return a device's models for training steps, or for inference where no graph has a loss."""
+    training = {g.loss is not None for g in graphs}
+    if len(training) > 1:
+        raise InputError("graphs of training steps and of inference are mixed; predict them apart")
+    models = load_models(device)
+    return models if training == {True} else inference_models(models, device)
 
 
 @dataclass(frozen=True, slots=True)

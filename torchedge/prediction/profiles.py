@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +48,18 @@ def load_models(device: Device) -> TrainingModels:
     Raises ProfileError for files that are missing, damaged or made for another version.
     """
     return _loaded(device, device.folder)
+
+
+def inference_models(models: TrainingModels, device: Device) -> TrainingModels:
+    """Return models for inference out of models fitted to training steps only: constants stay, forests go."""
+    if models.provenance is Provenance.ASSUMED:
+        return models
+    wide = assumed_errors(_ASSUMED_MEMORY_ERROR)
+    process = replace(models.memory.process, floor=(0.0, 0.0), ceiling=_UNLIMITED)
+    memory = MemoryModel(process, assumed_errors(_ASSUMED_MEMORY_ERROR / 0.09), wide, wide)
+    latency = LatencyModel(models.latency.coefficients, assumed_errors(_ASSUMED_LATENCY_ERROR))
+    note = f"inference was not measured on {device.name}: figures follow from its training measurements"
+    return TrainingModels(memory, latency, Provenance.ASSUMED, (*models.notes, note))
 
 
 @lru_cache(maxsize=16)

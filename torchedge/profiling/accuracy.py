@@ -126,7 +126,7 @@ def score_fits(samples: Samples, confidence: float) -> FitScore:
     training = np.isin(samples.level, TRAINING_LEVELS)
     for name in samples.networks:
         rows = samples.network == name
-        model = fit_memory(samples, training & ~rows, errors=False, forest=False)
+        model = fit_memory(samples, training & ~rows)
         peaks = samples.peaks_of(rows)
         says[rows] = model.required(peaks, confidence) <= model.limits(peaks.linear)
     passed, failed = samples.fits == 1, samples.fits == 0

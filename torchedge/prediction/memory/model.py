@@ -115,11 +115,14 @@ class MemoryModel:
         return Memory(value, value * np.exp(-half), value * np.exp(half), outside, features)
 
     def required(self, peaks: Peaks, confidence: float) -> FloatArray:
-        """Return (R,) MiB: what runs ask for with this one-sided confidence, however much the device has."""
+        """Return (R,) MiB: what the runs ask for with this one-sided confidence, however much the device has.
+
+        The larger of what the allocator and the process need, and of Γ with its own margin.
+        """
         excess = np.exp(self.reserved_errors.margin(np.ones(len(peaks.reserved)), confidence))
         beside = np.where(peaks.linear, self.process.beside[1], self.process.beside[0])
-        floor = np.where(peaks.linear, self.process.floor[1], self.process.floor[0])
-        return np.asarray(np.maximum(peaks.reserved * excess + beside, floor))
+        gamma = self.predict(peaks).value * np.exp(self.errors.margin(self.difficulty(peaks), confidence))
+        return np.asarray(np.maximum(peaks.reserved * excess + beside, gamma))
 
     def limits(self, linear: npt.NDArray[np.bool_]) -> FloatArray:
         """Return (R,) MiB: the most that runs without or with linear layers may ask for on this device."""
