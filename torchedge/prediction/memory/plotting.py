@@ -41,9 +41,11 @@ def draw_timeline(profile: MemoryProfile, axes: Axes | None = None) -> Any:  # n
             f"{profile.live_mib:.0f} MiB\n{profile.peak}",
             (profile.peak.index, profile.live_mib),
             fontsize=8,
-            xytext=(6, -4),
-            textcoords="offset points",
-            va="top",
+            xytext=(0.5, 0.12),  # below the curve, where there is nothing else
+            textcoords="axes fraction",
+            ha="center",
+            arrowprops={"arrowstyle": "-", "color": "#c0392b", "linewidth": 0.8},
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7},
         )
     axes.axhline(profile.reserved_mib, color="#7f8c8d", linestyle=":", label="reserved")
     axes.set(
@@ -53,5 +55,5 @@ def draw_timeline(profile: MemoryProfile, axes: Axes | None = None) -> Any:  # n
     )
     axes.set_xlim(0, max(len(events), 1))
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=5, fontsize=8, frameon=False)
     return axes
