@@ -65,6 +65,9 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
         "clock_mhz": FigureRule("MHz", "highest clock of the compute units"),
         "compute_units": _count("compute units: SMs, shader processors, shader cores, CPU cores"),
         "launch_overhead_us": FigureRule("us", "time that one kernel launch costs when nothing hides it"),
+        "step_time_ratio": FigureRule(
+            "1", "measured training steps over the analytic estimate from the other figures"
+        ),
         # memory rates
         "bandwidth_gb_s": FigureRule(
             "GB/s", "bandwidth of main memory, read and write together (10^9 bytes)"

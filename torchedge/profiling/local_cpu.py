@@ -1,7 +1,7 @@
 """Measures this machine's processor and writes its profile, `profiles/local-cpu` in the user's folder.
 
-Five probes of a few seconds: what the system says of cores and memory, a large matrix product, a streaming
-copy, a tiny operator, and the memory of a training process beside its tensors.
+Six probes of a few seconds: what the system says of cores and memory, a large matrix product, a streaming
+copy, a tiny operator, the memory of a training process beside its tensors, and a few real training steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from torchedge.storage import data_folder, read_toml, user_folder
 __all__ = ["COMMAND", "PROBES", "measure_local_cpu"]
 
 COMMAND = f"torchedge profile {LOCAL_DEVICE}"
-PROBES = ("processor", "matrix product", "streaming copy", "tiny operator", "process memory")
+PROBES = (
+    "processor",
+    "matrix product",
+    "streaming copy",
+    "tiny operator",
+    "process memory",
+    "training steps",
+)
 
 _MIB = 2**20
 _PRODUCT_SIDES = (512, 1024, 2048, 3072)
@@ -97,9 +104,14 @@ def measure_local_cpu(tell: Callable[[str], Any] = lambda _: None) -> Device:
             available,
             "available memory at the time of measuring, this process's own included",
         )
-    return _write(
-        name, {key: (value, f"{where}: {how}") for key, (value, how) in found.items()}, torch.__version__
-    )
+    sourced = {key: (value, f"{where}: {how}") for key, (value, how) in found.items()}
+    device = _write(name, sourced, torch.__version__)
+    tell(PROBES[5])
+    from torchedge.profiling.calibration import step_time_ratio
+
+    how = f"geometric mean over three small networks at batch 8, {threads} threads"
+    sourced["step_time_ratio"] = (step_time_ratio(device), f"{where}: {how}")
+    return _write(name, sourced, torch.__version__)
 
 
 def _write(name: str, found: dict[str, tuple[float, str]], torch_version: str) -> Device:

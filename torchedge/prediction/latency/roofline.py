@@ -83,13 +83,14 @@ COEFFICIENT_NAMES = tuple(c.name for c in COEFFICIENTS)
 
 def prior_mean(device: Device) -> npt.NDArray[np.float64]:
     """Return (K,): the coefficients a device's figures suggest; an unknown figure leaves the TX2's."""
+    ratio = log(_figure(device, "step_time_ratio", 1.0))
     shift = {
         "compute": -log(_figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS) / _REFERENCE_GFLOPS),
         "bandwidth": -log(_figure(device, "bandwidth_gb_s", _REFERENCE_GB_S) / _REFERENCE_GB_S),
         "launch": log(_figure(device, "launch_overhead_us", _REFERENCE_LAUNCH_US) / _REFERENCE_LAUNCH_US),
         "": 0.0,
     }
-    return np.array([c.mean + shift[c.follows] for c in COEFFICIENTS])
+    return np.array([c.mean + shift[c.follows] + (ratio if c.follows else 0.0) for c in COEFFICIENTS])
 
 
 def prior_spread() -> npt.NDArray[np.float64]:
