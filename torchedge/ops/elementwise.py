@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchedge.ops.specs import Call, Rule, Sizes, keep, spec
+from torchedge.ops.specs import Call, Sizes, keep, spec
 
 
 def broadcast(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
@@ -23,13 +23,6 @@ def broadcast(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None
                     return None
                 out[axis] = size
     return tuple(out)
-
-
-def others(*pairs: tuple[int, int]) -> Rule:
-    """Return a rule that keeps input a where input b needs a gradient, for each pair (a, b)."""
-    return lambda call: tuple(
-        a for a, b in pairs if call.need(b) and a < len(call.ins) and call.ins[a] is not None
-    )
 
 
 def product_saves(call: Call) -> tuple[int, ...]:

@@ -19,11 +19,6 @@ Trained = list[tuple[int, Poly, int]]
 """Parameters that receive a gradient: value, size in bytes, storage of the gradient."""
 
 
-def state_names(optimizer: str) -> tuple[str, ...]:
-    """Return the tensors an optimizer keeps for each parameter, each as large as the parameter."""
-    return _STATES[optimizer]
-
-
 def keep_state(tape: TapeWriter, size: Poly, name: str, settings: StepSettings, category: int) -> list[int]:
     """Add one parameter's optimizer state as storages that are there before the step."""
     return [tape.keep(size, category, f"{name}.{state}") for state in _STATES[settings.optimizer]]
