@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.intervals import DistanceScale, ErrorModel
-from torchedge.prediction.latency.roofline import named, pack, step_time, work_times
+from torchedge.prediction.latency.roofline import (
+    Terms,
+    named,
+    pack,
+    product_terms,
+    step_time,
+    work_times,
+)
 from torchedge.prediction.latency.shares import time_shares
 from torchedge.prediction.latency.workload import Workload
 
@@ -40,6 +48,7 @@ class LatencyModel:
     errors: ErrorModel
     forest: Forest | None = None
     scale: DistanceScale | None = None
+    known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
 
     def analytic(
         self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray
@@ -50,7 +59,12 @@ class LatencyModel:
         """
         p = named(self.coefficients)
         rows = pack(work, which, batch)
-        times = work_times(rows, p)
+        terms = None
+        if len(work) == 1:  # the same graph at another batch size, as when a batch size is sought
+            terms = self.known.get(work[0])
+            if terms is None:
+                terms = self.known[work[0]] = product_terms(rows, p, np)
+        times = work_times(rows, p, terms=terms)
         described = self.forest is not None or self.scale is not None
         features = time_shares(rows, times) if described else np.zeros((rows.count, 0))
         return np.asarray(step_time(times.busy, times.launch, p)), features

@@ -165,21 +165,29 @@ def numpy_segments(values: Array, index: Array, count: int) -> Array:
     return np.bincount(index, weights=values, minlength=count)
 
 
-def product_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> dict[str, Array]:  # noqa: ANN401
+Terms = dict[str, tuple[Array, Array, Array]]
+"""By phase, (U,) each: what a line of the product table costs a position, a sample and at all, ms."""
+
+
+def product_terms(rows: Rows, p: Mapping[str, Any], xp: Any) -> Terms:  # noqa: ANN401
+    """Return what does not depend on the batch size: to be kept where a workload is predicted again."""
+    op = _padded_positions(rows.products, xp)
+    phases = PHASES if rows.training else PHASES[:1]
+    return {phase: _product_terms(rows.products, op, phase, p, xp) for phase in phases}
+
+
+def product_times(rows: Rows, terms: Terms, xp: Any) -> dict[str, Array]:  # noqa: ANN401
     """Time (L,) of each product run in each phase, ms.
 
     Padded arithmetic, traffic of tensors and of weights, and a start-up latency. Of all these only the
     number of positions (in tiles of 32) and the batch itself change with the batch size, so that a line's
     time is `on_positions * positions + on_batch * batch + constant`.
     """
-    table = rows.products
-    line, batched = rows.product_line, table[:, 8]
+    line, batched = rows.product_line, rows.products[:, 8]
     batch = rows.batch[rows.product_row] * batched[line] + (1 - batched[line])
-    op = _padded_positions(table, xp)
-    positions = xp.ceil(batch * op[line] / 32) * 32
+    positions = xp.ceil(batch * _padded_positions(rows.products, xp)[line] / 32) * 32
     times = {}
-    for phase in PHASES if rows.training else PHASES[:1]:
-        on_positions, on_batch, constant = _product_terms(table, op, phase, p, xp)
+    for phase, (on_positions, on_batch, constant) in terms.items():
         times[phase] = on_batch[line] * batch + constant[line]
         if phase != "bwd_w":
             times[phase] = times[phase] + on_positions[line] * positions
@@ -287,9 +295,11 @@ def work_times(
     p: Mapping[str, Any],
     xp: Any = np,  # noqa: ANN401
     segments: Segment = numpy_segments,
+    terms: Terms | None = None,
 ) -> WorkTimes:
     """Return the time the device computes (`busy`) and the host launches (`launch`), with their parts."""
-    products, passes = product_times(rows, p, xp), pass_times(rows, p, xp)
+    found = product_terms(rows, p, xp) if terms is None else terms
+    products, passes = product_times(rows, found, xp), pass_times(rows, p, xp)
     busy = sum(passes) + segments(sum(products.values()), rows.product_row, rows.count)
     depthwise = depthwise_times(rows, p, xp) if len(rows.depthwise) else None
     if depthwise is not None:

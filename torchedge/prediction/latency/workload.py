@@ -35,7 +35,7 @@ DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count")
 Array = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
     """Work of one step: products (P, 9), depthwise (D, 7), passes (9,), launches (7,), float64."""
 
