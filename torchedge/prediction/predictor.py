@@ -71,7 +71,7 @@ def predict_graph(
         unsupported=graph.unsupported,
         out_of_range=outside,
         provenance=models.provenance,
-        notes=(*graph.notes, *models.notes, *notes),
+        notes=(*graph.notes, *models.notes, *_not_timed(settings), *notes),
         needs=Needs(required),
     )
 
@@ -109,6 +109,18 @@ def predict_graphs(
         device=device.name,
         provenance=models.provenance,
     )
+
+
+def _not_timed(settings: StepSettings) -> tuple[str, ...]:
+    """Say which settings change the memory but not, though they should, the latency."""
+    notes = []
+    if settings.amp is not None:
+        notes.append(f"latency is that of full precision: what {settings.amp} autocast saves is not modelled")
+    if settings.optimizer in ("adam", "adamw"):
+        notes.append(f"latency holds an SGD update; {settings.optimizer} takes a little longer")
+    if settings.accumulation > 1:
+        notes.append("latency is that of one micro-batch with its update")
+    return tuple(notes)
 
 
 def _models(device: Device, graphs: Sequence[Graph]) -> TrainingModels:

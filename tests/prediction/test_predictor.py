@@ -1,0 +1,60 @@
+"""Settings that the time model does not see are named in the result."""
+
+import numpy as np
+from torch import nn
+
+import torchedge
+
+
+def test_what_is_not_timed_is_said():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    graph = torchedge.capture(net, input_size=(3, 16, 16))
+    predictor = torchedge.Predictor("jetson-tx2")
+    plain = predictor.predict(graph, 4)
+    told = predictor.predict(graph, 4, amp="bfloat16", optimizer="adamw", accumulation=4)
+    assert not any("latency" in note for note in plain.notes)
+    for word in ("bfloat16", "adamw", "micro-batch"):
+        assert any(word in note for note in told.notes)
+
+
+def test_inference_from_training_measurements_is_assumed():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    graph = torchedge.capture(net, input_size=(3, 16, 16), mode="infer")
+    found = torchedge.Predictor("jetson-tx2").predict(graph, 4)
+    assert str(found.provenance) == "assumed" and found.mode == "infer"
+    assert any("inference was not measured" in note for note in found.notes)
+    train = torchedge.Predictor("jetson-tx2").predict(torchedge.capture(net, input_size=(3, 16, 16)), 4)
+    assert str(train.provenance) == "public data"
+    assert found.latency.value < train.latency.value and found.memory.value < train.memory.value
+
+
+def test_breakdown_adds_up():
+    graph = torchedge.capture(nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU()), input_size=(3, 96, 96))
+    for batch in (1, 32, 512):
+        found = torchedge.Predictor("jetson-tx2").predict(graph, batch)
+        assert abs(sum(found.breakdown.values()) - found.memory.value) < 1e-6 * found.memory.value
+        assert found.memory.low <= found.memory.value <= found.memory.high
+
+
+def test_the_largest_batch_size_is_the_last_that_fits():
+    graph = torchedge.capture(nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU()), input_size=(3, 96, 96))
+    predictor = torchedge.Predictor("jetson-tx2")
+    first = predictor.predict(graph, 8)
+    for limit in (1800, 2500, 4000):
+        most = first.max_batch_size(limit)
+        assert most > 0 and predictor.predict(graph, most).fits(limit)
+        assert not predictor.predict(graph, most + 1).fits(limit)
+    assert first.max_batch_size(10) == 0
+
+
+def test_many_are_each_one_predicted():
+    nets = [nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU()) for width in (8, 24)]
+    graphs = [torchedge.capture(net, input_size=(3, 48, 48)) for net in nets]
+    predictor = torchedge.Predictor("jetson-tx2")
+    found = predictor.predict_many(graphs, [1, 5, 64, 300])
+    for row, graph in enumerate(graphs):
+        for column, batch in enumerate((1, 5, 64, 300)):
+            one = predictor.predict(graph, batch)
+            assert np.isclose(found.memory[row, column], one.memory.value, rtol=1e-9)
+            assert np.isclose(found.latency_high[row, column], one.latency.high, rtol=1e-9)
+            assert np.isclose(found.reserved[row, column], one.reserved.value, rtol=1e-9)
