@@ -151,6 +151,8 @@ def _graph(
     """Capture a model (or the model a name stands for) for every batch size, else for the one asked for."""
     if isinstance(model, Graph):
         return model
+    if mode == "train" and loss is None:
+        raise InputError("loss is None in train mode; expected a function of the outputs, or mode='infer'")
     name = None
     if isinstance(model, str):
         from torchedge.tracing.sources import load_model

@@ -1,6 +1,7 @@
 """Settings that the time model does not see are named in the result."""
 
 import numpy as np
+import pytest
 from torch import nn
 
 import torchedge
@@ -58,3 +59,8 @@ def test_many_are_each_one_predicted():
             assert np.isclose(found.memory[row, column], one.memory.value, rtol=1e-9)
             assert np.isclose(found.latency_high[row, column], one.latency.high, rtol=1e-9)
             assert np.isclose(found.reserved[row, column], one.reserved.value, rtol=1e-9)
+
+
+def test_a_training_step_without_a_loss_is_refused():
+    with pytest.raises(torchedge.InputError, match="loss is None in train mode"):
+        torchedge.predict(nn.Linear(3, 2), 4, "jetson-tx2", loss=None)

@@ -95,7 +95,9 @@ def _from_first_layer(model: torch.nn.Module) -> InputSpec | None:
         elif isinstance(module, torch.nn.Linear):
             size = (module.in_features,)
         elif isinstance(module, torch.nn.Embedding):
-            note = f"input assumed to be {_SEQUENCE} token ids, from the first layer {name} ({kind})"
+            note = (
+                f"input assumed to be {_SEQUENCE} token ids, from the first layer {name or 'itself'} ({kind})"
+            )
             return InputSpec((_SEQUENCE,), torch.int64, None, note)
         elif isinstance(module, torch.nn.RNNBase):
             size = (_SEQUENCE, module.input_size)
@@ -106,6 +108,6 @@ def _from_first_layer(model: torch.nn.Module) -> InputSpec | None:
         )
         text = "×".join(map(str, size))
         return InputSpec(
-            size, dtype, None, f"input assumed to be {text}, from the first layer {name} ({kind})"
+            size, dtype, None, f"input assumed to be {text}, from the first layer {name or 'itself'} ({kind})"
         )
     return None
