@@ -1,0 +1,85 @@
+"""Hold the OFA-ResNet50 space against the published architecture and its extremes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from torchedge.errors import InputError
+from torchedge.searching.ofa_resnet50 import OFAResNet50Space, divisible
+
+SPACE = OFAResNet50Space()
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "count", "mib"),
+    [(SPACE.largest(), 48.1e6, 183.5), (SPACE.smallest(), 6.54e6, 24.9)],
+    ids=["largest", "smallest"],
+)
+def test_the_extremes_are_the_published_ones(encoding, count, mib):
+    found = parameters(SPACE.build(encoding))
+    assert found == pytest.approx(count, rel=1e-3)
+    assert found * 4 / 2**20 == pytest.approx(mib, abs=0.05)
+
+
+def test_modules_bear_the_published_names():
+    names = set(SPACE.build(SPACE.largest()).state_dict())
+    published = {
+        "input_stem.0.conv.weight",
+        "input_stem.1.conv.conv.weight",
+        "input_stem.2.bn.running_mean",
+        "blocks.0.downsample.conv.weight",
+        "blocks.17.conv3.bn.bias",
+        "classifier.linear.bias",
+    }
+    assert published <= names
+    assert not any(name.startswith("blocks.18.") for name in names)
+
+
+def test_random_sub_networks_run_and_are_traced_by_fx():
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        encoding = SPACE.random(rng)
+        traced = torch.fx.symbolic_trace(SPACE.build(encoding).eval())
+        assert traced(torch.zeros(1, *SPACE.input_size(encoding))).shape == (1, 1000)
+
+
+def test_skipped_blocks_take_their_ratio_from_the_published_place():
+    encoding = SPACE.smallest()
+    encoding["e"][4] = 0.35  # the first block of the second stage
+    blocks = SPACE.architecture(encoding).blocks
+    assert [b.middle for b in blocks[:4]] == [32, 32, 120, 64]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(1, 8), (8, 8), (41.6, 40), (166.4, 168), (11, 16), (12, 16)]
+)
+def test_divisible_rounds_to_eights_but_not_below_nine_tenths(given, expected):
+    assert divisible(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d": [1, 0, 0, 0, 0]}, "stem's depth is 1"),
+        ({"d": [0, 0, 0, 0]}, "list of 5 entries"),
+        ({"e": [0.3] * 18}, "holds 0.3"),
+        ({"w": [3] * 6}, "holds 3"),
+        ({"image_size": 100}, "image_size is 100"),
+        ({"depth": []}, "expected a dict"),
+    ],
+)
+def test_wrong_encodings_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        SPACE.build({**SPACE.smallest(), **change})
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (224.0,)])
+def test_wrong_image_sizes_are_refused(sizes):
+    with pytest.raises(InputError, match="image_sizes"):
+        OFAResNet50Space(sizes)

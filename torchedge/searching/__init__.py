@@ -1,0 +1,1 @@
+"""Search for networks that fit a device: spaces of candidates, constraints, evolution."""
