@@ -1,0 +1,798 @@
+#!/usr/bin/env python3
+"""Measures training steps and inferences of networks on the machine it runs on; needs only PyTorch.
+
+    python3 training_probe.py JOBS.jsonl [--out ROWS.jsonl] [--device cuda|cpu]
+
+One file, Python 3.6 or newer, PyTorch 1.6 or newer, POSIX; torchedge is not needed. JOBS ("-": standard input)
+has one network a line:
+
+    {"id": "resnet18-random-50", "input_size": [3, 224, 224], "optimizer": "sgd-momentum",
+     "build": {"library": "torchvision", "name": "resnet18", "kwargs": {}},      or {"nodes": [...]}
+     "points": [["infer", 1], ["train", 2], ["train", 16]]}
+
+and the output has one row a line: "environment" first, then "start" and "point" for each point. Memory is in
+MiB (2^20 bytes), time in ms. Each network runs in a process of its own, forked before CUDA starts, inference
+before training, batch sizes ascending. A training step is zero_grad, forward, cross entropy, backward and the
+optimizer's update (perf4sight, section 4 and appendix A); inference is a forward pass in eval mode.
+
+Memory (Γ, γ) is what the run takes from the device, context and libraries included: NVML's used memory less
+what was used before the process touched the GPU; /proc/meminfo (MemTotal - MemFree - Buffers - Cached, less
+the idle system) where CPU and GPU share the memory; peak resident memory on a CPU. A run out of memory is a
+row with "fits": 0, never the end.
+"""
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import json
+import operator
+import os
+import platform
+import select
+import signal
+import statistics
+import sys
+import time
+import warnings
+
+VERSION = "training_probe 1"
+MIB = 2.0**20
+WARMUP_STEPS, WARMUP_SECONDS = (3, 12), 20.0
+TIMED_STEPS, TIMED_SECONDS = (5, 15), 4.0
+STEADY = 0.03
+
+
+# memory and clocks ------------------------------------------------------------------------------------------
+
+
+def meminfo():
+    """Return MiB of the system memory in use (appendix A), and of all of it."""
+    found = {}
+    with open("/proc/meminfo") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            found[name] = int(rest.split()[0]) / 1024.0
+    return found["MemTotal"] - found["MemFree"] - found["Buffers"] - found["Cached"], found["MemTotal"]
+
+
+def status_mib(field):
+    """Return a field of /proc/self/status in MiB, or None."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith(field):
+                return int(line.split()[1]) / 1024.0
+    return None
+
+
+class Nvml:
+    """Used memory, clock and throttling of the GPU that CUDA calls device 0."""
+
+    name = "nvml"
+
+    def __init__(self):
+        import pynvml
+
+        self.nvml = pynvml
+        pynvml.nvmlInit()
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
+        if first.isdigit():
+            self.handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        else:
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(first.encode())
+        self.used()
+
+    def used(self):
+        """Return MiB in use by everybody; raises where the GPU has no memory of its own."""
+        return self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used / MIB
+
+    def total(self):
+        """Return MiB of the GPU."""
+        return self.nvml.nvmlDeviceGetMemoryInfo(self.handle).total / MIB
+
+    def clock(self):
+        """Return the clock of the multiprocessors in MHz, or None."""
+        with contextlib.suppress(self.nvml.NVMLError):
+            return self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
+        return None
+
+    def throttled(self):
+        """Return 1 where heat or power lower the clock, 0 where not, None where nobody says."""
+        names = ("SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwPowerCap", "HwSlowdown")
+        mask = 0
+        for name in names:
+            mask |= getattr(self.nvml, "nvmlClocksThrottleReason" + name, 0)
+        with contextlib.suppress(self.nvml.NVMLError, AttributeError):
+            reasons = self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
+            return int(bool(reasons & mask))
+        return None
+
+    def driver(self):
+        """Return the driver's version."""
+        version = self.nvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else version
+
+
+class Meter:
+    """Memory that this process takes from the device; made before CUDA starts."""
+
+    def __init__(self, device, idle_mib=0.0):
+        self.device, self.gpu, self.name, self.before, self.peak = device, None, "rss", 0.0, 0.0
+        if device != "cuda":
+            return
+        with contextlib.suppress(Exception):
+            self.gpu = Nvml()
+        unified = os.path.exists("/etc/nv_tegra_release") or self.gpu is None and integrated_board()
+        if unified or self.gpu is None:
+            self.name = "meminfo" if unified else "torch"
+        else:
+            self.name = "nvml"
+        self.before = idle_mib if self.name == "meminfo" else settled(self.gpu) if self.gpu is not None else 0.0
+
+    def sample(self):
+        """Read the meter and keep the peak."""
+        if self.name == "nvml":
+            self.peak = max(self.peak, self.gpu.used() - self.before)
+        elif self.name == "meminfo":
+            self.peak = max(self.peak, meminfo()[0] - self.before)
+        elif self.name == "torch":
+            import torch
+
+            if hasattr(torch.cuda, "mem_get_info"):
+                free, total = torch.cuda.mem_get_info()
+                self.peak = max(self.peak, (total - free) / MIB)
+        else:
+            self.peak = max(self.peak, status_mib("VmHWM") or 0.0)
+
+    def restart(self):
+        """Forget the peak, between two points."""
+        self.peak = 0.0
+        if self.name == "rss":
+            with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+
+    def total(self):
+        """Return MiB of the device's memory, or None."""
+        if self.name == "nvml":
+            return self.gpu.total()
+        if self.name == "torch":
+            import torch
+
+            return torch.cuda.get_device_properties(0).total_memory / MIB
+        return meminfo()[1] if os.path.exists("/proc/meminfo") else None
+
+    def clock(self):
+        """Return MHz of the GPU, or of the first core of a CPU, or None."""
+        if self.gpu is not None:
+            return self.gpu.clock()
+        with contextlib.suppress(OSError, ValueError):
+            if self.device == "cuda":  # Tegra
+                for name in sorted(os.listdir("/sys/class/devfreq")):
+                    if name.endswith(("gpu", "gp10b", "gv11b", "ga10b", "gm20b")):
+                        with open("/sys/class/devfreq/" + name + "/cur_freq") as file:
+                            return int(file.read()) / 1e6
+            else:
+                with open("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq") as file:
+                    return int(file.read()) / 1e3
+        return None
+
+
+def integrated_board():
+    """Whether the board shares its memory between CPU and GPU (a Jetson says so in its device tree)."""
+    with contextlib.suppress(OSError), open("/proc/device-tree/model", "rb") as file:
+        return b"jetson" in file.read().lower()
+    return False
+
+
+def settled(gpu):
+    """Return the used memory once two readings agree: a process that just ended may still give some back."""
+    last = gpu.used()
+    for _ in range(100):
+        time.sleep(0.01)
+        now = gpu.used()
+        if now == last:
+            break
+        last = now
+    return last
+
+
+# networks ---------------------------------------------------------------------------------------------------
+
+LAYERS = (
+    "Conv1d Conv2d Conv3d ConvTranspose2d BatchNorm1d BatchNorm2d GroupNorm LayerNorm Linear Identity Flatten "
+    "MaxPool2d AvgPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d Dropout Dropout2d ReLU ReLU6 LeakyReLU PReLU ELU "
+    "GELU SiLU Hardswish Hardsigmoid Hardtanh Sigmoid Tanh Softmax Softplus Mish ChannelShuffle PixelShuffle "
+    "Upsample ZeroPad2d"
+).split()
+OPERATORS = "add sub mul truediv floordiv getitem iadd isub imul neg".split()
+TORCH_FUNCTIONS = "cat flatten unsqueeze squeeze add mul sub mean sigmoid tanh relu chunk split transpose".split()
+FUNCTIONS = (
+    "relu relu6 gelu silu hardswish hardsigmoid leaky_relu softmax dropout adaptive_avg_pool2d avg_pool2d "
+    "max_pool2d pad interpolate layer_norm linear"
+).split()
+METHODS = (
+    "size view squeeze mean flatten reshape permute transpose contiguous unsqueeze chunk split add add_ mul mul_ "
+    "sigmoid expand sum"
+).split()
+
+
+def topology(nodes):
+    """Return a module that runs a list of nodes: layers, functions and methods by name, nothing else."""
+    import torch
+
+    def find(name):
+        if name in OPERATORS:
+            return getattr(operator, name)
+        if name in TORCH_FUNCTIONS:
+            return getattr(torch, name)
+        if name in FUNCTIONS:
+            return getattr(torch.nn.functional, name)
+        raise ValueError("function {!r} is not known".format(name))
+
+    def value(item, made):
+        if isinstance(item, dict):
+            if "node" in item:
+                return made[item["node"]]
+            if "slice" in item:
+                return slice(*[value(i, made) for i in item["slice"]])
+            return {k: value(v, made) for k, v in item.items()}
+        return [value(i, made) for i in item] if isinstance(item, list) else item
+
+    def names(item):
+        if isinstance(item, dict):
+            return [item["node"]] if "node" in item else [n for v in item.values() for n in names(v)]
+        return [n for v in item for n in names(v)] if isinstance(item, list) else []
+
+    last = {}
+    for position, node in enumerate(nodes):
+        for name in names([node.get("args", []), node.get("kwargs", {})]):
+            last[name] = position
+
+    class Topology(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleDict()
+            for node in nodes:
+                if node["op"] == "module":
+                    if node["type"] not in LAYERS:
+                        raise ValueError("layer {!r} is not known".format(node["type"]))
+                    options = node.get("kwargs", {})
+                    options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+                    layer = getattr(torch.nn, node["type"])(**options)
+                    self.layers[node["name"].replace(".", "_")] = layer
+
+        def forward(self, x):
+            made = {}
+            for position, node in enumerate(nodes):
+                op = node["op"]
+                if op == "input":
+                    made[node["name"]] = x
+                    del x
+                    continue
+                args = value(node.get("args", []), made)
+                if op == "output":
+                    return args[0]
+                kwargs = value(node.get("kwargs", {}), made) if op != "module" else {}
+                for used in [n for n in made if last.get(n) == position]:
+                    del made[used]  # as in code whose variables are overwritten
+                if op == "module":
+                    result = self.layers[node["name"].replace(".", "_")](*args)
+                elif op == "function":
+                    if node["target"] == "getitem" and isinstance(args[1], list):
+                        args[1] = tuple(args[1])
+                    result = find(node["target"])(*args, **kwargs)
+                elif op == "method" and node["target"] in METHODS:
+                    result = getattr(args[0], node["target"])(*args[1:], **kwargs)
+                else:
+                    raise ValueError("node {!r} is not known".format(node))
+                made[node["name"]] = result
+                del args, kwargs, result
+            raise ValueError("the list of nodes has no output")
+
+    return Topology()
+
+
+def build(recipe):
+    """Return the network of a job, with random weights, on the CPU."""
+    if "nodes" in recipe:
+        return topology(recipe["nodes"])
+    name, kwargs = recipe["name"], recipe.get("kwargs", {})
+    library = load(recipe["library"])
+    if recipe["library"] == "torchvision":
+        return getattr(library.models, name)(**kwargs)
+    return library.create_model(name, **kwargs)
+
+
+def load(name):
+    """Return torchvision or timm; a torchvision whose compiled part does not load serves for its networks."""
+    if name not in ("torchvision", "timm"):
+        raise ValueError("library is {!r}; expected torchvision or timm".format(name))
+    try:
+        return __import__(name)
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    import torch
+
+    for left in [n for n in sys.modules if n.split(".")[0] in ("torchvision", "timm")]:
+        del sys.modules[left]
+    library = torch.library.Library("torchvision", "DEF")
+    for operation in ("nms(Tensor a, Tensor b, float c) -> Tensor", "qnms(Tensor a, Tensor b, float c) -> Tensor"):
+        library.define(operation)
+    KEPT.append(library)
+    return __import__(name)
+
+
+KEPT = []
+"""Libraries of declared operators: they go when nothing refers to them."""
+
+
+def make_optimizer(name, parameters):
+    """Return the optimizer a job names, or None."""
+    import torch
+
+    if name == "none":
+        return None
+    if name in ("sgd", "sgd-momentum"):
+        momentum = 0.9 if name == "sgd-momentum" else 0.0
+        return torch.optim.SGD(parameters, lr=1e-4, momentum=momentum, weight_decay=5e-4)
+    if name in ("adam", "adamw"):
+        return getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW"}[name])(parameters, lr=1e-4)
+    raise ValueError("optimizer is {!r}; expected sgd, sgd-momentum, adam, adamw or none".format(name))
+
+
+# one point --------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Marks on the device's time line, read in ms afterwards."""
+
+    def __init__(self, device):
+        self.cuda = device == "cuda"
+
+    def mark(self):
+        """Return a mark of now."""
+        if not self.cuda:
+            return time.perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self):
+        """Wait for the device to finish."""
+        if self.cuda:
+            import torch
+
+            torch.cuda.synchronize()
+
+    def between(self, start, end):
+        """Return the ms from one mark to another."""
+        return start.elapsed_time(end) if self.cuda else 1e3 * (end - start)
+
+
+class Layers:
+    """Forward and backward times of every layer of one step, and the memory at every hook."""
+
+    def __init__(self, model, clock, meter):
+        self.model, self.clock, self.meter = model, clock, meter
+        self.starts, self.forward, self.backward, self.handles = {}, [], [], []
+
+    def __enter__(self):
+        for path, module in self.model.named_modules():
+            if not list(module.children()):
+                self.handles.append(module.register_forward_pre_hook(self._before(path)))
+                self.handles.append(module.register_forward_hook(self._after(path)))
+        return self
+
+    def __exit__(self, *_):
+        for handle in self.handles:
+            handle.remove()
+
+    def _look(self):
+        if self.meter.name == "meminfo":
+            self.meter.sample()
+
+    def _before(self, path):
+        def hook(*_):
+            self._look()
+            self.starts[path] = self.clock.mark()
+
+        return hook
+
+    def _after(self, path):
+        def hook(_module, _inputs, output):
+            if path in self.starts:
+                self.forward.append((path, self.starts.pop(path), self.clock.mark()))
+            made_by = getattr(output, "grad_fn", None)
+            if made_by is not None:
+                made_by.register_hook(self._done(path))
+
+        return hook
+
+    def _done(self, path):
+        def hook(*_):
+            self._look()
+            self.backward.append((path, self.clock.mark()))
+
+        return hook
+
+    def times(self, backward_start):
+        """Return [path, forward ms, backward ms or None] a layer; backward runs from the layer behind it."""
+        behind, back = backward_start, {}
+        for path, mark in self.backward:
+            back[path] = back.get(path, 0.0) + self.clock.between(behind, mark)
+            behind = mark
+        fore = {}
+        for path, start, end in self.forward:
+            fore[path] = fore.get(path, 0.0) + self.clock.between(start, end)
+        return [[p, short(ms), short(back.get(p))] for p, ms in fore.items()]
+
+
+def short(number, digits=4):
+    """Round to significant digits; None stays."""
+    return None if number is None else float("{:.{}g}".format(number, digits))
+
+
+def scores(output):
+    """The float tensors a loss reads, auxiliary outputs included."""
+    import torch
+
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, torch.Tensor) and not isinstance(output, tuple):
+        return [logits]
+    if isinstance(output, dict):
+        output = list(output.values())
+    items = output if isinstance(output, (list, tuple)) else [output]
+    return [t for t in items if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+class Work:
+    """One network at one batch size in one mode, ready to run."""
+
+    def __init__(self, model, job, mode, batch, device, clock):
+        import torch
+
+        self.torch, self.model, self.train, self.clock = torch, model, mode == "train", clock
+        model.train(self.train)
+        self.x = torch.randn(batch, *job["input_size"]).to(device)
+        self.y = None
+        name = job.get("optimizer", "sgd-momentum")
+        self.optimizer = make_optimizer(name, model.parameters()) if self.train else None
+        self.backward_start = None
+
+    def loss(self, output):
+        """Cross entropy over classes (dimension 1), the mean of anything else."""
+        torch, total = self.torch, 0.0
+        tensors = scores(output)
+        del output
+        for t in tensors:
+            if t.dim() in (2, 4) and t.shape[1] > 1:
+                if self.y is None:
+                    shape = (t.shape[0],) + tuple(t.shape[2:])
+                    self.y = torch.randint(0, t.shape[1], shape, device=t.device)
+                total = total + torch.nn.functional.cross_entropy(t, self.y)
+            else:
+                total = total + t.mean()
+        return total
+
+    def run(self):
+        """Run one step; return the marks of its start and end."""
+        start = self.clock.mark()
+        if not self.train:
+            with self.torch.no_grad():
+                self.model(self.x)
+            return start, self.clock.mark()
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        else:
+            self.model.zero_grad()
+        loss = self.loss(self.model(self.x))
+        self.backward_start = self.clock.mark()
+        loss.backward()
+        if self.optimizer is not None:
+            self.optimizer.step()
+        return start, self.clock.mark()
+
+    def warm_up(self):
+        """Run until two steps in a row take the same time, a dozen or twenty seconds at most."""
+        begun, last = time.perf_counter(), None
+        for step in range(WARMUP_STEPS[1]):
+            before = time.perf_counter()
+            self.run()
+            self.clock.wait()
+            took = time.perf_counter() - before
+            steady = last is not None and abs(took - last) <= STEADY * last
+            enough = step + 1 >= WARMUP_STEPS[0] and steady
+            if enough or step and time.perf_counter() - begun > WARMUP_SECONDS:
+                break
+            last = took
+
+    def timed(self):
+        """Return the ms of several steps queued one behind the other."""
+        begun, marks = time.perf_counter(), []
+        for step in range(TIMED_STEPS[1]):
+            marks.append(self.run())
+            if step + 1 >= TIMED_STEPS[0] and time.perf_counter() - begun > TIMED_SECONDS:
+                break
+            if step == 0:
+                self.clock.wait()
+        self.clock.wait()
+        return [self.clock.between(start, end) for start, end in marks[1:]]
+
+
+def measure(model, job, mode, batch, device, meter):
+    """Return the figures of one point."""
+    import torch
+
+    clock = Clock(device)
+    meter.restart()
+    work = Work(model, job, mode, batch, device, clock)
+    work.warm_up()
+    meter.sample()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = sorted(work.timed())
+    mhz, throttled = meter.clock(), meter.gpu.throttled() if meter.gpu is not None else None
+    meter.sample()
+    row = {"fits": 1, "reason": "", "steps": len(times), "clock_mhz": mhz, "throttled": throttled}
+    row["latency_ms"] = short(statistics.median(times), 6)
+    row["latency_p10_ms"] = short(times[int(0.1 * (len(times) - 1))], 6)
+    row["latency_p90_ms"] = short(times[-1 - int(0.1 * (len(times) - 1))], 6)
+    for name in ("allocated", "reserved"):
+        row[name + "_mib"] = None
+        if device == "cuda":
+            row[name + "_mib"] = round(getattr(torch.cuda, "max_memory_" + name)() / MIB, 3)
+    with Layers(model, clock, meter) as layers:
+        work.run()
+    clock.wait()
+    row["memory_mib"] = round(meter.peak, 3)
+    row["layers"] = layers.times(work.backward_start)
+    return row
+
+
+def clean(model, device):
+    """Give back all but the weights, so that the next point starts as in a fresh process."""
+    import torch
+
+    for parameter in model.parameters():
+        parameter.grad = None
+    gc.collect()
+    if device == "cuda":
+        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+            torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        reset = getattr(torch.cuda, "reset_peak_memory_stats", None)
+        if reset is not None:
+            reset()
+
+
+NOTHING = dict.fromkeys(
+    "memory_mib allocated_mib reserved_mib latency_ms latency_p10_ms latency_p90_ms steps clock_mhz throttled "
+    "layers".split()
+)
+
+
+def run_job(job, device, idle_mib, emit):
+    """Measure all points of one network; runs in the child."""
+    warnings.filterwarnings("ignore")
+    meter = Meter(device, idle_mib)
+    import torch
+
+    torch.manual_seed(0)
+    model, failed = None, {}
+    order = sorted(job["points"], key=lambda p: (p[0] != "infer", p[1]))
+    for mode, batch in order:
+        label = {"job": job["id"], "mode": mode, "batch_size": batch}
+        emit(dict(label, row="start"))
+        row = dict(NOTHING, row="point")
+        if failed.get(mode, 0) >= 2:
+            row.update(fits=0, reason="out of memory at two smaller batch sizes")
+            emit(dict(row, **label))
+            continue
+        try:
+            if model is None:
+                model = build(job["build"]).to(device)
+            row.update(measure(model, job, mode, batch, device, meter))
+        except Exception as error:
+            said = " ".join(str(error).split())
+            if isinstance(error, MemoryError) or "out of memory" in said or "not enough memory" in said:
+                failed[mode] = failed.get(mode, 0) + 1
+                row.update(fits=0, reason="out of memory")
+            else:
+                row.update(fits=None, reason="{}: {}".format(type(error).__name__, said)[:300])
+        emit(dict(row, **label))
+        if model is not None:
+            clean(model, device)
+
+
+# the machine ------------------------------------------------------------------------------------------------
+
+
+def environment(device, command):
+    """Return the environment row; runs in a child, since it starts CUDA."""
+    import torch
+
+    meter = Meter(device)
+    found = {"row": "environment", "probe": VERSION, "device": device, "memory_meter": meter.name}
+    if device == "cuda":
+        found["device_name"] = torch.cuda.get_device_name(0)
+        found["cuda"], found["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
+        found["tf32"] = [
+            bool(getattr(torch.backends.cudnn, "allow_tf32", False)),
+            bool(getattr(torch.backends.cuda.matmul, "allow_tf32", False)),
+        ]
+        found["driver"] = meter.gpu.driver() if meter.gpu is not None else None
+    else:
+        found["device_name"], found["threads"] = processor(), torch.get_num_threads()
+    total = meter.total()
+    found["memory_total_mib"] = None if total is None else round(total)
+    found.update(python=platform.python_version(), torch=torch.__version__, cpu=processor())
+    for name in ("torchvision", "timm"):
+        with contextlib.suppress(Exception):
+            found[name] = load(name).__version__
+    found["machine"] = digest([found.get(k) for k in MACHINE])
+    found["host"] = digest([platform.node()])
+    found["kernel"] = platform.release()
+    found["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+    found["command"] = command
+    return found
+
+
+MACHINE = "device_name device memory_meter torch cuda cudnn driver cpu threads python".split()
+"""What has to agree for two rows to come from the same machine."""
+
+
+def digest(parts):
+    """Return a short hash."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def processor():
+    """Return what the system calls the CPU."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.lower().startswith(("model name", "hardware")):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or platform.machine()
+
+
+# processes --------------------------------------------------------------------------------------------------
+
+
+def forked(work, each, limit_s):
+    """Run `work(emit)` in a forked child and hand each emitted row to `each`; return how it ended, or ''."""
+    sys.stdout.flush()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(read)
+            with os.fdopen(write, "w") as out:
+
+                def emit(row):
+                    out.write(json.dumps(row) + "\n")
+                    out.flush()
+
+                work(emit)
+            status = 0
+        except BaseException as error:
+            sys.stderr.write("{}: {}\n".format(type(error).__name__, error))
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(write)
+    ended = ""
+    try:
+        buffered = b""
+        while True:
+            ready, _, _ = select.select([read], [], [], limit_s)
+            if not ready:
+                ended = "no answer within {:.0f} s".format(limit_s)
+                break
+            data = os.read(read, 1 << 16)
+            if not data:
+                break
+            buffered += data
+            *lines, buffered = buffered.split(b"\n")
+            for line in lines:
+                each(json.loads(line.decode()))
+    finally:
+        os.close(read)
+        if ended or sys.exc_info()[0] is not None:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if not ended and os.WIFSIGNALED(status):
+        ended = "killed by signal {}".format(os.WTERMSIG(status))
+    elif not ended and status:
+        ended = "the process failed"
+    return ended
+
+
+def supervise(job, device, idle_mib, tell, limit_s):
+    """Measure one network in children until every point has its row; what kills a child gets one too."""
+    left = [tuple(p) for p in job["points"]]
+    while left:
+        under_way = []
+
+        def each(row, under_way=under_way):
+            point = (row["mode"], row["batch_size"])
+            if row["row"] == "start":
+                under_way[:] = [point]
+            else:
+                left.remove(point)
+                under_way[:] = []
+            tell(row)
+
+        part = dict(job, points=[list(p) for p in left])
+        ended = forked(lambda emit, part=part: run_job(part, device, idle_mib, emit), each, limit_s)
+        if not left:
+            break
+        point = under_way[0] if under_way else left[0]
+        killed = ended == "killed by signal 9"  # how Linux ends a process when memory runs out
+        row = dict(NOTHING, row="point", job=job["id"], mode=point[0], batch_size=point[1])
+        row.update(fits=0 if killed else None, reason=(ended + " (out of memory)") if killed else ended)
+        left.remove(point)
+        tell(row)
+
+
+def jobs_of(path):
+    """Yield the jobs of a file, one JSON object a line."""
+    with sys.stdin if path == "-" else open(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    job = json.loads(line)
+                    job["id"], job["build"], job["input_size"]
+                    job["points"] = [(str(mode), int(batch)) for mode, batch in job["points"]]
+                except (ValueError, KeyError, TypeError) as error:
+                    sys.exit("training_probe: line {} is not a job: {!r}".format(number, error))
+                yield job
+
+
+def main():
+    """Read jobs, measure, write rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("jobs", help="file with one job a line; - reads standard input")
+    parser.add_argument("--out", help="file to append rows to (default: standard output)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
+    parser.add_argument("--time-limit", type=float, default=600.0, help="seconds a point may take")
+    arguments = parser.parse_args()
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    start_mib = meminfo()[0] if os.path.exists("/proc/meminfo") else 0.0
+    import torch
+
+    own_mib = status_mib("VmRSS") or 0.0
+    for library in ("torchvision", "timm"):  # once, not in every child
+        with contextlib.suppress(Exception):
+            load(library)
+    device = arguments.device or ("cuda" if cuda_there(torch) else "cpu")
+    out = open(arguments.out, "a") if arguments.out else sys.stdout
+
+    def tell(row):
+        out.write(json.dumps(row) + "\n")
+        out.flush()
+        if arguments.out:
+            os.fsync(out.fileno())
+
+    command = " ".join(["training_probe.py", *[os.path.basename(a) for a in sys.argv[1:]]])
+    ended = forked(lambda emit: emit(environment(device, command)), tell, arguments.time_limit)
+    if ended:
+        sys.exit("training_probe: cannot start {} ({})".format(device, ended))
+    for job in jobs_of(arguments.jobs):
+        # What the system uses now without this process, whose own memory counts as the run's.
+        idle = max(meminfo()[0] - own_mib, 0.0) if os.path.exists("/proc/meminfo") else start_mib
+        supervise(job, device, idle, tell, arguments.time_limit)
+
+
+def cuda_there(torch):
+    """Whether CUDA has a device, asked in a child so that this process stays free of it."""
+    found = []
+    forked(lambda emit: emit(torch.cuda.is_available()), found.append, 120.0)
+    return bool(found and found[0])
+
+
+if __name__ == "__main__":
+    main()
