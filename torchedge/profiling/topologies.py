@@ -1,8 +1,18 @@
 """Networks as plain data (a list of layers and functions with their arguments) made into runnable modules.
 
-The format is that of the public Jetson TX2 dataset's `topologies.jsonl`: nodes `{"name", "op", "type" |
-"target", "kwargs", "args"}`, where an argument `{"node": n}` names an earlier node and `{"slice": [a, b, c]}`
-is a slice. Nothing in a file is executed: every layer, function and method has to be in the tables below.
+The format is that of the public Jetson TX2 dataset's `topologies.jsonl` and of campaigns' job lines. A
+network is a list of nodes in the order they run, each a table with
+
+- `name`: unique text, by which other nodes refer to it;
+- `op`: "input" (what the network is fed), "module", "function", "method" or "output" (the last node);
+- `type` of a module: a key of `LAYERS`; its `kwargs` are the constructor's, a list standing for a tuple;
+- `target` of a function: a key of `FUNCTIONS`; of a method: one of `METHODS`, called on the first argument;
+- `args`, and for functions and methods `kwargs` (both optional, default none).
+
+An argument is null, true, false, a number, text, a list, `{"node": n}` (the result of node n) or
+`{"slice": [a, b, c]}`, whose parts are arguments. A result is let go of while the last node that reads it
+runs, as in code that overwrites its variables. Nothing in a file is executed: every layer, function and
+method has to be in the tables below.
 """
 
 from __future__ import annotations
@@ -16,26 +26,59 @@ from torch import nn
 
 from torchedge.errors import ProfileError
 
-_LAYERS: Mapping[str, type[nn.Module]] = {
-    "Conv2d": nn.Conv2d,
-    "BatchNorm2d": nn.BatchNorm2d,
-    "Linear": nn.Linear,
-    "MaxPool2d": nn.MaxPool2d,
-    "AvgPool2d": nn.AvgPool2d,
-    "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d,
-    "Dropout": nn.Dropout,
+__all__ = ["FUNCTIONS", "LAYERS", "METHODS", "StochasticDepth", "TopologyModule"]
+
+
+class StochasticDepth(nn.Module):
+    """Drops whole samples ("row") or the whole batch ("batch") with probability p while training."""
+
+    def __init__(self, p: float, mode: str) -> None:
+        super().__init__()
+        if not 0 <= p <= 1 or mode not in ("row", "batch"):
+            raise ValueError(f"p is {p} and mode {mode!r}; expected 0 to 1 and row or batch")
+        self.p, self.mode = p, mode
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale what stays, so that the expectation does not change."""
+        if not self.training or self.p == 0:
+            return x
+        size = [x.shape[0] if self.mode == "row" else 1] + [1] * (x.dim() - 1)
+        noise = torch.empty(size, dtype=x.dtype, device=x.device).bernoulli_(1 - self.p)
+        if self.p < 1:
+            noise.div_(1 - self.p)
+        return x * noise
+
+
+_TORCH_LAYERS = (
+    "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "ChannelShuffle",
+    "Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d", "Dropout", "Dropout2d", "ELU", "Flatten", "GELU",
+    "GroupNorm", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LayerNorm", "LeakyReLU", "Linear",
+    "LocalResponseNorm", "MaxPool2d", "Mish", "PReLU", "PixelShuffle", "ReLU", "ReLU6", "SiLU", "Sigmoid",
+    "Softmax", "Softplus", "Tanh", "Upsample", "ZeroPad2d",
+)  # fmt: skip
+LAYERS: Mapping[str, type[nn.Module]] = {
+    **{name: getattr(nn, name) for name in _TORCH_LAYERS},
+    "StochasticDepth": StochasticDepth,
 }
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "mul": operator.mul,
-    "getitem": operator.getitem,
-    "cat": torch.cat,
-    "unsqueeze": torch.unsqueeze,
-    "relu": nn.functional.relu,
-    "relu6": nn.functional.relu6,
-    "flatten": torch.flatten,
+_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "getitem", "iadd", "isub", "imul", "neg",
+)  # fmt: skip
+_TORCH_FUNCTIONS = (
+    "cat", "flatten", "unsqueeze", "squeeze", "mean", "sigmoid", "tanh", "chunk", "split", "transpose",
+)  # fmt: skip
+_NN_FUNCTIONS = (
+    "relu", "relu6", "gelu", "silu", "hardswish", "hardsigmoid", "leaky_relu", "softmax", "dropout",
+    "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d", "pad", "interpolate", "layer_norm",
+)  # fmt: skip
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(nn.functional, name) for name in _NN_FUNCTIONS},
+    **{name: getattr(torch, name) for name in _TORCH_FUNCTIONS},
+    **{name: getattr(operator, name) for name in _OPERATORS},
 }
-_METHODS = frozenset({"size", "view", "squeeze", "mean", "flatten"})
+METHODS = frozenset((
+    "size", "view", "squeeze", "mean", "flatten", "reshape", "permute", "transpose", "contiguous",
+    "unsqueeze", "chunk", "split", "add", "add_", "mul", "mul_", "sigmoid", "expand", "sum",
+))  # fmt: skip
 _MOST_NODES = 20_000
 _LARGEST_NUMBER = 1 << 24
 
@@ -82,7 +125,7 @@ class TopologyModule(nn.Module):
         if node["op"] == "function":
             if target == "getitem" and isinstance(args[1], list):
                 args[1] = tuple(args[1])
-            return _FUNCTIONS[target](*args, **kwargs)
+            return FUNCTIONS[target](*args, **kwargs)
         return getattr(args[0], target)(*args[1:], **kwargs)
 
 
@@ -97,14 +140,14 @@ def _checked(node: Any, label: str) -> Mapping[str, Any]:  # noqa: ANN401 - read
     known = {
         "input": True,
         "output": True,
-        "module": kind in _LAYERS,
-        "function": target in _FUNCTIONS,
-        "method": target in _METHODS,
+        "module": kind in LAYERS,
+        "function": target in FUNCTIONS,
+        "method": target in METHODS,
     }
     if not known.get(str(op), False):
         raise ProfileError(
             f"{label}: node {node.get('name')!r} is {op} {kind or target!r}, which is not known; "
-            f"expected one of {', '.join((*_LAYERS, *_FUNCTIONS, *sorted(_METHODS)))}"
+            f"expected one of {', '.join((*LAYERS, *FUNCTIONS, *sorted(METHODS)))}"
         )
     return node
 
@@ -115,7 +158,7 @@ def _layer(node: Mapping[str, Any], label: str) -> nn.Module:
     if any(isinstance(n, (int, float)) and abs(n) > _LARGEST_NUMBER for n in flat):
         raise ProfileError(f"{label}: node {node['name']!r} has a size above {_LARGEST_NUMBER}")
     try:
-        return _LAYERS[node["type"]](**settings)
+        return LAYERS[node["type"]](**settings)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ProfileError(
             f"{label}: node {node['name']!r} ({node['type']}) is not valid: {error}"

@@ -1,0 +1,136 @@
+"""A module as plain data: the nodes of `torchedge.profiling.topologies`, read off a torch.fx trace.
+
+Layers stay layers (a ReLU(inplace=True) is rebuilt as one), functions and methods keep their arguments, and
+the order is that of execution, so that the rebuilt network runs the same operators on the same shapes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from torchedge.errors import InputError
+from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS
+
+__all__ = ["Nodes", "serialise"]
+
+Nodes = list[dict[str, Any]]
+"""A network as plain data; what JSON can hold."""
+
+_CLASSES = {kind: name for name, kind in LAYERS.items()}
+_TARGETS: Mapping[Callable[..., Any], str] = {
+    **{function: name for name, function in FUNCTIONS.items()},
+    torch.add: "add",
+    torch.mul: "mul",
+    torch.sub: "sub",
+    torch.relu: "relu",
+}
+
+
+def serialise(model: nn.Module, label: str = "the model") -> Nodes:
+    """Return the nodes of a module with one image as input; `TopologyModule(nodes, label)` does the same.
+
+    Weights are not part of it. Raises InputError for a module that torch.fx cannot trace or that uses a
+    layer, function or method outside the format, naming it.
+    """
+    try:
+        graph = _Tracer().trace(model)
+    except InputError:
+        raise
+    except Exception as error:
+        said = (str(error).strip().splitlines() or ["no message"])[0]
+        raise InputError(
+            f"{label} cannot be written as a list of layers: torch.fx cannot trace it "
+            f"({type(error).__name__}: {said}); name it with its library instead"
+        ) from error
+    modules = dict(model.named_modules())
+    nodes = [_node(node, modules, label) for node in graph.nodes]
+    if sum(node["op"] == "input" for node in nodes) != 1:
+        raise InputError(f"{label} takes several inputs; expected a network of one image")
+    return nodes
+
+
+class _Tracer(fx.Tracer):
+    """Stops at the layers of the format; looks into everything else."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return _kind(m) is not None
+
+
+def _kind(module: nn.Module) -> str | None:
+    """Return the format's name of a layer: its class, or the one whose forward it inherits."""
+    if type(module).__name__ == "StochasticDepth" and {"p", "mode"} <= vars(module).keys():
+        return "StochasticDepth"
+    for base in type(module).__mro__:
+        if base in _CLASSES:
+            return _CLASSES[base] if type(module).forward is base.forward else None
+    return None
+
+
+def _node(node: fx.Node, modules: Mapping[str, nn.Module], label: str) -> dict[str, Any]:
+    if node.op == "placeholder":
+        return {"name": node.name, "op": "input"}
+    args = [_argument(a, label) for a in node.args]
+    kwargs = {name: _argument(value, label) for name, value in node.kwargs.items()}
+    if node.op == "output":
+        return {"name": node.name, "op": "output", "args": args}
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        kind = _kind(module)
+        assert kind is not None
+        return {
+            "name": node.name,
+            "op": "module",
+            "type": kind,
+            "kwargs": _settings(module, kind),
+            "args": args,
+        }
+    if node.op == "call_method" and node.target in METHODS:
+        return {"name": node.name, "op": "method", "target": node.target, "args": args, "kwargs": kwargs}
+    if node.target is nn.functional.relu and node.kwargs == {"inplace": True} and len(args) == 1:
+        kept = {"name": node.name, "op": "module", "type": "ReLU", "kwargs": {"inplace": True}, "args": args}
+        return kept  # torch.relu, which a reader may take "relu" for, cannot overwrite
+    if node.op == "call_function" and not isinstance(node.target, str):
+        if node.target is getattr and node.args[1:] == ("shape",):
+            return {"name": node.name, "op": "method", "target": "size", "args": args[:1], "kwargs": {}}
+        target = _TARGETS.get(node.target)
+        if target is not None:
+            return {"name": node.name, "op": "function", "target": target, "args": args, "kwargs": kwargs}
+    name = getattr(node.target, "__name__", node.target)
+    raise InputError(
+        f"{label} cannot be written as a list of layers: it uses {name!r} ({node.op}), which the format does "
+        "not hold; name the network with its library instead"
+    )
+
+
+def _argument(value: Any, label: str) -> Any:  # noqa: ANN401 - what torch.fx records
+    if isinstance(value, fx.Node):
+        return {"node": value.name}
+    if isinstance(value, slice):
+        return {"slice": [_argument(v, label) for v in (value.start, value.stop, value.step)]}
+    if isinstance(value, (list, tuple)):
+        return [_argument(v, label) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise InputError(
+        f"{label} cannot be written as a list of layers: an argument is a {type(value).__name__}; name the "
+        "network with its library instead"
+    )
+
+
+def _settings(module: nn.Module, kind: str) -> dict[str, Any]:
+    """Return the constructor's arguments that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(LAYERS[kind]).parameters.items():
+        if name in ("device", "dtype") or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            continue
+        value = getattr(module, name, parameter.default)
+        if name == "bias":
+            value = value is not None
+        if value != parameter.default and value is not parameter.empty:
+            found[name] = list(value) if isinstance(value, tuple) else value
+    return found
