@@ -205,7 +205,7 @@ LAYERS = (
     "Upsample ZeroPad2d"
 ).split()
 OPERATORS = "add sub mul truediv floordiv getitem iadd isub imul neg".split()
-TORCH_FUNCTIONS = "cat flatten unsqueeze squeeze add mul sub mean sigmoid tanh relu chunk split transpose".split()
+TORCH_FUNCTIONS = "cat flatten unsqueeze squeeze add mul sub mean sigmoid tanh chunk split transpose".split()
 FUNCTIONS = (
     "relu relu6 gelu silu hardswish hardsigmoid leaky_relu softmax dropout adaptive_avg_pool2d avg_pool2d "
     "max_pool2d pad interpolate layer_norm linear"
@@ -223,10 +223,10 @@ def topology(nodes):
     def find(name):
         if name in OPERATORS:
             return getattr(operator, name)
-        if name in TORCH_FUNCTIONS:
-            return getattr(torch, name)
         if name in FUNCTIONS:
             return getattr(torch.nn.functional, name)
+        if name in TORCH_FUNCTIONS:
+            return getattr(torch, name)
         raise ValueError("function {!r} is not known".format(name))
 
     def value(item, made):

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Measures what single convolutions take beside their tensors: workspaces and times of the library's choice.
+
+    python3 convolution_probe.py SHAPES.jsonl [--out ROWS.jsonl]
+
+One file, Python 3.6 or newer, PyTorch 1.10 or newer with CUDA; torchedge is not needed. SHAPES has a line for
+each convolution:
+
+    {"inputs": 64, "outputs": 128, "groups": 1, "kernel": [3, 3], "stride": [1, 1], "padding": [1, 1],
+     "dilation": [1, 1], "size": [56, 56], "batch": 32}
+
+and the output repeats it with, for each of forward, backward_x (gradient of the input) and backward_w (of the
+weights), the workspace in MiB (2^20 bytes: peak of allocated memory less the tensors) and the median time in
+ms. Memory does not depend on values; fp32 with PyTorch's default settings.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+
+MIB = 2.0**20
+REPEATS = 4
+PHASES = ("forward", "backward_x", "backward_w")
+
+
+def rounded(tensor):
+    """Return the bytes a tensor takes from the caching allocator."""
+    return -(-tensor.numel() * tensor.element_size() // 512) * 512
+
+
+def measure(shape):
+    """Return workspaces and times of one convolution."""
+    import torch
+
+    spatial = [shape["stride"], shape["padding"], shape["dilation"]]
+    weight_size = [shape["outputs"], shape["inputs"] // shape["groups"]] + shape["kernel"]
+    x = torch.randn([shape["batch"], shape["inputs"]] + shape["size"], device="cuda")
+    weight = torch.randn(weight_size, device="cuda")
+    convolve = torch.ops.aten.convolution
+    y = convolve(x, weight, None, *spatial, False, [0, 0], shape["groups"])
+    gradient = torch.randn_like(y)
+
+    def run(phase):
+        if phase == "forward":
+            return convolve(x, weight, None, *spatial, False, [0, 0], shape["groups"])
+        mask = [phase == "backward_x", phase == "backward_w", False]
+        rest = (None, *spatial, False, [0, 0], shape["groups"], mask)
+        return next(
+            t for t in torch.ops.aten.convolution_backward(gradient, x, weight, *rest) if t is not None
+        )
+
+    row = dict(shape)
+    del y
+    for phase in PHASES:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        made = rounded(run(phase))
+        row[phase + "_workspace_mib"] = round((torch.cuda.max_memory_allocated() - before - made) / MIB, 4)
+        marks = []
+        for _ in range(REPEATS):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            run(phase)
+            end.record()
+            marks.append((start, end))
+        torch.cuda.synchronize()
+        row[phase + "_ms"] = float("{:.4g}".format(statistics.median(a.elapsed_time(b) for a, b in marks)))
+    return row
+
+
+def main():
+    """Read shapes, measure, write rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shapes", help="file with one convolution a line; - reads standard input")
+    parser.add_argument("--out", help="file to append rows to (default: standard output)")
+    arguments = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("convolution_probe: this PyTorch sees no GPU; workspaces are measured on one")
+    out = open(arguments.out, "a") if arguments.out else sys.stdout
+    with sys.stdin if arguments.shapes == "-" else open(arguments.shapes) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                shape = json.loads(line)
+            except ValueError as error:
+                sys.exit("convolution_probe: line {} is not a convolution: {}".format(number, error))
+            try:
+                row = measure(shape)
+            except (RuntimeError, KeyError, TypeError) as error:
+                row = dict(shape, reason=" ".join(str(error).split())[:200])
+            torch.cuda.empty_cache()
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+
+
+if __name__ == "__main__":
+    main()
