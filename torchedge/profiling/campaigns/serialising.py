@@ -7,19 +7,18 @@ the order is that of execution, so that the rebuilt network runs the same operat
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from torchedge.errors import InputError
+from torchedge.profiling.campaigns.lifetimes import Nodes, hold_results
 from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS
 
 __all__ = ["Nodes", "serialise"]
-
-Nodes = list[dict[str, Any]]
-"""A network as plain data; what JSON can hold."""
 
 _CLASSES = {kind: name for name, kind in LAYERS.items()}
 _TARGETS: Mapping[Callable[..., Any], str] = {
@@ -31,7 +30,9 @@ _TARGETS: Mapping[Callable[..., Any], str] = {
 }
 
 
-def serialise(model: nn.Module, label: str = "the model") -> Nodes:
+def serialise(
+    model: nn.Module, label: str = "the model", *, input_size: Sequence[int] | None = None
+) -> Nodes:
     """Return the nodes of a module with one image as input; `TopologyModule(nodes, label)` does the same.
 
     Weights are not part of it. Raises InputError for a module that torch.fx cannot trace or that uses a
@@ -51,11 +52,27 @@ def serialise(model: nn.Module, label: str = "the model") -> Nodes:
     nodes = [_node(node, modules, label) for node in graph.nodes]
     if sum(node["op"] == "input" for node in nodes) != 1:
         raise InputError(f"{label} takes several inputs; expected a network of one image")
-    return nodes
+    return hold_results(model, nodes, input_size, label)
+
+
+class _Proxy(fx.Proxy):
+    """Records `x += y` as what it is; torch.fx's own takes it for an addition."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+    def __isub__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
+
+    def __imul__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
 
 
 class _Tracer(fx.Tracer):
     """Stops at the layers of the format; looks into everything else."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return _kind(m) is not None
@@ -91,9 +108,6 @@ def _node(node: fx.Node, modules: Mapping[str, nn.Module], label: str) -> dict[s
         }
     if node.op == "call_method" and node.target in METHODS:
         return {"name": node.name, "op": "method", "target": node.target, "args": args, "kwargs": kwargs}
-    if node.target is nn.functional.relu and node.kwargs == {"inplace": True} and len(args) == 1:
-        kept = {"name": node.name, "op": "module", "type": "ReLU", "kwargs": {"inplace": True}, "args": args}
-        return kept  # torch.relu, which a reader may take "relu" for, cannot overwrite
     if node.op == "call_function" and not isinstance(node.target, str):
         if node.target is getattr and node.args[1:] == ("shape",):
             return {"name": node.name, "op": "method", "target": "size", "args": args[:1], "kwargs": {}}
