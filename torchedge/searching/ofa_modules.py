@@ -28,8 +28,9 @@ class OFAResNet50(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return (N, classes) of images (N, 3, H, W)."""
         x = self.max_pooling(self.input_stem(images))
-        x = self.global_avg_pool(self.blocks(x))
-        scores: torch.Tensor = self.classifier(torch.flatten(x, 1))
+        for block in self.blocks:  # so that no name keeps the pooled images alive
+            x = block(x)
+        scores: torch.Tensor = self.classifier(torch.flatten(self.global_avg_pool(x), 1))
         return scores
 
 
