@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchedge.errors import CaptureError
+from torchedge.graphs.sizes import Size
 
 BATCH_PRIME = 1_000_000_007
 """The batch size used while capturing. A prime this large cannot be mistaken for a layer's own size, so that
@@ -75,8 +76,14 @@ def symbolic(shape: Shape) -> tuple[int, ...]:
     return shape_at(shape, _DIGIT_BASE)
 
 
-def poly(amount: int) -> Poly:
-    """Read an integer amount computed from `symbolic` shapes back as a polynomial of the batch size."""
+def poly(amount: int | Size) -> Poly:
+    """Read an amount computed from `symbolic` shapes back as a polynomial of the batch size."""
+    if isinstance(amount, Size):
+        return (
+            amount.mapped(lambda c: poly(c)[0]),
+            amount.mapped(lambda c: poly(c)[1]),
+            amount.mapped(lambda c: poly(c)[2]),
+        )
     if amount < _DIGIT_BASE:
         return (amount, 0, 0)
     rest, c0 = divmod(amount, _DIGIT_BASE)

@@ -46,10 +46,10 @@ class Value:
         """Number of elements as a polynomial of the batch size."""
         scale, const, slope, square = 1, 1, 0, 0
         for size in self.shape:
-            if type(size) is int:
-                scale *= size
-            else:
-                const, slope, square = _times(const, slope, square, size)  # type: ignore[arg-type]
+            if type(size) is Affine:
+                const, slope, square = _times(const, slope, square, size)
+            else:  # a number, or the Size of a family of graphs
+                scale *= size  # type: ignore[operator]
         return (const * scale, slope * scale, square * scale)
 
     @property

@@ -30,7 +30,8 @@ class OFAResNet50(nn.Module):
         x = self.max_pooling(self.input_stem(images))
         for block in self.blocks:  # so that no name keeps the pooled images alive
             x = block(x)
-        scores: torch.Tensor = self.classifier(torch.flatten(self.global_avg_pool(x), 1))
+        x = self.global_avg_pool(x)
+        scores: torch.Tensor = self.classifier(torch.flatten(x, 1))
         return scores
 
 

@@ -61,7 +61,7 @@ class _Counter:
         if index is None:
             return 0.0
         c0, c1, c2 = self.graph.values[index].numel
-        return float(c1 + c2 * 32 + c0 / 32)
+        return c1 + c2 * 32 + c0 / 32
 
     def product(
         self,
@@ -89,6 +89,28 @@ class _Counter:
 
 def count_work(graph: Graph) -> Workload:
     """Count the work of a graph: of a training step where it has a loss, else of its forward pass."""
+    found = count_amounts(graph)
+    return Workload(
+        np.array(found.products, dtype=float).reshape(-1, len(PRODUCT_COLUMNS)),
+        np.array(found.depthwise, dtype=float).reshape(-1, len(DEPTHWISE_COLUMNS)),
+        np.array(found.passes, dtype=float),
+        np.array(found.launches, dtype=float),
+        graph.loss is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkAmounts:
+    """A workload before it becomes arrays: numbers, or the Sizes of a family of graphs."""
+
+    products: list[list[float]]
+    depthwise: list[list[float]]
+    passes: list[float]
+    launches: list[float]
+
+
+def count_amounts(graph: Graph) -> WorkAmounts:
+    """Count the work of a graph as plain numbers, see `count_work`."""
     counter = _Counter(graph)
     family = families()
     needs = _needs_gradient(graph)
@@ -99,14 +121,11 @@ def count_work(graph: Graph) -> Workload:
         grad = any(i is not None and needs[i] for i in op.inputs)
         _COUNT.get(kind, _count_elementwise)(counter, op, grad, needs)
     _count_updates(counter, needs)
-    products = [[*key[:7], times * key[7], key[8]] for key, times in counter.products.items()]
-    depthwise = [[*key, times] for key, times in counter.depthwise.items()]
-    return Workload(
-        np.array(products, dtype=float).reshape(-1, len(PRODUCT_COLUMNS)),
-        np.array(depthwise, dtype=float).reshape(-1, len(DEPTHWISE_COLUMNS)),
-        np.array(list(counter.passes.values())),
-        np.array(list(counter.launches.values())),
-        graph.loss is not None,
+    return WorkAmounts(
+        [[*key[:7], times * key[7], key[8]] for key, times in counter.products.items()],
+        [[*key, times] for key, times in counter.depthwise.items()],
+        list(counter.passes.values()),
+        list(counter.launches.values()),
     )
 
 
@@ -132,7 +151,7 @@ def _positions(shape: tuple[object, ...]) -> tuple[float, bool]:
         if isinstance(size, Affine):
             total, batched = total * size.slope, True
         else:
-            total *= float(size)  # type: ignore[arg-type]
+            total *= size  # type: ignore[operator]
     return total, batched
 
 
@@ -142,12 +161,12 @@ def _count_convolution(counter: _Counter, op: Op, grad: bool, needs: list[bool])
     w = op.inputs[1] if len(op.inputs) > 1 else None
     if x is None or w is None:
         return
-    kernel = [float(s) for s in values[w].shape[2:] if not isinstance(s, Affine)]
+    kernel = [s for s in values[w].shape[2:] if not isinstance(s, Affine)]
     rank = len(kernel)
-    groups = float(op.attrs.get("groups", 1))
+    groups = op.attrs.get("groups", 1)
     transposed = "transpose" in op.kind or bool(op.attrs.get("transposed", False))
     small, large = (y, x) if transposed else (x, y)
-    channels_in, channels_out = (float(_channels(values[i].shape, rank)) for i in (small, large))
+    channels_in, channels_out = (_channels(values[i].shape, rank) for i in (small, large))
     ip, batched = _positions((*values[small].shape[: -rank - 1], *values[small].shape[-rank:]))
     op_, _ = _positions((*values[large].shape[: -rank - 1], *values[large].shape[-rank:]))
     stride = op.attrs.get("stride", 1)
@@ -160,8 +179,8 @@ def _count_convolution(counter: _Counter, op: Op, grad: bool, needs: list[bool])
         counter.launches["product_bwd"] += 1
     else:
         counter.product(
-            channels_in / groups,
-            channels_out / groups,
+            channels_in if groups == 1 else channels_in / groups,
+            channels_out if groups == 1 else channels_out / groups,
             prod(kernel),
             step,
             ip,
@@ -262,7 +281,7 @@ def _count_recurrent(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     rows, batched = _positions(values[op.outputs[0]].shape[:-1])
     for index in op.inputs[1:]:
         if index is not None and values[index].role == "parameter" and len(values[index].shape) == 2:
-            width, inner = (float(s) for s in values[index].shape if not isinstance(s, Affine))
+            width, inner = (s for s in values[index].shape if not isinstance(s, Affine))
             counter.product(inner, width, 1, 1, rows, rows, grad, 1, batched)
 
 
@@ -280,7 +299,7 @@ def _count_updates(counter: _Counter, needs: list[bool]) -> None:
             counter.launches["pass_bwd"] += count - 1
     for value in graph.parameters:
         if value.trainable:
-            counter.passes["update"] += float(value.numel[0])
+            counter.passes["update"] += value.numel[0]
             counter.launches["parameter"] += 1
 
 

@@ -6,10 +6,12 @@ replayed at four batch sizes and interpolated between them over log2(N).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.prediction.memory.caching_allocator import replay
+from torchedge.prediction.memory.pools import replay_peaks
 from torchedge.prediction.memory.tape import Tape
 
 ANCHORS = (4, 16, 64, 256)
@@ -25,23 +27,29 @@ def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, Flo
     live = tape.peak_bytes(batch) / _MIB
     position = np.log2(np.clip(batch, ANCHORS[0], ANCHORS[-1]))
     knots = np.log2(ANCHORS)
-    needed = np.unique(
-        np.concatenate(
-            [np.searchsorted(knots, position, "left"), np.searchsorted(knots, position, "right") - 1]
-        )
-    )
+    needed = needed_anchors(batch)
     ratios = np.ones((len(ANCHORS), 2))
-    for index in np.clip(needed, 0, len(ANCHORS) - 1):
-        ratios[index] = _ratios(tape, ANCHORS[index])
+    ratios[needed] = _ratios(tape, [ANCHORS[index] for index in needed])
     return (live * np.interp(position, knots, ratios[:, 0]), live * np.interp(position, knots, ratios[:, 1]))
 
 
-def _ratios(tape: Tape, batch: int) -> tuple[float, float]:
-    """Replayed peaks over the live peak at one anchor, remembered on the tape."""
-    known: dict[int, tuple[float, float]] = tape.__dict__.setdefault("_anchor_ratios", {})
-    found = known.get(batch)
-    if found is None:
-        live = float(tape.peak_bytes(np.array([batch]))[0])
-        result = replay(tape, batch, steps=1)
-        found = known[batch] = (result.allocated_bytes / live, result.reserved_bytes / live)
+def needed_anchors(batch: npt.NDArray[np.int64]) -> list[int]:
+    """Return the indices of the anchors that batch sizes (B,) lie on or between."""
+    position = np.log2(np.clip(batch, ANCHORS[0], ANCHORS[-1]))
+    knots = np.log2(ANCHORS)
+    below, above = np.searchsorted(knots, position, "right") - 1, np.searchsorted(knots, position, "left")
+    found: list[int] = np.unique(np.concatenate([below, above])).tolist()
     return found
+
+
+def _ratios(tape: Tape, batches: Sequence[int]) -> list[tuple[float, float]]:
+    """Replayed peaks over the live peak at anchors, remembered on the tape."""
+    known: dict[int, tuple[float, float]] = tape.__dict__.setdefault("_anchor_ratios", {})
+    missing = [batch for batch in batches if batch not in known]
+    if missing:
+        live = tape.peak_bytes(np.array(missing)).tolist()
+        for batch, alone, (allocated, reserved) in zip(
+            missing, live, replay_peaks(tape, missing), strict=True
+        ):
+            known[batch] = (allocated / alone, reserved / alone)
+    return [known[batch] for batch in batches]

@@ -71,6 +71,13 @@ def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tap
     first: the very first step instead, which finds neither gradients nor optimizer state and makes them. An
     inference graph (no loss) gets the forward pass only.
     """
+    step = run_step(graph, settings, first)
+    names = [(op.kind, op.scope) for op in step.graph.ops]
+    return step.tape.finish(remaining(step), (*names, *reversed(names), ("update", "")))
+
+
+def run_step(graph: Graph, settings: StepSettings, first: bool = False) -> Step:
+    """Write a step and return all that is known at its end, the tape's sizes as the graph gives them."""
     from torchedge.prediction.memory.backpropagation import write_backward
 
     graph = decompose(lower_precision(graph, settings), settings)
@@ -84,8 +91,7 @@ def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tap
         step.tape.owner = 2 * len(graph.ops)
         trained: Trained = [(i, step.sizes[i], g) for i, g in sorted(step.parameter_grads.items())]
         write_update(step.tape, trained, step.state, settings, STATE, TEMPORARY)
-    names = [(op.kind, op.scope) for op in graph.ops]
-    return step.tape.finish(_remaining(step), (*names, *reversed(names), ("update", "")))
+    return step
 
 
 def _write_persistent(step: Step, first: bool) -> None:
@@ -132,7 +138,7 @@ def multiplies(graph: Graph) -> bool:
     return any(family.get(op.kind) in ("contraction", "attention") for op in graph.ops)
 
 
-def _remaining(step: Step) -> list[int]:
+def remaining(step: Step) -> list[int]:
     """Return the storages that the next step finds, in the order in which it lists them."""
     tape = step.tape
     kept = [s for s in tape.persistent if tape.category[s] in (WEIGHTS, INPUTS, WORKSPACE)]

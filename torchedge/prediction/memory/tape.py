@@ -154,13 +154,17 @@ class TapeWriter:
             self.owners.append(self.owner)
             self.phases.append(self.phase)
 
-    def finish(self, remaining: list[int], operators: tuple[tuple[str, str], ...]) -> Tape:
-        """Return the tape; `remaining` is alive at its end, `operators` are whom events belong to."""
+    def close(self, remaining: list[int]) -> None:
+        """Free what nobody let go of (the loss, outputs), all but `remaining`."""
         kept = set(remaining)
         for storage, count in enumerate(self.counts):
-            if 0 < count < PERSISTENT // 2 and storage not in kept:  # the loss, outputs that nobody let go of
+            if 0 < count < PERSISTENT // 2 and storage not in kept:
                 self.counts[storage] = 1
                 self.drop(storage)
+
+    def finish(self, remaining: list[int], operators: tuple[tuple[str, str], ...]) -> Tape:
+        """Return the tape; `remaining` is alive at its end, `operators` are whom events belong to."""
+        self.close(remaining)
         return Tape(
             np.array(self.sizes, dtype=np.int64).reshape(-1, 3),
             np.array(self.category, dtype=np.int8),

@@ -1,0 +1,134 @@
+"""Families: graphs of one structure that differ in sizes alone, and the edits that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torchedge.errors import InputError
+from torchedge.graphs.graph import Graph, Value
+from torchedge.graphs.sizes import substituted, symbols_in
+
+LEAST = 2
+"""The smallest number a symbol may stand for: what is compared with 1 then comes out alike for all graphs."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphFamily:
+    """Graphs of one structure.
+
+    template: a graph whose dimensions and attributes may be `Size`s (polynomials of symbols). symbols: their
+    names, in the order in which `graph` takes their values.
+    """
+
+    template: Graph
+    symbols: tuple[str, ...]
+
+    def graph(self, values: Sequence[int], name: str | None = None) -> Graph:
+        """Return the graph for values of the symbols; raises InputError for fewer, more or values below 2."""
+        if len(values) != len(self.symbols) or any(v < LEAST for v in values):
+            raise InputError(
+                f"symbols {', '.join(self.symbols)} got {list(values)}; "
+                f"expected {len(self.symbols)} whole numbers from {LEAST} on"
+            )
+        known = dict(zip(self.symbols, values, strict=True))
+        found = list(self.template.values)
+        for index, shape in self._sized_values:
+            old = found[index]
+            found[index] = Value(
+                old.name, substituted(shape, known), old.dtype, old.role, old.alias, old.trainable
+            )
+        ops = list(self.template.ops)
+        for position in self._sized_ops:
+            ops[position] = replace(ops[position], attrs=substituted(ops[position].attrs, known))
+        return replace(self.template, values=tuple(found), ops=tuple(ops), name=name or self.template.name)
+
+    @cached_property
+    def _sized_values(self) -> tuple[tuple[int, tuple[object, ...]], ...]:
+        return tuple((i, v.shape) for i, v in enumerate(self.template.values) if symbols_in(v.shape))
+
+    @cached_property
+    def _sized_ops(self) -> tuple[int, ...]:
+        return tuple(k for k, op in enumerate(self.template.ops) if symbols_in(op.attrs.values()))
+
+
+def with_shapes(graph: Graph, shapes: Mapping[int, tuple[object, ...]]) -> Graph:
+    """Return the graph with other shapes (of numbers, affine dimensions or Sizes) for some of its values."""
+    values = list(graph.values)
+    for index, shape in shapes.items():
+        old = values[index]
+        values[index] = Value(old.name, shape, old.dtype, old.role, old.alias, old.trainable)  # type: ignore[arg-type]
+    return replace(graph, values=tuple(values))
+
+
+def without_operators(graph: Graph, removed: Collection[int], stands_for: Mapping[int, int]) -> Graph:
+    """Return the graph as it would have been captured without some of its operators.
+
+    removed: their positions. stands_for: for values that they made and others read, the value that takes
+    their place (what went into the removed part). Values that nobody reads or makes any more go too. A value
+    that takes another's place lives until that one was released.
+    """
+    gone = set(removed)
+    kept = [k for k in range(len(graph.ops)) if k not in gone]
+    made = {i for k in gone for i in graph.ops[k].outputs}
+
+    def final(index: int) -> int:
+        while index in stands_for:
+            index = stands_for[index]
+        return index
+
+    alive = {i for k in kept for i in (*graph.ops[k].inputs, *graph.ops[k].outputs) if i is not None}
+    alive |= {*graph.inputs, *graph.outputs} | (set() if graph.loss is None else {graph.loss})
+    alive = {final(i) for i in alive}
+    place = {old: new for new, old in enumerate(sorted(alive))}
+
+    def moved(index: int) -> int:
+        return place[final(index)]
+
+    values = []
+    for old in sorted(alive):
+        value = graph.values[old]
+        alias = None if value.alias is None else moved(value.alias)
+        values.append(replace(value, alias=alias))
+    ops = [
+        replace(
+            graph.ops[k],
+            inputs=tuple([None if i is None else moved(i) for i in graph.ops[k].inputs]),
+            outputs=tuple(map(moved, graph.ops[k].outputs)),
+        )
+        for k in kept
+    ]
+    return replace(
+        graph,
+        values=tuple(values),
+        ops=tuple(ops),
+        inputs=tuple(map(moved, graph.inputs)),
+        outputs=tuple(map(moved, graph.outputs)),
+        loss=None if graph.loss is None else moved(graph.loss),
+        releases=_releases(graph, gone, made | set(stands_for.values()), place, final),
+    )
+
+
+def _releases(
+    graph: Graph,
+    gone: Collection[int],
+    dropped: Collection[int],
+    place: Mapping[int, int],
+    final: Callable[[int], int],
+) -> tuple[tuple[int, ...], ...] | None:
+    """Return the releases behind the operators that stay; `dropped` are not let go of inside what is gone."""
+    if graph.releases is None:
+        return None
+    found: list[list[int]] = []
+    for position, released in enumerate(graph.releases):
+        if position not in gone:
+            found.append([])
+        kept = [i for i in released if position not in gone or i not in dropped]
+        if kept and found:
+            found[-1] += [place[final(i)] for i in kept if final(i) in place]
+    seen: set[int] = set()
+    for entries in reversed(found):  # a value lives until the last of those it stands for is released
+        entries[:] = [i for i in entries if i not in seen]
+        seen.update(entries)
+    return tuple(map(tuple, found))

@@ -1,0 +1,214 @@
+"""Dimensions that differ between the graphs of a family: polynomials of symbols.
+
+The rules of operators compute with them as with integers, once for all candidates of a search; `Amounts` then
+evaluates what came out for many candidates at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Monomial = tuple[str, ...]
+Amount = Any
+"""An int, a float or a Size."""
+
+
+class Size:
+    """A polynomial of symbols. A symbol stands for a whole number from 2 on.
+
+    Sums and products give a Size, or a plain number where no symbol is left. Equality is that of the
+    polynomials. Order is known against 0 and 1 alone, where no coefficient is negative; any other comparison
+    raises TypeError, as does what no polynomial has (`float`, an index).
+    """
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: Mapping[Monomial, Any]) -> None:
+        self.terms = terms
+
+    @classmethod
+    def symbol(cls, name: str) -> Size:
+        """Return the Size that is one symbol."""
+        return cls({(name,): 1})
+
+    def at(self, batch_size: int) -> Size:
+        """Return itself: no symbol depends on the batch size (as `Affine.at` does)."""
+        return self
+
+    def mapped(self, change: Callable[[Any], Any]) -> Amount:
+        """Return the Size with every coefficient changed."""
+        return _number({monomial: change(c) for monomial, c in self.terms.items()})
+
+    def substitute(self, values: Mapping[str, int]) -> int:
+        """Return the number that it is for the given symbols."""
+        total = 0
+        for monomial, coefficient in self.terms.items():
+            for name in monomial:
+                coefficient *= name.value(values) if isinstance(name, Quotient) else values[name]
+            total += coefficient
+        return total
+
+    def __add__(self, other: Amount) -> Amount:
+        terms = dict(self.terms)
+        for monomial, coefficient in _terms(other).items():
+            terms[monomial] = terms.get(monomial, 0) + coefficient
+        return _number(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Amount:
+        return self.mapped(lambda c: -c)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return self + -other
+
+    def __rsub__(self, other: Amount) -> Amount:
+        return -self + other
+
+    def __mul__(self, other: Amount) -> Amount:
+        if not isinstance(other, Size):
+            return self.mapped(lambda c: c * other)
+        terms: dict[Monomial, Any] = {}
+        for left, a in self.terms.items():
+            for right, b in other.terms.items():
+                monomial = tuple(sorted(left + right))
+                terms[monomial] = terms.get(monomial, 0) + a * b
+        return _number(terms)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: float) -> Amount:
+        return self.mapped(lambda c: c / other)
+
+    def __floordiv__(self, divisor: int) -> Amount:
+        if divisor == 1:
+            return self
+        if all(c % divisor == 0 for c in self.terms.values()):
+            return self.mapped(lambda c: c // divisor)
+        return Size({(Quotient(self, divisor),): 1})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Size) and dict(self.terms) == dict(other.terms)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.terms.items()))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __gt__(self, other: Amount) -> bool:
+        return self._above(other)
+
+    def __ge__(self, other: Amount) -> bool:
+        return self._above(other)
+
+    def __lt__(self, other: Amount) -> bool:
+        return not self._above(other)
+
+    def __le__(self, other: Amount) -> bool:
+        return not self._above(other)
+
+    def _above(self, other: Amount) -> bool:
+        if other in (0, 1) and all(c > 0 for c in self.terms.values()):
+            return True
+        raise TypeError(f"{self} and {other} have no order that holds for every graph of a family")
+
+    def __str__(self) -> str:
+        return "+".join("·".join([str(c), *m]) for m, c in sorted(self.terms.items()))
+
+    __repr__ = __str__
+
+
+class Quotient(str):
+    """The symbol that stands for the floor of a Size over a whole number; its name says what it is."""
+
+    size: Size
+    divisor: int
+
+    def __new__(cls, size: Size, divisor: int) -> Quotient:
+        """Name the symbol after its parts, so that equal quotients are one symbol."""
+        made = super().__new__(cls, f"({size})//{divisor}")
+        made.size, made.divisor = size, divisor
+        return made
+
+    def value(self, values: Mapping[str, int]) -> int:
+        """Return the number that it is for the given symbols."""
+        return self.size.substitute(values) // self.divisor
+
+
+def _terms(amount: Amount) -> Mapping[Monomial, Any]:
+    return amount.terms if isinstance(amount, Size) else {(): amount}
+
+
+def _number(terms: dict[Monomial, Any]) -> Amount:
+    """Return a Size without vanished terms, or the number that is left."""
+    kept = {m: c for m, c in terms.items() if c}
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    return Size(kept)
+
+
+class Amounts:
+    """Numbers and Sizes, (A,), made ready to be evaluated for many values of their symbols at once."""
+
+    def __init__(self, amounts: Sequence[Amount], symbols: Sequence[str], dtype: type = np.int64) -> None:
+        self.dtype = dtype
+        self._lines: dict[str, int] = {name: line for line, name in enumerate(symbols)}
+        self._quotients: list[tuple[Amounts, int]] = []
+        unique: dict[Amount, int] = {}
+        self._which = np.array([unique.setdefault(a, len(unique)) for a in amounts], dtype=np.intp)
+        terms = [(place, m, c) for place, a in enumerate(unique) for m, c in _terms(a).items()]
+        for quotient in sorted({name for _, m, _ in terms for name in m if isinstance(name, Quotient)}):
+            self._lines[quotient] = len(symbols) + len(self._quotients)
+            self._quotients.append((Amounts([quotient.size], symbols), quotient.divisor))
+        ones = len(symbols) + len(self._quotients)
+        most = max((len(m) for _, m, _ in terms), default=0)
+        self._factors = np.full((most, len(terms)), ones, dtype=np.intp)
+        for column, (_, monomial, _) in enumerate(terms):
+            for row, name in enumerate(monomial):
+                self._factors[row, column] = self._lines[name]
+        self._scale: npt.NDArray[Any] = np.array([c for _, _, c in terms], dtype=dtype)[:, None]
+        places = np.array([place for place, _, _ in terms], dtype=np.intp)
+        self._starts = np.searchsorted(places, np.arange(len(unique)))
+        self._single = len(terms) == len(unique)
+
+    def at(self, values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return (A, C): every amount for each column of the symbols' values (D, C)."""
+        count = values.shape[1]
+        extra = [inner.at(values) // divisor for inner, divisor in self._quotients]
+        table: npt.NDArray[Any] = np.concatenate(
+            [values, *extra, np.ones((1, count), dtype=np.int64)]
+        ).astype(self.dtype)
+        found: npt.NDArray[Any] = np.broadcast_to(self._scale, (len(self._scale), count))
+        for lines in self._factors:
+            found = found * table[lines]
+        if not self._single:
+            found = np.add.reduceat(found, self._starts, axis=0)
+        return np.asarray(found[self._which])
+
+
+def substituted(item: Any, values: Mapping[str, int]) -> Any:  # noqa: ANN401 - a dimension or an attribute
+    """Return plain data with every Size in it replaced by its number."""
+    if isinstance(item, Size):
+        return item.substitute(values)
+    if isinstance(item, tuple):
+        return tuple([substituted(entry, values) for entry in item])
+    if isinstance(item, Mapping):
+        return {key: substituted(entry, values) for key, entry in item.items()}
+    return item
+
+
+def symbols_in(items: Iterable[Any]) -> bool:
+    """Return whether any of the plain data holds a Size."""
+    return any(
+        isinstance(i, Size)
+        or (isinstance(i, (tuple, list)) and symbols_in(i))
+        or (isinstance(i, Mapping) and symbols_in(i.values()))
+        for i in items
+    )
