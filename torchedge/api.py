@@ -75,7 +75,7 @@ class Predictor:
 
     def __init__(self, device: str | Path | Device | None = None) -> None:
         self.device = device if isinstance(device, Device) else _chosen_device(device)
-        load_models(self.device)  # a damaged profile is told now, not in the loop
+        load_models(self.device, "train")  # a damaged profile is told now, not in the loop
 
     def predict(
         self,

@@ -16,7 +16,8 @@ def fitted(tmp_path_factory):
     from torchedge.prediction.latency.roofline import prior_mean
     from torchedge.prediction.latency.shares import SHARE_NAMES
     from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Process
-    from torchedge.prediction.profiles import TrainingModels, write_models
+    from torchedge.prediction.profiles import write_models
+    from torchedge.prediction.step_models import FittedModels
     from torchedge.profiling.forest_fitting import fit_forest
     from torchedge.storage import read_toml
 
@@ -35,7 +36,7 @@ def fitted(tmp_path_factory):
     scale = DistanceScale(1.0, 0.1, np.zeros(count), np.ones(count), np.zeros((1, count)))
     latency = LatencyModel(prior_mean(device), errors, forest(SHARE_NAMES), scale)
     files = write_models(
-        folder, TrainingModels(memory, latency, Provenance.PUBLIC_DATA), {"dataset": "made up"}
+        folder, FittedModels(memory, latency, Provenance.PUBLIC_DATA), {"dataset": "made up"}
     )
     document = read_toml(device.folder / "device.toml")
     training = {"provenance": "public data", "files": files}

@@ -101,9 +101,9 @@ def test_the_accuracy_table_goes_into_the_profile(made, small_dataset, tmp_path,
 def fitted_before(made):
     """Stands in for the fit, which takes its time."""
     from torchedge import find_device
-    from torchedge.prediction.profiles import load_models
+    from torchedge.prediction.profiles import read_models
 
-    return lambda *_: load_models(find_device(made))
+    return lambda *_: read_models(find_device(made), "train")
 
 
 def test_a_fit_that_fails_leaves_nothing(made, small_dataset, tmp_path, monkeypatch, capsys):

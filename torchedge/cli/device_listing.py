@@ -67,11 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def predictions_of(device: Device) -> str:
-    """Return the provenance of a device's predictions, as `load_models` gives it, without loading models."""
-    training = device.profile.get("training")
-    if isinstance(training, Mapping):
-        return str(training.get("provenance", "public data"))
-    return "assumed"
+    """Return where the best-founded of a device's models comes from, without loading models."""
+    from torchedge.devices import Provenance
+
+    words = [str(table.get("provenance", "public data")) for _, table in _fitted_tables(device)]
+    known = [item for item in Provenance if item.value in words]
+    return str(max(known, default=Provenance.ASSUMED))
+
+
+def _fitted_tables(device: Device) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tables of `[profile]` that describe fitted models, by mode."""
+    tables = [(mode, device.profile.get(mode)) for mode in ("training", "inference")]
+    return [(mode, table) for mode, table in tables if isinstance(table, Mapping)]
 
 
 def _summary(device: Device) -> dict[str, Any]:
@@ -147,7 +154,7 @@ def print_device(device: Device) -> None:
     for title, pairs in (("software", device.software), ("simulated behaviour", device.runtime)):
         if pairs:
             print_wrapped(", ".join(f"{k} {v}" for k, v in pairs.items()), first=f"{title}: ", rest="  ")
-    _print_training(device)
+    _print_fitted(device)
 
 
 def _print_rows(rows: list[list[str]]) -> None:
@@ -157,20 +164,18 @@ def _print_rows(rows: list[list[str]]) -> None:
         print(f"{name:<{widths[0]}}  {amount}  {provenance:<{widths[3]}}  {mark}")
 
 
-def _print_training(device: Device) -> None:
-    training = device.profile.get("training")
-    if not isinstance(training, Mapping):
-        return
-    known = [(key, training[key]) for key in ("dataset", "rows", "date", "command") if key in training]
-    print_wrapped(", ".join(f"{key} {value}" for key, value in known), first="fitted: ", rest="  ")
-    accuracy = training.get("accuracy")
-    if not isinstance(accuracy, Mapping):
-        return
-    for target, by_protocol in accuracy.items():
-        if isinstance(by_protocol, Mapping):
-            means = [
-                f"{p} {s['mean']:.1f} %"
-                for p, s in by_protocol.items()
-                if isinstance(s, Mapping) and "mean" in s
-            ]
-            print_wrapped(", ".join(means), first=f"mean absolute error of {target}: ", rest="  ")
+def _print_fitted(device: Device) -> None:
+    for mode, table in _fitted_tables(device):
+        known = [(key, table[key]) for key in ("dataset", "rows", "date", "command") if key in table]
+        print_wrapped(
+            ", ".join(f"{key} {value}" for key, value in known), first=f"{mode}, fitted: ", rest="  "
+        )
+        accuracy = table.get("accuracy")
+        for target, by_protocol in accuracy.items() if isinstance(accuracy, Mapping) else ():
+            if isinstance(by_protocol, Mapping):
+                means = [
+                    f"{p} {s['mean']:.1f} %"
+                    for p, s in by_protocol.items()
+                    if isinstance(s, Mapping) and "mean" in s
+                ]
+                print_wrapped(", ".join(means), first=f"mean absolute error of {target}: ", rest="  ")

@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.no_accuracy:
             progress.doing("accuracy")
             accuracy = profile_folders.score_all(samples, progress.step)
-        written = profile_folders.write_profile(arguments.out, device, dataset, samples, models, accuracy)
+        fit = profile_folders.describe_fit(arguments.out, device, dataset, samples, models, accuracy)
+        written = profile_folders.write_profile(arguments.out, device, {"train": fit})
     for problem in accuracy.problems if accuracy is not None else ():
         warn(problem)
     from torchedge.devices.device import thaw

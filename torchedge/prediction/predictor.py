@@ -14,11 +14,14 @@ from torchedge.errors import InputError
 from torchedge.graphs import Graph
 from torchedge.graphs.garbage import collection_paused
 from torchedge.prediction.analysis import Analysis, analyse
-from torchedge.prediction.memory.model import Peaks, simulate_peaks
+from torchedge.prediction.feature_sets import feature_rows
+from torchedge.prediction.latency.model import Times
+from torchedge.prediction.memory.model import Memory, Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
-from torchedge.prediction.profiles import TrainingModels, inference_models, load_models
+from torchedge.prediction.profiles import load_models
 from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions
+from torchedge.prediction.step_models import StepModels
 
 FloatArray = npt.NDArray[np.float64]
 _MIB = 2.0**20
@@ -46,8 +49,8 @@ def predict_graph(
     row = np.zeros(1, dtype=np.intp)
     batch = checked.reshape(1).astype(np.float64)
     peaks = job.peaks(row, batch)
-    memory, times = models.memory.predict(peaks), models.latency.predict(job.work, row, batch)
-    outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.features)
+    memory, times = job.predict(peaks, row, batch)
+    outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.seen)
     breakdown = _breakdown(
         _categories(tape, int(batch_size)), float(peaks.reserved[0]), float(memory.value[0])
     )
@@ -55,7 +58,10 @@ def predict_graph(
     def required(batches: npt.NDArray[np.int64], confidence: float) -> FloatArray:
         _check_fixed(graph, batches)
         rows = np.zeros(len(batches), dtype=np.intp)
-        return models.memory.required(job.peaks(rows, batches.astype(np.float64)), confidence)
+        peaks = job.peaks(rows, batches.astype(np.float64))
+        return models.memory.required(
+            peaks, confidence, job.columns(models.memory.feature_set, rows, peaks.batch)
+        )
 
     return Prediction(
         memory=Estimate(float(memory.value[0]), float(memory.low[0]), float(memory.high[0]), "MiB"),
@@ -93,7 +99,7 @@ def predict_graphs(
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
     peaks = job.peaks(which, batch)
-    memory, times = models.memory.predict(peaks), models.latency.predict(job.work, which, batch)
+    memory, times = job.predict(peaks, which, batch)
     shape = (len(graphs), len(batches))
     return Predictions(
         batch_sizes=batches,
@@ -123,13 +129,12 @@ def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _models(device: Device, graphs: Sequence[Graph]) -> TrainingModels:
+def _models(device: Device, graphs: Sequence[Graph]) -> StepModels:
     """Return a device's models for training steps, or for inference where no graph has a loss."""
     training = {g.loss is not None for g in graphs}
     if len(training) > 1:
         raise InputError("graphs of training steps and of inference are mixed; predict them apart")
-    models = load_models(device)
-    return models if training == {True} else inference_models(models, device)
+    return load_models(device, "train" if training == {True} else "infer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class _Job:
 
     graphs: list[Graph]
     analyses: list[Analysis]
-    models: TrainingModels
+    models: StepModels
     settings: StepSettings
 
     @property
@@ -148,6 +153,20 @@ class _Job:
     def peaks(self, which: npt.NDArray[np.intp], batch: FloatArray) -> Peaks:
         tapes = [a.tape(self.settings) for a in self.analyses]
         return simulate_peaks(tapes, [a.traits for a in self.analyses], which, batch)
+
+    def columns(
+        self, feature_set: str | None, which: npt.NDArray[np.intp], batch: FloatArray
+    ) -> FloatArray | None:
+        """Return the features (R, F) that a forest reads beside its own, None where it reads none."""
+        return None if feature_set is None else feature_rows(self.graphs, which, batch, feature_set)
+
+    def predict(self, peaks: Peaks, which: npt.NDArray[np.intp], batch: FloatArray) -> tuple[Memory, Times]:
+        """Return memory and latency of rows."""
+        memory, latency = self.models.memory, self.models.latency
+        memory_columns = self.columns(memory.feature_set, which, batch)
+        latency_columns = self.columns(latency.feature_set, which, batch)
+        times = latency.predict(self.work, which, batch, latency_columns)
+        return memory.predict(peaks, memory_columns), times
 
 
 def device_settings(device: Device, settings: StepSettings | None) -> StepSettings:

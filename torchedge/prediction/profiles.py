@@ -1,111 +1,143 @@
-"""A device's fitted models as files beside its `device.toml`, and analytic models where nobody measured."""
+"""A device's fitted models as files beside its `device.toml`: for each mode memory, latency, or both."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
-from torchedge.errors import ProfileError
+from torchedge.errors import InputError, ProfileError
+from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.forest_files import read_forests, write_forests
-from torchedge.prediction.forests import feature_hash
-from torchedge.prediction.intervals import ErrorModel, assumed_errors, read_scale
+from torchedge.prediction.forests import Forest, feature_hash
+from torchedge.prediction.intervals import ErrorModel, read_scale
 from torchedge.prediction.latency.model import LatencyModel
-from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, prior_mean
+from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES
 from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Process
+from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode, StepModels, complete_models
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.storage.tensors import read_tensors, write_tensors
 
-TABLES, FORESTS = "training.safetensors", "training-forests.safetensors"
-SCHEMA = "torchedge-training-profile-1"
+__all__ = ["file_names", "load_models", "read_models", "write_models"]
 
 _MOST_BYTES = 8 * 2**20
-_EXPECTED = {"memory": MEMORY_FEATURES, "latency": SHARE_NAMES}
+_OWN_FEATURES = {"memory": MEMORY_FEATURES, "latency": SHARE_NAMES}
+_MEMORY_ERRORS = ("memory.errors", "memory.reserved_errors", "memory.allocated_errors")
 _REBUILD = "rebuild the profile with `torchedge fit`"
-FloatArray = npt.NDArray[np.float64]
+Tensors = Mapping[str, npt.NDArray[np.float64]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainingModels:
-    """Γ and Φ of one device, where they come from, and what to tell the user about that."""
-
-    memory: MemoryModel
-    latency: LatencyModel
-    provenance: Provenance
-    notes: tuple[str, ...] = ()
+def file_names(mode: Mode) -> tuple[str, str]:
+    """Return the names of a mode's files: tables and forests."""
+    return f"{MODE_TABLES[mode]}.safetensors", f"{MODE_TABLES[mode]}-forests.safetensors"
 
 
-def load_models(device: Device) -> TrainingModels:
-    """Return the fitted models of a device, or analytic ones from its figures, marked as assumed.
+def load_models(device: Device, mode: Mode = "train") -> StepModels:
+    """Return Γ and Φ of a device (mode "infer": γ and φ).
 
-    Raises ProfileError for files that are missing, damaged or made for another version.
+    What was not measured follows from the other mode's measurements or from the device's figures, marked as
+    assumed. Raises ProfileError for files that are missing, damaged or made for another version.
     """
-    return _loaded(device, device.folder)
+    return _loaded(device, device.folder, mode)
 
 
-def inference_models(models: TrainingModels, device: Device) -> TrainingModels:
-    """Return models for inference out of models fitted to training steps only: constants stay, forests go."""
-    if models.provenance is Provenance.ASSUMED:
-        return models
-    wide = assumed_errors(_ASSUMED_MEMORY_ERROR)
-    process = replace(models.memory.process, floor=(0.0, 0.0), ceiling=_UNLIMITED)
-    memory = MemoryModel(process, assumed_errors(_ASSUMED_MEMORY_ERROR / 0.09), wide, wide)
-    latency = LatencyModel(models.latency.coefficients, assumed_errors(_ASSUMED_LATENCY_ERROR))
-    note = f"inference was not measured on {device.name}: figures follow from its training measurements"
-    return TrainingModels(memory, latency, Provenance.ASSUMED, (*models.notes, note))
-
-
-@lru_cache(maxsize=16)
-def _loaded(device: Device, folder: Path) -> TrainingModels:
+@lru_cache(maxsize=32)
+def _loaded(device: Device, folder: Path, mode: Mode) -> StepModels:
     # Equal devices may lie in several folders (a copy, a user's own fit): the folder is part of the key.
-    described = device.profile.get("training")
-    if isinstance(described, Mapping):
-        return _read(device, described)
-    return _analytic(device)
+    other: Mode = "infer" if mode == "train" else "train"
+    return complete_models(device, mode, read_models(device, mode), read_models(device, other))
 
 
-def write_models(folder: Path, models: TrainingModels, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Write fitted models into a profile's folder; return the sha256 of each file by its name."""
-    memory, latency = models.memory, models.latency
-    process = memory.process
-    tensors: dict[str, npt.NDArray[np.generic]] = {
-        "memory.process": np.array([*process.beside, *process.floor, process.ceiling, process.capacity]),
-        "latency.coefficients": latency.coefficients,
-    }
-    for name, errors in _error_models(models).items():
-        tensors[f"{name}.size"], tensors[f"{name}.above"] = errors.size, errors.above
-    if latency.scale is not None:
-        tensors.update(latency.scale.tensors("latency.scale"))
-    document = {"schema": SCHEMA, "coefficients": feature_hash(COEFFICIENT_NAMES), **metadata}
-    write_tensors(folder / TABLES, tensors, document)
-    if memory.forest is None or latency.forest is None:
-        raise ProfileError("a fitted profile needs a memory and a latency forest; fit both")
-    write_forests(folder / FORESTS, {"memory": memory.forest, "latency": latency.forest})
-    return {name: file_sha256(folder / name, max_bytes=_MOST_BYTES) for name in (TABLES, FORESTS)}
+def read_models(device: Device, mode: Mode) -> FittedModels | None:
+    """Return the models fitted to measurements of one mode, None where its profile describes none."""
+    described = device.profile.get(MODE_TABLES[mode])
+    return _read(device, described, mode) if isinstance(described, Mapping) else None
 
 
-def _error_models(models: TrainingModels) -> dict[str, ErrorModel]:
-    return {
-        "memory.errors": models.memory.errors,
-        "memory.reserved_errors": models.memory.reserved_errors,
-        "memory.allocated_errors": models.memory.allocated_errors,
-        "latency.errors": models.latency.errors,
-    }
+# writing ----------------------------------------------------------------------------------------------------
 
 
-def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
-    files = described.get("files")
-    if not isinstance(files, Mapping) or set(files) != {TABLES, FORESTS}:
+def write_models(
+    folder: Path, models: FittedModels, metadata: Mapping[str, str], mode: Mode = "train"
+) -> dict[str, str]:
+    """Write one mode's models into a profile's folder; return the sha256 of each file by its name.
+
+    Raises ProfileError where there is neither a memory nor a latency model.
+    """
+    tensors: dict[str, npt.NDArray[np.generic]] = {}
+    forests: dict[str, Forest] = {}
+    if models.memory is not None:
+        tensors.update(_memory_tensors(models.memory))
+        if models.memory.forest is not None:
+            forests["memory"] = models.memory.forest
+    if models.latency is not None:
+        tensors.update(_latency_tensors(models.latency))
+        if models.latency.forest is not None:
+            forests["latency"] = models.latency.forest
+    if not tensors:
+        raise ProfileError("a fitted profile needs a memory or a latency model; fit one")
+    document = {"schema": _schema(mode), "coefficients": feature_hash(COEFFICIENT_NAMES), **metadata}
+    for name, forest in forests.items():
+        document[f"{name}.features"] = _feature_set(name, forest)
+    tables, forests_file = file_names(mode)
+    write_tensors(folder / tables, tensors, document)
+    written = [tables]
+    if forests:
+        write_forests(folder / forests_file, forests)
+        written.append(forests_file)
+    return {name: file_sha256(folder / name, max_bytes=_MOST_BYTES) for name in written}
+
+
+def _schema(mode: Mode) -> str:
+    return f"torchedge-{MODE_TABLES[mode]}-profile-1"
+
+
+def _feature_set(figure: str, forest: Forest) -> str:
+    """Return what a forest reads: "own" or the name of a feature set."""
+    found = "own" if forest.feature_names == _OWN_FEATURES[figure] else set_of_names(forest.feature_names)
+    if found is None:
         raise ProfileError(
-            f"{device.folder / 'device.toml'}: profile.training.files must name "
-            f"{TABLES} and {FORESTS}; {_REBUILD}"
+            f"the {figure} forest reads features of no registered set; fit it on one, or register the set"
+        )
+    return found
+
+
+def _memory_tensors(model: MemoryModel) -> dict[str, npt.NDArray[np.float64]]:
+    process = model.process
+    figures = [*process.beside, *process.floor, process.ceiling, process.capacity]
+    tensors = {"memory.process": np.array(figures)}
+    errors = (model.errors, model.reserved_errors, model.allocated_errors)
+    for name, found in zip(_MEMORY_ERRORS, errors, strict=True):
+        tensors.update(_error_tensors(name, found))
+    return tensors
+
+
+def _latency_tensors(model: LatencyModel) -> dict[str, npt.NDArray[np.float64]]:
+    if model.scale is None:
+        raise ProfileError("a fitted latency model needs the distance scale of its errors; fit it again")
+    tensors = {"latency.coefficients": model.coefficients}
+    return tensors | _error_tensors("latency.errors", model.errors) | model.scale.tensors("latency.scale")
+
+
+def _error_tensors(name: str, errors: ErrorModel) -> dict[str, npt.NDArray[np.float64]]:
+    return {f"{name}.size": errors.size, f"{name}.above": errors.above}
+
+
+# reading ----------------------------------------------------------------------------------------------------
+
+
+def _read(device: Device, described: Mapping[str, object], mode: Mode) -> FittedModels:
+    tables, forests_file = file_names(mode)
+    files = described.get("files")
+    if not isinstance(files, Mapping) or not {tables} <= set(files) <= {tables, forests_file}:
+        raise ProfileError(
+            f"{device.folder / 'device.toml'}: profile.{MODE_TABLES[mode]}.files must name "
+            f"{tables} and, where there are forests, {forests_file}; {_REBUILD}"
         )
     for name, digest in files.items():
         path = resolve_inside(device.folder, str(name))
@@ -114,67 +146,80 @@ def _read(device: Device, described: Mapping[str, object]) -> TrainingModels:
                 f"{path} is not the file that device.toml describes (its sha256 differs); "
                 f"restore it, or {_REBUILD}"
             )
-    tensors, metadata = read_tensors(device.folder / TABLES, max_bytes=_MOST_BYTES)
-    source = str(device.folder / TABLES)
-    if metadata.get("schema") != SCHEMA or metadata.get("coefficients") != feature_hash(COEFFICIENT_NAMES):
+    tensors, metadata = read_tensors(device.folder / tables, max_bytes=_MOST_BYTES)
+    source = str(device.folder / tables)
+    if metadata.get("schema") != _schema(mode) or metadata.get("coefficients") != feature_hash(
+        COEFFICIENT_NAMES
+    ):
         raise ProfileError(f"{source} was made for another version of torchedge; {_REBUILD}")
-    forests = read_forests(device.folder / FORESTS, expected=_EXPECTED, max_bytes=_MOST_BYTES)
+    expected = _expected_forests(source, metadata, tensors) if forests_file in files else {}
+    path = device.folder / forests_file
+    forests = read_forests(path, expected=expected, max_bytes=_MOST_BYTES) if expected else {}
+    memory = _read_memory(source, tensors, forests.get("memory")) if "memory.process" in tensors else None
+    latency = None
+    if "latency.coefficients" in tensors:
+        latency = _read_latency(source, tensors, forests.get("latency"))
+    if memory is None and latency is None:
+        raise ProfileError(f"{source} holds neither memory.process nor latency.coefficients; {_REBUILD}")
+    return FittedModels(memory, latency, _provenance(device, described, mode))
+
+
+def _provenance(device: Device, described: Mapping[str, object], mode: Mode) -> Provenance:
+    given = described.get("provenance", Provenance.PUBLIC_DATA.value)
     try:
-        process = [float(x) for x in tensors["memory.process"]]
-        errors = {
-            name: ErrorModel(tensors[f"{name}.size"], tensors[f"{name}.above"])
-            for name in (
-                "memory.errors",
-                "memory.reserved_errors",
-                "memory.allocated_errors",
-                "latency.errors",
-            )
-        }
-        coefficients = tensors["latency.coefficients"]
-    except KeyError as error:
-        raise ProfileError(f"{source}: tensor {error} is missing; {_REBUILD}") from error
-    if len(process) != 6 or coefficients.shape != (len(COEFFICIENT_NAMES),):
-        raise ProfileError(f"{source}: tensors have wrong shapes; {_REBUILD}")
+        return Provenance(given)
+    except ValueError as error:
+        words = ", ".join(item.value for item in Provenance)
+        raise ProfileError(
+            f"{device.folder / 'device.toml'}: profile.{MODE_TABLES[mode]}.provenance is "
+            f"{str(given)[:40]!r}, expected one of: {words}; correct the file"
+        ) from error
+
+
+def _expected_forests(
+    source: str, metadata: Mapping[str, str], tensors: Tensors
+) -> dict[str, tuple[str, ...]]:
+    """Return the feature order of each forest that the tables name; files of old name none and have both."""
+    named = [figure for figure in _OWN_FEATURES if f"{figure}.features" in metadata]
+    if not named:
+        return dict(_OWN_FEATURES)
+    expected = {}
+    for figure in named:
+        chosen = metadata[f"{figure}.features"]
+        try:
+            expected[figure] = _OWN_FEATURES[figure] if chosen == "own" else find_feature_set(chosen).names
+        except InputError as error:
+            raise ProfileError(f"{source}: {figure}.features: {error}; or {_REBUILD}") from error
+    return expected
+
+
+def _read_memory(source: str, tensors: Tensors, forest: Forest | None) -> MemoryModel:
+    process = [float(x) for x in tensors["memory.process"].ravel()]
+    if len(process) != 6 or min(process) < 0:
+        raise ProfileError(f"{source}: memory.process is not six numbers from 0 on; {_REBUILD}")
+    gamma, reserved, allocated = (_read_errors(source, tensors, name) for name in _MEMORY_ERRORS)
+    constants = Process((process[0], process[1]), (process[2], process[3]), process[4], process[5])
+    return MemoryModel(constants, gamma, reserved, allocated, forest)
+
+
+def _read_latency(source: str, tensors: Tensors, forest: Forest | None) -> LatencyModel:
+    coefficients = tensors["latency.coefficients"]
+    if coefficients.shape != (len(COEFFICIENT_NAMES),):
+        raise ProfileError(
+            f"{source}: latency.coefficients has shape {coefficients.shape}, "
+            f"expected ({len(COEFFICIENT_NAMES)},); {_REBUILD}"
+        )
     scale = read_scale(tensors, "latency.scale")
     if len(scale.centre) != len(SHARE_NAMES):
         raise ProfileError(
             f"{source}: latency.scale has {len(scale.centre)} features, "
             f"expected {len(SHARE_NAMES)}; {_REBUILD}"
         )
-    memory = MemoryModel(
-        Process((process[0], process[1]), (process[2], process[3]), process[4], process[5]),
-        errors["memory.errors"],
-        errors["memory.reserved_errors"],
-        errors["memory.allocated_errors"],
-        forests["memory"],
-    )
-    latency = LatencyModel(coefficients, errors["latency.errors"], forests["latency"], scale)
-    provenance = Provenance(str(described.get("provenance", Provenance.PUBLIC_DATA.value)))
-    return TrainingModels(memory, latency, provenance)
+    return LatencyModel(coefficients, _read_errors(source, tensors, "latency.errors"), forest, scale)
 
 
-# devices without measurements -------------------------------------------------------------------------------
-
-_ASSUMED_CONTEXT = MappingProxyType({"gpu": 600.0, "cpu": 350.0})
-_ASSUMED_MEMORY_ERROR, _ASSUMED_LATENCY_ERROR = 0.25, 0.8
-_UNLIMITED = 1e9
-
-
-def _analytic(device: Device) -> TrainingModels:
-    """Simulation plus the device's context, and the time model with coefficients that its figures suggest."""
-    context = device.figures.get("context_mib")
-    beside = context.value if context is not None else _ASSUMED_CONTEXT[device.kind]
-    total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
-    capacity = max(total.value - beside, 1.0) if total is not None else _UNLIMITED
-    process = Process((beside, beside), (beside, beside), _UNLIMITED, capacity)
-    wide = assumed_errors(_ASSUMED_MEMORY_ERROR)
-    memory = MemoryModel(process, assumed_errors(_ASSUMED_MEMORY_ERROR / 0.09), wide, wide)
-    latency = LatencyModel(prior_mean(device), assumed_errors(_ASSUMED_LATENCY_ERROR))
-    missing = [n for n in ("peak_fp32_gflops", "bandwidth_gb_s") if n not in device.figures]
-    notes = [
-        f"{device.name} has not been measured: memory is simulated, "
-        "latency is an analytic estimate from its figures"
-    ]
-    if missing:
-        notes.append(f"{device.name} gives no {' and no '.join(missing)}: the Jetson TX2's stand in for it")
-    return TrainingModels(memory, latency, Provenance.ASSUMED, tuple(notes))
+def _read_errors(source: str, tensors: Tensors, name: str) -> ErrorModel:
+    try:
+        return ErrorModel(tensors[f"{name}.size"], tensors[f"{name}.above"])
+    except KeyError as error:
+        raise ProfileError(f"{source}: tensor {error} is missing; {_REBUILD}") from error

@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.profiling.samples import Mask, Samples, simulate_records
-from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
+from torchedge.profiling.training_fit import (
+    fit_latency,
+    fit_memory,
+    latency_of,
+    latency_rows,
+    memory_of,
+    memory_rows,
+)
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -78,11 +85,10 @@ def score(
     for train, test in splits(samples, protocol):
         rows = test & usable
         if target == "gamma":
-            memory = fit_memory(samples, train, errors=errors, forest=forest).predict(samples.peaks_of(rows))
+            memory = memory_of(fit_memory(samples, train, errors=errors, forest=forest), samples, rows)
             value[rows], low[rows], high[rows] = memory.value, memory.low, memory.high
         else:
-            model = fit_latency(samples, train, errors=errors, forest=forest)
-            times = model.predict(samples.work, samples.which[rows], samples.batch[rows])
+            times = latency_of(fit_latency(samples, train, errors=errors, forest=forest), samples, rows)
             value[rows], low[rows], high[rows] = times.value, times.low, times.high
         tell()
     done = np.isfinite(value)

@@ -20,21 +20,26 @@ from torchedge import __version__
 from torchedge.devices import Device, Provenance, find_device, write_device
 from torchedge.devices.parsing import DEVICE_FILE
 from torchedge.errors import DeviceError, InputError, ProfileError
-from torchedge.prediction.profiles import FORESTS, TABLES, TrainingModels, write_models
+from torchedge.prediction.profiles import file_names, write_models
+from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode
 from torchedge.profiling.accuracy import PROTOCOLS, Score, score, score_allocated
 from torchedge.profiling.datasets import Dataset
 from torchedge.profiling.samples import Samples
 from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
-from torchedge.storage import read_toml
+from torchedge.storage import read_toml, resolve_inside
 
 __all__ = [
     "TARGETS",
     "Accuracy",
+    "ModeFit",
     "check_target",
+    "describe_fit",
     "device_of",
     "fit_models",
     "one_thread",
+    "package_versions",
     "score_all",
+    "today",
     "write_profile",
 ]
 
@@ -53,6 +58,17 @@ class Accuracy:
 
     scores: Mapping[tuple[str, str], Score]
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModeFit:
+    """One mode's models, and what `[profile.training]` or `[profile.inference]` says of them.
+
+    described: at least provenance, dataset, date, command and rows, without the files; see `describe_fit`.
+    """
+
+    models: FittedModels
+    described: Mapping[str, Any]
 
 
 def device_of(dataset_folder: Path, name: str | None) -> Device:
@@ -81,13 +97,13 @@ def check_target(out: Path, *, force: bool) -> None:
         raise InputError(f"{out}: the folder around it does not exist; make {out.absolute().parent} first")
 
 
-def fit_models(samples: Samples, tell: Callable[[str], Any] = lambda _: None) -> TrainingModels:
-    """Fit Γ and Φ on all rows; ProfileError where there are too few. `tell` hears what comes next."""
+def fit_models(samples: Samples, tell: Callable[[str], Any] = lambda _: None) -> FittedModels:
+    """Fit memory and latency on all rows; ProfileError where too few. `tell` hears what comes next."""
     every = np.ones(len(samples.batch), dtype=np.bool_)
     tell("memory")
     memory = fit_memory(samples, every)
     tell("latency")
-    return TrainingModels(memory, fit_latency(samples, every), Provenance.PUBLIC_DATA)
+    return FittedModels(memory, fit_latency(samples, every), Provenance.PUBLIC_DATA)
 
 
 def score_all(samples: Samples, tell: Tell = lambda: None) -> Accuracy:
@@ -106,63 +122,74 @@ def score_all(samples: Samples, tell: Tell = lambda: None) -> Accuracy:
     return Accuracy(found, tuple(problems))
 
 
-def write_profile(
-    out: Path,
-    device: Device,
-    dataset: Dataset,
-    samples: Samples,
-    models: TrainingModels,
-    accuracy: Accuracy | None,
-) -> Device:
-    """Write a device's profile with fitted models into a folder; return the device as read back.
+def write_profile(out: Path, device: Device, fits: Mapping[Mode, ModeFit]) -> Device:
+    """Write a device's profile with the models of one or both modes; return the device as read back.
 
-    The same data and versions give the same bytes but for the date. Files are made aside and moved into
-    place, `device.toml`, which names the others' digests, last: an interrupted write is noticed at load.
+    What the device's profile holds of a mode that is not given is kept. The same data and versions give the
+    same bytes but for the date. Files are made aside and moved into place, `device.toml`, which names the
+    others' digests, last: an interrupted write is noticed at load.
     """
     out = Path(os.path.abspath(out))
     source = read_toml(device.folder / DEVICE_FILE)
+    given = source.get("profile", {})
+    profile: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
     with _aside(out) as made:
-        versions = _versions()
-        files = write_models(made, models, {"dataset": dataset.name, "sha256": dataset.digest, **versions})
-        training = _described(out, device, dataset, samples, models, accuracy, versions) | {"files": files}
-        profile = source.get("profile", {})
-        kept = dict(profile) if isinstance(profile, Mapping) else {}
-        write_device({**source, "profile": {**kept, "training": training}}, made)
-        for name in (TABLES, FORESTS, DEVICE_FILE):
+        _copy_other_modes(device, profile, fits, made)
+        for mode, fit in fits.items():
+            described = dict(fit.described)
+            metadata = {"dataset": str(described["dataset"]), **described.get("versions", {})}
+            if "dataset_sha256" in described:
+                metadata["sha256"] = str(described["dataset_sha256"])
+            described["files"] = write_models(made, fit.models, metadata, mode)
+            profile[MODE_TABLES[mode]] = described
+        write_device({**source, "profile": profile}, made)
+        names = sorted(path.name for path in made.iterdir() if path.name != DEVICE_FILE)
+        for name in (*names, DEVICE_FILE):
             os.replace(made / name, out / name)
+        for mode in fits:
+            for name in set(file_names(mode)) - set(names):  # a forest of an earlier fit
+                (out / name).unlink(missing_ok=True)
     return find_device(out)
 
 
-def _described(
+def _copy_other_modes(
+    device: Device, profile: Mapping[str, Any], fits: Mapping[Mode, ModeFit], made: Path
+) -> None:
+    """Copy the files of modes that are not written anew."""
+    for mode, table in MODE_TABLES.items():
+        if mode not in fits and isinstance(profile.get(table), Mapping):
+            for name in profile[table].get("files", {}):
+                shutil.copyfile(resolve_inside(device.folder, str(name)), made / name)
+
+
+def describe_fit(
     out: Path,
     device: Device,
     dataset: Dataset,
     samples: Samples,
-    models: TrainingModels,
+    models: FittedModels,
     accuracy: Accuracy | None,
-    versions: Mapping[str, str],
-) -> dict[str, Any]:
-    """Return `[profile.training]`: where the models come from and what they reached."""
+) -> ModeFit:
+    """Return models with what the profile says of them: where they come from and what they reached."""
     every = np.ones(len(samples.batch), dtype=np.bool_)
-    name = out.name
     described: dict[str, Any] = {
         "provenance": str(models.provenance),
         "dataset": dataset.name,
         "dataset_sha256": dataset.digest,
-        "date": _date(),
-        "command": f"torchedge fit {dataset.name} --device {device.name} --out {name}",
+        "date": today(),
+        "command": f"torchedge fit {dataset.name} --device {device.name} --out {out.resolve().name}",
         "rows": len(samples.batch),
         "memory_rows": int(memory_rows(samples, every).sum()),
         "latency_rows": int(latency_rows(samples, every).sum()),
         "networks": samples.networks,
-        "versions": dict(versions),
+        "versions": package_versions(),
     }
     if accuracy is not None:
         tables: dict[str, dict[str, Any]] = {}
         for (target, protocol), found in accuracy.scores.items():
             tables.setdefault(target, {})[protocol] = _table(found)
         described["accuracy"] = tables
-    return described
+    return ModeFit(models, described)
 
 
 def _table(found: Score) -> dict[str, Any]:
@@ -173,12 +200,14 @@ def _table(found: Score) -> dict[str, Any]:
     return out | {"networks": {name: round(value, 2) for name, value in found.error.items()}}
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Return the versions that a fit depends on."""
     packages = {name: metadata.version(name) for name in ("torch", "scikit-learn", "numpy")}
     return {"torchedge": __version__, "python": platform.python_version(), **packages}
 
 
-def _date() -> str:
+def today() -> str:
+    """Return the date to write into profiles, YYYY-MM-DD in UTC."""
     given = os.environ.get(EPOCH_VARIABLE, "")
     if given:
         try:

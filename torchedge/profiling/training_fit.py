@@ -1,13 +1,19 @@
-"""Fits Γ and Φ of a device to measured training steps, with errors from cross-validation inside them."""
+"""Fits memory and latency of a device to measured steps, with errors from cross-validation inside them.
+
+One function serves Γ and γ, one Φ and φ: the rows' graphs say which mode they are of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import ProfileError
+from torchedge.prediction.feature_sets import INFERENCE, feature_rows, find_feature_set
+from torchedge.prediction.forests import Forest
 from torchedge.prediction.intervals import (
     GRID,
     DistanceScale,
@@ -16,10 +22,10 @@ from torchedge.prediction.intervals import (
     fit_errors,
     fit_law,
 )
-from torchedge.prediction.latency.model import LatencyModel
+from torchedge.prediction.latency.model import LatencyModel, Times
 from torchedge.prediction.latency.roofline import pack, prior_mean
 from torchedge.prediction.latency.shares import SHARE_NAMES
-from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Process
+from torchedge.prediction.memory.model import MEMORY_FEATURES, Memory, MemoryModel, Process
 from torchedge.profiling.forest_fitting import fit_forest
 from torchedge.profiling.latency_fitting import RIDGE, RIDGE_ONE_NETWORK, fit_coefficients
 from torchedge.profiling.samples import Mask, Samples, network_weights
@@ -33,19 +39,62 @@ PLATEAU = (0.36, 0.72)
 TIGHT, LARGE = 0.86, 0.32
 """From these shares on: Γ is at its ceiling; simulated reserved memory matters to whether a run fits."""
 
+OWN = "own"
+"""What a forest reads if no feature set: `MEMORY_FEATURES` or `SHARE_NAMES`."""
+
+MOST_FOLDS = 10
+"""More networks than this are left out in as many groups, each network in one."""
+
+UNLIMITED = 1e9
+
 _NO_ERRORS = ErrorModel(np.zeros(len(GRID)), np.zeros(len(GRID)))
 
 
 def folds(samples: Samples, rows: Mask, *, levels: bool, networks: bool) -> Iterator[Mask]:
-    """Yield the rows to leave out in turn: each inner pruning level, each network; never everything."""
+    """Yield the rows to leave out in turn: each inner pruning level, each network; never everything.
+
+    Many networks are left out in `MOST_FOLDS` groups.
+    """
     if levels:
         inner = sorted(set(samples.level[rows].tolist()))[1:-1]
         for level in inner:
             yield rows & (samples.level == level)
     names = sorted(set(samples.network[rows].tolist()))
     if networks and len(names) > 1:
-        for name in names:
-            yield rows & (samples.network == name)
+        for group in network_groups(names):
+            yield rows & np.isin(samples.network, group)
+
+
+def network_groups(names: Sequence[str], most: int = MOST_FOLDS) -> list[list[str]]:
+    """Return networks in at most so many groups of nearly equal size, the same whatever their order."""
+    spread = sorted(names) if len(names) <= most else sorted(names, key=_scattered)
+    return [spread[start::most] for start in range(min(most, len(spread)))]
+
+
+def _scattered(name: str) -> bytes:
+    """A key under which alike names do not lie beside each other."""
+    return hashlib.sha256(name.encode()).digest()
+
+
+def candidate_sets(samples: Samples) -> tuple[str, ...]:
+    """Return what forests may read: our own features, for inference also the paper's 15."""
+    return (OWN,) if samples.graphs[0].loss is not None else (OWN, INFERENCE.name)
+
+
+def columns_of(samples: Samples, rows: Mask, feature_set: str | None) -> FloatArray | None:
+    """Return the features (R, F) of a feature set for some rows, None for our own."""
+    if feature_set in (None, OWN):
+        return None
+    return feature_rows(samples.graphs, samples.which[rows], samples.batch[rows], str(feature_set))
+
+
+def _names(feature_set: str, own: tuple[str, ...]) -> tuple[str, ...]:
+    return own if feature_set == OWN else find_feature_set(feature_set).names
+
+
+def _best(errors: Sequence[FloatArray], weights: FloatArray) -> int:
+    """Return which of several candidates' log errors (E,) are smallest in the weighted mean."""
+    return int(np.argmin([np.average(np.abs(e), weights=weights) for e in errors]))
 
 
 # memory -----------------------------------------------------------------------------------------------------
@@ -57,32 +106,60 @@ def memory_rows(samples: Samples, rows: Mask) -> Mask:
     return used
 
 
-def fit_memory(samples: Samples, rows: Mask, *, errors: bool = True, forest: bool = True) -> MemoryModel:
-    """Fit Γ to rows; raises ProfileError where too few passed."""
+def memory_of(model: MemoryModel, samples: Samples, rows: Mask) -> Memory:
+    """Return what a model predicts for some rows."""
+    return model.predict(samples.peaks_of(rows), columns_of(samples, rows, model.feature_set))
+
+
+def fit_memory(
+    samples: Samples,
+    rows: Mask,
+    *,
+    errors: bool = True,
+    forest: bool = True,
+    feature_sets: Sequence[str] | None = None,
+) -> MemoryModel:
+    """Fit Γ (or γ) to rows; raises ProfileError where too few passed.
+
+    feature_sets: what the forest may read, `OWN` or names of feature sets; with `errors` cross-validation
+    chooses among them, else the first is taken. Default: `candidate_sets`.
+    """
     used = memory_rows(samples, rows)
     if used.sum() < 20:
         raise ProfileError(
             f"only {int(used.sum())} rows with measured memory; expected at least 20 to fit a profile"
         )
+    sets = (candidate_sets(samples) if feature_sets is None else feature_sets) if forest else ()
     process = _fit_process(samples, used)
-    plain = MemoryModel(process, _NO_ERRORS, _NO_ERRORS, _NO_ERRORS)
-    grown = None
-    if forest:
-        features = plain.features(samples.peaks_of(used))
-        target = np.log(samples.gamma[used] / features[:, 1])
-        grown = fit_forest(features, target, feature_names=MEMORY_FEATURES, trees=TREES)
-    model = MemoryModel(process, _NO_ERRORS, *_peak_errors(samples, used, process), grown)
+    peak_errors = _peak_errors(samples, used, process)
     if not errors:
-        return model
-    return MemoryModel(
-        process, _memory_errors(samples, used, forest), model.reserved_errors, model.allocated_errors, grown
-    )
+        return MemoryModel(
+            process, _NO_ERRORS, *peak_errors, _memory_forest(samples, used, process, sets[:1])
+        )
+    found, chosen = _memory_errors(samples, used, sets)
+    return MemoryModel(process, found, *peak_errors, _memory_forest(samples, used, process, chosen))
+
+
+def _memory_forest(samples: Samples, used: Mask, process: Process, sets: Sequence[str]) -> Forest | None:
+    """Grow the forest that corrects the constants, on the first of some feature sets; None without any."""
+    if not sets:
+        return None
+    own = MemoryModel(process, _NO_ERRORS, _NO_ERRORS, _NO_ERRORS).features(samples.peaks_of(used))
+    columns = columns_of(samples, used, sets[0])
+    target = np.log(samples.gamma[used] / own[:, 1])
+    features = own if columns is None else columns
+    return fit_forest(features, target, feature_names=_names(sets[0], MEMORY_FEATURES), trees=TREES)
 
 
 def _fit_process(samples: Samples, used: Mask) -> Process:
     gamma, reserved = samples.gamma, samples.reserved
     linear = samples.peaks.linear
     largest = float(reserved[used].max())
+    if samples.device.memory == "dedicated":  # nothing takes pages back: Γ follows the reserve to the end
+        beside = _by_linear(gamma - reserved, used, linear, np.median)
+        total = samples.device.figures.get("usable_memory_mib") or samples.device.figures.get("memory_mib")
+        room = total.value - max(beside) if total is not None else largest
+        return Process(beside, (0.0, 0.0), UNLIMITED, max(largest, room))
     plateau = used & (reserved > PLATEAU[0] * largest) & (reserved < PLATEAU[1] * largest)
     tight = used & (reserved > TIGHT * largest)
     beside = _by_linear(gamma - reserved, plateau if plateau.any() else used, linear, np.median)
@@ -121,19 +198,26 @@ def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorM
     return out[0], out[1]
 
 
-def _memory_errors(samples: Samples, used: Mask, forest: bool) -> ErrorModel:
-    """Errors of Γ on networks left out (on levels left out where there is one network)."""
+def _memory_errors(samples: Samples, used: Mask, sets: Sequence[str]) -> tuple[ErrorModel, Sequence[str]]:
+    """Errors on networks left out (on levels where there is one network), and the best feature set."""
     several = len(set(samples.network[used].tolist())) > 1
-    errors, difficulty, weights = [], [], []
+    candidates: list[Sequence[str]] = [(name,) for name in sets] or [()]
+    errors: list[list[FloatArray]] = [[] for _ in candidates]
+    difficulty, weights = [], []
     for left_out in folds(samples, used, levels=not several, networks=several):
-        model = fit_memory(samples, used & ~left_out, errors=False, forest=forest)
-        peaks = samples.peaks_of(left_out)
-        errors.append(np.log(samples.gamma[left_out] / model.predict(peaks).value))
-        difficulty.append(model.difficulty(peaks))
+        kept = used & ~left_out
+        process = _fit_process(samples, kept)
+        for place, names in enumerate(candidates):
+            grown = _memory_forest(samples, kept, process, names)
+            model = MemoryModel(process, _NO_ERRORS, _NO_ERRORS, _NO_ERRORS, grown)
+            errors[place].append(np.log(samples.gamma[left_out] / memory_of(model, samples, left_out).value))
+        difficulty.append(model.difficulty(samples.peaks_of(left_out)))
         weights.append(np.full(int(left_out.sum()), 1.0 / left_out.sum()))
-    if not errors:
+    if not weights:
         raise ProfileError("errors need at least two networks or three pruning levels; measure more")
-    return fit_errors(np.concatenate(errors), np.concatenate(difficulty), np.concatenate(weights))
+    found, weight = [np.concatenate(e) for e in errors], np.concatenate(weights)
+    best = _best(found, weight)
+    return fit_errors(found[best], np.concatenate(difficulty), weight), candidates[best]
 
 
 # latency ----------------------------------------------------------------------------------------------------
@@ -144,13 +228,33 @@ def latency_rows(samples: Samples, rows: Mask) -> Mask:
     return rows & np.isfinite(samples.phi)
 
 
-def fit_latency(samples: Samples, rows: Mask, *, errors: bool = True, forest: bool = True) -> LatencyModel:
-    """Fit Φ to rows; raises ProfileError where there are too few."""
+def latency_of(model: LatencyModel, samples: Samples, rows: Mask) -> Times:
+    """Return what a model predicts for some rows."""
+    columns = columns_of(samples, rows, model.feature_set)
+    return model.predict(samples.work, samples.which[rows], samples.batch[rows], columns)
+
+
+def fit_latency(
+    samples: Samples,
+    rows: Mask,
+    *,
+    errors: bool = True,
+    forest: bool = True,
+    feature_sets: Sequence[str] | None = None,
+) -> LatencyModel:
+    """Fit Φ (or φ) to rows; raises ProfileError where there are too few. feature_sets: as in `fit_memory`."""
     used = latency_rows(samples, rows)
     if used.sum() < 20:
         raise ProfileError(
             f"only {int(used.sum())} rows with measured latency; expected at least 20 to fit a profile"
         )
+    sets = (candidate_sets(samples) if feature_sets is None else feature_sets) if forest else ()
+    models = _latency_candidates(samples, used, sets if errors else sets[:1])
+    return _with_latency_errors(samples, used, models, sets) if errors else models[0]
+
+
+def _latency_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[LatencyModel]:
+    """Fit the coefficients, and a forest on each feature set; without any set, no forest."""
     several = len(set(samples.network[used].tolist())) > 1
     coefficients = fit_coefficients(
         pack(samples.work, samples.which[used], samples.batch[used]),
@@ -162,34 +266,50 @@ def fit_latency(samples: Samples, rows: Mask, *, errors: bool = True, forest: bo
     neutral = DistanceScale(
         1.0, 0.0, np.zeros(len(SHARE_NAMES)), np.ones(len(SHARE_NAMES)), np.zeros((1, len(SHARE_NAMES)))
     )
-    analytic, features = LatencyModel(coefficients, _NO_ERRORS, None, neutral).analytic(
+    analytic, shares = LatencyModel(coefficients, _NO_ERRORS, None, neutral).analytic(
         samples.work, samples.which[used], samples.batch[used]
     )
-    grown = None
-    if forest:
-        target = np.log(samples.phi[used] / analytic)
+    scale, target = distance_scale(shares), np.log(samples.phi[used] / analytic)
+    if not sets:
+        return [LatencyModel(coefficients, _NO_ERRORS, None, scale)]
+    models = []
+    for name in sets:
+        columns = columns_of(samples, used, name)
         grown = fit_forest(
-            features, target, feature_names=SHARE_NAMES, trees=TREES, min_samples_leaf=4, max_features=0.5
+            shares if columns is None else columns,
+            target,
+            feature_names=_names(name, SHARE_NAMES),
+            trees=TREES,
+            min_samples_leaf=4,
+            max_features=0.5,
         )
-    scale = distance_scale(features)
-    model = LatencyModel(coefficients, _NO_ERRORS, grown, scale)
-    return _with_latency_errors(samples, used, model, forest) if errors else model
+        models.append(LatencyModel(coefficients, _NO_ERRORS, grown, scale))
+    return models
 
 
-def _with_latency_errors(samples: Samples, used: Mask, model: LatencyModel, forest: bool) -> LatencyModel:
-    """Add the errors on levels and networks left out, scaled by the distance they occurred at."""
-    errors, distances, weights = [], [], []
+def _with_latency_errors(
+    samples: Samples, used: Mask, models: Sequence[LatencyModel], sets: Sequence[str]
+) -> LatencyModel:
+    """Choose among models by the errors on levels and networks left out; add these, scaled by distance."""
+    errors: list[list[FloatArray]] = [[] for _ in models]
+    distances, weights = [], []
     for left_out in folds(samples, used, levels=True, networks=True):
-        fitted = fit_latency(samples, used & ~left_out, errors=False, forest=forest)
-        times = fitted.predict(samples.work, samples.which[left_out], samples.batch[left_out])
+        for place, fitted in enumerate(_latency_candidates(samples, used & ~left_out, sets)):
+            times = latency_of(fitted, samples, left_out)
+            errors[place].append(np.log(samples.phi[left_out] / times.value))
         assert fitted.scale is not None
-        errors.append(np.log(samples.phi[left_out] / times.value))
         distances.append(fitted.scale.distance(times.features))
         weights.append(np.full(int(left_out.sum()), 1.0 / left_out.sum()))
-    if not errors:
+    if not weights:
         raise ProfileError("errors need at least two networks or three pruning levels; measure more")
-    size, distance, weight = np.concatenate(errors), np.concatenate(distances), np.concatenate(weights)
+    found, distance, weight = (
+        [np.concatenate(e) for e in errors],
+        np.concatenate(distances),
+        np.concatenate(weights),
+    )
+    best = _best(found, weight)
+    model, size = models[best], found[best]
     assert model.scale is not None
     scale = fit_law(model.scale, size, distance, weight)
-    found = fit_errors(size, scale.floor + scale.slope * distance, weight)
-    return LatencyModel(model.coefficients, found, model.forest, scale)
+    quantiles = fit_errors(size, scale.floor + scale.slope * distance, weight)
+    return LatencyModel(model.coefficients, quantiles, model.forest, scale)

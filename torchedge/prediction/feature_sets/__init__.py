@@ -5,6 +5,7 @@ from torchedge.prediction.feature_sets.extraction import (
     FeaturePlan,
     Features,
     feature_plan,
+    feature_rows,
     feature_values,
     features,
 )
@@ -16,6 +17,7 @@ from torchedge.prediction.feature_sets.registry import (
     feature,
     find_feature_set,
     list_feature_sets,
+    set_of_names,
 )
 
 __all__ = [
@@ -29,8 +31,10 @@ __all__ = [
     "add_feature_set",
     "feature",
     "feature_plan",
+    "feature_rows",
     "feature_values",
     "features",
     "find_feature_set",
     "list_feature_sets",
+    "set_of_names",
 ]

@@ -20,7 +20,7 @@ from torchedge.prediction.feature_sets.registry import Curve, FeatureSet, Mode, 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FeaturePlan", "Features", "feature_plan", "feature_values", "features"]
+__all__ = ["FeaturePlan", "Features", "feature_plan", "feature_rows", "feature_values", "features"]
 
 Float64 = NDArray[np.float64]
 
@@ -131,6 +131,17 @@ def _plan(net: Network, chosen: FeatureSet) -> FeaturePlan:
 def feature_values(graph: Graph, batch_sizes: NDArray[np.int64], feature_set: str = "perf4sight") -> Float64:
     """Return the features (B, F) of a graph at batch sizes (B,), unchecked: the inner loop of predictors."""
     return feature_plan(graph, feature_set).at(batch_sizes)
+
+
+def feature_rows(
+    graphs: Sequence[Graph], which: NDArray[np.intp], batch: Float64, feature_set: str
+) -> Float64:
+    """Return the features (R, F) of rows: row r is `graphs[which[r]]` at batch size `batch[r]`."""
+    found = np.empty((len(which), len(find_feature_set(feature_set))))
+    for place in np.unique(which):
+        rows = which == place
+        found[rows] = feature_values(graphs[place], batch[rows].astype(np.int64), feature_set)
+    return found
 
 
 def features(

@@ -34,6 +34,7 @@ __all__ = [
     "feature",
     "find_feature_set",
     "list_feature_sets",
+    "set_of_names",
 ]
 
 Curve = Callable[[NDArray[np.int64]], NDArray[np.float64]]
@@ -143,3 +144,9 @@ def find_feature_set(name: str) -> FeatureSet:
 def list_feature_sets() -> tuple[FeatureSet, ...]:
     """Return all feature sets, in order of registration."""
     return tuple(_SETS.values())
+
+
+def set_of_names(names: Sequence[str]) -> str | None:
+    """Return the name of the feature set with exactly these features in this order, if there is one."""
+    wanted = tuple(names)
+    return next((chosen.name for chosen in _SETS.values() if chosen.names == wanted), None)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.intervals import DistanceScale, ErrorModel
 from torchedge.prediction.latency.roofline import (
@@ -27,21 +28,25 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Latencies of R rows: value, low, high (R,) in ms; outside (R,): features leave the training hull."""
+    """Latencies of R rows: value, low, high (R,) in ms; outside (R,): features leave the training hull.
+
+    features: (R, F) of `SHARE_NAMES`; seen: (R, F) what the forest saw.
+    """
 
     value: FloatArray
     low: FloatArray
     high: FloatArray
     outside: npt.NDArray[np.bool_]
     features: FloatArray
+    seen: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatencyModel:
     """Φ (or φ) of one device. Without forest and scale it is the analytic estimate alone.
 
-    coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `shares.SHARE_NAMES`, predicting log(measured
-    / analytic).
+    coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `shares.SHARE_NAMES`, or over a registered
+    feature set, predicting log(measured / analytic).
     """
 
     coefficients: FloatArray
@@ -49,6 +54,11 @@ class LatencyModel:
     forest: Forest | None = None
     scale: DistanceScale | None = None
     known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
+
+    @property
+    def feature_set(self) -> str | None:
+        """The registered feature set that the forest reads; None: `SHARE_NAMES`, or no forest."""
+        return None if self.forest is None else set_of_names(self.forest.feature_names)
 
     def analytic(
         self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray
@@ -69,17 +79,24 @@ class LatencyModel:
         features = time_shares(rows, times) if described else np.zeros((rows.count, 0))
         return np.asarray(step_time(times.busy, times.launch, p)), features
 
-    def predict(self, work: Sequence[Workload], which: npt.NDArray[np.intp], batch: FloatArray) -> Times:
-        """Predict R rows; vectorised, numpy only."""
+    def predict(
+        self,
+        work: Sequence[Workload],
+        which: npt.NDArray[np.intp],
+        batch: FloatArray,
+        columns: FloatArray | None = None,
+    ) -> Times:
+        """Predict R rows; vectorised, numpy only. columns: (R, F) of `feature_set`, where there is one."""
         value, features = self.analytic(work, which, batch)
+        seen = features if columns is None else columns
         outside = np.zeros(len(value), dtype=np.bool_)
         if self.forest is not None:
-            value = value * np.exp(evaluate(self.forest, features))
-            outside = outside_hull(self.forest, features)
+            value = value * np.exp(evaluate(self.forest, seen))
+            outside = outside_hull(self.forest, seen)
         difficulty = np.ones(len(value)) if self.scale is None else self.scale.difficulty(features)
         half = self.errors.half_width(difficulty)
-        return Times(value, value * np.exp(-half), value * np.exp(half), outside, features)
+        return Times(value, value * np.exp(-half), value * np.exp(half), outside, features, seen)
 
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:
-        """Name the features of rows (R, F) that leave the training hull."""
+        """Name the features of rows (R, F), as `Times.seen`, that leave the training hull."""
         return () if self.forest is None else tuple(features_outside(self.forest, features))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.graphs import Graph
+from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.intervals import ErrorModel
 from torchedge.prediction.memory.anchors import peaks_mib
@@ -64,7 +65,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of R rows in MiB: Γ with interval, allocated and reserved with one relative half-width each."""
+    """Γ of R rows in MiB with its interval; features: (R, F) what the forest saw."""
 
     value: FloatArray
     low: FloatArray
@@ -77,6 +78,7 @@ class Memory:
 class MemoryModel:
     """Γ (or γ) of one device. Without forest it is the simulation plus constants.
 
+    forest: over `MEMORY_FEATURES`, or over a registered feature set, predicting log(measured / base).
     errors: of Γ, scaled by how far the base moves when reserved memory does; reserved_errors,
     allocated_errors: of the simulated peaks, unscaled.
     """
@@ -86,6 +88,11 @@ class MemoryModel:
     reserved_errors: ErrorModel
     allocated_errors: ErrorModel
     forest: Forest | None = None
+
+    @property
+    def feature_set(self) -> str | None:
+        """The registered feature set that the forest reads; None: `MEMORY_FEATURES`, or no forest."""
+        return None if self.forest is None else set_of_names(self.forest.feature_names)
 
     def features(self, peaks: Peaks) -> FloatArray:
         """Return (R, 6) in the order of `MEMORY_FEATURES`."""
@@ -103,10 +110,11 @@ class MemoryModel:
             (up - down) / (2 * self.process.base(peaks.reserved, peaks.linear)) + _LEAST_DIFFICULTY
         )
 
-    def predict(self, peaks: Peaks) -> Memory:
-        """Predict R rows; vectorised, numpy only."""
+    def predict(self, peaks: Peaks, columns: FloatArray | None = None) -> Memory:
+        """Predict R rows; vectorised, numpy only. columns: (R, F) of `feature_set`, where there is one."""
         features = self.features(peaks)
         value = features[:, 1]
+        features = features if columns is None else columns
         outside = np.zeros(len(value), dtype=np.bool_)
         if self.forest is not None:
             value = value * np.exp(evaluate(self.forest, features))
@@ -114,14 +122,15 @@ class MemoryModel:
         half = self.errors.half_width(self.difficulty(peaks))
         return Memory(value, value * np.exp(-half), value * np.exp(half), outside, features)
 
-    def required(self, peaks: Peaks, confidence: float) -> FloatArray:
+    def required(self, peaks: Peaks, confidence: float, columns: FloatArray | None = None) -> FloatArray:
         """Return (R,) MiB: what the runs ask for with this one-sided confidence, however much the device has.
 
         The larger of what the allocator and the process need, and of Γ with its own margin.
         """
         excess = np.exp(self.reserved_errors.margin(np.ones(len(peaks.reserved)), confidence))
         beside = np.where(peaks.linear, self.process.beside[1], self.process.beside[0])
-        gamma = self.predict(peaks).value * np.exp(self.errors.margin(self.difficulty(peaks), confidence))
+        margin = self.errors.margin(self.difficulty(peaks), confidence)
+        gamma = self.predict(peaks, columns).value * np.exp(margin)
         return np.asarray(np.maximum(peaks.reserved * excess + beside, gamma))
 
     def limits(self, linear: npt.NDArray[np.bool_]) -> FloatArray:
@@ -129,7 +138,7 @@ class MemoryModel:
         return self.process.capacity + np.where(linear, self.process.beside[1], self.process.beside[0])
 
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:
-        """Name the features of rows (R, 6) that leave the training hull."""
+        """Name the features of rows (R, F), as `Memory.features`, that leave the training hull."""
         return () if self.forest is None else tuple(features_outside(self.forest, features))
 
 
