@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -30,7 +31,8 @@ def hold_results(model: nn.Module, nodes: Nodes, input_size: Sequence[int] | Non
     captured, and InputError where the nodes do not run the module's operators.
     """
     size = None if input_size is None else tuple(input_size)
-    watched = _Watched(nodes, label)
+    with torch.device("meta"):
+        watched = _Watched(nodes, label)
     theirs = capture(model, input_size=size, method="trace")
     ours = capture(watched, input_size=size, method="trace")
     if [(op.kind, op.inplace) for op in theirs.ops] != [(op.kind, op.inplace) for op in ours.ops]:

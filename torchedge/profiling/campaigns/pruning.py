@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -21,14 +21,15 @@ from torch import nn
 
 from torchedge.errors import InputError, MissingExtraError
 
-__all__ = ["PrunedModel", "Scope", "Strategy", "prune", "spread_filters"]
+__all__ = ["PrunedModel", "Scope", "Strategy", "prune", "untrained_norms"]
 
 Strategy = Literal["random", "l1"]
 Scope = Literal["global", "uniform"]
+Norms = Mapping[str, npt.NDArray[np.float64]]
 Counts = npt.NDArray[np.int64]
 
 TRAINED_SPREAD = 0.5
-"""Standard deviation of the logarithm of filter norms that `spread_filters` gives a layer."""
+"""Standard deviation of the logarithm of filter norms in one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ def prune(
     scope: Scope = "global",
     round_to: int | None = None,
     seed: int = 0,
+    norms: Norms | None = None,
 ) -> PrunedModel:
     """Return a copy of `model` with about `level` % of its parameters removed in whole channels (§5.1, §6.1).
 
@@ -59,8 +61,8 @@ def prune(
     layers together, "uniform" takes the same share of each layer. round_to: channels that stay are multiples
     of it. A layer keeps at least one channel (or `round_to`), and the outputs keep their shape. Where a level
     cannot be reached exactly, the nearest one is taken and `reached` says which. The same seed gives the same
-    network; random pruning also works on the meta device. Weights without training hardly differ in their
-    norms: see `spread_filters` before pruning such a model by "l1".
+    network. norms: mean absolute weight of each filter by module path, in place of the weights' own: "l1"
+    then works on the meta device too, as "random" does; see `untrained_norms`.
 
     Raises InputError for arguments out of range and for a model that cannot be pruned, with the reason, and
     MissingExtraError without Torch-Pruning.
@@ -79,7 +81,7 @@ def prune(
         pruned.eval().requires_grad_(True)
         shapes = _output_shapes(pruned, size, label)
         channels = _Channels(pruned, size, round_to, label)
-        scores = channels.scores(strategy, seed)
+        scores = channels.scores(strategy, seed, norms)
         channels.remove(_choose(channels, scores, level, scope))
         found = _output_shapes(pruned, size, f"{label} pruned by {level:g} %")
     if found != shapes:
@@ -96,20 +98,19 @@ def prune(
     return PrunedModel(pruned, level, 100.0 * (1 - after / before), before, after)
 
 
-def spread_filters(model: nn.Module, seed: int, spread: float = TRAINED_SPREAD) -> None:
-    """Scale every convolution's and linear layer's filters in place by log-normal factors of a seed.
+def untrained_norms(model: nn.Module, seed: int, spread: float = TRAINED_SPREAD) -> Norms:
+    """Return norms of filters as if `model` were trained, from a seed: log-normal around 1/sqrt(fan-in).
 
-    A stand-in for training where only topologies matter: fresh filters of one layer have norms within a few
-    per cent of each other, so that "l1" would empty one layer after the other. Those of trained networks vary
-    by factors.
+    A stand-in where only topologies matter. Fresh filters of one layer have norms within a few per cent of
+    each other, so that "l1" would empty one layer after the other; those of trained networks vary by factors.
     """
     generator = np.random.default_rng(seed)
-    for module in model.modules():
+    found: dict[str, npt.NDArray[np.float64]] = {}
+    for name, module in model.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
-            factors = np.exp(spread * generator.standard_normal(module.weight.shape[0]))
-            shape = (-1, *[1] * (module.weight.dim() - 1))
-            with torch.no_grad():
-                module.weight.mul_(torch.from_numpy(factors).to(module.weight).reshape(shape))
+            typical = module.weight[0].numel() ** -0.5
+            found[name] = typical * np.exp(spread * generator.standard_normal(module.weight.shape[0]))
+    return found
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -175,12 +176,14 @@ class _Channels:
     """The groups of channels of a model that may be pruned, and the number of parameters that stay."""
 
     def __init__(self, model: nn.Module, size: tuple[int, ...], round_to: int | None, label: str) -> None:
-        self._pruning = _torch_pruning()
+        self._model = model
         first = next(model.parameters())
         example = torch.zeros(1, *size, device=first.device, dtype=first.dtype)
         try:
-            self._dependencies = self._pruning.DependencyGraph().build_dependency(
-                model, example_inputs=example, verbose=False
+            self._dependencies = (
+                _torch_pruning()
+                .DependencyGraph()
+                .build_dependency(model, example_inputs=example, verbose=False)
             )
             found = list(self._dependencies.get_all_groups())
         except Exception as error:
@@ -218,14 +221,18 @@ class _Channels:
         units = channels // width
         return _Group(root.target.module, root.handler, items, units, width, min(units, step), step)
 
-    def scores(self, strategy: Strategy, seed: int) -> list[npt.NDArray[np.float64]]:
+    def scores(self, strategy: Strategy, seed: int, norms: Norms | None) -> list[npt.NDArray[np.float64]]:
         """Return a number for each unit of each group: the smallest go first."""
         if strategy == "random":
             generator = np.random.default_rng(seed)
             return [generator.random(group.units) for group in self.groups]
-        return [self._norms(group) for group in self.groups]
+        given = norms or {}
+        known = {module: given[name] for name, module in self._model.named_modules() if name in given}
+        return [self._norms(group, known) for group in self.groups]
 
-    def _norms(self, group: _Group) -> npt.NDArray[np.float64]:
+    def _norms(
+        self, group: _Group, known: Mapping[nn.Module, npt.NDArray[np.float64]]
+    ) -> npt.NDArray[np.float64]:
         """Mean absolute weight of the filters that make each unit's channels."""
         total = np.zeros(group.units * group.width)
         count = np.zeros_like(total)
@@ -235,11 +242,11 @@ class _Channels:
                 continue
             if isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1:
                 continue  # depthwise: one kernel a channel follows the filter that makes it
-            if module.weight.is_meta:
-                raise InputError(
-                    "pruning by l1 needs weights; expected a model that is not on the meta device"
-                )
-            norm = module.weight.detach().abs().flatten(1).mean(1).double().cpu().numpy()
+            norm = known.get(module)
+            if norm is None and module.weight.is_meta:
+                raise InputError("pruning by l1 needs weights; pass norms= for a model on the meta device")
+            if norm is None:
+                norm = module.weight.detach().abs().flatten(1).mean(1).double().cpu().numpy()
             np.add.at(total, np.asarray(item.root_idxs), norm[np.asarray(item.idxs)])
             np.add.at(count, np.asarray(item.root_idxs), 1)
         norms = total / np.maximum(count, 1)

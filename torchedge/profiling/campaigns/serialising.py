@@ -17,6 +17,7 @@ from torch import fx, nn
 from torchedge.errors import InputError
 from torchedge.profiling.campaigns.lifetimes import Nodes, hold_results
 from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS
+from torchedge.tracing.restoring import kept_modes
 
 __all__ = ["Nodes", "serialise"]
 
@@ -38,10 +39,22 @@ def serialise(
     Weights are not part of it. Raises InputError for a module that torch.fx cannot trace or that uses a
     layer, function or method outside the format, naming it.
     """
+    with kept_modes(model, True):
+        nodes = _traced(model, label)
+    with kept_modes(model, False):
+        if _traced(model, label) != nodes:
+            raise InputError(
+                f"{label} cannot be written as a list of layers: its code looks at whether it trains; name "
+                "it with its library instead"
+            )
+    if sum(node["op"] == "input" for node in nodes) != 1:
+        raise InputError(f"{label} takes several inputs; expected a network of one image")
+    return hold_results(model, nodes, input_size, label)
+
+
+def _traced(model: nn.Module, label: str) -> Nodes:
     try:
         graph = _Tracer().trace(model)
-    except InputError:
-        raise
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no message"])[0]
         raise InputError(
@@ -49,10 +62,7 @@ def serialise(
             f"({type(error).__name__}: {said}); name it with its library instead"
         ) from error
     modules = dict(model.named_modules())
-    nodes = [_node(node, modules, label) for node in graph.nodes]
-    if sum(node["op"] == "input" for node in nodes) != 1:
-        raise InputError(f"{label} takes several inputs; expected a network of one image")
-    return hold_results(model, nodes, input_size, label)
+    return [_node(node, modules, label) for node in graph.nodes]
 
 
 class _Proxy(fx.Proxy):

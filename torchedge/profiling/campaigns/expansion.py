@@ -1,0 +1,135 @@
+"""A plan's networks built, pruned and written as job lines, in a process that gives back its memory.
+
+    python -m torchedge.profiling.campaigns.expansion FOLDER
+
+FOLDER/jobs.jsonl gets one line an item of FOLDER/plan.toml, in the plan's order: a job, or {"skipped": id,
+"reason": ...}. What is there already stays, so that a killed expansion goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchedge.errors import InputError, ProfileError, TorchedgeError
+from torchedge.profiling.campaigns.plans import Plan, PlanItem, parse_plan
+from torchedge.storage.documents import read_bytes
+
+__all__ = ["JOBS", "PLAN", "expand", "read_jobs"]
+
+JOBS, PLAN = "jobs.jsonl", "plan.toml"
+_LONGEST_LINE = 1 << 24
+
+
+def read_jobs(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of jobs.jsonl, "points" left out; a torn last line is left out too."""
+    path = folder / JOBS
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+            try:
+                job = json.loads(line)
+                if "skipped" not in job:
+                    job["id"], job["build"]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ProfileError(f"{path}: is damaged ({error}); delete it and run again") from error
+            yield job
+
+
+def expand(folder: Path, tell: Callable[[str], Any] = lambda _: None) -> None:
+    """Bring a campaign's job lines up to its plan; `tell` hears each item's id before it is built.
+
+    Raises InputError for a network that is unknown or whose library is missing, and ProfileError where the
+    folder cannot be written. A network that cannot be pruned or written down is skipped with its reason.
+    """
+    plan = parse_plan(PLAN, read_bytes(folder / PLAN).decode())
+    _check_names(plan)
+    path = folder / JOBS
+    known = _whole_lines(path)
+    with path.open("ab") as file:
+        for item in list(plan.items())[known:]:
+            tell(item.id)
+            file.write((json.dumps(make_job(item, plan)) + "\n").encode())
+            file.flush()
+        os.fsync(file.fileno())
+
+
+def _whole_lines(path: Path) -> int:
+    """Count the lines of a file and cut off a torn last one."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        count = place = 0
+        while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+            count, place = count + 1, place + len(line)
+        file.truncate(place)
+    return count
+
+
+def make_job(item: PlanItem, plan: Plan) -> dict[str, Any]:
+    """Return the job line of an item, without points, or why there is none.
+
+    Level 0 is written as nodes where the format holds the network, else named with its library.
+    """
+    from torchedge.profiling.campaigns.networks import build_network, recipe_of
+    from torchedge.profiling.campaigns.pruning import prune, untrained_norms
+    from torchedge.profiling.campaigns.serialising import serialise
+
+    recipe: Mapping[str, Any] = recipe_of(item.network.name, item.network.kwargs)
+    reached = 0.0
+    try:
+        model = build_network(recipe)
+        if item.level:
+            seed = zlib.crc32(f"{plan.seed} {item.id}".encode())
+            norms = untrained_norms(model, plan.seed) if item.strategy == "l1" else None
+            pruned = prune(
+                model, item.input_size, item.level, strategy=item.strategy, scope=plan.scope,  # type: ignore[arg-type]
+                round_to=plan.round_to, seed=seed, norms=norms,
+            )  # fmt: skip
+            model, reached = pruned.model, pruned.reached
+        try:
+            recipe = {"nodes": serialise(model, item.id, input_size=item.input_size)}
+        except TorchedgeError:
+            if item.level:
+                raise
+    except TorchedgeError as error:
+        return {"skipped": item.id, "reason": str(error)}
+    return {
+        "id": item.id,
+        "network": item.network.label,
+        "pruning_level": item.level,
+        "pruning_reached": round(reached, 3),
+        "strategy": item.strategy,
+        "input_size": list(item.input_size),
+        "optimizer": plan.optimizer,
+        "build": recipe,
+    }
+
+
+def _check_names(plan: Plan) -> None:
+    """Refuse a plan with networks that nobody can build, before anything is measured."""
+    from torchedge.profiling.campaigns.networks import check_recipe, recipe_of
+
+    for network in plan.networks:
+        check_recipe(recipe_of(network.name, network.kwargs))
+
+
+def main() -> int:
+    """Expand the folder named on the command line; each line printed is an id, or an error as JSON."""
+    folder = Path(sys.argv[1])
+    try:
+        expand(folder, lambda item: print(json.dumps({"item": item}), flush=True))
+    except (TorchedgeError, OSError) as error:
+        message = f"{folder}: {error.strerror}; check the disk" if isinstance(error, OSError) else str(error)
+        print(json.dumps({"error": message, "input": isinstance(error, InputError)}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

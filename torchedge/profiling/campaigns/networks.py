@@ -1,0 +1,81 @@
+"""Networks of torchvision and timm from the recipes of job lines."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchedge.errors import InputError, MissingExtraError
+from torchedge.profiling.topologies import TopologyModule
+from torchedge.tracing.vision import import_torchvision, prepare_torchvision
+
+__all__ = ["build_network", "check_recipe", "recipe_of"]
+
+
+def recipe_of(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of a network that a plan names: torchvision's name, or timm's behind "timm:"."""
+    library = "timm" if name.startswith("timm:") else "torchvision"
+    return {"library": library, "name": name.removeprefix("timm:"), "kwargs": dict(kwargs)}
+
+
+def check_recipe(recipe: Mapping[str, Any]) -> None:
+    """Raise InputError for a network its library does not know, MissingExtraError where that is missing."""
+    name = recipe["name"]
+    if recipe["library"] == "timm":
+        known = _timm().list_models()
+    else:
+        import_torchvision()
+        from torchvision.models import list_models
+
+        known = list_models()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise InputError(f"{recipe['library']} has no network {name!r}{hint}; correct the plan")
+
+
+def build_network(recipe: Mapping[str, Any]) -> nn.Module:
+    """Return the network of a recipe on the meta device: {"nodes"}, or {"library", "name", "kwargs"}.
+
+    Raises InputError for what cannot be built and MissingExtraError where a library is missing.
+    """
+    if "nodes" in recipe:
+        with torch.device("meta"):
+            return TopologyModule(recipe["nodes"], "a job's topology")
+    check_recipe(recipe)
+    name, kwargs = recipe["name"], recipe.get("kwargs", {})
+    try:
+        try:
+            with torch.device("meta"):
+                return _made(recipe["library"], name, kwargs)
+        except NotImplementedError:  # a builder that computes with tensors
+            return _made(recipe["library"], name, kwargs).to("meta")
+    except Exception as error:
+        said = (str(error).strip().splitlines() or ["no message"])[0]
+        raise InputError(f"{name} cannot be built with {dict(kwargs)}: {said}") from error
+
+
+def _made(library: str, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if library == "timm":
+            made: nn.Module = _timm().create_model(name, pretrained=False, **kwargs)
+            return made
+        from torchvision.models import get_model
+
+        found: nn.Module = get_model(name, weights=None, **kwargs)
+        return found
+
+
+def _timm() -> Any:  # noqa: ANN401 - the module
+    prepare_torchvision()
+    try:
+        import timm
+    except ImportError as error:
+        raise MissingExtraError.of("timm", extra="dev", purpose="building networks of timm") from error
+    return timm

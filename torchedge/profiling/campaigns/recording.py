@@ -1,0 +1,103 @@
+"""The dataset folder of a campaign, derived from its journal in the plan's order."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from torchedge.errors import ProfileError
+from torchedge.profiling.campaigns.expansion import read_jobs
+from torchedge.profiling.campaigns.journal import Journal
+from torchedge.profiling.campaigns.plans import PlanItem
+from torchedge.storage.documents import write_json
+
+__all__ = ["COLUMNS", "write_tables"]
+
+COLUMNS = (
+    "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
+    "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "reason",
+)  # fmt: skip
+"""Columns of measurements.csv; a blank is not known."""
+
+Counts = tuple[int, int, int, dict[str, str], dict[str, str], Mapping[str, Any] | None]
+
+
+def write_tables(folder: Path, items: Sequence[PlanItem], journal: Journal) -> Counts:
+    """Write measurements.csv, networks.jsonl, layers.jsonl, environment.json and, if any, skipped.jsonl.
+
+    Each file is replaced as a whole, and the same rows give the same bytes. Returns the number of points, of
+    those measured and of those out of memory; the reasons of failed points and of skipped networks by id; the
+    environment row. Raises ProfileError where the folder cannot be written.
+    """
+    measured = out_of_memory = 0
+    failed: dict[str, str] = {}
+    try:
+        skipped = _write_networks(folder)
+        points = [
+            (item.id, mode, batch)
+            for item in items
+            if item.id not in skipped
+            for mode, batch in item.network.points
+        ]
+        with _replaced(folder / "measurements.csv") as table, _replaced(folder / "layers.jsonl") as layers:
+            writer = csv.writer(table, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for point in points:
+                if point not in journal.done:
+                    continue
+                row = journal.row_at(journal.done[point])
+                writer.writerow([*point, *(_cell(row.get(column)) for column in COLUMNS[3:])])
+                if row.get("layers"):
+                    line = dict(zip(COLUMNS, point, strict=False), layers=row["layers"])
+                    layers.write(json.dumps(line) + "\n")
+                if row["fits"] is None:
+                    failed["{} {} {}".format(*point)] = str(row.get("reason", ""))
+                elif row["fits"]:
+                    measured += 1
+                else:
+                    out_of_memory += 1
+    except OSError as error:
+        raise ProfileError(f"{folder}: cannot be written ({error.strerror}); check the disk") from error
+    if journal.environment is not None:
+        write_json(folder / "environment.json", journal.environment)
+    return len(points), measured, out_of_memory, failed, skipped, journal.environment
+
+
+def _write_networks(folder: Path) -> dict[str, str]:
+    """Write the job lines of what is measured, and the reasons of what is not; return the reasons by id."""
+    skipped: dict[str, str] = {}
+    with _replaced(folder / "networks.jsonl") as file:
+        for job in read_jobs(folder):
+            if "skipped" in job:
+                skipped[job["skipped"]] = job["reason"]
+            else:
+                file.write(json.dumps(job) + "\n")
+    if skipped:
+        with _replaced(folder / "skipped.jsonl") as file:
+            for name, reason in skipped.items():
+                file.write(json.dumps({"id": name, "reason": reason}) + "\n")
+    return skipped
+
+
+def _cell(value: Any) -> Any:  # noqa: ANN401 - JSON
+    return "" if value is None else value
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[IO[str]]:
+    """Open a temporary file that takes the place of `path` when the block ends well."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,333 @@
+"""The controller: brings a campaign from where its journal stands to its end. Needs no torch itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchedge import __version__
+from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.profiling.campaigns.expansion import JOBS, PLAN, read_jobs
+from torchedge.profiling.campaigns.journal import Journal, Point, boot_id, point_of
+from torchedge.profiling.campaigns.plans import Plan, PlanItem, parse_plan
+from torchedge.profiling.campaigns.recording import write_tables
+from torchedge.profiling.campaigns.transports import Run, Transport, explain
+from torchedge.storage import data_folder
+from torchedge.storage.documents import read_bytes, write_bytes
+
+__all__ = ["Campaign", "Listener", "Summary", "run_campaign"]
+
+PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
+PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
+"""Seconds waited before each attempt to reach a device again that has gone away."""
+
+
+class _OtherMachine(DeviceError):
+    """The device is not the one that the campaign began on."""
+
+
+class Listener(Protocol):
+    """Hears how a campaign goes on; a progress bar, for one."""
+
+    def preparing(self, total: int, done: int) -> None:
+        """Networks are being written as job lines."""
+
+    def measuring(self, total: int, done: int) -> None:
+        """Points are being measured."""
+
+    def doing(self, what: str) -> None:
+        """Name the network or the point under way."""
+
+    def step(self) -> None:
+        """One more network or point is done."""
+
+    def note(self, text: str) -> None:
+        """Tell something the user should read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What is to be measured where: `device` names the profile to be, `processor` is "", cuda or cpu."""
+
+    folder: Path
+    plan: Plan
+    device: str
+    over: str
+    processor: str = ""
+    retry: bool = False
+    probe: Path | None = None
+    pauses: Sequence[float] = PAUSES
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a campaign stands: numbers of points, and the reasons of what failed or was skipped."""
+
+    folder: Path
+    points: int
+    measured: int
+    out_of_memory: int
+    failed: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Any] | None = None
+
+    @property
+    def left(self) -> int:
+        """Points without a row."""
+        return self.points - self.measured - self.out_of_memory - len(self.failed)
+
+
+def run_campaign(campaign: Campaign, transport: Transport | None, listener: Listener) -> Summary:
+    """Measure what is left of a campaign and derive its tables; without a transport only the tables.
+
+    May be killed at any moment: the journal loses at most the point under way, and the next call goes on. The
+    tables are written at the end and also when the run is interrupted or fails.
+
+    Raises InputError for a plan that differs from the folder's, DeviceError for a device that cannot be
+    reached, lacks Python or PyTorch, or is another machine than before, and ProfileError for a folder that
+    cannot be used.
+    """
+    folder = campaign.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProfileError(
+            f"{folder}: cannot be made ({error.strerror}); choose another with --out"
+        ) from error
+    with Journal(folder) as journal:
+        _check_same(campaign, journal)
+        _prepare(campaign, listener)
+        items = list(campaign.plan.items())
+        try:
+            if transport is not None:
+                _Session(campaign, items, transport, journal, listener).run()
+        finally:
+            summary = write_tables(folder, items, journal)
+    return Summary(folder, *summary)
+
+
+def _check_same(campaign: Campaign, journal: Journal) -> None:
+    """Refuse a folder that holds another plan's or another device's measurements; write the plan down."""
+    path = campaign.folder / PLAN
+    if path.exists():
+        held = parse_plan(str(path), read_bytes(path).decode("utf-8", "replace"))
+        if held.digest != campaign.plan.digest:
+            raise InputError(
+                f"{campaign.folder} holds measurements of another plan; expected the one in its {path.name}: "
+                "use that, or another --out"
+            )
+    else:
+        write_bytes(path, campaign.plan.text.encode())
+    device = (journal.session or {}).get("device", campaign.device)
+    if device != campaign.device:
+        raise InputError(
+            f"{campaign.folder} holds measurements of {device}; expected the same --device-name: correct it, "
+            "or use another --out"
+        )
+
+
+def _prepare(campaign: Campaign, listener: Listener) -> None:
+    """Have the plan's job lines written, in a process whose memory goes with it."""
+    items = list(campaign.plan.items())
+    there = sum(1 for _ in read_jobs(campaign.folder))
+    if there == len(items):
+        return
+    listener.preparing(len(items), there)
+    words = [sys.executable, "-m", "torchedge.profiling.campaigns.expansion", str(campaign.folder)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            for number, line in enumerate(process.stdout):
+                told = json.loads(line)
+                if "error" in told:
+                    raise (InputError if told["input"] else ProfileError)(told["error"])
+                if number:
+                    listener.step()
+                listener.doing(told["item"])
+            said = process.stderr.read().strip().splitlines()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise ProfileError(
+            f"{campaign.folder / JOBS}: writing it ended with status {process.returncode} "
+            f"({said[-1][:200] if said else 'killed'}); run the same command again"
+        )
+    listener.step()
+
+
+class _Session:
+    """One run of the controller: starts the probe, books its rows, starts it again where it went down."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        items: Sequence[PlanItem],
+        transport: Transport,
+        journal: Journal,
+        listener: Listener,
+    ) -> None:
+        self.campaign, self.items, self.transport = campaign, items, transport
+        self.journal, self.listener = journal, listener
+        self.left: dict[Point, None] = {}
+        self.answered = False
+
+    def run(self) -> None:
+        """Measure until nothing is left."""
+        skipped = {job["skipped"] for job in read_jobs(self.campaign.folder) if "skipped" in job}
+        points: list[Point] = [
+            (item.id, mode, batch)
+            for item in self.items
+            if item.id not in skipped
+            for mode, batch in item.network.points
+        ]
+        journal = self.journal
+        retried = set(journal.failed) if self.campaign.retry else set()
+        left = [p for p in points if p not in journal.done or p in retried]
+        if not left:
+            return
+        journal.add(
+            {
+                "row": "session",
+                "device": self.campaign.device,
+                "over": self.campaign.over,
+                "torchedge": __version__,
+                "controller": f"Python {platform.python_version()}, {platform.system()}",
+                "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+                "boot": boot_id(),
+            }
+        )
+        self.listener.measuring(len(points), len(points) - len(left))
+        self.left = dict.fromkeys(left)
+        silent = 0
+        while self._give_up():
+            before = len(self.left)
+            reason = self._attempt()
+            if not self.left:
+                return
+            silent = 0 if len(self.left) < before else silent + 1
+            if silent >= len(self.campaign.pauses):
+                raise DeviceError(f"{self.campaign.over}: {reason}; run the same command again to go on")
+            self.listener.note(f"{reason}; starting again")
+            time.sleep(self.campaign.pauses[silent])
+
+    def _give_up(self) -> bool:
+        """Record points that took the device down too often as failed; return whether any point is left."""
+        reason = "the device, the connection or the controller went away here, several times in a row"
+        for job, mode, batch in self.journal.given_up():
+            label = {"job": job, "mode": mode, "batch_size": batch}
+            self._book({"row": "point", **label, "fits": None, "reason": reason})
+        return bool(self.left)
+
+    def _attempt(self) -> str:
+        """Run the probe once over what is left; return why it ended before the end.
+
+        A device that does not answer is an error at first, and waited for once it has answered.
+        """
+        folder = self.campaign.folder
+        probe = self.campaign.probe or data_folder("hooks") / PROBE
+        write_left(folder, self.left)
+        options = ["--device", self.campaign.processor] if self.campaign.processor else []
+        try:
+            self.transport.put([data_folder("hooks") / LEASH, probe, folder / LEFT])
+            with self.transport.start(probe.name, [f"/{LEFT}", *options]) as run:
+                return self._follow(run)
+        except DeviceError as error:
+            if not self.answered or isinstance(error, _OtherMachine):
+                raise
+            return str(error)
+
+    def _follow(self, run: Run) -> str:
+        """Book what the probe writes until it ends."""
+        heard = False
+        try:
+            for line in run.lines():
+                row = _row_of(line)
+                if row is not None:
+                    heard = self.answered = True
+                    self._take(row)
+        except KeyboardInterrupt:
+            if self.journal.under_way is not None:
+                self.journal.add({"row": "stopped"})
+            raise
+        status = run.wait()
+        if not heard:
+            raise DeviceError(f"{self.campaign.over}: {_why_not(run, status, self.transport.python)}")
+        if self.journal.under_way is not None:
+            self.journal.add({"row": "lost", "status": status, "said": run.said[:300]})
+        return f"the probe ended with status {status} ({run.said[:200] or 'without a word'})"
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        if row["row"] == "environment":
+            before = self.journal.environment
+            if before is not None and before.get("machine") != row.get("machine"):
+                raise _OtherMachine(_other_machine(self.campaign, before, row))
+            self.journal.add(row)
+        elif row["row"] == "start":
+            self.journal.add(row)
+            self.listener.doing("{} {} {}".format(*point_of(row)))
+        elif point_of(row) in self.left:
+            self._book(row)
+
+    def _book(self, row: Mapping[str, Any]) -> None:
+        self.journal.add(row)
+        self.left.pop(point_of(row), None)
+        self.listener.step()
+
+
+def write_left(folder: Path, left: Mapping[Point, None]) -> None:
+    """Write the jobs of points that are left into left.jsonl, in the plan's order."""
+    points: dict[str, list[list[object]]] = {}
+    for job, mode, batch in left:
+        points.setdefault(job, []).append([mode, batch])
+    path = folder / LEFT
+    try:
+        with path.open("w") as file:
+            for line in read_jobs(folder):
+                if line.get("id") in points:
+                    file.write(json.dumps({**line, "points": points[line["id"]]}) + "\n")
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be written ({error.strerror}); check the disk") from error
+
+
+def _row_of(line: str) -> dict[str, Any] | None:
+    """Return a row the probe wrote; None for whatever else a login shell or a library printed."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        row: dict[str, Any] = json.loads(line)
+        if row["row"] in ("start", "point"):
+            point_of(row)
+        if row["row"] == "point":
+            row["fits"]
+        if row["row"] in ("environment", "start", "point"):
+            return row
+    return None
+
+
+def _why_not(run: Run, status: int, python: str) -> str:
+    """Say why no row came at all, and what to do."""
+    missing = run.said_anywhere("No module named")
+    if "torch" in missing:
+        return f"{python} there has no PyTorch ({missing}); install it, or name another with --python"
+    if status == 127 or "not found" in run.said:
+        return f"{python} was not found there; say where Python is with --python"
+    return f"the probe ended with status {status} before it measured anything: {explain(run.said)}"
+
+
+def _other_machine(campaign: Campaign, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    ignored = {"machine", "date", "command", "row", "hostname_hash", "host"}
+    keys = [k for k in {**before, **now} if k not in ignored and before.get(k) != now.get(k)]
+    differ = [f"{key} was {before.get(key)} and is {now.get(key)}" for key in keys[:4]]
+    what = ", ".join(differ) or "its identity"
+    return (
+        f"{campaign.over} is not the machine that {campaign.folder} was measured on: {what}; restore "
+        "that, or begin anew with another --out"
+    )
