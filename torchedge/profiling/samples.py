@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +14,11 @@ from torchedge.graphs import Graph
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.memory.caching_allocator import replay
-from torchedge.prediction.memory.model import Peaks, simulate_peaks
+from torchedge.prediction.memory.model import Peaks, Traits, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.stepping import write_tape
 from torchedge.prediction.predictor import device_settings
+from torchedge.prediction.step_models import Mode
 from torchedge.profiling.datasets import Dataset
 
 FloatArray = npt.NDArray[np.float64]
@@ -33,6 +34,7 @@ class Samples:
 
     network: npt.NDArray[np.str_]
     level: npt.NDArray[np.int64]
+    strategy: npt.NDArray[np.str_]
     batch: FloatArray
     gamma: FloatArray
     allocated: FloatArray
@@ -57,36 +59,53 @@ class Samples:
         return Peaks(p.batch[rows], p.allocated[rows], p.reserved[rows], p.parameters[rows], p.linear[rows])
 
 
-def prepare(dataset: Dataset, device: Device, settings: StepSettings = PROTOCOL) -> Samples:
-    """Simulate and count every row of a dataset whose network has a graph."""
-    rows = dataset.has_graph
+def prepare(
+    dataset: Dataset,
+    device: Device,
+    settings: StepSettings = PROTOCOL,
+    mode: Mode = "train",
+    tell: Callable[[], object] = lambda: None,
+) -> Samples:
+    """Simulate and count every row of one mode whose network has a graph; `tell` is called a network."""
+    rows = dataset.has_graph & (dataset.mode == mode)
     if not rows.any():
         raise ProfileError(
-            f"{dataset.name}: no measured row has a topology; expected matching network and pruning_level"
+            f"{dataset.name}: no row measured in mode {mode} has a known topology; "
+            "expected rows and topologies of the same names"
         )
-    keys = list(dataset.graphs)
-    graphs = [dataset.graphs[k] for k in keys]
-    position = {key: i for i, key in enumerate(keys)}
-    network, level, batch = dataset.network[rows], dataset.level[rows], dataset.batch[rows].astype(np.float64)
-    which = np.array([position[n, int(v)] for n, v in zip(network, level, strict=True)], dtype=np.intp)
+    names = sorted(set(dataset.id[rows].tolist()), key=list(dataset.networks).index)
     under = device_settings(device, settings)
-    tapes = [analyse(g).tape(under) for g in graphs]
+    graphs = []
+    for name in names:
+        graph = dataset.graph_of(name, mode)
+        analyse(graph).tape(under)
+        graphs.append(graph)
+        tell()
+    position = {name: i for i, name in enumerate(names)}
+    which = np.array([position[name] for name in dataset.id[rows].tolist()], dtype=np.intp)
+    networks = [dataset.networks[name] for name in names]
+    batch = dataset.batch[rows].astype(np.float64)
     return Samples(
-        network=network,
-        level=level,
+        network=np.array([n.architecture for n in networks])[which],
+        level=np.array([n.level for n in networks], dtype=np.int64)[which],
+        strategy=np.array([n.strategy for n in networks])[which],
         batch=batch,
-        gamma=dataset["gamma_mb"][rows],
-        allocated=dataset["allocated_mb"][rows],
-        reserved=dataset["reserved_mb"][rows],
-        phi=dataset["phi_ms"][rows],
-        fits=dataset["memory_fits"][rows],
+        gamma=dataset["memory"][rows],
+        allocated=dataset["allocated"][rows],
+        reserved=dataset["reserved"][rows],
+        phi=dataset["latency"][rows],
+        fits=dataset["fits"][rows],
         which=which,
         work=[analyse(g).work for g in graphs],
-        peaks=simulate_peaks(tapes, [analyse(g).traits for g in graphs], which, batch),
+        peaks=simulate_peaks([analyse(g).tape(under) for g in graphs], _traits(graphs), which, batch),
         device=device,
         graphs=graphs,
         settings=under,
     )
+
+
+def _traits(graphs: Sequence[Graph]) -> list[Traits]:
+    return [analyse(g).traits for g in graphs]
 
 
 def network_weights(samples: Samples, rows: Mask) -> FloatArray:

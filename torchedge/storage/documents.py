@@ -11,6 +11,7 @@ import re
 import secrets
 import stat
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = [
     "read_bytes",
     "read_json",
     "read_toml",
+    "read_unpacked",
     "write_bytes",
     "write_json",
     "write_toml",
@@ -78,6 +80,27 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
             "check that it is the right file"
         )
     return data
+
+
+def read_unpacked(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Read a file of at most `max_bytes` bytes, unpacked where its name ends in .gz.
+
+    Raises:
+        ProfileError: as `read_bytes`, or the packed data is damaged or unpacks to more.
+    """
+    data = read_bytes(path, max_bytes=max_bytes)
+    if Path(path).suffix != ".gz":
+        return data
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = unpacker.decompress(data, max_bytes)
+    except zlib.error as error:
+        raise ProfileError(f"{path}: is not in gzip format ({error}); check the file") from error
+    if unpacker.unconsumed_tail:
+        raise ProfileError(f"{path}: unpacks to more than {max_bytes} bytes; check that it is the right file")
+    if not unpacker.eof:
+        raise ProfileError(f"{path}: is cut off, expected a whole gzip file; fetch it again")
+    return unpacked
 
 
 def read_toml(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
