@@ -16,12 +16,14 @@ class Progress:
     """Counts `total` steps: `with Progress(3, "fitting") as progress: progress.step()`.
 
     On a terminal one line shows a bar and the time, and is removed at the end; elsewhere what is being done
-    and each tenth of the way are lines.
+    and each tenth of the way are lines. `done` steps were done before; with `remaining`, which is for many
+    steps, the time that the others take at the same pace is shown, and elsewhere only the tenths are.
     """
 
-    def __init__(self, total: int, label: str) -> None:
+    def __init__(self, total: int, label: str, *, done: int = 0, remaining: bool = False) -> None:
         self.total, self.label = max(total, 1), label
-        self.done = 0
+        self.done = self._before = done
+        self._remaining = remaining
         self._doing = ""
         self._start = time.monotonic()
         self._terminal = sys.stderr.isatty()
@@ -48,7 +50,7 @@ class Progress:
         self._doing = what
         if self._terminal:
             self._draw()
-        else:
+        elif not self._remaining:
             self._write(f"{self.label}: {what}\n")
 
     def step(self) -> None:
@@ -57,7 +59,8 @@ class Progress:
         if self._terminal:
             self._draw()
         elif 10 * self.done // self.total > 10 * before // self.total and self.done < self.total:
-            self._write(f"{self.label}: {100 * self.done // self.total} %\n")
+            left = f", {self._left()}" if self._remaining else ""
+            self._write(f"{self.label}: {100 * self.done // self.total} %{left}\n")
 
     def _tick(self) -> None:
         while not self._ended.wait(0.5):
@@ -66,10 +69,19 @@ class Progress:
     def _seconds(self) -> int:
         return round(time.monotonic() - self._start)
 
+    def _left(self) -> str:
+        """Return how long the steps that are left take at the pace of those done."""
+        fresh = self.done - self._before
+        if not fresh:
+            return "? left"
+        minutes = (time.monotonic() - self._start) * (self.total - self.done) / fresh / 60
+        return f"{minutes:.0f} min left" if minutes < 120 else f"{minutes / 60:.1f} h left"
+
     def _draw(self) -> None:
         filled = _BAR * self.done // self.total
         bar = "#" * filled + "." * (_BAR - filled)
-        text = f"{self.label} [{bar}] {self.done}/{self.total} {self._seconds()} s {self._doing}"
+        spent = self._left() if self._remaining else f"{self._seconds()} s"
+        text = f"{self.label} [{bar}] {self.done}/{self.total} {spent} {self._doing}"
         with self._lock:
             if not self._ended.is_set():
                 self._write(f"\r{text[:79]}\x1b[K")
