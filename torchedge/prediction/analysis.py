@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torchedge.graphs import Graph
 from torchedge.ops import call_of, registry
 from torchedge.prediction.latency.workload import Workload, count_work
+from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.model import Traits, graph_traits
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.stepping import write_tape
@@ -19,15 +20,20 @@ class Analysis:
 
     graph: Graph
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
-    _work: Workload | None = None
+    works: dict[str | None, Workload] = field(default_factory=dict)
     _traits: Traits | None = None
 
     @property
     def work(self) -> Workload:
-        """What the step makes the device compute and move."""
-        if self._work is None:
-            self._work = count_work(self.graph)
-        return self._work
+        """What the step makes the device compute and move, in the precision it was captured in."""
+        return self.work_under(None)
+
+    def work_under(self, amp: str | None) -> Workload:
+        """What the step makes the device compute and move under autocast to a dtype; None: without."""
+        work = self.works.get(amp)
+        if work is None:
+            work = self.works[amp] = count_work(lower_precision(self.graph, StepSettings(amp=amp)))
+        return work
 
     @property
     def traits(self) -> Traits:

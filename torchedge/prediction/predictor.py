@@ -41,8 +41,8 @@ def predict_graph(
             f"batch_size is {batch_size!r}; expected one whole number (predict_many takes several)"
         )
     _check_fixed(graph, checked.reshape(1))
-    models = _models(device, [graph])
     settings = device_settings(device, settings)
+    models = _models(device, [graph], settings.amp)
     job = _Job([graph], [analyse(graph)], models, settings)
     with collection_paused():
         tape = job.analyses[0].tape(settings)
@@ -94,8 +94,9 @@ def predict_graphs(
         raise InputError("no graphs are given; expected at least one")
     for graph in graphs:
         _check_fixed(graph, batches)
-    models = _models(device, graphs)
-    job = _Job(list(graphs), [analyse(g) for g in graphs], models, device_settings(device, settings))
+    settings = device_settings(device, settings)
+    models = _models(device, graphs, settings.amp)
+    job = _Job(list(graphs), [analyse(g) for g in graphs], models, settings)
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
     peaks = job.peaks(which, batch)
@@ -120,8 +121,6 @@ def predict_graphs(
 def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     """Say which settings change the memory but not, though they should, the latency."""
     notes = []
-    if settings.amp is not None:
-        notes.append(f"latency is that of full precision: what {settings.amp} autocast saves is not modelled")
     if settings.optimizer in ("adam", "adamw"):
         notes.append(f"latency holds an SGD update; {settings.optimizer} takes a little longer")
     if settings.accumulation > 1:
@@ -129,12 +128,12 @@ def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _models(device: Device, graphs: Sequence[Graph]) -> StepModels:
+def _models(device: Device, graphs: Sequence[Graph], amp: str | None) -> StepModels:
     """Return a device's models for training steps, or for inference where no graph has a loss."""
     training = {g.loss is not None for g in graphs}
     if len(training) > 1:
         raise InputError("graphs of training steps and of inference are mixed; predict them apart")
-    return load_models(device, "train" if training == {True} else "infer")
+    return load_models(device, "train" if training == {True} else "infer", amp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ class _Job:
 
     @property
     def work(self) -> list[Any]:
-        return [a.work for a in self.analyses]
+        return [a.work_under(self.models.latency.amp) for a in self.analyses]
 
     def peaks(self, which: npt.NDArray[np.intp], batch: FloatArray) -> Peaks:
         tapes = [a.tape(self.settings) for a in self.analyses]

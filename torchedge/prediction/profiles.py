@@ -19,7 +19,15 @@ from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES
 from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Process
-from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode, StepModels, complete_models
+from torchedge.prediction.memory.settings import AMP_DTYPES
+from torchedge.prediction.step_models import (
+    MODE_TABLES,
+    FittedModels,
+    Mode,
+    StepModels,
+    complete_models,
+    under_precision,
+)
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.storage.tensors import read_tensors, write_tensors
 
@@ -37,20 +45,23 @@ def file_names(mode: Mode) -> tuple[str, str]:
     return f"{MODE_TABLES[mode]}.safetensors", f"{MODE_TABLES[mode]}-forests.safetensors"
 
 
-def load_models(device: Device, mode: Mode = "train") -> StepModels:
-    """Return Γ and Φ of a device (mode "infer": γ and φ).
+def load_models(device: Device, mode: Mode = "train", amp: str | None = None) -> StepModels:
+    """Return Γ and Φ of a device (mode "infer": γ and φ), for steps under autocast to a dtype.
 
     What was not measured follows from the other mode's measurements or from the device's figures, marked as
-    assumed. Raises ProfileError for files that are missing, damaged or made for another version.
+    assumed. Latency measured in full precision stays as it is under autocast (`StepModels.notes` says so);
+    what was measured under autocast is converted to full precision, as an assumption. Raises
+    ProfileError for files that are missing, damaged or made for another version.
     """
-    return _loaded(device, device.folder, mode)
+    return _loaded(device, device.folder, mode, amp)
 
 
 @lru_cache(maxsize=32)
-def _loaded(device: Device, folder: Path, mode: Mode) -> StepModels:
+def _loaded(device: Device, folder: Path, mode: Mode, amp: str | None) -> StepModels:
     # Equal devices may lie in several folders (a copy, a user's own fit): the folder is part of the key.
     other: Mode = "infer" if mode == "train" else "train"
-    return complete_models(device, mode, read_models(device, mode), read_models(device, other))
+    models = complete_models(device, mode, read_models(device, mode), read_models(device, other))
+    return under_precision(models, device, amp)
 
 
 def read_models(device: Device, mode: Mode) -> FittedModels | None:
@@ -82,6 +93,8 @@ def write_models(
     if not tensors:
         raise ProfileError("a fitted profile needs a memory or a latency model; fit one")
     document = {"schema": _schema(mode), "coefficients": feature_hash(COEFFICIENT_NAMES), **metadata}
+    if models.latency is not None and models.latency.amp is not None:
+        document["latency.amp"] = models.latency.amp
     for name, forest in forests.items():
         document[f"{name}.features"] = _feature_set(name, forest)
     tables, forests_file = file_names(mode)
@@ -158,7 +171,7 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
     memory = _read_memory(source, tensors, forests.get("memory")) if "memory.process" in tensors else None
     latency = None
     if "latency.coefficients" in tensors:
-        latency = _read_latency(source, tensors, forests.get("latency"))
+        latency = _read_latency(source, tensors, forests.get("latency"), metadata.get("latency.amp"))
     if memory is None and latency is None:
         raise ProfileError(f"{source} holds neither memory.process nor latency.coefficients; {_REBUILD}")
     return FittedModels(memory, latency, _provenance(device, described, mode))
@@ -202,7 +215,11 @@ def _read_memory(source: str, tensors: Tensors, forest: Forest | None) -> Memory
     return MemoryModel(constants, gamma, reserved, allocated, forest)
 
 
-def _read_latency(source: str, tensors: Tensors, forest: Forest | None) -> LatencyModel:
+def _read_latency(source: str, tensors: Tensors, forest: Forest | None, amp: str | None) -> LatencyModel:
+    if amp is not None and amp not in AMP_DTYPES:
+        raise ProfileError(
+            f"{source}: latency.amp is {amp[:40]!r}, expected {' or '.join(AMP_DTYPES)}; {_REBUILD}"
+        )
     coefficients = tensors["latency.coefficients"]
     if coefficients.shape != (len(COEFFICIENT_NAMES),):
         raise ProfileError(
@@ -215,7 +232,7 @@ def _read_latency(source: str, tensors: Tensors, forest: Forest | None) -> Laten
             f"{source}: latency.scale has {len(scale.centre)} features, "
             f"expected {len(SHARE_NAMES)}; {_REBUILD}"
         )
-    return LatencyModel(coefficients, _read_errors(source, tensors, "latency.errors"), forest, scale)
+    return LatencyModel(coefficients, _read_errors(source, tensors, "latency.errors"), forest, scale, amp)
 
 
 def _read_errors(source: str, tensors: Tensors, name: str) -> ErrorModel:

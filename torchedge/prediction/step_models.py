@@ -64,13 +64,40 @@ def complete_models(
         known_latency = other.latency if other is not None else None
         origins["latency"] = "analytic" if known_latency is None else "derived"
         coefficients = prior_mean(device) if known_latency is None else known_latency.coefficients
-        latency = LatencyModel(coefficients, assumed_errors(_ASSUMED_LATENCY_ERROR))
+        amp = None if known_latency is None else known_latency.amp
+        latency = LatencyModel(coefficients, assumed_errors(_ASSUMED_LATENCY_ERROR), amp=amp)
     return StepModels(
         memory,
         latency,
         Provenance.ASSUMED if "memory" in origins else provenance,
         Provenance.ASSUMED if "latency" in origins else provenance,
         _notes(device, mode, origins),
+    )
+
+
+def under_precision(models: StepModels, device: Device, amp: str | None) -> StepModels:
+    """Return models for steps under autocast to a dtype (None: full precision), with what that assumes.
+
+    Only what was measured under autocast is converted: its coefficients move by what the device's figures say
+    of both precisions.
+    """
+    latency, measured = models.latency, models.latency.amp
+    if measured is None and amp is not None:
+        note = f"latency is that of full precision: what {amp} autocast saves is not modelled"
+        return replace(models, notes=(*models.notes, note))
+    if measured == amp:
+        return models
+    if amp is not None:
+        note = f"latency was measured under {measured} autocast and taken to be the same under {amp}"
+        return replace(models, notes=(*models.notes, note))
+    moved = latency.coefficients + prior_mean(device) - prior_mean(device, measured)
+    converted = LatencyModel(moved, assumed_errors(_ASSUMED_LATENCY_ERROR), latency.forest)
+    note = (
+        f"latency was measured under {measured} autocast on {device.name}: that of full precision follows "
+        "from its figures for both precisions (assumed)"
+    )
+    return replace(
+        models, latency=converted, latency_provenance=Provenance.ASSUMED, notes=(*models.notes, note)
     )
 
 

@@ -78,7 +78,7 @@ def _scattered(name: str) -> bytes:
 
 def candidate_sets(samples: Samples) -> tuple[str, ...]:
     """Return what forests may read: our own features, for inference also the paper's 15."""
-    return (OWN,) if samples.graphs[0].loss is not None else (OWN, INFERENCE.name)
+    return (OWN,) if samples.work[0].training else (OWN, INFERENCE.name)
 
 
 def columns_of(samples: Samples, rows: Mask, feature_set: str | None) -> FloatArray | None:
@@ -260,7 +260,7 @@ def _latency_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> li
         pack(samples.work, samples.which[used], samples.batch[used]),
         samples.phi[used],
         network_weights(samples, used),
-        prior_mean(samples.device),
+        prior_mean(samples.device, samples.settings.amp),
         ridge=RIDGE if several else RIDGE_ONE_NETWORK,
     )
     neutral = DistanceScale(
@@ -270,8 +270,9 @@ def _latency_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> li
         samples.work, samples.which[used], samples.batch[used]
     )
     scale, target = distance_scale(shares), np.log(samples.phi[used] / analytic)
+    amp = samples.settings.amp
     if not sets:
-        return [LatencyModel(coefficients, _NO_ERRORS, None, scale)]
+        return [LatencyModel(coefficients, _NO_ERRORS, None, scale, amp)]
     models = []
     for name in sets:
         columns = columns_of(samples, used, name)
@@ -283,7 +284,7 @@ def _latency_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> li
             min_samples_leaf=4,
             max_features=0.5,
         )
-        models.append(LatencyModel(coefficients, _NO_ERRORS, grown, scale))
+        models.append(LatencyModel(coefficients, _NO_ERRORS, grown, scale, amp))
     return models
 
 
@@ -312,4 +313,4 @@ def _with_latency_errors(
     assert model.scale is not None
     scale = fit_law(model.scale, size, distance, weight)
     quantiles = fit_errors(size, scale.floor + scale.slope * distance, weight)
-    return LatencyModel(model.coefficients, quantiles, model.forest, scale)
+    return LatencyModel(model.coefficients, quantiles, model.forest, scale, model.amp)

@@ -46,13 +46,15 @@ class LatencyModel:
     """Φ (or φ) of one device. Without forest and scale it is the analytic estimate alone.
 
     coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `shares.SHARE_NAMES`, or over a registered
-    feature set, predicting log(measured / analytic).
+    feature set, predicting log(measured / analytic). amp: the
+    autocast dtype of the steps it describes; `work` is to be counted in it (`Analysis.work_under`).
     """
 
     coefficients: FloatArray
     errors: ErrorModel
     forest: Forest | None = None
     scale: DistanceScale | None = None
+    amp: str | None = None
     known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property

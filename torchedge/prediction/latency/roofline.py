@@ -81,8 +81,31 @@ COEFFICIENTS = _catalogue()
 COEFFICIENT_NAMES = tuple(c.name for c in COEFFICIENTS)
 
 
-def prior_mean(device: Device) -> npt.NDArray[np.float64]:
-    """Return (K,): the coefficients a device's figures suggest; an unknown figure leaves the TX2's."""
+_AMP_SCALED = frozenset(
+    f"{kind}_{phase}" for kind in ("traffic", "weights", "depthwise_traffic") for phase in PHASES
+)
+"""Coefficients that count bytes of products, which autocast halves."""
+
+
+def prior_mean(device: Device, amp: str | None = None) -> npt.NDArray[np.float64]:
+    """Return (K,): the coefficients a device's figures suggest; an unknown figure leaves the TX2's.
+
+    amp: the precision of products under autocast: their rate follows the matrix units', their traffic halves.
+    """
+    mean = _full_precision_mean(device)
+    if amp is None:
+        return mean
+    full = _figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS)
+    low = _figure(device, "peak_fp16_matrix_gflops", _figure(device, "peak_fp16_gflops", full))
+    for place, coefficient in enumerate(COEFFICIENTS):
+        if coefficient.name == "rate":
+            mean[place] -= log(low / full)
+        elif coefficient.name in _AMP_SCALED:
+            mean[place] -= log(2.0)
+    return mean
+
+
+def _full_precision_mean(device: Device) -> npt.NDArray[np.float64]:
     ratio = log(_figure(device, "step_time_ratio", 1.0))
     shift = {
         "compute": -log(_figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS) / _REFERENCE_GFLOPS),

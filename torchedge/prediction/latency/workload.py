@@ -34,6 +34,8 @@ DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count")
 
 Array = npt.NDArray[np.float64]
 
+_HALF = frozenset(("float16", "bfloat16"))
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:
@@ -57,11 +59,16 @@ class _Counter:
         self.launches = dict.fromkeys(LAUNCHES, 0.0)
 
     def elements(self, index: int | None) -> float:
-        """Elements of a value a sample; what does not grow with the batch counts once, as for 32 samples."""
+        """Elements of a value a sample, of four bytes: those of half precision count half.
+
+        What does not grow with the batch counts once, as for 32 samples.
+        """
         if index is None:
             return 0.0
-        c0, c1, c2 = self.graph.values[index].numel
-        return c1 + c2 * 32 + c0 / 32
+        value = self.graph.values[index]
+        c0, c1, c2 = value.numel
+        amount = c1 + c2 * 32 + c0 / 32
+        return amount / 2 if value.dtype in _HALF else amount
 
     def product(
         self,
@@ -168,6 +175,8 @@ def _count_convolution(counter: _Counter, op: Op, grad: bool, needs: list[bool])
     small, large = (y, x) if transposed else (x, y)
     channels_in, channels_out = (_channels(values[i].shape, rank) for i in (small, large))
     ip, batched = _positions((*values[small].shape[: -rank - 1], *values[small].shape[-rank:]))
+    if isinstance(groups, Affine):  # samples folded into channels, each with weights of its own
+        groups, batched = groups.slope, True
     op_, _ = _positions((*values[large].shape[: -rank - 1], *values[large].shape[-rank:]))
     stride = op.attrs.get("stride", 1)
     step = float(max(stride) if isinstance(stride, tuple) else stride)
