@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import torchedge
 from torchedge.errors import InputError
 from torchedge.searching.ofa_resnet50 import OFAResNet50Space, divisible
 
@@ -46,7 +47,7 @@ def test_random_sub_networks_run_and_are_traced_by_fx():
     for _ in range(3):
         encoding = SPACE.random(rng)
         traced = torch.fx.symbolic_trace(SPACE.build(encoding).eval())
-        assert traced(torch.zeros(1, *SPACE.input_size(encoding))).shape == (1, 1000)
+        assert traced(torch.zeros(1, *SPACE.sample_size(encoding))).shape == (1, 1000)
 
 
 def test_skipped_blocks_take_their_ratio_from_the_published_place():
@@ -83,3 +84,33 @@ def test_wrong_encodings_are_refused(change, message):
 def test_wrong_image_sizes_are_refused(sizes):
     with pytest.raises(InputError, match="image_sizes"):
         OFAResNet50Space(sizes)
+
+
+def test_random_sub_networks_need_no_module_to_give_the_graph_of_theirs():
+    rng = np.random.default_rng(7)
+    for encoding in (SPACE.largest(), SPACE.smallest(), *(SPACE.random(rng) for _ in range(6))):
+        with torch.device("meta"):
+            module = SPACE.build(encoding)
+        size = SPACE.sample_size(encoding)
+        for mode in ("train", "infer"):
+            graph = SPACE.graph(encoding, mode)
+            graph.verify()
+            captured = torchedge.capture(module, input_size=size, mode=mode)
+            assert graph.digest == captured.digest
+            assert np.array_equal(torchedge.features(graph, 8).values, torchedge.features(captured, 8).values)
+
+
+def test_encodings_and_genes_are_the_same_thing():
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        encoding = SPACE.random(rng)
+        assert SPACE.decode(SPACE.encode(encoding)) == encoding
+
+
+def test_ratios_of_skipped_blocks_mean_nothing():
+    encoding = SPACE.smallest()
+    other = {**encoding, "e": [0.2] * 2 + [0.35] * 2 + [0.2] * 14}  # blocks 2 and 3 are skipped
+    rows = np.array([SPACE.encode(encoding), SPACE.encode(other)], dtype=np.int16)
+    assert np.array_equal(*SPACE.canonical(rows))
+    rows[:, 1] = 1  # one more block in the first stage: block 2 runs
+    assert not np.array_equal(*SPACE.canonical(rows))

@@ -53,6 +53,8 @@ class Size:
         return total
 
     def __add__(self, other: Amount) -> Amount:
+        if not isinstance(other, Size) and other == 0:
+            return self
         terms = dict(self.terms)
         for monomial, coefficient in _terms(other).items():
             terms[monomial] = terms.get(monomial, 0) + coefficient
@@ -71,7 +73,9 @@ class Size:
 
     def __mul__(self, other: Amount) -> Amount:
         if not isinstance(other, Size):
-            return self.mapped(lambda c: c * other)
+            if other == 1:
+                return self
+            return Size({m: c * other for m, c in self.terms.items()}) if other else 0
         terms: dict[Monomial, Any] = {}
         for left, a in self.terms.items():
             for right, b in other.terms.items():

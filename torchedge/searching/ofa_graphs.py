@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,16 @@ from torchedge.graphs.families import with_shapes, without_operators
 from torchedge.searching.ofa_resnet50 import (
     BASE_DEPTHS,
     DEPTHS,
+    EXPAND_RATIOS,
     STAGE_WIDTHS,
+    STEM_WIDTH,
+    WIDTHS,
     Architecture,
     Bottleneck,
+    divisible,
 )
+from torchedge.searching.spaces import Genes, Mode
 
-Mode = Literal["train", "infer"]
 _SIDES = 6
 _STAGE_BLOCKS = tuple(base + max(DEPTHS) for base in BASE_DEPTHS)
 
@@ -47,22 +51,23 @@ def side_lengths(image_size: int) -> list[int]:
     return sides
 
 
-def symbol_values(architecture: Architecture, depths: tuple[int, ...]) -> list[int]:
-    """Return the values of `SYMBOLS`; blocks that the depths (of the four stages) skip get any."""
-    middles: list[int] = []
-    widths: list[int] = []
-    blocks = iter(architecture.blocks)
-    for count, base, depth in zip(_STAGE_BLOCKS, BASE_DEPTHS, depths, strict=True):
-        running = [next(blocks) for _ in range(base + depth)]
-        middles += [b.middle for b in running] + [running[0].middle] * (count - len(running))
-        widths.append(running[0].outputs)
-    return [
-        architecture.stem_middle,
-        architecture.stem_outputs,
-        *middles,
-        *widths,
-        *side_lengths(architecture.image_size),
+def symbol_values(genes: Genes, image_sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the values of `SYMBOLS` for candidates (C, G), a column each; skipped blocks get some too."""
+    stages, blocks = len(STAGE_WIDTHS), sum(_STAGE_BLOCKS)
+    ratios, widths = genes[:, 1 + stages : 1 + stages + blocks], genes[:, 1 + stages + blocks : -1]
+    stage_of = np.repeat(np.arange(stages), _STAGE_BLOCKS)
+    stem = [divisible(STEM_WIDTH * w) for w in WIDTHS]
+    outputs = [[divisible(base * w) for w in WIDTHS] for base in STAGE_WIDTHS]
+    middles = [[[divisible(round(out * e)) for e in EXPAND_RATIOS] for out in row] for row in outputs]
+    sides = np.array([side_lengths(size) for size in image_sizes])
+    columns = [
+        np.array([divisible(width // 2) for width in stem])[widths[:, :1]],
+        np.array(stem)[widths[:, 1:2]],
+        np.array(middles)[stage_of, widths[:, 2 + stage_of], ratios],
+        np.array(outputs)[np.arange(stages), widths[:, 2:]],
+        sides[genes[:, -1]],
     ]
+    return np.concatenate(columns, axis=1).T.astype(np.int64)
 
 
 def full_template(classes: int, mode: Mode) -> Graph:
@@ -114,8 +119,3 @@ def cut(template: Graph, stem_residual: bool, depths: tuple[int, ...]) -> GraphF
         stands_for[template.ops[positions[-1]].outputs[0]] = entered
         removed.update(positions)
     return GraphFamily(without_operators(template, removed, stands_for), SYMBOLS)
-
-
-def columns(values: list[list[int]]) -> npt.NDArray[np.int64]:
-    """Return symbol values of candidates as columns (D, C)."""
-    return np.array(values, dtype=np.int64).T

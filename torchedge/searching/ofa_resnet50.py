@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from torchedge.errors import InputError
+from torchedge.graphs import Graph, GraphFamily
+from torchedge.searching.spaces import Genes, Mode, SearchSpace
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
 DEPTHS = (0, 1, 2)
@@ -20,6 +24,14 @@ STAGE_WIDTHS = (256, 512, 1024, 2048)
 STEM_WIDTH = 64
 BLOCKS = sum(BASE_DEPTHS) + len(BASE_DEPTHS) * max(DEPTHS)
 _DIVISOR = 8
+_PARTS = len(STAGE_WIDTHS) + 2
+
+_COUNTS = [base + max(DEPTHS) for base in BASE_DEPTHS]
+_RATIOS = slice(len(STAGE_WIDTHS) + 1, len(STAGE_WIDTHS) + 1 + BLOCKS)
+_STAGE = np.repeat(np.arange(len(_COUNTS)), _COUNTS)
+_PLACE = np.concatenate([np.arange(count) for count in _COUNTS])
+_BASE = np.repeat(BASE_DEPTHS, _COUNTS)
+"""Of each of the 18 blocks: its stage, its place in it, and how many blocks the stage always has."""
 
 Encoding = Mapping[str, Any]
 
@@ -50,7 +62,7 @@ class Architecture:
     image_size: int
 
 
-class OFAResNet50Space:
+class OFAResNet50Space(SearchSpace):
     """Sub-networks of OFA-ResNet50 in the published encoding, a dict of four entries.
 
     "d": 5 depths; the first is of the stem (2: its residual layer runs, 0: it is skipped), the others of
@@ -65,48 +77,61 @@ class OFAResNet50Space:
         self, image_sizes: Sequence[int] = (128, 144, 160, 176, 192, 208, 224), classes: int = 1000
     ) -> None:
         sizes = tuple(sorted(set(image_sizes)))
-        if not sizes or not all(_whole(size) and 32 <= size <= 4096 for size in sizes):
-            raise InputError(f"image_sizes is {image_sizes!r}; expected whole numbers from 32 to 4096")
-        if not _whole(classes) or classes < 1:
-            raise InputError(f"classes is {classes!r}; expected a whole number from 1 on")
+        if not sizes or not all(_whole(size) and 64 <= size <= 4096 for size in sizes):
+            raise InputError(f"image_sizes is {image_sizes!r}; expected whole numbers from 64 to 4096")
+        if not _whole(classes) or classes < 2:
+            raise InputError(f"classes is {classes!r}; expected a whole number from 2 on")
         self.image_sizes = sizes
         self.classes = classes
+        self.choices = {
+            "d0": (min(DEPTHS), max(DEPTHS)),
+            **{f"d{stage + 1}": DEPTHS for stage in range(len(STAGE_WIDTHS))},
+            **{f"e{block}": EXPAND_RATIOS for block in range(BLOCKS)},
+            **{f"w{part}": tuple(range(len(WIDTHS))) for part in range(_PARTS)},
+            "image_size": sizes,
+        }
+        self._templates: dict[Mode, Graph] = {}
+        self._families: dict[tuple[Mode, tuple[int, ...]], GraphFamily] = {}
+
+    # encodings --------------------------------------------------------------------------------------------
 
     def largest(self) -> dict[str, Any]:
         """Return the encoding of the full network at the largest image: 48.1 million parameters."""
-        stages = len(STAGE_WIDTHS)
-        return {
-            "d": [max(DEPTHS)] * (stages + 1),
-            "e": [max(EXPAND_RATIOS)] * BLOCKS,
-            "w": [len(WIDTHS) - 1] * (stages + 2),
-            "image_size": self.image_sizes[-1],
-        }
+        return self.decode((self.counts - 1).tolist())
 
     def smallest(self) -> dict[str, Any]:
         """Return the encoding of the smallest sub-network at the smallest image."""
-        stages = len(STAGE_WIDTHS)
-        return {
-            "d": [min(DEPTHS)] * (stages + 1),
-            "e": [min(EXPAND_RATIOS)] * BLOCKS,
-            "w": [0] * (stages + 2),
-            "image_size": self.image_sizes[0],
-        }
+        return self.decode([0] * len(self.choices))
 
-    def random(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Draw an encoding: every entry uniformly of its choices."""
-        stages = len(STAGE_WIDTHS)
-        stem = (min(DEPTHS), max(DEPTHS))[int(rng.integers(2))]
-        return {
-            "d": [stem, *(DEPTHS[i] for i in rng.integers(len(DEPTHS), size=stages))],
-            "e": [EXPAND_RATIOS[i] for i in rng.integers(len(EXPAND_RATIOS), size=BLOCKS)],
-            "w": rng.integers(len(WIDTHS), size=stages + 2).tolist(),
-            "image_size": self.image_sizes[int(rng.integers(len(self.image_sizes)))],
-        }
+    def landmarks(self) -> Sequence[Any]:
+        """Return the smallest and the largest sub-network."""
+        return (self.smallest(), self.largest())
 
-    def input_size(self, encoding: Encoding) -> tuple[int, int, int]:
+    def decode(self, genes: Sequence[int]) -> dict[str, Any]:
+        """Return the published encoding of one row of genes."""
+        flat = [options[g] for options, g in zip(self.choices.values(), genes, strict=True)]
+        first, second = len(STAGE_WIDTHS) + 1, len(STAGE_WIDTHS) + 1 + BLOCKS
+        return {"d": flat[:first], "e": flat[first:second], "w": flat[second:-1], "image_size": flat[-1]}
+
+    def encode(self, encoding: Encoding) -> list[int]:
+        """Return the genes of a published encoding; raises InputError for what is none."""
+        _check(encoding, self.image_sizes)
+        flat = [*encoding["d"], *encoding["e"], *encoding["w"], encoding["image_size"]]
+        return [options.index(v) for options, v in zip(self.choices.values(), flat, strict=True)]
+
+    def canonical(self, genes: Genes) -> Genes:
+        """Return the genes (C, G) with the ratios of skipped blocks set to 0."""
+        found = genes.copy()
+        ratios = found[:, _RATIOS]
+        ratios[_PLACE[None] >= _BASE[None] + genes[:, 1 + _STAGE]] = 0
+        return found
+
+    def sample_size(self, encoding: Encoding) -> tuple[int, ...]:
         """Return the shape of one sample, (3, image_size, image_size)."""
         size = self.architecture(encoding).image_size
         return (3, size, size)
+
+    # networks ---------------------------------------------------------------------------------------------
 
     def architecture(self, encoding: Encoding) -> Architecture:
         """Return the channels and strides an encoding stands for; raises InputError if it is none."""
@@ -136,6 +161,42 @@ class OFAResNet50Space:
         from torchedge.searching.ofa_modules import OFAResNet50
 
         return OFAResNet50(self.architecture(encoding))
+
+    def graph(self, encoding: Encoding, mode: Mode = "train") -> Graph:
+        """Return the Graph of a sub-network: blocks cut out of a capture of the full one, sizes put in."""
+        genes = np.array([self.encode(encoding)], dtype=np.int16)
+        ((family, values, _),) = self.sketch(genes, mode)
+        return family.graph(values[:, 0].tolist(), self.name)
+
+    def sketch(self, genes: Genes, mode: Mode) -> list[tuple[GraphFamily, npt.NDArray[np.int64], list[int]]]:
+        """Return the graphs of candidates by families, one for each set of depths."""
+        from torchedge.searching.ofa_graphs import symbol_values
+
+        members: dict[tuple[int, ...], list[int]] = {}
+        for place, depths in enumerate(genes[:, : 1 + len(STAGE_WIDTHS)].tolist()):
+            members.setdefault(tuple(depths), []).append(place)
+        values = symbol_values(genes, self.image_sizes)
+        return [(self._family(mode, depths), values[:, rows], rows) for depths, rows in members.items()]
+
+    def _family(self, mode: Mode, depths: tuple[int, ...]) -> GraphFamily:
+        from torchedge.searching.ofa_graphs import cut
+
+        key = (mode, depths)
+        if key not in self._families:
+            self._families[key] = cut(self.template(mode), bool(depths[0]), depths[1:])
+        return self._families[key]
+
+    def template(self, mode: Mode) -> Graph:
+        """Return the full network, symbols in place of channels and sides; captured when first asked for."""
+        from torchedge.searching.ofa_graphs import full_template
+
+        if mode not in self._templates:
+            self._templates[mode] = full_template(self.classes, mode)
+        return self._templates[mode]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the families behind, which are cut again where they are needed."""
+        return {**self.__dict__, "_families": {}}
 
 
 def divisible(channels: float) -> int:

@@ -25,21 +25,21 @@ FloatArray = npt.NDArray[np.float64]
 def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return the allocated and the reserved peak in MiB, (B,) each, at batch sizes (B,)."""
     live = tape.peak_bytes(batch) / _MIB
-    position = np.log2(np.clip(batch, ANCHORS[0], ANCHORS[-1]))
-    knots = np.log2(ANCHORS)
-    needed = needed_anchors(batch)
-    ratios = np.ones((len(ANCHORS), 2))
-    ratios[needed] = _ratios(tape, [ANCHORS[index] for index in needed])
-    return (live * np.interp(position, knots, ratios[:, 0]), live * np.interp(position, knots, ratios[:, 1]))
+    needed, weights = anchor_weights(batch)
+    ratios = _ratios(tape, [ANCHORS[index] for index in needed])
+    allocated, reserved = (
+        live * sum(weights[:, place] * pair[which] for place, pair in enumerate(ratios)) for which in (0, 1)
+    )
+    return allocated, reserved
 
 
-def needed_anchors(batch: npt.NDArray[np.int64]) -> list[int]:
-    """Return the indices of the anchors that batch sizes (B,) lie on or between."""
+def anchor_weights(batch: npt.NDArray[np.int64]) -> tuple[list[int], FloatArray]:
+    """Return the A anchors that batch sizes (B,) lie on or between, as indices, and their weights (B, A)."""
     position = np.log2(np.clip(batch, ANCHORS[0], ANCHORS[-1]))
     knots = np.log2(ANCHORS)
-    below, above = np.searchsorted(knots, position, "right") - 1, np.searchsorted(knots, position, "left")
-    found: list[int] = np.unique(np.concatenate([below, above])).tolist()
-    return found
+    weights = np.stack([np.interp(position, knots, row) for row in np.eye(len(ANCHORS))], axis=1)
+    needed: list[int] = np.flatnonzero(weights.any(axis=0)).tolist()
+    return needed, weights[:, needed]
 
 
 def _ratios(tape: Tape, batches: Sequence[int]) -> list[tuple[float, float]]:

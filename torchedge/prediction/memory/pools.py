@@ -123,46 +123,69 @@ class _Pool:
 def replay_peaks(tape: Tape, batch_sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Return the allocated and reserved peaks of `replay(tape, b, steps=1)` in bytes, by batch size."""
     units = np.ascontiguousarray(tape.bytes_at(np.array(batch_sizes)).T) // ALIGNMENT
-    return peaks_of_units(tape.events, tape.persistent, units)
+    return PoolReplay(tape.events, tape.persistent).peaks(units)
 
 
-def peaks_of_units(
-    events: npt.NDArray[np.int32], persistent: npt.NDArray[np.int32], units: Units
-) -> list[tuple[int, int]]:
-    """Return both peaks in bytes for each row of units (B, S), the storages' sizes in units of 512 bytes."""
-    storages = np.abs(events) - 1
-    allocating = events > 0
-    wanted = np.where(allocating, units[:, storages] << _SHIFT, 0)
-    small = (units <= _SMALL) & (units > 0)
-    beside = _replay_small(units, small, wanted, storages, persistent)
-    return [
-        _replay_large(sizes, sequence, storages, persistent, events > 0, reserved)
-        for sizes, sequence, reserved in zip(units, wanted, beside, strict=True)
-    ]
+class PoolReplay:
+    """Replays one tape's events (E,) for storages of any sizes; persistent: those there before the step."""
 
+    def __init__(self, events: Indices, persistent: Indices) -> None:
+        self.persistent = persistent
+        self.storages = np.abs(events) - 1
+        self.allocating = events > 0
 
-def _replay_small(
-    units: Units, small: Mask, wanted: Units, storages: Indices, persistent: Indices
-) -> list[int]:
-    """Return the units that the small pool reserves, (B,); what all begin with is replayed once."""
-    kept = [sizes[persistent][chosen[persistent]] for sizes, chosen in zip(units, small, strict=True)]
-    sequences = [(w[m], storages[m]) for w, m in zip(wanted, small[:, storages], strict=True)]
-    segments = [_SMALL_SEGMENT] * units.shape[1]
-    found = []
-    common = _common_prefix(sequences) if all(np.array_equal(kept[0], k) for k in kept[1:]) else -1
-    shared, blocks = _Pool(0), [0] * units.shape[1]
-    if common >= 0:
-        shared.fill(kept[0].tolist(), segments[: len(kept[0])])
-        sizes, slots = sequences[0]
-        shared.run(sizes[:common].tolist(), slots[:common].tolist(), segments, blocks)
-    for filling, (sizes, slots) in zip(kept, sequences, strict=True):
-        pool, used = shared.copy(), list(blocks)
-        if common < 0:
-            pool.fill(filling.tolist(), segments[: len(filling)])
-        first = max(common, 0)
-        pool.run(sizes[first:].tolist(), slots[first:].tolist(), segments, used)
-        found.append(pool.reserved)
-    return found
+    def peaks(self, units: Units) -> list[tuple[int, int]]:
+        """Return both peaks in bytes for each row of units (B, S), sizes in units of 512 bytes.
+
+        Rows that begin alike, as those of one graph at several batch sizes do, are faster together.
+        """
+        wanted = np.where(self.allocating, units[:, self.storages] << _SHIFT, 0)
+        beside = self._small(units, (units <= _SMALL) & (units > 0), wanted)
+        return [
+            self._large(sizes, sequence, reserved)
+            for sizes, sequence, reserved in zip(units, wanted, beside, strict=True)
+        ]
+
+    def _small(self, units: Units, small: Mask, wanted: Units) -> list[int]:
+        """Return the units that the small pool reserves, (B,)."""
+        kept = [
+            sizes[chosen]
+            for sizes, chosen in zip(units[:, self.persistent], small[:, self.persistent], strict=True)
+        ]
+        sequences = [
+            (sizes[chosen], self.storages[chosen])
+            for sizes, chosen in zip(wanted, small[:, self.storages], strict=True)
+        ]
+        segments = [_SMALL_SEGMENT] * units.shape[1]
+        common = _common_prefix(sequences) if all(np.array_equal(kept[0], k) for k in kept[1:]) else -1
+        shared, blocks = _Pool(0), [0] * units.shape[1]
+        if common >= 0:
+            shared.fill(kept[0].tolist(), segments[: len(kept[0])])
+            sizes, slots = sequences[0]
+            shared.run(sizes[:common].tolist(), slots[:common].tolist(), segments, blocks)
+        found = []
+        for filling, (sizes, slots) in zip(kept, sequences, strict=True):
+            pool, used = shared.copy(), list(blocks)
+            if common < 0:
+                pool.fill(filling.tolist(), segments[: len(filling)])
+            first = max(common, 0)
+            pool.run(sizes[first:].tolist(), slots[first:].tolist(), segments, used)
+            found.append(pool.reserved)
+        return found
+
+    def _large(self, sizes: Units, wanted: Units, beside: int) -> tuple[int, int]:
+        """Return both peaks of both pools in bytes; beside: the units that the small pool reserves."""
+        large = sizes > _SMALL
+        segments = np.where(sizes < _OWN_SEGMENT, _LARGE_SEGMENT, -(-sizes // _SEGMENT_STEP) * _SEGMENT_STEP)
+        pool, blocks = _Pool(_SMALL), [0] * len(sizes)
+        kept = self.persistent[large[self.persistent]]
+        lost = pool.fill(sizes[kept].tolist(), segments[kept].tolist())
+        chosen = large[self.storages]
+        pool.run(wanted[chosen].tolist(), self.storages[chosen].tolist(), segments.tolist(), blocks)
+        widths = np.where(large, np.array(blocks, dtype=np.int64) >> _SHIFT, sizes)[self.storages]
+        start = int(sizes[self.persistent].sum()) + lost
+        peak = start + int(np.cumsum(np.where(self.allocating, widths, -widths)).max(initial=0))
+        return peak * ALIGNMENT, (pool.reserved + beside) * ALIGNMENT
 
 
 def _common_prefix(sequences: Sequence[tuple[Units, Indices]]) -> int:
@@ -174,23 +197,3 @@ def _common_prefix(sequences: Sequence[tuple[Units, Indices]]) -> int:
         if differs.any():
             common = int(differs.argmax())
     return common
-
-
-def _replay_large(
-    sizes: Units, wanted: Units, storages: Indices, persistent: Indices, allocating: Mask, beside: int
-) -> tuple[int, int]:
-    """Replay the large pool at one batch size; return both peaks of both pools in bytes.
-
-    beside: the units that the small pool reserves.
-    """
-    large = sizes > _SMALL
-    segments = np.where(sizes < _OWN_SEGMENT, _LARGE_SEGMENT, -(-sizes // _SEGMENT_STEP) * _SEGMENT_STEP)
-    pool, blocks = _Pool(_SMALL), [0] * len(sizes)
-    kept = persistent[large[persistent]]
-    lost = pool.fill(sizes[kept].tolist(), segments[kept].tolist())
-    chosen = large[storages]
-    pool.run(wanted[chosen].tolist(), storages[chosen].tolist(), segments.tolist(), blocks)
-    widths = np.where(large, np.array(blocks, dtype=np.int64) >> _SHIFT, sizes)[storages]
-    start = int(sizes[persistent].sum()) + lost
-    peak = start + int(np.cumsum(np.where(allocating, widths, -widths)).max(initial=0))
-    return peak * ALIGNMENT, (pool.reserved + beside) * ALIGNMENT

@@ -1,0 +1,208 @@
+"""Predictions for many graphs of one structure: what differs between them is worked out for all at once.
+
+The step of a family's template is written down once, its sizes being polynomials of symbols. For candidates
+these are then evaluated together, and what is left to do one by one is the allocator's replay. Results are
+those of `predict_graphs` for the graphs one by one, to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.devices import Device
+from torchedge.graphs import GraphFamily, Poly, Size
+from torchedge.graphs.garbage import collection_paused
+from torchedge.graphs.sizes import Amount, Amounts
+from torchedge.prediction.feature_sets import feature_rows
+from torchedge.prediction.latency.workload import (
+    DEPTHWISE_COLUMNS,
+    PRODUCT_COLUMNS,
+    Workload,
+    count_amounts,
+)
+from torchedge.prediction.memory.anchors import ANCHORS, anchor_weights
+from torchedge.prediction.memory.model import Peaks
+from torchedge.prediction.memory.pools import PoolReplay
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.stepping import multiplies, remaining, run_step
+from torchedge.prediction.memory.tape import ALIGNMENT
+from torchedge.prediction.predictor import device_settings
+from torchedge.prediction.profiles import load_models
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+Members = tuple[GraphFamily, IntArray]
+"""A family and the values (D, C) of its symbols for C of its graphs, a column each."""
+
+_BATCH = "N"
+_MIB = 2.0**20
+
+
+class FamilyPredictor:
+    """Predictions for members of families on one device, in one mode, under one setting of the step.
+
+    Rows are the members of all groups in order. Families are analysed once, as long as they exist.
+    """
+
+    def __init__(
+        self, device: Device, mode: Literal["train", "infer"], settings: StepSettings | None = None
+    ) -> None:
+        self.models = load_models(device, mode)
+        self.settings = device_settings(device, settings)
+        self._known: WeakKeyDictionary[GraphFamily, FamilyAnalysis | None] = WeakKeyDictionary()
+
+    def latency(
+        self, groups: Sequence[Members], batch_size: int, confidence: float | None = None
+    ) -> FloatArray:
+        """Return Φ or φ of each row in ms (R,), or with a confidence what it stays below."""
+        model = self.models.latency
+        work = [w for family, values in self._analysed(groups) for w in family.workloads(values)]
+        rows, batch = np.arange(len(work)), np.full(len(work), float(batch_size))
+        times = model.predict(work, rows, batch, self._columns(model.feature_set, groups, rows, batch))
+        if confidence is None:
+            return times.value
+        one = np.ones(1)
+        scale = model.errors.margin(one, confidence) / model.errors.half_width(one)
+        return np.asarray(times.value * (times.high / times.value) ** scale)
+
+    def memory(
+        self, groups: Sequence[Members], batch_size: int, confidence: float | None = None
+    ) -> FloatArray:
+        """Return Γ or γ of each row in MiB (R,), or with a confidence what it stays below."""
+        model = self.models.memory
+        peaks = _joined([family.peaks(values, batch_size) for family, values in self._analysed(groups)])
+        rows = np.arange(len(peaks.batch))
+        columns = self._columns(model.feature_set, groups, rows, peaks.batch)
+        if confidence is None:
+            return model.predict(peaks, columns).value
+        return model.required(peaks, confidence, columns)
+
+    def _columns(
+        self, feature_set: str | None, groups: Sequence[Members], rows: IntArray, batch: FloatArray
+    ) -> FloatArray | None:
+        """Return the features (R, F) that a forest reads beside its own, None where it reads none."""
+        if feature_set is None:
+            return None
+        graphs = [family.graph(column.tolist()) for family, values in groups for column in values.T]
+        return feature_rows(graphs, rows, batch, feature_set)
+
+    def _analysed(self, groups: Sequence[Members]) -> list[tuple[FamilyAnalysis, IntArray]]:
+        """Return the groups' analyses; a family whose rules ask what depends on its sizes falls apart."""
+        found = []
+        for family, values in groups:
+            analysis = self._analysis(family)
+            if analysis is not None:
+                found.append((analysis, values))
+                continue
+            for column in values.T:
+                alone = GraphFamily(family.graph(column.tolist()), ())
+                found.append((FamilyAnalysis(alone, self.settings), np.zeros((0, 1), dtype=np.int64)))
+        return found
+
+    def _analysis(self, family: GraphFamily) -> FamilyAnalysis | None:
+        if family not in self._known:
+            try:
+                self._known[family] = FamilyAnalysis(family, self.settings)
+            except TypeError:  # from a Size: no answer that holds for all
+                if not family.symbols:
+                    raise
+                self._known[family] = None
+        return self._known[family]
+
+
+def _joined(peaks: Sequence[Peaks]) -> Peaks:
+    return Peaks(
+        *(
+            np.concatenate([getattr(p, name) for p in peaks])
+            for name in ("batch", "allocated", "reserved", "parameters", "linear")
+        )
+    )
+
+
+class FamilyAnalysis:
+    """The work and the allocations of a family's graphs under one setting.
+
+    Raises TypeError where an operator's rule asks of a size what not all graphs of the family answer alike.
+    """
+
+    def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
+        found = count_amounts(family.template)
+        numbers = [n for line in (*found.products, *found.depthwise) for n in line]
+        self._work = Amounts([*numbers, *found.passes, *found.launches], family.symbols, float)
+        lengths = [len(found.products) * len(PRODUCT_COLUMNS), len(found.depthwise) * len(DEPTHWISE_COLUMNS)]
+        self._ends = np.cumsum([*lengths, len(found.passes)])
+        self._training = family.template.loss is not None
+        with collection_paused():
+            self._tape = _FamilyTape(family, settings)
+
+    def workloads(self, values: IntArray) -> list[Workload]:
+        """Return the work of each candidate; values: (D, C), a column of symbols' values a candidate."""
+        found = []
+        for row in np.ascontiguousarray(self._work.at(values).T):
+            dense, deep, passes, launches = np.split(row, self._ends)
+            dense, deep = dense.reshape(-1, len(PRODUCT_COLUMNS)), deep.reshape(-1, len(DEPTHWISE_COLUMNS))
+            found.append(Workload(dense, deep, passes, launches, self._training))
+        return found
+
+    def peaks(self, values: IntArray, batch_size: int) -> Peaks:
+        """Return the simulated peaks of each candidate at one batch size."""
+        return self._tape.peaks(values, batch_size)
+
+
+class _FamilyTape:
+    """The allocations of a step of each of a family's graphs: one order of events, sizes by symbols."""
+
+    def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
+        step = run_step(family.template, settings)
+        writer = step.tape
+        writer.close(remaining(step))
+        self.events = np.array(writer.events, dtype=np.int32)
+        self.persistent = np.array(writer.persistent, dtype=np.int32)
+        self.replay = PoolReplay(self.events, self.persistent)
+        self.signs = np.sign(self.events).astype(np.int64)[:, None]
+        parameters: Amount = sum((v.nbytes[0] for v in family.template.parameters), start=0)
+        known: dict[Poly, Amount] = {size: _in_batch(size) for size in set(writer.sizes)}
+        self.sizes = Amounts([known[size] for size in writer.sizes], (*family.symbols, _BATCH))
+        self.parameters = Amounts([parameters], family.symbols)
+        self.multiplies = multiplies(family.template)
+
+    def peaks(self, values: IntArray, batch_size: int) -> Peaks:
+        """Return the simulated peaks of candidates (D, C), as `memory.anchors` works them out."""
+        needed, weights = anchor_weights(np.array([batch_size]))
+        batches = np.array([batch_size, *(ANCHORS[index] for index in needed)])
+        count = values.shape[1]
+        columns = np.concatenate([np.repeat(values, len(batches), axis=1), [np.tile(batches, count)]])
+        units = -(-self.sizes.at(columns) // ALIGNMENT)
+        live = (self._live(units) * (ALIGNMENT / _MIB)).reshape(count, len(batches))
+        rows = np.ascontiguousarray(units.T).reshape(count, len(batches), -1)[:, 1:]
+        peaks = np.array([self.replay.peaks(sizes) for sizes in rows]) / _MIB
+        ratios = peaks / live[:, 1:, None]
+        allocated, reserved = live[:, 0] * sum(
+            weight * ratios[:, place].T for place, weight in enumerate(weights[0])
+        )  # not a matrix product, whose last bit depends on how many rows it has
+        return Peaks(
+            np.full(count, float(batch_size)),
+            allocated,
+            reserved,
+            self.parameters.at(values)[0] / _MIB,
+            np.full(count, self.multiplies),
+        )
+
+    def _live(self, units: IntArray) -> IntArray:
+        """Return the most units alive at once, of sizes (S, R): (R,)."""
+        changes = units[self.replay.storages] * self.signs
+        rise = np.cumsum(changes, axis=0).max(axis=0, initial=0)
+        return np.asarray(rise + units[self.persistent].sum(axis=0))
+
+
+def _in_batch(coefficients: Poly) -> Amount:
+    """Return an amount given by powers of the batch size as one with the batch size among its symbols."""
+    batch = Size.symbol(_BATCH)
+    c0, c1, c2 = coefficients
+    return c0 + batch * c1 + batch * batch * c2
