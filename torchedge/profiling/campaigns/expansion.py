@@ -14,9 +14,10 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torchedge.errors import InputError, ProfileError, TorchedgeError
+from torchedge.profiling.campaigns.locks import take_lock
 from torchedge.profiling.campaigns.plans import Plan, PlanItem, parse_plan
 from torchedge.storage.documents import read_bytes
 
@@ -50,9 +51,9 @@ def expand(folder: Path, tell: Callable[[str], Any] = lambda _: None) -> None:
     """
     plan = parse_plan(PLAN, read_bytes(folder / PLAN).decode())
     _check_names(plan)
-    path = folder / JOBS
-    known = _whole_lines(path)
-    with path.open("ab") as file:
+    with (folder / JOBS).open("a+b") as file:
+        take_lock(file, wait=True)  # that of an expansion whose controller was killed ends with its next item
+        known = _whole_lines(file)
         for item in list(plan.items())[known:]:
             tell(item.id)
             file.write((json.dumps(make_job(item, plan)) + "\n").encode())
@@ -60,15 +61,13 @@ def expand(folder: Path, tell: Callable[[str], Any] = lambda _: None) -> None:
         os.fsync(file.fileno())
 
 
-def _whole_lines(path: Path) -> int:
+def _whole_lines(file: BinaryIO) -> int:
     """Count the lines of a file and cut off a torn last one."""
-    if not path.exists():
-        return 0
-    with path.open("r+b") as file:
-        count = place = 0
-        while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
-            count, place = count + 1, place + len(line)
-        file.truncate(place)
+    count = place = 0
+    file.seek(0)
+    while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+        count, place = count + 1, place + len(line)
+    file.truncate(place)
     return count
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchedge.errors import ProfileError
+from torchedge.profiling.campaigns.locks import take_lock
 from torchedge.storage.documents import read_bytes
 
 __all__ = ["FILE", "Journal", "Point", "point_of"]
@@ -23,8 +24,8 @@ FILE = "rows.jsonl"
 Point = tuple[str, str, int]
 """Job, mode and batch size."""
 
-WITNESSED_LOSSES, LOSSES = 2, 3
-"""So many times in a row the point under way may go down with the device, or with the controller."""
+WITNESSED_LOSSES, LOSSES = 2, 4
+"""So many times in a row a point may go down with its device, or be under way when the controller dies."""
 
 _LONGEST_LINE = 1 << 24
 
@@ -49,7 +50,11 @@ class Journal:
     def __enter__(self) -> Journal:
         try:
             self._file = open(self.path, "a+b")
-            _lock(self._file, self.path)
+            if not take_lock(self._file, wait=False):
+                raise ProfileError(
+                    f"{self.path.parent}: another torchedge is running this campaign; wait for it, or use "
+                    "another --out"
+                )
             self._load(self._file)
         except OSError as error:
             raise _unwritable(self.path, error) from error
@@ -165,19 +170,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # no POSIX: two controllers on one folder are the user's to avoid
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ProfileError(
-            f"{path.parent}: another torchedge is running this campaign; wait for it, or use another --out"
-        ) from error
 
 
 def _unwritable(path: Path, error: OSError) -> ProfileError:

@@ -1,0 +1,94 @@
+"""The journal survives a torn last line at any byte, and refuses damage in the middle."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchedge.errors import ProfileError
+from torchedge.profiling.campaigns.journal import FILE, Journal
+
+ROWS = [
+    {"row": "session", "device": "board", "boot": "a"},
+    {"row": "environment", "machine": "m"},
+    *[
+        {"row": kind, "job": f"net{i}", "mode": "train", "batch_size": 2**i, **rest}
+        for i in range(3)
+        for kind, rest in (("start", {}), ("point", {"fits": 1, "reason": "Γ"}))
+    ],
+]
+
+
+def written(folder: Path) -> bytes:
+    with Journal(folder) as journal:
+        for row in ROWS:
+            journal.add(row)
+    return (folder / FILE).read_bytes()
+
+
+@given(st.data())
+def test_torn_anywhere(data):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = written(folder)
+        cut = data.draw(st.integers(0, len(whole)))
+        (folder / FILE).write_bytes(whole[:cut])
+        with Journal(folder) as journal:
+            kept = (folder / FILE).read_bytes()
+            assert whole.startswith(kept) and kept == whole[: whole[:cut].rfind(b"\n") + 1]
+            assert len(journal.done) == sum(b'"point"' in line for line in kept.splitlines())
+            journal.add(ROWS[-1])
+            assert journal.row_at(journal.done[("net2", "train", 4)]) == ROWS[-1]
+        with Journal(folder) as journal:
+            assert ("net2", "train", 4) in journal.done
+
+
+@pytest.mark.parametrize("line", [b"garbage\n", b'{"row": "point"}\n', b"[]\n", b"\x00\x00\n", b"\n"])
+def test_damage_in_the_middle_is_named(tmp_path, line):
+    whole = written(tmp_path)
+    (tmp_path / FILE).write_bytes(line + whole)
+    with pytest.raises(ProfileError, match="line 1"), Journal(tmp_path):
+        pass
+
+
+def begin(journal, boot="a"):
+    journal.add({"row": "session", "device": "board", "boot": boot})
+
+
+def point(journal, kind, **rest):
+    journal.add({"row": kind, "job": "net", "mode": "train", "batch_size": 1, **rest})
+
+
+def test_losses_count_in_a_row(tmp_path):
+    with Journal(tmp_path) as journal:
+        for _ in range(3):  # killed by somebody: not the point's fault so soon
+            begin(journal)
+            point(journal, "start")
+        assert journal.given_up() == []
+        begin(journal)
+        point(journal, "start")
+        begin(journal)
+        assert journal.given_up() == [("net", "train", 1)]
+        point(journal, "start")
+        point(journal, "point", fits=1)
+        assert journal.given_up() == []
+
+
+@pytest.mark.parametrize("witness", ["lost", "boot"])
+def test_losses_that_were_seen_count_twice_only(tmp_path, witness):
+    with Journal(tmp_path) as journal:
+        for number in range(2):
+            assert journal.given_up() == []
+            begin(journal, boot=str(number) if witness == "boot" else "a")
+            point(journal, "start")
+            if witness == "lost":
+                journal.add({"row": "lost"})
+        begin(journal, boot="last" if witness == "boot" else "a")
+        assert journal.given_up() == [("net", "train", 1)]
+
+
+def test_unwritable_folder(tmp_path):
+    with pytest.raises(ProfileError, match="cannot be written"), Journal(tmp_path / "missing"):
+        pass
