@@ -1,0 +1,101 @@
+"""Plans expand the same way every time, and say which key is wrong."""
+
+import pytest
+
+from torchedge.errors import InputError
+from torchedge.profiling.campaigns.plans import PACKAGED, parse_plan, read_plan
+
+SMALL = 'train_batch_sizes = [8, 2]\nnetworks = ["resnet18"]\n'
+
+
+def test_standard_is_the_grid_of_the_paper():
+    plan = read_plan("standard")
+    items = list(plan.items())
+    assert len(items) == 7 * (1 + 18 * 2)
+    assert all(len([p for p in i.network.points if p[0] == "train"]) == 25 for i in items)
+    assert {i.network.label for i in items} == {
+        *("resnet18", "resnet50", "alexnet", "mobilenetv2", "squeezenet", "mnasnet", "googlenet")
+    }
+    assert len({i.id for i in items}) == len(items)
+    assert plan.optimizer == "sgd-momentum" and plan.scope == "global"
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_packaged_plans_count_what_their_comments_say(name):
+    plan = read_plan(name)
+    networks = len(list(plan.items()))
+    points = sum(len(item.network.points) for item in plan.items())
+    assert f"{networks} networks, {points:,} points" in plan.text
+
+
+def test_levels_strategies_and_sizes():
+    plan = parse_plan(
+        "p",
+        'levels = [50, 0]\nstrategies = ["random", "l1"]\ninfer_batch_sizes = [1]\n'
+        'networks = [{name = "resnet18", input_sizes = [[3, 224, 224], [3, 96, 96]]}, "timm:resnet26d"]',
+    )
+    assert [i.id for i in plan.items()] == [
+        "resnet18-0", "resnet18-random-50", "resnet18-l1-50",
+        "resnet18@3x96x96-0", "resnet18@3x96x96-random-50", "resnet18@3x96x96-l1-50",
+        "timm:resnet26d-0", "timm:resnet26d-random-50", "timm:resnet26d-l1-50",
+    ]  # fmt: skip
+    assert [(i.level, i.strategy) for i in plan.items()][:3] == [(0, ""), (50, "random"), (50, "l1")]
+
+
+def test_digest_sees_meaning_only():
+    plan = parse_plan("p", SMALL)
+    assert plan.digest == parse_plan("q", "# a comment\n" + SMALL.replace("[8, 2]", "[2, 8, 8]")).digest
+    for change in ("seed = 1\n", 'optimizer = "adam"\n', "round_to = 8\n", "levels = [0, 5]\n"):
+        assert plan.digest != parse_plan("p", change + SMALL).digest
+
+
+def test_network_overrides_the_plan():
+    plan = parse_plan(
+        "p",
+        SMALL.replace('"resnet18"', '{name = "resnet18", label = "r18", train_batch_sizes = [1]}, "alexnet"'),
+    )
+    first, second = plan.networks
+    assert first.label == "r18" and first.points == (("train", 1),)
+    assert second.points == (("train", 2), ("train", 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "networks is 'None'"),
+        ("networks = []", "networks is"),
+        ('networks = ["resnet18"]', "no train_batch_sizes"),
+        ("levels = [100]\n" + SMALL, "levels is .*0 to below 100"),
+        ("levels = [-5]\n" + SMALL, "levels is"),
+        ("levels = 5\n" + SMALL, "levels is"),
+        ('strategies = ["l2"]\n' + SMALL, "strategies is .*random, l1"),
+        ("train_batch_sizes = [0]\nnetworks = ['a']", "train_batch_sizes is"),
+        ("train_batch_sizes = [true]\nnetworks = ['a']", "train_batch_sizes is"),
+        ('optimizer = "lion"\n' + SMALL, "optimizer is 'lion'; expected one of sgd"),
+        ("round_to = 0\n" + SMALL, "round_to is"),
+        ("batch_sizes = [1]\n" + SMALL, "knows no 'batch_sizes'"),
+        (SMALL.replace('"resnet18"', '"resnet18", "resnet18"'), "resnet18-0 stands twice; give one .* label"),
+        (SMALL.replace('"resnet18"', '"../x"'), "name is '../x'"),
+        (SMALL.replace('"resnet18"', "3"), "a network is '3'"),
+        (SMALL.replace('"resnet18"', '{name = "resnet18", level = 3}'), "knows no 'level'"),
+        (SMALL.replace('"resnet18"', '{name = "resnet18", kwargs = 3}'), "kwargs is '3'"),
+        (SMALL.replace('"resnet18"', '{name = "resnet18", input_size = [3, 0]}'), "input size is"),
+        ("networks = [", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(text, said):
+    with pytest.raises(InputError, match=said) as caught:
+        parse_plan("mine.toml", text)
+    assert "mine.toml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_unknown_plan_names_the_packaged_ones():
+    with pytest.raises(InputError, match=r"expected standard, quick or a TOML file"):
+        read_plan("fast")
+
+
+def test_too_many_points_are_refused():
+    sizes = list(range(1, 2001))
+    names = ", ".join(f'"n{i}"' for i in range(600))
+    with pytest.raises(InputError, match="1200000 points"):
+        parse_plan("p", f"train_batch_sizes = {sizes}\nnetworks = [{names}]")

@@ -1,0 +1,152 @@
+"""A network written as nodes and built again runs the same operators, with the same lifetimes."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.errors import InputError
+from torchedge.profiling.campaigns.networks import build_network, recipe_of
+from torchedge.profiling.campaigns.pruning import prune
+from torchedge.profiling.campaigns.serialising import serialise
+from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, TopologyModule
+from torchedge.tracing.vision import prepare_torchvision
+
+SIZE = (3, 224, 224)
+NETWORKS = (
+    "resnet18", "mobilenet_v2", "squeezenet1_1", "mnasnet1_0", "googlenet", "densenet121", "efficientnet_b0",
+    "mobilenet_v3_small", "shufflenet_v2_x0_5", "regnet_y_400mf", "vgg11",
+)  # fmt: skip
+KWARGS = {"googlenet": {"aux_logits": False, "transform_input": True, "init_weights": False}}
+
+
+def original(name: str, level: float = 0) -> nn.Module:
+    prepare_torchvision()
+    pytest.importorskip("torchvision")
+    model = build_network(recipe_of(name, KWARGS.get(name, {})))
+    if level:
+        pytest.importorskip("torch_pruning")
+        model = prune(model, SIZE, level).model
+    return model
+
+
+def through_json(nodes):
+    return json.loads(json.dumps(nodes))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_same_graph_features_and_memory(name, mode):
+    level = 50 if name in ("resnet18", "mobilenet_v2", "squeezenet1_1", "googlenet") else 0
+    model = original(name, level)
+    with torch.device("meta"):
+        rebuilt = TopologyModule(through_json(serialise(model)), name)
+    one, two = (torchedge.capture(m, input_size=SIZE, mode=mode) for m in (model, rebuilt))
+    assert [(o.kind, o.inputs, o.outputs, o.inplace) for o in one.ops] == [
+        (o.kind, o.inputs, o.outputs, o.inplace) for o in two.ops
+    ]
+    assert [v.shape for v in one.values] == [v.shape for v in two.values]
+    assert list(map(sorted, one.releases or ())) == list(map(sorted, two.releases or ()))
+    assert torchedge.features(one, 16).values.tolist() == torchedge.features(two, 16).values.tolist()
+    for batch in (2, 32):
+        found = [torchedge.simulate(graph, batch, mode=mode) for graph in (one, two)]
+        assert found[0].live_mib == found[1].live_mib
+        assert found[0].allocated_mib == pytest.approx(found[1].allocated_mib, rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def probe(checkout):
+    """The stand-alone probe as a module."""
+    spec = importlib.util.spec_from_file_location("training_probe", checkout / "hooks" / "training_probe.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "mobilenet_v2"])
+def test_same_outputs_also_of_the_probes_reader(name, probe):
+    torch.manual_seed(0)
+    nodes = through_json(serialise(original(name, 60)))
+    ours, theirs = TopologyModule(nodes, name), probe.topology(nodes)
+    source = nn.Module.to_empty(original(name, 60), device="cpu")
+    state = {
+        key: torch.rand_like(v) / 10 if v.is_floating_point() else v * 0
+        for key, v in source.state_dict().items()
+    }
+    source.load_state_dict(state)
+    x = torch.rand(2, 3, 64, 64)
+    outputs = []
+    for model in (source, ours, theirs):
+        keys = model.state_dict().keys()
+        model.load_state_dict(dict(zip(keys, state.values(), strict=True)))
+        with torch.no_grad():
+            outputs.append(model.eval()(x))
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[1], outputs[2])
+
+
+def test_probe_reads_what_is_written(probe):
+    functions = {*probe.FUNCTIONS, *probe.OPERATORS, *probe.TORCH_FUNCTIONS}
+    assert set(FUNCTIONS) <= functions and set(METHODS) <= set(probe.METHODS)
+    assert set(LAYERS) - set(probe.LAYERS) <= {"LocalResponseNorm", "StochasticDepth"}
+
+
+class Growing(nn.Module):
+    def forward(self, x):
+        x += 1
+        y = x[:, 0:1] * 2
+        return y.reshape(x.shape[0], -1)
+
+
+def test_in_place_operators_and_slices():
+    nodes = serialise(Growing(), input_size=(3, 4, 4))
+    assert next(n["target"] for n in nodes if n["op"] == "function") == "iadd"
+    x = torch.rand(2, 3, 4, 4)
+    expected = Growing()(x.clone())
+    assert torch.equal(TopologyModule(through_json(nodes), "growing")(x), expected)
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class TwoFaced(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+class Unknown(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft(x).real
+
+
+class Parametric(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class TwoInputs(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Branching(), "torch.fx cannot trace it"),
+        (TwoFaced(), "looks at whether it trains"),
+        (Unknown(), "fft"),
+        (Parametric(), "scale"),
+        (TwoInputs(), "several inputs"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_named(model, said):
+    with pytest.raises(InputError, match=said):
+        serialise(model, input_size=(3, 8, 8))
