@@ -20,7 +20,6 @@ import statistics
 import sys
 
 MIB = 2.0**20
-REPEATS = 4
 PHASES = ("forward", "backward_x", "backward_w")
 
 
@@ -29,8 +28,8 @@ def rounded(tensor):
     return -(-tensor.numel() * tensor.element_size() // 512) * 512
 
 
-def measure(shape):
-    """Return workspaces and times of one convolution."""
+def measure(shape, repeats):
+    """Return workspaces and times (of that many runs each, none for 0) of one convolution."""
     import torch
 
     spatial = [shape["stride"], shape["padding"], shape["dilation"]]
@@ -58,14 +57,15 @@ def measure(shape):
         made = rounded(run(phase))
         row[phase + "_workspace_mib"] = round((torch.cuda.max_memory_allocated() - before - made) / MIB, 4)
         marks = []
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             run(phase)
             end.record()
             marks.append((start, end))
         torch.cuda.synchronize()
-        row[phase + "_ms"] = float("{:.4g}".format(statistics.median(a.elapsed_time(b) for a, b in marks)))
+        times = [start.elapsed_time(end) for start, end in marks]
+        row[phase + "_ms"] = float("{:.4g}".format(statistics.median(times))) if times else None
     return row
 
 
@@ -74,6 +74,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shapes", help="file with one convolution a line; - reads standard input")
     parser.add_argument("--out", help="file to append rows to (default: standard output)")
+    parser.add_argument("--repeats", type=int, default=4, help="timed runs of each phase; 0 measures no times")
     arguments = parser.parse_args()
     import torch
 
@@ -87,7 +88,7 @@ def main():
             except ValueError as error:
                 sys.exit("convolution_probe: line {} is not a convolution: {}".format(number, error))
             try:
-                row = measure(shape)
+                row = measure(shape, arguments.repeats)
             except (RuntimeError, KeyError, TypeError) as error:
                 row = dict(shape, reason=" ".join(str(error).split())[:200])
             torch.cuda.empty_cache()
