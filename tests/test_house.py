@@ -28,6 +28,8 @@ OPTIONAL = {
     *("matplotlib", "onnx", "ortools", "pyopencl", "scipy", "sklearn", "timm", "torchvision", "transformers"),
 }
 PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+RUNNERS = {"Parallel", "delayed", "parallel_config"}
+"""Of joblib only what runs tasks: nothing is written to disk with it, nothing read."""
 PICKLED = {".pkl", ".pickle", ".joblib", ".pt", ".pth", ".ckpt"}
 CODE = {".py", ".cl", ".c", ".cc", ".cpp", ".h", ".sh"}
 MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(?:work|root|opt|home/\w+|Users/\w+)/\w")
@@ -178,6 +180,8 @@ def pickle_uses(tree: ast.AST) -> list[int]:
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
+            if modules == ["joblib"] and RUNNERS.issuperset(alias.name for alias in node.names):
+                continue
         elif isinstance(node, ast.Call):
             options = {k.arg: k.value for k in node.keywords}
             safe = options.get("weights_only")
@@ -207,6 +211,8 @@ def test_no_pickle():
     [
         ("import pickle", [1]),
         ("from joblib import load", [1]),
+        ("from joblib import Parallel, delayed", []),
+        ("from joblib import Parallel, dump", [1]),
         ("x = 1\ntorch.load(path)", [2]),
         ("torch.load(path, weights_only=True)", []),
         ("np.load(path, allow_pickle=True)", [1]),

@@ -139,6 +139,10 @@ class Quotient(str):
         made.size, made.divisor = size, divisor
         return made
 
+    def __getnewargs__(self) -> tuple[Size, int]:  # type: ignore[override]
+        """Return what a copy is made of."""
+        return self.size, self.divisor
+
     def value(self, values: Mapping[str, int]) -> int:
         """Return the number that it is for the given symbols."""
         return self.size.substitute(values) // self.divisor

@@ -1,0 +1,1 @@
+"""OpenCL devices: the only room that imports pyopencl."""

@@ -1,0 +1,65 @@
+"""Kernels on this machine's own processor, for work that numpy cannot do at once: arrays in, arrays out.
+
+PoCL (`pip install 'torchedge[opencl]'`) compiles them; whoever uses them has to know another way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class CpuKernel:
+    """One compiled kernel; use `compile_kernel` to get it."""
+
+    def __init__(self, source: str, name: str) -> None:
+        import pyopencl
+
+        self._cl = pyopencl
+        devices = [
+            device
+            for platform in pyopencl.get_platforms()
+            for device in platform.get_devices(pyopencl.device_type.CPU)
+        ]
+        self._context = pyopencl.Context(devices[:1])
+        self._queue = pyopencl.CommandQueue(self._context)
+        self._kernel = pyopencl.Kernel(pyopencl.Program(self._context, source).build(), name)
+        self._process = os.getpid()
+
+    @property
+    def usable(self) -> bool:
+        """Whether this is the process that compiled it: the runtime's threads do not survive a fork."""
+        return os.getpid() == self._process
+
+    def run(
+        self, count: int, inputs: Sequence[Array], scratch: Sequence[int], numbers: Sequence[int], out: Array
+    ) -> None:
+        """Run `count` work-items and fill `out`.
+
+        The kernel's arguments: inputs (read), scratch buffers of so many bytes, int32 numbers, out (written).
+        """
+        flags = self._cl.mem_flags
+        buffers = [
+            self._cl.Buffer(self._context, flags.READ_ONLY | flags.USE_HOST_PTR, hostbuf=array)
+            for array in inputs
+        ]
+        buffers += [self._cl.Buffer(self._context, flags.READ_WRITE, size) for size in scratch]
+        result = self._cl.Buffer(self._context, flags.WRITE_ONLY, out.nbytes)
+        whole = [np.int32(number) for number in numbers]
+        self._kernel(self._queue, (count,), (1,), *buffers, *whole, result)
+        self._cl.enqueue_copy(self._queue, out, result)
+        self._queue.finish()
+
+
+def compile_kernel(source: str, name: str) -> CpuKernel | None:
+    """Return a kernel for this machine's processor; None where pyopencl, a device or its compiler fails."""
+    try:
+        return CpuKernel(source, name)
+    except Exception:  # whatever a driver says: there is another way
+        return None

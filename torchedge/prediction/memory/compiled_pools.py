@@ -1,0 +1,207 @@
+"""The replay of `pools`, compiled for this machine's processor: for thousands of candidates.
+
+Results are the same to the byte; a kernel that gives anything else on a trial is not used. Where OpenCL is
+missing, or little is to be replayed, Python does it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.opencl.cpu import CpuKernel, compile_kernel
+from torchedge.prediction.memory.pools import PoolReplay, Units
+from torchedge.prediction.memory.tape import ALIGNMENT
+
+_WORTH = 400
+"""Rows that Python replays before a kernel is compiled, which takes about as long."""
+
+_FREE_BLOCKS = 256
+"""Free blocks a pool may have in the kernel; a row that has more is left to Python."""
+
+_LARGEST = 1 << 24
+"""Units of a storage, and storages of a row, up to which the kernel's 32 bits suffice."""
+
+SOURCE = r"""
+#define MIB 2048u
+#define SMALL MIB
+
+/* One work-item replays one row of sizes: persistent storages first, then the events (+s allocates storage
+   s - 1, -s frees it). Pool 0 holds requests up to 1 MiB, pool 1 larger ones. free_at and free_width list the
+   free blocks of both pools in no order. out: allocated and reserved peak; -1 where a list is full. */
+__kernel void replay(__global const int *events, __global const int *persistent, __global const uint *units,
+                     __global uint *at, __global uint *width, __global uint *free_at,
+                     __global uint *free_width, const int event_count, const int persistent_count,
+                     const int storages, const int room, __global long *out) {
+  const long row = get_global_id(0);
+  units += row * storages;
+  at += row * storages;
+  width += row * storages;
+  int count[2] = {0, 0};
+  uint top = 0;
+  long reserved = 0, allocated = 0, peak = 0;
+  out += 2 * row;
+  for (int k = 0; k < persistent_count + event_count; ++k) {
+    if (k == persistent_count) peak = allocated;
+    const int event = k < persistent_count ? persistent[k] + 1 : events[k - persistent_count];
+    const int storage = event > 0 ? event - 1 : -event - 1;
+    const uint size = units[storage];
+    if (!size) continue;
+    const int pool = size > SMALL;
+    __global uint *starts = free_at + (2 * row + pool) * room;
+    __global uint *widths = free_width + (2 * row + pool) * room;
+    int n = count[pool];
+    if (event > 0) {
+      int best = -1;
+      uint best_width = 0xffffffffu, start = 0xffffffffu;
+      for (int i = 0; i < n; ++i) {
+        const uint w = widths[i];
+        if (w >= size && (w < best_width || (w == best_width && starts[i] < start))) {
+          best = i;
+          best_width = w;
+          start = starts[i];
+        }
+      }
+      if (best < 0) {
+        const uint own = (size + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
+        best_width = !pool ? 2 * MIB : size < 10 * MIB ? 20 * MIB : own;
+        start = top;
+        top += best_width + 1;
+        reserved += best_width;
+        if (n >= room) {
+          out[0] = -1;
+          return;
+        }
+        best = n++;
+      }
+      if (best_width - size > (pool ? SMALL : 0u)) {
+        starts[best] = start + size;
+        widths[best] = best_width - size;
+        best_width = size;
+      } else {
+        --n;
+        starts[best] = starts[n];
+        widths[best] = widths[n];
+      }
+      at[storage] = start;
+      width[storage] = best_width;
+      allocated += best_width;
+      if (allocated > peak) peak = allocated;
+    } else {
+      const uint start = at[storage], end = start + width[storage];
+      allocated -= width[storage];
+      int left = -1, right = -1;
+      for (int i = 0; i < n; ++i) {
+        if (starts[i] + widths[i] == start) left = i;
+        if (starts[i] == end) right = i;
+      }
+      if (left < 0 && right < 0) {
+        if (n >= room) {
+          out[0] = -1;
+          return;
+        }
+        starts[n] = start;
+        widths[n++] = end - start;
+      } else if (right < 0) {
+        widths[left] = end - starts[left];
+      } else {
+        const uint first = left < 0 ? start : starts[left];
+        widths[right] += end - first;
+        starts[right] = first;
+        if (left >= 0) {
+          --n;
+          starts[left] = starts[n];
+          widths[left] = widths[n];
+        }
+      }
+    }
+    count[pool] = n;
+  }
+  out[0] = peak;
+  out[1] = reserved;
+}
+"""
+
+
+class FastReplay:
+    """Replays one tape's events for many rows of sizes, see `PoolReplay`."""
+
+    def __init__(self, events: npt.NDArray[np.int32], persistent: npt.NDArray[np.int32]) -> None:
+        self.events, self.persistent = events, persistent
+        self.slow = PoolReplay(events, persistent)
+
+    def peaks(self, units: Units) -> Units:
+        """Return the allocated and reserved peaks in bytes (C, B, 2) of C candidates at B batch sizes.
+
+        units: (C, B, S) sizes of storages in units of 512 bytes.
+        """
+        flat = units.reshape(-1, units.shape[-1])
+        kernel = _kernel(len(flat))
+        if kernel is None or not len(self.events) or not len(flat) or int(flat.max(initial=0)) >= _LARGEST:
+            return np.array([self.slow.peaks(rows) for rows in units], dtype=np.int64).reshape(
+                *units.shape[:2], 2
+            )
+        found = _run(kernel, self.events, self.persistent, flat)
+        for row in np.flatnonzero(found[:, 0] < 0):
+            found[row] = self.slow.peaks(flat[row : row + 1])[0]
+        return found.reshape(*units.shape[:2], 2)
+
+
+def _run(
+    kernel: CpuKernel, events: npt.NDArray[np.int32], persistent: npt.NDArray[np.int32], units: Units
+) -> Units:
+    """Return both peaks in bytes of each row of units (R, S), (R, 2); negative where a list was full."""
+    rows, storages = units.shape
+    out = np.empty((rows, 2), dtype=np.int64)
+    kept = persistent if len(persistent) else np.zeros(1, dtype=np.int32)  # no empty buffers
+    blocks, lists = 4 * rows * storages, 8 * rows * _FREE_BLOCKS
+    kernel.run(
+        rows,
+        [events, kept, np.ascontiguousarray(units, dtype=np.uint32)],
+        [blocks, blocks, lists, lists],
+        [len(events), len(persistent), storages, _FREE_BLOCKS],
+        out,
+    )
+    return out * ALIGNMENT
+
+
+_asked = 0
+
+
+def _kernel(rows: int) -> CpuKernel | None:
+    """Return the kernel once enough rows were asked for to be worth it, and where there is one."""
+    global _asked  # a process's count, so that one short search pays for no compiler
+    _asked += rows
+    if _asked < _WORTH:
+        return None
+    kernel = _compiled()
+    return kernel if kernel is not None and kernel.usable else None
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> CpuKernel | None:
+    kernel = compile_kernel(SOURCE, "replay")
+    return kernel if kernel is not None and _passes(kernel) else None
+
+
+def _passes(kernel: CpuKernel) -> bool:
+    """Whether the kernel replays a random tape as Python does."""
+    rng = np.random.default_rng(0)
+    alive: list[int] = []
+    events: list[int] = []
+    persistent, storages = np.arange(20, dtype=np.int32), 200
+    for storage in range(len(persistent), storages):
+        events.append(storage + 1)
+        alive.append(storage)
+        if rng.random() < 0.7:
+            events.append(-1 - alive.pop(int(rng.integers(len(alive)))))
+    sizes = np.exp(rng.uniform(0, np.log(60_000), size=(4, storages))).astype(np.int64)
+    order = np.array(events, dtype=np.int32)
+    try:
+        found = _run(kernel, order, persistent, sizes)
+    except Exception:  # whatever a driver says: there is another way
+        return False
+    expected = [PoolReplay(order, persistent).peaks(sizes[k : k + 1])[0] for k in range(len(sizes))]
+    return bool((found == np.array(expected)).all())

@@ -1,0 +1,268 @@
+"""`torchedge.search`: checks what was given, runs the evolution, says what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.devices import Device
+from torchedge.errors import InputError
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.predictor import predict_graph
+from torchedge.prediction.results import Prediction
+from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
+from torchedge.searching.evolution import Evolution, Recipe, Score
+from torchedge.searching.journal import Journal
+from torchedge.searching.results import Candidate, Counts, Search, Violation, pareto
+from torchedge.searching.spaces import Mode, SearchSpace, check_space
+
+FloatArray = npt.NDArray[np.float64]
+
+_EXHAUSTED = 3
+"""Iterations without a single new candidate after which the search ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchProgress:
+    """How far a search is: iteration (0: the initial population) of so many, best score, counts, seconds."""
+
+    iteration: int
+    iterations: int
+    best: float | None
+    evaluated: int
+    valid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTask:
+    """What is searched for, checked: limits in the order of `FIGURES`, batch sizes by mode, settings."""
+
+    space: SearchSpace
+    device: Device
+    limits: Mapping[str, float]
+    batch_sizes: Mapping[Mode, int]
+    settings: StepSettings
+    confidence: float | None
+    recipe: Recipe
+    seed: int
+
+    def header(self) -> dict[str, Any]:
+        """Return what a journal has to agree with to be continued."""
+        choices = json.dumps([[k, list(map(repr, v))] for k, v in self.space.choices.items()])
+        profile = json.dumps(_plain(self.device.profile), sort_keys=True, default=str)
+        return {
+            "space": self.space.name,
+            "choices": hashlib.sha256(choices.encode()).hexdigest()[:16],
+            "genes": len(self.space.counts),
+            "device": self.device.name,
+            "profile": hashlib.sha256(profile.encode()).hexdigest()[:16],
+            "figures": list(self.limits),
+            "limits": list(self.limits.values()),
+            "batch_sizes": dict(sorted(self.batch_sizes.items())),
+            "settings": asdict(self.settings),
+            "confidence": self.confidence,
+            "recipe": asdict(self.recipe),
+            "seed": self.seed,
+        }
+
+
+def run_search(
+    task: SearchTask,
+    score: Score,
+    *,
+    workers: int | None = 1,
+    journal: Path | None = None,
+    progress: Callable[[SearchProgress], object] | None = None,
+) -> Search:
+    """Run a search; see `torchedge.search`."""
+    begun = time.perf_counter()
+    header = task.header()
+    token = hashlib.sha256(json.dumps(header, default=str).encode()).hexdigest() + str(time.time_ns())
+    evaluator = Evaluator(
+        task.space, task.device, list(task.limits), task.batch_sizes, task.settings, task.confidence
+    )
+    team = Workers(evaluator, token, workers)
+    limits = np.array(list(task.limits.values()))
+    with Journal(journal, header) as book:
+        evolution = Evolution(task.space, team, book, score, limits, task.recipe, task.seed)
+        history = _evolve(evolution, progress, begun)
+    return _summary(task, evolution, history, time.perf_counter() - begun)
+
+
+def _evolve(
+    evolution: Evolution, progress: Callable[[SearchProgress], object] | None, begun: float
+) -> list[float]:
+    """Run all iterations; return the best score after each."""
+    iterations = evolution.recipe.iterations
+    history: list[float] = []
+    idle = 0
+
+    def tell(iteration: int) -> None:
+        if len(evolution.parent_scores):
+            history.append(float(evolution.parent_scores[0]))
+        if progress is not None:
+            scores = evolution.archive.scores
+            progress(
+                SearchProgress(
+                    iteration,
+                    iterations,
+                    history[-1] if history else None,
+                    sum(map(len, scores)),
+                    int(sum((~np.isnan(s)).sum() for s in scores)),
+                    time.perf_counter() - begun,
+                )
+            )
+
+    feasible = evolution.start()
+    tell(0)
+    for iteration in range(1, iterations + 1 if feasible else 1):
+        idle = 0 if evolution.step(iteration) else idle + 1
+        tell(iteration)
+        if idle == _EXHAUSTED:
+            break
+    return history
+
+
+# results ----------------------------------------------------------------------------------------------------
+
+
+def _summary(task: SearchTask, evolution: Evolution, history: Sequence[float], seconds: float) -> Search:
+    genes, figures, scores = evolution.archive.table()
+    names = list(task.limits)
+
+    def candidate(row: int) -> Candidate:
+        score = None if np.isnan(scores[row]) else float(scores[row])
+        known = {n: float(v) for n, v in zip(names, figures[row], strict=True)}
+        return Candidate(task.space.decode(genes[row].tolist()), known, score)
+
+    valid = np.flatnonzero(~np.isnan(scores))
+    best = nearest = None
+    violations: tuple[Violation, ...] = ()
+    if len(valid):
+        best = candidate(int(valid[np.argmax(scores[valid])]))
+    else:
+        row = int(np.argmin(evolution.excess(figures)))
+        nearest = candidate(row)
+        violations = tuple(
+            Violation(name, limit, float(figures[row, k]), float(figures[:, k].min()))
+            for k, (name, limit) in enumerate(task.limits.items())
+        )
+    fronts = {
+        name: tuple(candidate(int(valid[k])) for k in pareto(scores[valid], figures[valid, column]))
+        for column, name in enumerate(names)
+    }
+    chosen = best or nearest
+    assert chosen is not None
+    return Search(
+        best=best,
+        nearest=nearest,
+        violations=violations,
+        fronts=fronts,
+        history=tuple(history),
+        counts=_counts(task, evolution, figures, scores),
+        predictions=_predictions(task, chosen),
+        constraints=dict(task.limits),
+        device=task.device.name,
+        seed=task.seed,
+        seconds=seconds,
+        space=task.space,
+    )
+
+
+def _counts(task: SearchTask, evolution: Evolution, figures: FloatArray, scores: FloatArray) -> Counts:
+    above = figures > evolution.limits
+    first = np.where(above.any(axis=1), above.argmax(axis=1), -1)
+    rejected = {name: int((first == column).sum()) for column, name in enumerate(task.limits)}
+    valid = int((~np.isnan(scores)).sum())
+    return Counts(evolution.archive.drawn, evolution.archive.known, len(scores), valid, rejected)
+
+
+def _predictions(task: SearchTask, chosen: Candidate) -> dict[str, Prediction]:
+    """Predict the chosen candidate in full, one by one as `torchedge.predict` does."""
+    modes = sorted({FIGURES[name].mode for name in task.limits}, reverse=True)
+    return {
+        mode: predict_graph(
+            task.space.graph(chosen.encoding, mode), task.batch_sizes[mode], task.device, task.settings
+        )
+        for mode in modes
+    }
+
+
+# what is given ----------------------------------------------------------------------------------------------
+
+
+def check_limits(constraints: object) -> dict[str, float]:
+    """Return the limits in the order of `FIGURES`; raises InputError for a wrong name or number."""
+    if not isinstance(constraints, Mapping) or not constraints:
+        raise InputError(
+            f"constraints is {constraints!r}; expected a dict with some of {', '.join(sorted(FIGURES))}"
+        )
+    for name, limit in constraints.items():
+        if name not in FIGURES:
+            near = get_close_matches(str(name), FIGURES, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(sorted(FIGURES))}"
+            raise InputError(f"there is no constraint {name!r}; {hint}")
+        number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+        if not number or not 0 < limit < float("inf"):
+            raise InputError(
+                f"constraints[{name!r}] is {limit!r}; expected a positive number of {FIGURES[name].unit}"
+            )
+    return {name: float(constraints[name]) for name in FIGURES if name in constraints}
+
+
+def check_seed(seed: object) -> int:
+    """Return the seed; raises InputError where it is no whole number from 0 on."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"seed is {seed!r}; expected a whole number from 0 on")
+    return seed
+
+
+def check_score(score: object, batched: bool) -> Score:
+    """Return the score as a function of a list of encodings."""
+    if not callable(score):
+        raise InputError(
+            f"score is a {type(score).__name__}; expected a function of a list of encodings, higher is better"
+        )
+    if batched:
+        return score
+    return lambda encodings: [score(encoding) for encoding in encodings]
+
+
+def _plain(item: Any) -> Any:  # noqa: ANN401
+    if isinstance(item, Mapping):
+        return {str(k): _plain(v) for k, v in item.items()}
+    return item
+
+
+def make_task(
+    space: object,
+    constraints: object,
+    device: Device,
+    *,
+    batch_sizes: Mapping[Mode, int],
+    settings: StepSettings,
+    confidence: float | None,
+    recipe: Recipe,
+    seed: object,
+) -> SearchTask:
+    """Check what a search was given; raises InputError that says what is wrong with it."""
+    return SearchTask(
+        check_space(space),
+        device,
+        check_limits(constraints),
+        batch_sizes,
+        settings,
+        confidence,
+        recipe,
+        check_seed(seed),
+    )

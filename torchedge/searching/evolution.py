@@ -1,0 +1,236 @@
+"""Evolution of candidates under hard constraints (perf4sight, section 6.4; Once-for-All, Cai et al., 2020).
+
+A population of candidates within the constraints; each iteration the best quarter become parents, of whom
+half of the children are mutants and half are crossed. A child above a constraint is rejected and drawn again.
+Candidates that were seen before are drawn again, too: every child is a new network. All draws follow from the
+seed, the iteration and the round of drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.errors import InputError
+from torchedge.searching.evaluation import Workers
+from torchedge.searching.journal import Journal
+from torchedge.searching.spaces import Genes, SearchSpace, draw
+
+FloatArray = npt.NDArray[np.float64]
+Score = Callable[[Sequence[Any]], Any]
+
+_ROUNDS = 30
+"""Rounds of drawing an iteration may take, and the initial population without coming nearer."""
+
+_GUIDED_FROM = 4
+"""Round from which the initial population's draws descend from those that came nearest."""
+
+_LEAST_YIELD = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Numbers of an evolution; the defaults are the paper's.
+
+    population: candidates an iteration makes; iterations; mutation: chance of each gene; parents: share of
+    the population that children descend from.
+    """
+
+    population: int = 100
+    iterations: int = 500
+    mutation: float = 0.1
+    parents: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name, least in (("population", 2), ("iterations", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{name} is {value!r}; expected a whole number from {least} on")
+        for name in ("mutation", "parents"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value <= 1:
+                raise InputError(f"{name} is {value!r}; expected a share above 0 and up to 1")
+
+
+@dataclass(slots=True)
+class Archive:
+    """All candidates worked out so far, in order: genes, figures, scores (NaN: not valid), a part a round."""
+
+    genes: list[Genes]
+    figures: list[FloatArray]
+    scores: list[FloatArray]
+    drawn: int = 0
+    known: int = 0
+
+    def table(self) -> tuple[Genes, FloatArray, FloatArray]:
+        """Return genes, figures and scores of all."""
+        return np.concatenate(self.genes), np.concatenate(self.figures), np.concatenate(self.scores)
+
+
+class Evolution:
+    """One evolution; `start` makes the initial population, each `step` runs an iteration."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        workers: Workers,
+        journal: Journal,
+        score: Score,
+        limits: FloatArray,
+        recipe: Recipe,
+        seed: int,
+    ) -> None:
+        self.space, self.workers, self.journal, self.score = space, workers, journal, score
+        self.limits, self.recipe, self.seed = limits, recipe, seed
+        self.archive = Archive([], [], [])
+        self.parents: Genes = np.zeros((0, len(space.counts)), dtype=np.int16)
+        self.parent_scores: FloatArray = np.zeros(0)
+        self._seen: set[bytes] = set()
+        self._yield = 1.0
+
+    # drawing ----------------------------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Make the initial population; return whether any candidate within the constraints was found."""
+        genes: list[Genes] = []
+        scores: list[FloatArray] = []
+        nearest: Genes = self.parents
+        least: FloatArray = np.zeros(0)
+        idle = round_ = 0
+        while sum(map(len, scores)) < self.recipe.population and idle < _ROUNDS:
+            rng = np.random.default_rng([self.seed, 0, round_])
+            if round_ < _GUIDED_FROM or not len(nearest):
+                drawn = draw(self.space, rng, self.recipe.population)
+            else:
+                drawn = offspring(
+                    nearest, rng, self.recipe.population, self.space.counts, self.recipe.mutation
+                )
+            if round_ == 0:
+                drawn = np.concatenate([self._landmarks(), drawn])
+            new, figures, found = self._judge(drawn, None)
+            valid = ~np.isnan(found)
+            genes.append(new[valid])
+            scores.append(found[valid])
+            idle = 0 if valid.any() else idle + 1
+            before = least[0] if len(least) else np.inf
+            excess = np.concatenate([least, self.excess(figures)])
+            order = np.argsort(excess, kind="stable")[: self._parent_count]
+            nearest, least = np.concatenate([nearest, new])[order], excess[order]
+            if len(least) and least[0] < before:
+                idle = 0
+            round_ += 1
+        self._select(np.concatenate(genes), np.concatenate(scores))
+        return len(self.parents) > 0
+
+    def step(self, iteration: int) -> int:
+        """Run one iteration (from 1 on); return how many new candidates within the constraints it found."""
+        genes, scores = [self.parents], [self.parent_scores]
+        found = 0
+        for round_ in range(_ROUNDS):
+            missing = self.recipe.population - found
+            if missing <= 0:
+                break
+            count = int(np.ceil(missing / max(self._yield, _LEAST_YIELD)))
+            rng = np.random.default_rng([self.seed, iteration, round_])
+            drawn = offspring(self.parents, rng, count, self.space.counts, self.recipe.mutation)
+            new, _, judged = self._judge(drawn, self.limits)
+            valid = ~np.isnan(judged)
+            self._yield = 0.5 * self._yield + 0.5 * float(valid.sum()) / count
+            genes.append(new[valid])
+            scores.append(judged[valid])
+            found += int(valid.sum())
+        self._select(np.concatenate(genes), np.concatenate(scores))
+        return found
+
+    def excess(self, figures: FloatArray) -> FloatArray:
+        """Return by which share candidates (C, F) are above the limits, summed over the limits: (C,)."""
+        return np.asarray(np.maximum(figures / self.limits - 1, 0).sum(axis=1))
+
+    @property
+    def _parent_count(self) -> int:
+        return max(2, round(self.recipe.parents * self.recipe.population))
+
+    def _landmarks(self) -> Genes:
+        rows = [self.space.encode(encoding) for encoding in self.space.landmarks()]
+        return np.array(rows, dtype=np.int16).reshape(-1, len(self.space.counts))
+
+    def _select(self, genes: Genes, scores: FloatArray) -> None:
+        """Keep the best as parents; of equals, those found first."""
+        order = np.argsort(-scores, kind="stable")[: self._parent_count]
+        self.parents, self.parent_scores = genes[order], scores[order]
+
+    # judging ----------------------------------------------------------------------------------------------
+
+    def _judge(self, drawn: Genes, limits: FloatArray | None) -> tuple[Genes, FloatArray, FloatArray]:
+        """Work out the draws that are new; return their genes, figures and scores (NaN: not valid)."""
+        new = self._new(self.space.canonical(drawn))
+        records = [self.journal.records.get(row.tobytes()) for row in new]
+        figures = np.array(
+            [r[0] if r else [np.nan] * len(self.limits) for r in records], dtype=np.float64
+        ).reshape(len(new), len(self.limits))
+        scores = np.array([r[1] if r else np.nan for r in records], dtype=np.float64)
+        fresh = np.array([r is None for r in records], dtype=np.bool_)
+        if fresh.any():
+            figures[fresh] = self.workers.evaluate(new[fresh], limits)
+            valid = fresh & (figures <= self.limits).all(axis=1)
+            scores[valid] = self._scores(new[valid])
+            self.journal.add(new[fresh], figures[fresh], scores[fresh])
+        self.archive.genes.append(new)
+        self.archive.figures.append(figures)
+        self.archive.scores.append(scores)
+        return new, figures, scores
+
+    def _new(self, drawn: Genes) -> Genes:
+        """Return the draws that were not drawn before, each once."""
+        rows = []
+        for place, row in enumerate(drawn):
+            key = row.tobytes()
+            if key not in self._seen:
+                self._seen.add(key)
+                rows.append(place)
+        self.archive.drawn += len(drawn)
+        self.archive.known += len(drawn) - len(rows)
+        return drawn[rows]
+
+    def _scores(self, genes: Genes) -> FloatArray:
+        """Ask for the scores of candidates; raises InputError for anything but one finite number each."""
+        encodings = [self.space.decode(row) for row in genes.tolist()]
+        if not encodings:
+            return np.zeros(0)
+        given = self.score(encodings)
+        try:
+            scores = np.asarray(given, dtype=np.float64).reshape(-1)
+        except (TypeError, ValueError):
+            scores = np.zeros(0)
+        if len(scores) != len(encodings):
+            raise InputError(
+                f"score gave {_short(given)} for {len(encodings)} candidates; expected one number each: "
+                "it is called with a list of encodings and returns as many numbers (batched=False: with one)"
+            )
+        wrong = np.flatnonzero(~np.isfinite(scores))
+        if len(wrong):
+            raise InputError(
+                f"score gave {scores[wrong[0]]} for {_short(encodings[wrong[0]])}; expected a finite number"
+            )
+        return scores
+
+
+def offspring(
+    parents: Genes, rng: np.random.Generator, count: int, choices: npt.NDArray[np.int64], mutation: float
+) -> Genes:
+    """Return children (count, G) of parents (P, G): in turn a mutant of one, and a cross of two."""
+    first, second = rng.integers(len(parents), size=(2, count))
+    changed = rng.random((count, parents.shape[1])) < mutation
+    mutants = np.where(changed, rng.integers(choices, size=changed.shape), parents[first])
+    crossed = np.where(rng.random(changed.shape) < 0.5, parents[first], parents[second])
+    turn = (np.arange(count) % 2 == 0)[:, None]
+    return np.where(turn, mutants, crossed).astype(np.int16)
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 120 else text[:117] + "..."

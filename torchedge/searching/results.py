@@ -1,0 +1,183 @@
+"""What a search says: the winner, the Pareto fronts, the counts, or why nothing meets the constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.errors import InputError
+from torchedge.prediction.results import Prediction
+from torchedge.searching.evaluation import FIGURES
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchedge.searching.spaces import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A candidate: its encoding, its figures by name (MiB, ms) and its score (None where it is not valid)."""
+
+    encoding: Any
+    figures: Mapping[str, float]
+    score: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the candidate as plain data."""
+        return {"encoding": self.encoding, "score": self.score, "figures": dict(self.figures)}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A constraint that no candidate meets together with the others.
+
+    limit: what was asked for; nearest: what the nearest candidate takes; smallest: the least that any
+    candidate takes, whatever its other figures are. Above `limit`, the constraint cannot be met even alone.
+    """
+
+    name: str
+    limit: float
+    nearest: float
+    smallest: float
+
+    @property
+    def excess(self) -> float:
+        """By how much the nearest candidate is above the limit, in the figure's unit (0: it is not)."""
+        return max(self.nearest - self.limit, 0.0)
+
+    def __str__(self) -> str:
+        figure = FIGURES[self.name]
+        name = f"{self.name} {figure.letter}"
+        if self.excess == 0:
+            return f"{name}: met, {_text(self.nearest)} of {_text(self.limit)} {figure.unit}"
+        reach = (
+            "cannot be met at all" if self.smallest > self.limit else "can be met, but not with the others"
+        )
+        return (
+            f"{name}: {_text(self.nearest)} {figure.unit} against a limit of {_text(self.limit)} "
+            f"(+{100 * self.excess / self.limit:.1f} %); {reach}, the least seen is {_text(self.smallest)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many candidates a search went through.
+
+    drawn: all draws; known: draws that had been drawn before; evaluated: different candidates worked out;
+    valid: of these, those within all constraints; rejected: those above one, by the first that was found
+    violated (the cheapest figure is worked out first).
+    """
+
+    drawn: int
+    known: int
+    evaluated: int
+    valid: int
+    rejected: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The result of `torchedge.search`.
+
+    best: the valid candidate with the highest score; None where no candidate is within the constraints, and
+    then `violations` says which cannot be met and by how much, for `nearest`, the candidate that comes
+    nearest. fronts: by constrained figure, the valid candidates that no other beats in both score and
+    figure, cheapest first. history: the best score after each iteration, the initial population first.
+    predictions: of best (or nearest), by mode, in full.
+    """
+
+    best: Candidate | None
+    nearest: Candidate | None
+    violations: tuple[Violation, ...]
+    fronts: Mapping[str, tuple[Candidate, ...]]
+    history: tuple[float, ...]
+    counts: Counts
+    predictions: Mapping[str, Prediction]
+    constraints: Mapping[str, float]
+    device: str
+    seed: int
+    seconds: float
+    space: SearchSpace = field(repr=False)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether a candidate within all constraints was found."""
+        return self.best is not None
+
+    def build(self) -> nn.Module:
+        """Build the winner's module; raises InputError where there is none."""
+        if self.best is None:
+            raise InputError(f"no candidate is within the constraints: {self._why()}; raise a limit")
+        return self.space.build(self.best.encoding)
+
+    def _why(self) -> str:
+        return "; ".join(str(v) for v in self.violations if v.excess > 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, ready for JSON."""
+        return {
+            "space": self.space.name,
+            "device": self.device,
+            "seed": self.seed,
+            "constraints": dict(self.constraints),
+            "feasible": self.feasible,
+            "best": None if self.best is None else self.best.to_dict(),
+            "nearest": None if self.nearest is None else self.nearest.to_dict(),
+            "violations": [
+                {"name": v.name, "limit": v.limit, "nearest": v.nearest, "smallest": v.smallest}
+                for v in self.violations
+            ],
+            "fronts": {name: [c.to_dict() for c in front] for name, front in self.fronts.items()},
+            "history": list(self.history),
+            "counts": {
+                "drawn": self.counts.drawn,
+                "known": self.counts.known,
+                "evaluated": self.counts.evaluated,
+                "valid": self.counts.valid,
+                "rejected": dict(self.counts.rejected),
+            },
+            "predictions": {mode: p.to_dict() for mode, p in self.predictions.items()},
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        counts = self.counts
+        lines = [
+            f"{self.space.name} on {self.device}: {counts.evaluated:,} candidates in {self.seconds:.1f} s, "
+            f"{counts.valid:,} within the constraints"
+        ]
+        if self.best is None:
+            lines.append("  no candidate is within the constraints")
+            lines += [f"  {v}" for v in self.violations]
+            return "\n".join(lines)
+        lines.append(f"  best score {self.best.score:.6g}")
+        for name, value in self.best.figures.items():
+            figure = FIGURES[name]
+            lines.append(
+                f"  {name} {figure.letter}: {_text(value)} of {_text(self.constraints[name])} {figure.unit}"
+            )
+        lines.append(f"  encoding {self.best.encoding}")
+        return "\n".join(lines)
+
+
+def pareto(scores: npt.NDArray[np.float64], costs: npt.NDArray[np.float64]) -> list[int]:
+    """Return the rows (C,) that no other beats in both: a higher score and a lower cost; cheapest first.
+
+    Of rows that are equal in both the first stands for all.
+    """
+    best = -np.inf
+    front: list[int] = []
+    for row in np.lexsort((np.arange(len(scores)), -scores, costs)).tolist():
+        if scores[row] > best:
+            best = scores[row]
+            front.append(row)
+    return front
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
