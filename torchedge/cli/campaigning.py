@@ -119,7 +119,11 @@ def _print_summary(summary: Any, device: str, folder: Path) -> None:  # noqa: AN
         print_wrapped("measure what failed again with --retry-failed")
     print_wrapped(f"tables in {folder}")
     if summary.measured and not summary.left:
-        print_wrapped(f"next: torchedge fit {folder} --device {device} --out profiles/{device}")
+        from torchedge.storage import user_folder
+
+        described = folder if (folder / "device.toml").exists() else device
+        target = user_folder() / "profiles" / device
+        print(f"next: torchedge fit {folder} --device {described} --out {target}")
 
 
 class _Bar:

@@ -41,9 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     from torchedge.devices import LOCAL_DEVICE, find_device
 
-    if arguments.device != LOCAL_DEVICE and find_device(arguments.device).name != LOCAL_DEVICE:
+    if arguments.device not in (LOCAL_DEVICE, *find_device(LOCAL_DEVICE).aliases):
         raise DeviceError(
-            f"{arguments.device} cannot be measured from here, expected {LOCAL_DEVICE}; "
+            f"{arguments.device[:60]} takes a campaign, expected {LOCAL_DEVICE} alone; "
             "measure it with --device-name NAME --plan PLAN --over WAY"
         )
     from torchedge.cli.device_listing import device_document, print_device

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from torchedge.errors import ProfileError
+from torchedge.devices import Provenance, find_device, write_device
+from torchedge.devices.parsing import DEVICE_FILE
+from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.journal import Journal
 from torchedge.profiling.campaigns.plans import PlanItem
 from torchedge.storage.documents import write_json
 
-__all__ = ["COLUMNS", "write_tables"]
+__all__ = ["COLUMNS", "describe_device", "write_tables"]
 
 COLUMNS = (
     "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
@@ -67,6 +69,40 @@ def write_tables(folder: Path, items: Sequence[PlanItem], journal: Journal) -> C
     if journal.environment is not None:
         write_json(folder / "environment.json", journal.environment)
     return len(points), measured, out_of_memory, failed, skipped, journal.environment
+
+
+def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> bool:
+    """Write device.toml, with what the probe saw, for a device nobody has described; return whether it did.
+
+    `torchedge fit FOLDER --device FOLDER` then has a device to fit. One that is there already stays.
+    """
+    if (folder / DEVICE_FILE).exists():
+        return False
+    with contextlib.suppress(TorchedgeError):
+        find_device(name)
+        return False
+    title = str(environment.get("device_name") or name)[:120]
+    cuda = environment.get("device") == "cuda"
+    document: dict[str, object] = {
+        "name": name,
+        "title": title,
+        "kind": "gpu" if cuda else "cpu",
+        "vendor": "NVIDIA" if cuda else "unknown",
+        "memory": "dedicated" if environment.get("memory_meter") in ("nvml", "torch") else "unified",
+        "aliases": [title],
+        "notes": "Written by torchedge profile from what the probe saw; add what you know of the device.",
+    }
+    total = environment.get("memory_total_mib")
+    if isinstance(total, (int, float)) and total >= 1:
+        source = f"{environment.get('probe')} on {environment.get('date')}: {environment.get('command')}"
+        figure = {"value": total, "unit": "MiB", "provenance": str(Provenance.MEASURED), "source": source}
+        document["figures"] = {"memory_mib": figure}
+    versions = {"pytorch": "torch", "cuda": "cuda", "cudnn": "cudnn", "driver": "driver", "python": "python"}
+    document["software"] = {
+        key: str(environment[of]) for key, of in versions.items() if environment.get(of) is not None
+    }
+    write_device(document, folder)
+    return True
 
 
 def _write_networks(folder: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.profiling.campaigns.expansion import JOBS, PLAN, read_jobs
 from torchedge.profiling.campaigns.journal import Journal, Point, boot_id, point_of
 from torchedge.profiling.campaigns.plans import Plan, PlanItem, parse_plan
-from torchedge.profiling.campaigns.recording import write_tables
+from torchedge.profiling.campaigns.recording import describe_device, write_tables
 from torchedge.profiling.campaigns.transports import Run, Transport, explain
 from torchedge.storage import data_folder
 from torchedge.storage.documents import read_bytes, write_bytes
@@ -112,6 +112,8 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
                 _Session(campaign, items, transport, journal, listener).run()
         finally:
             summary = write_tables(folder, items, journal)
+            if journal.environment is not None:
+                describe_device(folder, campaign.device, journal.environment)
     return Summary(folder, *summary)
 
 
