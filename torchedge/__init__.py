@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchedge.api import Predictor, capture, features, predict, simulate
+    from torchedge.api import Predictor, capture, features, predict, search, simulate
     from torchedge.devices import Device, find_device, list_devices
     from torchedge.errors import (
         CaptureError,
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     )
     from torchedge.graphs import Graph
     from torchedge.prediction import Estimate, Prediction
+    from torchedge.searching.ofa_resnet50 import OFAResNet50Space
+    from torchedge.searching.pruning_space import PruningSpace
+    from torchedge.searching.results import Search
+    from torchedge.searching.spaces import SearchSpace
 
 __version__ = "0.1.0"
 
@@ -32,9 +36,13 @@ __all__ = [
     "Graph",
     "InputError",
     "MissingExtraError",
+    "OFAResNet50Space",
     "Prediction",
     "Predictor",
     "ProfileError",
+    "PruningSpace",
+    "Search",
+    "SearchSpace",
     "TorchedgeError",
     "__version__",
     "capture",
@@ -42,11 +50,12 @@ __all__ = [
     "find_device",
     "list_devices",
     "predict",
+    "search",
     "simulate",
 ]
 
 _HOMES = {
-    "torchedge.api": ("Predictor", "capture", "features", "predict", "simulate"),
+    "torchedge.api": ("Predictor", "capture", "features", "predict", "search", "simulate"),
     "torchedge.devices": ("Device", "find_device", "list_devices"),
     "torchedge.errors": (
         "CaptureError",
@@ -58,6 +67,10 @@ _HOMES = {
     ),
     "torchedge.graphs": ("Graph",),
     "torchedge.prediction": ("Estimate", "Prediction"),
+    "torchedge.searching.ofa_resnet50": ("OFAResNet50Space",),
+    "torchedge.searching.pruning_space": ("PruningSpace",),
+    "torchedge.searching.results": ("Search",),
+    "torchedge.searching.spaces": ("SearchSpace",),
 }
 _LAZY = {name: module for module, names in _HOMES.items() for name in names}
 """Public name -> module that defines it: the one table to extend."""

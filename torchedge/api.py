@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,12 +15,16 @@ from torchedge.prediction.memory.simulation import MemoryProfile
 from torchedge.prediction.predictor import device_settings, predict_graph, predict_graphs
 from torchedge.prediction.profiles import load_models
 from torchedge.prediction.results import Prediction, Predictions
+from torchedge.searching.driver import SearchProgress, check_score, make_task, run_search
+from torchedge.searching.evolution import Recipe
+from torchedge.searching.results import Search
+from torchedge.searching.spaces import SearchSpace
 from torchedge.tracing.capturing import capture
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Predictor", "capture", "features", "predict", "simulate"]
+__all__ = ["Predictor", "capture", "features", "predict", "search", "simulate"]
 
 Mode = Literal["train", "infer"]
 Model = Any
@@ -137,6 +141,58 @@ def simulate(
         settings = device_settings(found, settings)
     graph = _graph(model, batch_size, mode=mode, input_size=input_size, example=example)
     return simulation.simulate(graph, batch_size, settings)
+
+
+def search(
+    space: SearchSpace,
+    constraints: Mapping[str, float],
+    score: Callable[[Any], Any],
+    *,
+    device: str | Path | Device | None = None,
+    batch_size: int = 32,
+    inference_batch_size: int = 1,
+    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
+    amp: str | None = None,
+    confidence: float | None = None,
+    population: int = 100,
+    iterations: int = 500,
+    mutation: float = 0.1,
+    parents: float = 0.25,
+    seed: int = 0,
+    batched: bool = True,
+    workers: int | None = 1,
+    journal: str | Path | None = None,
+    progress: Callable[[SearchProgress], object] | None = None,
+) -> Search:
+    """Search a space for the candidate with the highest score within hard constraints (perf4sight, 6.4).
+
+    space: an OFAResNet50Space, a PruningSpace, or your own SearchSpace. constraints: the most that
+    "training_memory" and "inference_memory" (MiB), "training_latency" and "inference_latency" (ms) may be,
+    any of them; training at `batch_size`, inference at `inference_batch_size`. score: a function of a list
+    of encodings that returns as many numbers (with batched=False: of one encoding), such as your accuracy
+    predictor; higher is better. It is asked only for candidates within the constraints.
+    device, optimizer, amp: as in `predict`. confidence: None compares the predicted figures with the limits;
+    a one-sided confidence such as 0.95 what runs stay below with it.
+    population, iterations, mutation, parents, seed: the evolution; the same seed gives the same result
+    whatever the number of workers. workers: processes (joblib's n_jobs); None follows
+    `joblib.parallel_config`, by which a Dask or Ray cluster does the work. journal: a file that records every
+    candidate; a search that was killed goes on where it was when it is started again with it, and ends with
+    the same result. progress: called after each iteration.
+    Returns a Search: `best`, `build()`, `fronts`, and, where nothing meets the constraints, `violations`.
+    """
+    found = device if isinstance(device, Device) else _chosen_device(device)
+    task = make_task(
+        space,
+        constraints,
+        found,
+        batch_sizes={"train": batch_size, "infer": inference_batch_size},
+        settings=_settings(optimizer, amp, 1),
+        confidence=confidence,
+        recipe=Recipe(population, iterations, mutation, parents),
+        seed=seed,
+    )
+    path = None if journal is None else Path(journal)
+    return run_search(task, check_score(score, batched), workers=workers, journal=path, progress=progress)
 
 
 def _graph(

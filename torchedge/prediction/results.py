@@ -82,7 +82,7 @@ class Prediction:
 
     def required_mib(self, confidence: float = CONFIDENCE) -> float:
         """Return the memory in MiB that the run stays below with this confidence (0.5 ≤ confidence < 1)."""
-        checked = _checked_confidence(confidence)
+        checked = checked_confidence(confidence)
         return float(self._needs().required(np.array([self.batch_size]), checked)[0])
 
     def fits(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE) -> bool:
@@ -97,7 +97,7 @@ class Prediction:
         self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE, largest: int = 1 << 16
     ) -> int:
         """Return the largest batch size that still fits, 0 where even one sample does not. See `fits`."""
-        needs, limit, checked = self._needs(), self._limit(limit_mib), _checked_confidence(confidence)
+        needs, limit, checked = self._needs(), self._limit(limit_mib), checked_confidence(confidence)
 
         def fit(batch_size: int) -> bool:
             return float(needs.required(np.array([batch_size]), checked)[0]) <= limit
@@ -219,7 +219,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _checked_confidence(confidence: float) -> float:
+def checked_confidence(confidence: float) -> float:
+    """Return a one-sided confidence; raises InputError for anything but a number from 0.5 up to 1."""
     if not _is_number(confidence) or not 0.5 <= confidence < 1:
         raise InputError(
             f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1"

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from torchedge.devices import Device
 from torchedge.errors import InputError
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.predictor import predict_graph
-from torchedge.prediction.results import Prediction
+from torchedge.prediction.predictor import checked_batches, predict_graph
+from torchedge.prediction.results import Prediction, checked_confidence
 from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
 from torchedge.searching.evolution import Evolution, Recipe, Score
 from torchedge.searching.journal import Journal
@@ -256,6 +256,11 @@ def make_task(
     seed: object,
 ) -> SearchTask:
     """Check what a search was given; raises InputError that says what is wrong with it."""
+    for mode, size in batch_sizes.items():
+        if checked_batches(size).ndim:
+            raise InputError(f"the batch size of mode {mode!r} is {size!r}; expected one whole number")
+    if confidence is not None:
+        confidence = checked_confidence(confidence)
     return SearchTask(
         check_space(space),
         device,

@@ -1,0 +1,171 @@
+"""The space of a network's prunings: how many channels each group keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.errors import InputError
+from torchedge.graphs import Graph, GraphFamily
+from torchedge.searching.channels import ChannelGroups, ChannelMap
+from torchedge.searching.spaces import Genes, Mode, SearchSpace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+RATIOS = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+Strategy = Literal["l1", "random"]
+_LEAST = 2
+
+
+class PruningSpace(SearchSpace):
+    """Structured prunings of a module: an encoding says how many channels each group of layers keeps.
+
+    model: the network to prune, left as it is. input_size: shape of one sample. ratios: shares of a group's
+    channels to choose from. round_to: kept channels are rounded to a multiple of it (odd numbers can make
+    convolutions several times slower). strategy: which channels stay, those with the largest mean absolute
+    weights ("l1") or any ("random", drawn with `seed`). Groups are the channels that additions and depthwise
+    convolutions tie together, named after the first layer that makes them; `frozen` says which cannot be
+    pruned and why. Raises InputError for a model without a channel to prune, CaptureError for one that cannot
+    be captured.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        input_size: Sequence[int] = (3, 224, 224),
+        *,
+        ratios: Sequence[float] = RATIOS,
+        round_to: int = 8,
+        strategy: Strategy = "l1",
+        seed: int = 0,
+        name: str | None = None,
+    ) -> None:
+        self._check(model, ratios, round_to, strategy)
+        self.input_size = tuple(input_size)
+        self.name = name or type(model).__name__
+        self.ratios, self.round_to = tuple(sorted(set(map(float, ratios)))), round_to
+        self.strategy, self.seed = strategy, seed
+        self.model: nn.Module | None = model
+        groups = ChannelGroups()
+        self._maps = {mode: ChannelMap(self._capture(mode), groups) for mode in ("train", "infer")}
+        self.groups = groups
+        for group in groups.free():
+            if self._options(groups.counts[group]) == (groups.counts[group],):
+                groups.freeze(group, f"{groups.counts[group]} channels are too few to keep a smaller number")
+        free = groups.free()
+        if not free:
+            reasons = "; ".join(f"{n}: {why}" for n, why in list(groups.frozen.items())[:3])
+            raise InputError(
+                f"{self.name} has no channels that may be pruned ({reasons or 'no convolutions'})"
+            )
+        self.choices = {group: self._options(groups.counts[group]) for group in free}
+        self._families: dict[Mode, GraphFamily] = {}
+
+    @staticmethod
+    def _check(model: object, ratios: Sequence[object], round_to: object, strategy: str) -> None:
+        from torch import nn
+
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        if not ratios or not all(isinstance(r, (int, float)) and 0 < r <= 1 for r in ratios):
+            raise InputError(f"ratios is {ratios!r}; expected shares above 0 and up to 1")
+        if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
+            raise InputError(f"round_to is {round_to!r}; expected a whole number from 1 on")
+        if strategy not in ("l1", "random"):
+            raise InputError(f"strategy is {strategy!r}; expected 'l1' or 'random'")
+
+    def _capture(self, mode: Mode) -> Graph:
+        from torchedge.tracing.capturing import capture
+
+        assert self.model is not None
+        return capture(self.model, input_size=self.input_size, mode=mode, name=self.name)
+
+    def _options(self, count: int) -> tuple[int, ...]:
+        """Return the numbers of channels that a group may keep."""
+        found = set()
+        for ratio in self.ratios:
+            rounded = max(round(ratio * count / self.round_to), 1) * self.round_to
+            found.add(count if ratio == 1 else min(max(rounded, _LEAST), count))
+        return tuple(sorted(found))
+
+    @property
+    def frozen(self) -> Mapping[str, str]:
+        """Groups that are not pruned, with the reason."""
+        return dict(self.groups.frozen)
+
+    def landmarks(self) -> Sequence[Any]:
+        """Return the prunings that keep the same share of every group."""
+        rows = []
+        for ratio in self.ratios:
+            nearest = {
+                name: min(options, key=lambda kept, n=options[-1]: abs(kept - ratio * n))  # type: ignore[misc]
+                for name, options in self.choices.items()
+            }
+            rows.append(nearest)
+        return rows
+
+    def graph(self, encoding: Any, mode: Mode = "train") -> Graph:  # noqa: ANN401 - as in SearchSpace
+        """Return the Graph of a pruning: the captured one with other sizes."""
+        self.encode(encoding)
+        return self._family(mode).graph([encoding[name] for name in self.choices], self.name)
+
+    def sketch(self, genes: Genes, mode: Mode) -> list[tuple[GraphFamily, npt.NDArray[np.int64], list[int]]]:
+        """Return the graphs of candidates: all are of one family."""
+        kept = [np.array(options)[genes[:, k]] for k, options in enumerate(self.choices.values())]
+        return [(self._family(mode), np.array(kept, dtype=np.int64), list(range(len(genes))))]
+
+    def _family(self, mode: Mode) -> GraphFamily:
+        if mode not in self._families:
+            self._families[mode] = GraphFamily(self._maps[mode].template(), tuple(self.choices))
+        return self._families[mode]
+
+    def build(self, encoding: Any) -> nn.Module:  # noqa: ANN401 - as in SearchSpace
+        """Return a copy of the model without the channels that the encoding leaves out."""
+        from torchedge.searching.pruned_modules import prune_module
+
+        self.encode(encoding)
+        if self.model is None:
+            raise InputError("this space was sent here without its model; build where it was made")
+        return prune_module(self.model, self._maps.values(), self.kept(encoding))
+
+    def kept(self, encoding: Mapping[str, int]) -> dict[str, npt.NDArray[np.int64]]:
+        """Return by group the channels that stay, in their order."""
+        norms = self.norms()
+        return {
+            name: np.sort(np.argsort(-norms[name], kind="stable")[:count]) for name, count in encoding.items()
+        }
+
+    def kept_norm(self, encodings: Sequence[Mapping[str, int]]) -> list[float]:
+        """Return for each encoding the share of the groups' weights (mean absolute value) that stays.
+
+        A stand-in for accuracy that needs no data: between 0 and 1, the mean over the groups.
+        """
+        shares = {}
+        for name, norms in self.norms().items():
+            running = np.concatenate([[0.0], np.cumsum(np.sort(norms)[::-1])])
+            shares[name] = running / running[-1] if running[-1] else np.linspace(0, 1, len(running))
+        return [float(np.mean([shares[n][count] for n, count in e.items()])) for e in encodings]
+
+    def norms(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Return by group a number for each channel; those with the largest stay."""
+        if self.__dict__.get("_norms") is None:
+            self._norms = self._measured_norms()
+        return self._norms
+
+    def _measured_norms(self) -> dict[str, npt.NDArray[np.float64]]:
+        from torchedge.searching.pruned_modules import channel_norms
+
+        if self.strategy == "random":
+            rng = np.random.default_rng(self.seed)
+            return {name: rng.random(self.groups.counts[name]) for name in self.choices}
+        assert self.model is not None
+        return channel_norms(self.model, self._maps.values(), list(self.choices))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the weights behind: graphs are all that predictions need."""
+        families = {mode: self._family(mode) for mode in ("train", "infer")}
+        return {**self.__dict__, "model": None, "_maps": {}, "_families": families}
