@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torchedge.prediction.latency.model import Times
 from torchedge.prediction.memory.model import Memory, Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
+from torchedge.prediction.memory.workspace_files import load_workspaces
 from torchedge.prediction.profiles import load_models
 from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions
 from torchedge.prediction.step_models import StepModels
@@ -171,7 +172,8 @@ class _Job:
 def device_settings(device: Device, settings: StepSettings | None) -> StepSettings:
     """Return the settings of a step as the device's measured framework runs it."""
     chosen = settings if settings is not None else StepSettings()
-    return chosen.under({"backend": "cuda" if device.kind == "gpu" else "cpu", **device.runtime})
+    under = chosen.under({"backend": "cuda" if device.kind == "gpu" else "cpu", **device.runtime})
+    return under if under.workspaces is not None else replace(under, workspaces=load_workspaces(device))
 
 
 def checked_batches(batch_sizes: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401

@@ -17,6 +17,7 @@ from torchedge.prediction.memory.stepping import (
     Step,
     make_call,
     run,
+    take_workspace,
     title,
 )
 
@@ -101,6 +102,8 @@ def _input_gradients(step: Step, record: Record, incoming: int) -> list[tuple[in
         else:
             storage = tape.new(sizes[index], TEMPORARY, f"gradient of {value.name}")
             made.append((index, storage))
+            if slot < 2:
+                take_workspace(step, op, 1 + slot)
             if mode == "turned" or (mode == "folded" and len(value.shape) > 2):
                 step.viewed.add(storage)
     for storage in scratch:

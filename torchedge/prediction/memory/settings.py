@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchedge.errors import InputError
+from torchedge.prediction.memory.workspaces import WorkspaceModel
 
 OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
 AMP_DTYPES = ("bfloat16", "float16")
@@ -32,8 +33,10 @@ class StepSettings:
     winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for
     weight gradients of dense 3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator
     (2 or 4; 0: none).
+    workspaces: what the convolution library takes, measured on the device (full precision only; None:
+    nothing is known of it).
     blas_workspace_mib: what cuBLAS and cuBLASLt take from the allocator for good once a matrix product has
-    run (64 on Hopper).
+    run (64 on Hopper, half of it each).
     """
 
     optimizer: str = "sgd-momentum"
@@ -49,6 +52,7 @@ class StepSettings:
     checkpoint: Literal["non-reentrant", "reentrant"] = "non-reentrant"
     winograd_tile: int = 0
     blas_workspace_mib: float = 0.0
+    workspaces: WorkspaceModel | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:

@@ -5,11 +5,12 @@ Forward as captured, backward as PyTorch's autograd engine runs it, optimizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchedge.graphs import FLOATING, Graph, Op, Poly, Value
 from torchedge.graphs.dims import poly
 from torchedge.ops import Call, OpSpec, families, registry
+from torchedge.ops.convolution import explicit_padding, spread
 from torchedge.ops.specs import nothing
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.decomposition import decompose
@@ -17,6 +18,7 @@ from torchedge.prediction.memory.optimizers import Trained, keep_state, write_up
 from torchedge.prediction.memory.rewriting import last_uses
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
+from torchedge.prediction.memory.workspaces import PHASES, convolution_geometry
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
@@ -73,7 +75,13 @@ def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tap
     """
     step = run_step(graph, settings, first)
     names = [(op.kind, op.scope) for op in step.graph.ops]
-    return step.tape.finish(remaining(step), (*names, *reversed(names), ("update", "")))
+    operators = (*names, *reversed(names), ("update", ""))
+    tape = step.tape.finish(remaining(step), operators, settings.workspaces)
+    if tape.scratch is None or first or graph.loss is None:
+        return tape
+    before = write_tape(graph, settings, first=True)
+    # A parameter that gets no gradient has no state after the first step.
+    return replace(tape, first=before) if len(before.remaining) == len(tape.persistent) else tape
 
 
 def run_step(graph: Graph, settings: StepSettings, first: bool = False) -> Step:
@@ -113,8 +121,10 @@ def _write_persistent(step: Step, first: bool) -> None:
         step.storage[index] = tape.keep(size, INPUTS if value.role == "input" else WEIGHTS, value.name)
         if value.trainable:
             trainable.append(index)
-    if settings.blas_workspace_mib and multiplies(step.graph):
-        tape.keep((int(settings.blas_workspace_mib * 2**20), 0, 0), WORKSPACE, "BLAS workspace")
+    libraries = blas_libraries(step.graph) if settings.blas_workspace_mib else 0
+    if libraries:
+        held = int(settings.blas_workspace_mib * 2**20) * libraries // 2
+        tape.keep((held, 0, 0), WORKSPACE, "BLAS workspace")
     if not trains:
         return
     for op in step.graph.ops:
@@ -136,6 +146,18 @@ def multiplies(graph: Graph) -> bool:
     """Return whether a graph multiplies matrices: the libraries which that needs take memory of their own."""
     family = families()
     return any(family.get(op.kind) in ("contraction", "attention") for op in graph.ops)
+
+
+def blas_libraries(graph: Graph) -> int:
+    """Return how many of cuBLAS and cuBLASLt a step uses: a linear layer's bias is added by cuBLASLt."""
+    if not multiplies(graph):
+        return 0
+    biased = all(
+        op.kind == "linear" and len(op.inputs) > 2 and op.inputs[2] is not None
+        for op in graph.ops
+        if families().get(op.kind) == "contraction"
+    )
+    return 1 if biased and graph.loss is None else 2
 
 
 def remaining(step: Step) -> list[int]:
@@ -216,6 +238,7 @@ def _save(step: Step, op: Op, spec: OpSpec, needs: list[bool], keeping: bool) ->
     tape = step.tape
     call: Call | None = None
     saved: list[int] = []
+    take_workspace(step, op, 0)
     if spec.aux is not nothing or spec.scratch is not nothing:
         call = make_call(step, op, needs)
         saved = [tape.new(poly(n), SAVED, f"{title(op)} (hidden)") for n in spec.aux(call) if n]
@@ -244,6 +267,22 @@ def _save(step: Step, op: Op, spec: OpSpec, needs: list[bool], keeping: bool) ->
         if tape.category[storage] == TEMPORARY:
             tape.category[storage] = SAVED
     return saved
+
+
+def take_workspace(step: Step, op: Op, phase: int) -> None:
+    """Book the workspace that the device's library takes for one phase of a convolution, if it is known."""
+    if step.settings.workspaces is None or step.settings.amp is not None or op.kind != "conv2d":
+        return
+    call = make_call(step, op, [])
+    x, weight, y = *call.ins[:2], call.outs[0]
+    if x is None or weight is None or len(x) != len(weight):  # a sample without batch dimension
+        return
+    stride = spread(op.attrs.get("stride", 1), len(weight) - 2)
+    before, _ = explicit_padding(op.attrs, weight[2:])
+    geometry = convolution_geometry((x, weight, y), op.attrs.get("groups", 1), stride, before)
+    if geometry is not None:
+        label = f"workspace of {title(op)} ({PHASES[phase]})"
+        step.tape.take(phase, tuple([poly(entry) for entry in geometry]), WORKSPACE, label)
 
 
 def make_call(step: Step, op: Op, needs: list[bool]) -> Call:

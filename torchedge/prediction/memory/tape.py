@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.graphs import Poly
+from torchedge.prediction.memory.workspaces import Scratch, WorkspaceModel
 
 ALIGNMENT = 512
 """PyTorch's CUDA allocator rounds every request up to a multiple of this many bytes."""
@@ -37,7 +38,9 @@ class Tape:
     operator an event belongs to, counted through forward and backward. phases: (E,) int8, 0 forward, 1
     backward, 2 optimizer. operators: kind and module path of each operator an event may belong to.
     persistent: storages alive before the first event. remaining: storages alive after the last, in the order
-    in which the next steady-state step lists them as persistent.
+    in which the next steady-state step lists them as persistent. scratch: storages whose size the device's
+    library decides, whatever `sizes` says. first: the very first step, which leaves this one its memory,
+    where that is needed.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -49,6 +52,8 @@ class Tape:
     persistent: npt.NDArray[np.int32]
     remaining: npt.NDArray[np.int32]
     operators: tuple[tuple[str, str], ...] = ()
+    scratch: Scratch | None = None
+    first: Tape | None = None
 
     def bytes_at(self, batch_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return (S, B) int64: each storage's size, rounded up as the allocator does, per batch size."""
@@ -56,6 +61,8 @@ class Tape:
         raw = self.sizes[:, :1] + self.sizes[:, 1:2] * n
         if self._quadratic.size:
             raw[self._quadratic] += self.sizes[self._quadratic, 2:] * n * n
+        if self.scratch is not None:
+            raw[self.scratch.storages] = self.scratch.bytes_at(n.tolist())
         return np.asarray((raw + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT)
 
     @cached_property
@@ -116,6 +123,7 @@ class TapeWriter:
         self.owners: list[int] = []
         self.phases: list[int] = []
         self.persistent: list[int] = []
+        self.scratch: list[tuple[int, int, tuple[Poly, ...]]] = []
         self.owner = 0
         self.phase = 0
 
@@ -141,6 +149,12 @@ class TapeWriter:
         self.persistent.append(storage)
         return storage
 
+    def take(self, phase: int, geometry: tuple[Poly, ...], category: int, label: str) -> None:
+        """Allocate and free a workspace whose size the device's library decides (`workspaces`)."""
+        storage = self.new((0, 0, 0), category, label)
+        self.scratch.append((storage, phase, geometry))
+        self.drop(storage)
+
     def hold(self, storage: int) -> None:
         """Add a reference."""
         self.counts[storage] += 1
@@ -162,8 +176,19 @@ class TapeWriter:
                 self.counts[storage] = 1
                 self.drop(storage)
 
-    def finish(self, remaining: list[int], operators: tuple[tuple[str, str], ...]) -> Tape:
+    def finish(
+        self,
+        remaining: list[int],
+        operators: tuple[tuple[str, str], ...],
+        workspaces: WorkspaceModel | None = None,
+    ) -> Tape:
         """Return the tape; `remaining` is alive at its end, `operators` are whom events belong to."""
+        scratch = None
+        if workspaces is not None and self.scratch:
+            storages, phases, geometry = zip(*self.scratch, strict=True)
+            scratch = Scratch(
+                workspaces, np.array(storages), np.array(phases), np.array(geometry, dtype=float)
+            )
         self.close(remaining)
         return Tape(
             np.array(self.sizes, dtype=np.int64).reshape(-1, 3),
@@ -175,4 +200,5 @@ class TapeWriter:
             np.array(self.persistent, dtype=np.int32),
             np.array(remaining, dtype=np.int32),
             operators,
+            scratch,
         )

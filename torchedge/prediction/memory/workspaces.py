@@ -1,0 +1,158 @@
+"""What a device's convolution library takes beside the tensors of a convolution, learnt from measurements.
+
+Libraries choose an algorithm by shape, and some of these need the operands in another layout or partial sums:
+a workspace of about the size of the tensors, or none. Which it is follows from the shape; forests fitted to
+measured workspaces of single convolutions (`hooks/convolution_probe.py`) say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.prediction.forests import Forest, evaluate
+
+FloatArray = npt.NDArray[np.float64]
+
+PHASES = ("forward", "backward_x", "backward_w")
+"""Forward, the gradient of the input, the gradient of the weights."""
+
+GEOMETRY = (
+    "batch",
+    "inputs",
+    "outputs",
+    "groups",
+    "kernel",
+    "stride",
+    "padding",
+    "input_positions",
+    "output_positions",
+)
+"""What describes a convolution: channels, products over the spatial dimensions, the sum of the paddings."""
+
+_ALIGNED = (("inputs", 4), ("outputs", 4), ("inputs", 8), ("outputs", 8), ("inputs", 32), ("outputs", 32))
+WORKSPACE_FEATURES = (
+    *GEOMETRY,
+    "columns",
+    "log_columns",
+    "log_rows",
+    "log_input",
+    "log_output",
+    "log_weights",
+    "output_over_input",
+    *(f"{name}_by_{number}" for name, number in _ALIGNED),
+    "input_positions_by_4",
+    "output_positions_by_4",
+)
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class WorkspaceModel:
+    """Workspaces of one device: for each of `PHASES` a forest that gives workspace over tensors.
+
+    A phase without forest takes none. Compared by identity, so that it can be part of settings.
+    """
+
+    forests: Mapping[str, Forest]
+
+    def bytes_of(self, phase: str, geometry: FloatArray) -> npt.NDArray[np.int64]:
+        """Return (R,) bytes for convolutions (R, 9), columns as `GEOMETRY`."""
+        forest = self.forests.get(phase)
+        if forest is None or not len(geometry):
+            return np.zeros(len(geometry), dtype=np.int64)
+        ratio = np.maximum(evaluate(forest, workspace_features(geometry)), 0.0)
+        wanted = np.where(ratio < _LEAST_RATIO, 0.0, ratio) * tensor_bytes(geometry)
+        return np.asarray(wanted, dtype=np.int64)
+
+
+_LEAST_RATIO = 0.02
+"""Below this a forest's average of none and some means none."""
+
+
+def tensor_bytes(geometry: FloatArray) -> FloatArray:
+    """Return (R,) bytes of input, output and weights of convolutions (R, 9) in float32."""
+    x, y, w = _tensors(geometry)
+    return np.asarray(x + y + w)
+
+
+def _tensors(geometry: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    batch, inputs, outputs, groups, kernel, _, _, before, after = geometry.T
+    return (
+        _FLOAT_BYTES * batch * inputs * before,
+        _FLOAT_BYTES * batch * outputs * after,
+        _FLOAT_BYTES * outputs * inputs / groups * kernel,
+    )
+
+
+def workspace_features(geometry: FloatArray) -> FloatArray:
+    """Return (R, F) what the forests read of convolutions (R, 9)."""
+    batch, inputs, outputs, groups, kernel, _, _, before, after = geometry.T
+    x, y, w = _tensors(geometry)
+    logs = [np.log2(a + 1.0) for a in (batch * after, inputs / groups * kernel, x, y, w)]
+    channels = {"inputs": inputs, "outputs": outputs}
+    padded = [np.ceil(channels[name] / by) * by / channels[name] for name, by in _ALIGNED]
+    rest = [(positions % 4 == 0).astype(float) for positions in (before, after)]
+    return np.stack([*geometry.T, batch * after, *logs, y / x, *padded, *rest], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """Storages of a tape whose size the device's library decides.
+
+    storages, phases: (W,), the latter an index into `PHASES`. geometry: (W, 9, 3) coefficients of 1, N, N².
+    """
+
+    model: WorkspaceModel
+    storages: npt.NDArray[np.int64]
+    phases: npt.NDArray[np.int64]
+    geometry: FloatArray
+    known: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
+
+    def bytes_at(self, batch_sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return (W, B) bytes at batch sizes (B,)."""
+        missing = sorted({n for n in batch_sizes if n not in self.known})
+        if missing:
+            n = np.array(missing, dtype=float)
+            powers = np.stack([np.ones_like(n), n, n * n])
+            rows = np.moveaxis(self.geometry @ powers, 2, 0)
+            for size, sizes in zip(missing, scratch_bytes(self.model, self.phases, rows), strict=True):
+                self.known[size] = sizes
+        return np.stack([self.known[n] for n in batch_sizes], axis=1)
+
+
+def scratch_bytes(
+    model: WorkspaceModel, phases: npt.NDArray[np.int64], geometry: FloatArray
+) -> npt.NDArray[np.int64]:
+    """Return (B, W) bytes of W workspaces in B variants; phases: (W,), geometry: (B, W, 9)."""
+    found = np.zeros(geometry.shape[:2], dtype=np.int64)
+    for index, phase in enumerate(PHASES):
+        chosen = phases == index
+        rows = geometry[:, chosen].reshape(-1, len(GEOMETRY))
+        found[:, chosen] = model.bytes_of(phase, rows).reshape(len(geometry), -1)
+    return found
+
+
+def convolution_geometry(
+    shapes: Sequence[Any], groups: int, stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Any, ...] | None:
+    """Return a convolution's entries of `GEOMETRY` from the shapes of input, weights and output.
+
+    None for depthwise convolutions, which PyTorch computes with kernels of its own that take none.
+    """
+    x, w, y = shapes
+    if groups > 1 and w[1] == 1:
+        return None
+    kernel, steps, before, after = (_product(sides) for sides in (w[2:], stride, x[2:], y[2:]))
+    return (x[0], x[1], y[1], groups, kernel, steps, sum(padding), before, after)
+
+
+def _product(sides: Sequence[Any]) -> Any:  # noqa: ANN401 - an int or a Size
+    found: Any = 1
+    for side in sides:
+        found = found * side
+    return found

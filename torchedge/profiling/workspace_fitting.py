@@ -1,0 +1,123 @@
+"""Fits a device's convolution workspaces to what `hooks/convolution_probe.py` measured there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.errors import MissingExtraError, ProfileError
+from torchedge.prediction.forests import Forest
+from torchedge.prediction.memory.workspaces import (
+    PHASES,
+    WORKSPACE_FEATURES,
+    WorkspaceModel,
+    convolution_geometry,
+    tensor_bytes,
+    workspace_features,
+)
+from torchedge.profiling.forest_fitting import convert_model
+from torchedge.storage.documents import read_unpacked
+
+__all__ = ["CONVOLUTIONS", "Workspaces", "fit_workspaces", "read_workspaces", "score_workspaces"]
+
+CONVOLUTIONS = "convolutions.jsonl"
+"""The file of a dataset folder that holds measured convolutions, as the probe writes them."""
+
+FloatArray = npt.NDArray[np.float64]
+
+_LEAVES, _LEAST_ROWS = 8000, 200
+_UNSPLIT = 1.05 * 2**20
+"""The allocator does not split off a MiB: what looks like a workspace below that is the block's own rest."""
+
+_MOST_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class Workspaces:
+    """Measured convolutions: geometry (R, 9) as `GEOMETRY`, and by phase the workspace in bytes (R,)."""
+
+    geometry: FloatArray
+    measured: Mapping[str, FloatArray]
+
+
+def read_workspaces(file: str | Path) -> Workspaces:
+    """Read what the probe wrote (also compressed); ProfileError names the line that is none of its rows."""
+    geometry, measured = [], []
+    data = read_unpacked(file, max_bytes=_MOST_BYTES)
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            if row.get("reason"):
+                continue
+            described = _geometry(row)
+            found = [float(row[f"{phase}_workspace_mib"]) * 2**20 for phase in PHASES]
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise ProfileError(
+                f"{file} line {number}: not a measured convolution ({error}); "
+                "expected a line of hooks/convolution_probe.py"
+            ) from error
+        if described is not None:
+            geometry.append(described)
+            measured.append(found)
+    if len(geometry) < _LEAST_ROWS:
+        raise ProfileError(
+            f"{file}: {len(geometry)} convolutions that are not depthwise, expected at least {_LEAST_ROWS}; "
+            "measure more"
+        )
+    bytes_ = np.array(measured)
+    bytes_ = np.where(bytes_ < _UNSPLIT, 0.0, bytes_)
+    table = np.array(geometry, dtype=float)
+    if not np.isfinite(table).all() or (table[:, :6] < 1).any() or not np.isfinite(bytes_).all():
+        raise ProfileError(f"{file}: sizes are not all positive numbers; expected what the probe writes")
+    return Workspaces(table, {phase: bytes_[:, i] for i, phase in enumerate(PHASES)})
+
+
+def _geometry(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    kernel, stride, padding, dilation, size = (
+        [int(n) for n in row[name]] for name in ("kernel", "stride", "padding", "dilation", "size")
+    )
+    after = [
+        (side + 2 * p - d * (k - 1) - 1) // s + 1
+        for side, p, d, k, s in zip(size, padding, dilation, kernel, stride, strict=True)
+    ]
+    inputs, outputs, groups, batch = (int(row[name]) for name in ("inputs", "outputs", "groups", "batch"))
+    shapes = ((batch, inputs, *size), (outputs, inputs // groups, *kernel), (batch, outputs, *after))
+    return convolution_geometry(shapes, groups, stride, padding)
+
+
+def fit_workspaces(measured: Workspaces) -> WorkspaceModel:
+    """Fit one tree a phase to the workspace as a multiple of the convolution's tensors.
+
+    The library's choice is a rule over shapes, which a single deep tree finds better than an average of many.
+    Raises MissingExtraError without scikit-learn.
+    """
+    features, tensors = workspace_features(measured.geometry), tensor_bytes(measured.geometry)
+    return WorkspaceModel({phase: _tree(features, measured.measured[phase] / tensors) for phase in PHASES})
+
+
+def _tree(features: FloatArray, ratio: FloatArray) -> Forest:
+    try:
+        from sklearn.ensemble import RandomForestRegressor
+    except ImportError as error:
+        raise MissingExtraError.of("scikit-learn", extra="fit", purpose="fitting workspaces") from error
+    model = RandomForestRegressor(1, bootstrap=False, max_leaf_nodes=_LEAVES, random_state=0)
+    model.fit(features, ratio)
+    return convert_model(model, features, feature_names=WORKSPACE_FEATURES, learner="tree")
+
+
+def score_workspaces(model: WorkspaceModel, measured: Workspaces) -> dict[str, float]:
+    """Return for each phase the error over all convolutions, in % of all bytes of workspace."""
+    return {
+        phase: 100 * float(np.abs(model.bytes_of(phase, measured.geometry) - found).sum() / found.sum())
+        for phase, found in _present(measured, PHASES)
+    }
+
+
+def _present(measured: Workspaces, phases: Sequence[str]) -> list[tuple[str, FloatArray]]:
+    return [(p, measured.measured[p]) for p in phases if measured.measured[p].sum() > 0]
