@@ -8,6 +8,7 @@ those of `predict_graphs` for the graphs one by one, to rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -26,11 +27,12 @@ from torchedge.prediction.latency.workload import (
     count_amounts,
 )
 from torchedge.prediction.memory.anchors import ANCHORS, anchor_weights
+from torchedge.prediction.memory.compiled_pools import Task, replay_tasks
 from torchedge.prediction.memory.model import Peaks
-from torchedge.prediction.memory.pools import PoolReplay
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.stepping import multiplies, remaining, run_step
 from torchedge.prediction.memory.tape import ALIGNMENT
+from torchedge.prediction.memory.workspaces import scratch_bytes
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.profiles import load_models
 
@@ -76,7 +78,7 @@ class FamilyPredictor:
     ) -> FloatArray:
         """Return Γ or γ of each row in MiB (R,), or with a confidence what it stays below."""
         model = self.models.memory
-        peaks = _joined([family.peaks(values, batch_size) for family, values in self._analysed(groups)])
+        peaks = _peaks([(family.tape, values) for family, values in self._analysed(groups)], batch_size)
         rows = np.arange(len(peaks.batch))
         columns = self._columns(model.feature_set, groups, rows, peaks.batch)
         if confidence is None:
@@ -106,6 +108,8 @@ class FamilyPredictor:
         return found
 
     def _analysis(self, family: GraphFamily) -> FamilyAnalysis | None:
+        if family not in self._known and self.settings.workspaces is not None and family.symbols:
+            self._known[family] = None  # what the library takes has to be looked up by size
         if family not in self._known:
             try:
                 self._known[family] = FamilyAnalysis(family, self.settings)
@@ -116,7 +120,14 @@ class FamilyPredictor:
         return self._known[family]
 
 
-def _joined(peaks: Sequence[Peaks]) -> Peaks:
+def _peaks(groups: Sequence[tuple[FamilyTape, IntArray]], batch_size: int) -> Peaks:
+    """Return the simulated peaks of all rows; the allocator is replayed for all at once."""
+    prepared = [tape.task(values, batch_size) for tape, values in groups]
+    replayed = replay_tasks([task for task, _ in prepared])
+    peaks = [
+        tape.peaks(values, batch_size, live, found)
+        for (tape, values), (_, live), found in zip(groups, prepared, replayed, strict=True)
+    ]
     return Peaks(
         *(
             np.concatenate([getattr(p, name) for p in peaks])
@@ -139,7 +150,7 @@ class FamilyAnalysis:
         self._ends = np.cumsum([*lengths, len(found.passes)])
         self._training = family.template.loss is not None
         with collection_paused():
-            self._tape = _FamilyTape(family, settings)
+            self._tape = FamilyTape(family, settings)
 
     def workloads(self, values: IntArray) -> list[Workload]:
         """Return the work of each candidate; values: (D, C), a column of symbols' values a candidate."""
@@ -150,12 +161,13 @@ class FamilyAnalysis:
             found.append(Workload(dense, deep, passes, launches, self._training))
         return found
 
-    def peaks(self, values: IntArray, batch_size: int) -> Peaks:
-        """Return the simulated peaks of each candidate at one batch size."""
-        return self._tape.peaks(values, batch_size)
+    @property
+    def tape(self) -> FamilyTape:
+        """The allocations of a step."""
+        return self._tape
 
 
-class _FamilyTape:
+class FamilyTape:
     """The allocations of a step of each of a family's graphs: one order of events, sizes by symbols."""
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
@@ -164,27 +176,39 @@ class _FamilyTape:
         writer.close(remaining(step))
         self.events = np.array(writer.events, dtype=np.int32)
         self.persistent = np.array(writer.persistent, dtype=np.int32)
-        self.replay = PoolReplay(self.events, self.persistent)
         self.signs = np.sign(self.events).astype(np.int64)[:, None]
         parameters: Amount = sum((v.nbytes[0] for v in family.template.parameters), start=0)
         known: dict[Poly, Amount] = {size: _in_batch(size) for size in set(writer.sizes)}
-        self.sizes = Amounts([known[size] for size in writer.sizes], (*family.symbols, _BATCH))
+        names = (*family.symbols, _BATCH)
+        self.sizes = Amounts([known[size] for size in writer.sizes], names)
+        self.scratch = np.array([storage for storage, _, _ in writer.scratch], dtype=np.intp)
+        self.scratch_phases = np.array([phase for _, phase, _ in writer.scratch], dtype=np.intp)
+        geometry = [_in_batch(entry) for _, _, entries in writer.scratch for entry in entries]
+        self.geometry = Amounts(geometry, names, float)
+        self.workspaces = settings.workspaces
         self.parameters = Amounts([parameters], family.symbols)
         self.multiplies = multiplies(family.template)
 
-    def peaks(self, values: IntArray, batch_size: int) -> Peaks:
-        """Return the simulated peaks of candidates (D, C), as `memory.anchors` works them out."""
-        needed, weights = anchor_weights(np.array([batch_size]))
-        batches = np.array([batch_size, *(ANCHORS[index] for index in needed)])
+    def task(self, values: IntArray, batch_size: int) -> tuple[Task, FloatArray]:
+        """Return what is to be replayed of candidates (D, C), and their live peaks in MiB (C, 1 + A).
+
+        The first live peak is that at the batch size; the others, and the task's rows, are at its A anchors.
+        """
+        batches = np.array([batch_size, *_anchors(batch_size)[0]])
         count = values.shape[1]
         columns = np.concatenate([np.repeat(values, len(batches), axis=1), [np.tile(batches, count)]])
-        units = -(-self.sizes.at(columns) // ALIGNMENT)
-        live = (self._live(units) * (ALIGNMENT / _MIB)).reshape(count, len(batches))
-        rows = np.ascontiguousarray(units.T).reshape(count, len(batches), -1)[:, 1:]
-        peaks = np.array([self.replay.peaks(sizes) for sizes in rows]) / _MIB
-        ratios = peaks / live[:, 1:, None]
+        units = -(-self._bytes(columns) // ALIGNMENT)
+        live = np.asarray(self._live(units) * (ALIGNMENT / _MIB)).reshape(count, -1)
+        rows = units.T.reshape(count, len(batches), -1)[:, 1:].reshape(-1, len(units))
+        return Task(self.events, self.persistent, rows), live
+
+    def peaks(self, values: IntArray, batch_size: int, live: FloatArray, replayed: IntArray) -> Peaks:
+        """Return the simulated peaks of candidates from what `task` gave and its rows' peaks (C · A, 2)."""
+        weights = _anchors(batch_size)[1]
+        count = values.shape[1]
+        ratios = replayed.reshape(count, -1, 2) / _MIB / live[:, 1:, None]
         allocated, reserved = live[:, 0] * sum(
-            weight * ratios[:, place].T for place, weight in enumerate(weights[0])
+            weight * ratios[:, place].T for place, weight in enumerate(weights)
         )  # not a matrix product, whose last bit depends on how many rows it has
         return Peaks(
             np.full(count, float(batch_size)),
@@ -194,11 +218,27 @@ class _FamilyTape:
             np.full(count, self.multiplies),
         )
 
+    def _bytes(self, columns: IntArray) -> IntArray:
+        """Return the sizes (S, R) of all storages for columns of symbols, the batch size being the last."""
+        sizes = self.sizes.at(columns)
+        if self.workspaces is not None and len(self.scratch):
+            count = columns.shape[1]
+            geometry = self.geometry.at(columns).T.reshape(count, len(self.scratch), -1)
+            sizes[self.scratch] = scratch_bytes(self.workspaces, self.scratch_phases, geometry).T
+        return sizes
+
     def _live(self, units: IntArray) -> IntArray:
         """Return the most units alive at once, of sizes (S, R): (R,)."""
-        changes = units[self.replay.storages] * self.signs
+        changes = units[np.abs(self.events) - 1] * self.signs
         rise = np.cumsum(changes, axis=0).max(axis=0, initial=0)
         return np.asarray(rise + units[self.persistent].sum(axis=0))
+
+
+@lru_cache(maxsize=16)
+def _anchors(batch_size: int) -> tuple[list[int], list[float]]:
+    """Return the anchors that a batch size lies on or between, and their weights."""
+    needed, weights = anchor_weights(np.array([batch_size]))
+    return [ANCHORS[index] for index in needed], weights[0].tolist()
 
 
 def _in_batch(coefficients: Poly) -> Amount:

@@ -6,6 +6,8 @@ missing, or little is to be replayed, Python does it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -29,16 +31,23 @@ SOURCE = r"""
 #define SMALL MIB
 
 /* One work-item replays one row of sizes: persistent storages first, then the events (+s allocates storage
-   s - 1, -s frees it). Pool 0 holds requests up to 1 MiB, pool 1 larger ones. free_at and free_width list the
-   free blocks of both pools in no order. out: allocated and reserved peak; -1 where a list is full. */
-__kernel void replay(__global const int *events, __global const int *persistent, __global const uint *units,
-                     __global uint *at, __global uint *width, __global uint *free_at,
-                     __global uint *free_width, const int event_count, const int persistent_count,
-                     const int storages, const int room, __global long *out) {
+   s - 1, -s frees it). rows: for each where its events begin and how many there are, the same of its
+   persistent storages, where its sizes begin. Pool 0 holds requests up to 1 MiB, pool 1 larger ones. free_at
+   and free_width list the free blocks of both pools in no order. out: allocated and reserved peak; -1 where a
+   list is full. */
+__kernel void replay(__global const int *rows, __global const int *events, __global const int *persistent,
+                     __global const uint *units, __global uint *at, __global uint *width,
+                     __global uint *free_at, __global uint *free_width, const int room,
+                     __global long *out) {
   const long row = get_global_id(0);
-  units += row * storages;
-  at += row * storages;
-  width += row * storages;
+  events += rows[5 * row];
+  const int event_count = rows[5 * row + 1];
+  persistent += rows[5 * row + 2];
+  const int persistent_count = rows[5 * row + 3];
+  const int first = rows[5 * row + 4];
+  units += first;
+  at += first;
+  width += first;
   int count[2] = {0, 0};
   uint top = 0;
   long reserved = 0, allocated = 0, peak = 0;
@@ -107,9 +116,9 @@ __kernel void replay(__global const int *events, __global const int *persistent,
       } else if (right < 0) {
         widths[left] = end - starts[left];
       } else {
-        const uint first = left < 0 ? start : starts[left];
-        widths[right] += end - first;
-        starts[right] = first;
+        const uint from = left < 0 ? start : starts[left];
+        widths[right] += end - from;
+        starts[right] = from;
         if (left >= 0) {
           --n;
           starts[left] = starts[n];
@@ -125,43 +134,58 @@ __kernel void replay(__global const int *events, __global const int *persistent,
 """
 
 
-class FastReplay:
-    """Replays one tape's events for many rows of sizes, see `PoolReplay`."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Rows of one tape to replay: events (E,), persistent storages (P,), sizes (R, S) in 512 bytes."""
 
-    def __init__(self, events: npt.NDArray[np.int32], persistent: npt.NDArray[np.int32]) -> None:
-        self.events, self.persistent = events, persistent
-        self.slow = PoolReplay(events, persistent)
-
-    def peaks(self, units: Units) -> Units:
-        """Return the allocated and reserved peaks in bytes (C, B, 2) of C candidates at B batch sizes.
-
-        units: (C, B, S) sizes of storages in units of 512 bytes.
-        """
-        flat = units.reshape(-1, units.shape[-1])
-        kernel = _kernel(len(flat))
-        if kernel is None or not len(self.events) or not len(flat) or int(flat.max(initial=0)) >= _LARGEST:
-            return np.array([self.slow.peaks(rows) for rows in units], dtype=np.int64).reshape(
-                *units.shape[:2], 2
-            )
-        found = _run(kernel, self.events, self.persistent, flat)
-        for row in np.flatnonzero(found[:, 0] < 0):
-            found[row] = self.slow.peaks(flat[row : row + 1])[0]
-        return found.reshape(*units.shape[:2], 2)
+    events: npt.NDArray[np.int32]
+    persistent: npt.NDArray[np.int32]
+    units: Units
 
 
-def _run(
-    kernel: CpuKernel, events: npt.NDArray[np.int32], persistent: npt.NDArray[np.int32], units: Units
-) -> Units:
-    """Return both peaks in bytes of each row of units (R, S), (R, 2); negative where a list was full."""
-    rows, storages = units.shape
-    out = np.empty((rows, 2), dtype=np.int64)
-    kept = persistent if len(persistent) else np.zeros(1, dtype=np.int32)  # no empty buffers
-    blocks, lists = 4 * rows * storages, 8 * rows * _FREE_BLOCKS
+def replay_tasks(tasks: Sequence[Task]) -> list[Units]:
+    """Return for each task the allocated and reserved peaks of its rows in bytes, (R, 2)."""
+    kernel = _kernel(sum(len(task.units) for task in tasks))
+    fits = all(int(task.units.max(initial=0)) < _LARGEST for task in tasks)
+    if kernel is None or not fits:
+        return [_slow(task, slice(None)) for task in tasks]
+    ends = np.cumsum([len(task.units) for task in tasks])[:-1]
+    found = np.split(_run(kernel, tasks), ends)
+    for task, peaks in zip(tasks, found, strict=True):
+        for row in np.flatnonzero(peaks[:, 0] < 0):
+            peaks[row] = _slow(task, slice(row, row + 1))[0]
+    return found
+
+
+def _slow(task: Task, rows: slice) -> Units:
+    peaks = PoolReplay(task.events, task.persistent).peaks(task.units[rows])
+    return np.array(peaks, dtype=np.int64).reshape(-1, 2)
+
+
+def _run(kernel: CpuKernel, tasks: Sequence[Task]) -> Units:
+    """Return both peaks in bytes of all rows of all tasks, (R, 2); negative where a list was full."""
+    rows, firsts = [], np.zeros(3, dtype=np.int64)
+    for task in tasks:
+        count, storages = task.units.shape
+        table = np.empty((count, 5), dtype=np.int32)
+        table[:, :4] = firsts[0], len(task.events), firsts[1], len(task.persistent)
+        table[:, 4] = firsts[2] + np.arange(count) * storages
+        rows.append(table)
+        firsts += len(task.events), len(task.persistent), task.units.size
+    filler = np.zeros(1, dtype=np.int32)  # no empty buffers
+    table = np.concatenate(rows)
+    out = np.empty((len(table), 2), dtype=np.int64)
+    blocks, lists = 4 * (int(firsts[2]) + 1), 8 * len(table) * _FREE_BLOCKS
     kernel.run(
-        rows,
-        [events, kept, np.ascontiguousarray(units, dtype=np.uint32)],
+        len(table),
+        [
+            table,
+            np.concatenate([*(task.events for task in tasks), filler]),
+            np.concatenate([*(task.persistent for task in tasks), filler]),
+            np.concatenate([*(task.units.reshape(-1) for task in tasks), filler]).astype(np.uint32),
+        ],
         [blocks, blocks, lists, lists],
-        [len(events), len(persistent), storages, _FREE_BLOCKS],
+        [_FREE_BLOCKS],
         out,
     )
     return out * ALIGNMENT
@@ -199,9 +223,9 @@ def _passes(kernel: CpuKernel) -> bool:
             events.append(-1 - alive.pop(int(rng.integers(len(alive)))))
     sizes = np.exp(rng.uniform(0, np.log(60_000), size=(4, storages))).astype(np.int64)
     order = np.array(events, dtype=np.int32)
+    tasks = [Task(order, persistent, sizes[:1]), Task(order[:50], persistent[:5], sizes[1:])]
     try:
-        found = _run(kernel, order, persistent, sizes)
+        found = _run(kernel, tasks)
     except Exception:  # whatever a driver says: there is another way
         return False
-    expected = [PoolReplay(order, persistent).peaks(sizes[k : k + 1])[0] for k in range(len(sizes))]
-    return bool((found == np.array(expected)).all())
+    return np.array_equal(found, np.concatenate([_slow(task, slice(None)) for task in tasks]))

@@ -1,0 +1,95 @@
+"""Candidates are predicted without modules, many at once, as their modules are, one by one."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.graphs import Affine, Graph, GraphFamily, Op, Size, Value
+from torchedge.prediction.families import FamilyPredictor
+from torchedge.prediction.memory import compiled_pools
+from torchedge.searching.ofa_resnet50 import OFAResNet50Space
+from torchedge.searching.pruning_space import PruningSpace
+from torchedge.searching.spaces import draw
+
+
+class Tiny(nn.Module):
+    """A branch, a sum, a concatenation and a flattened head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.left, self.right = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 16, 1)
+        self.norm = nn.BatchNorm2d(48)
+        self.head = nn.Linear(48 * 16, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        x = torch.cat([self.left(x) + x, self.right(x)], 1)
+        return self.head(torch.flatten(nn.functional.adaptive_avg_pool2d(self.norm(x), 4), 1))
+
+
+SPACES = {
+    "ofa": OFAResNet50Space(image_sizes=(96, 128)),
+    "pruning": PruningSpace(Tiny(), (3, 64, 64), round_to=1),
+}
+
+
+@pytest.fixture(params=["compiled", "python"])
+def replaying(request, monkeypatch):
+    monkeypatch.setattr(compiled_pools, "_WORTH", 0 if request.param == "compiled" else 10**9)
+
+
+@pytest.mark.parametrize("device", ["jetson-tx2", "rtx-3090"])
+@pytest.mark.parametrize(("mode", "batch"), [("train", 24), ("train", 300), ("infer", 1)])
+@pytest.mark.parametrize("name", SPACES)
+def test_as_predict_says_of_the_module(name, mode, batch, device, replaying):
+    space = SPACES[name]
+    found_device = torchedge.find_device(device)
+    genes = space.canonical(draw(space, np.random.default_rng(batch), 5))
+    predictor = FamilyPredictor(found_device, mode)
+    memory, latency, required, slow = (np.zeros(len(genes)) for _ in range(4))
+    sketch = space.sketch(genes, mode)
+    groups, order = [(f, v) for f, v, _ in sketch], [row for _, _, rows in sketch for row in rows]
+    memory[order] = predictor.memory(groups, batch)
+    latency[order] = predictor.latency(groups, batch)
+    required[order] = predictor.memory(groups, batch, 0.95)
+    slow[order] = predictor.latency(groups, batch, 0.95)
+    for row, kept in enumerate(genes.tolist()):
+        encoding = space.decode(kept)
+        with torch.device("meta") if name == "ofa" else torch.device("cpu"):
+            module = space.build(encoding)
+        size = space.sample_size(encoding)
+        one = torchedge.predict(module, batch, found_device, mode=mode, input_size=size)
+        assert memory[row] == pytest.approx(one.memory.value, rel=1e-9)
+        assert latency[row] == pytest.approx(one.latency.value, rel=1e-9)
+        assert required[row] == pytest.approx(one.required_mib(0.95), rel=1e-9)
+        assert slow[row] >= latency[row]
+
+
+def test_latency_with_confidence_is_the_intervals_end_at_its_level():
+    predictor = FamilyPredictor(torchedge.find_device("jetson-tx2"), "train")
+    family, values, _ = SPACES["pruning"].sketch(np.zeros((1, 3), dtype=np.int16), "train")[0]
+    asked = [predictor.latency([(family, values)], 8, p)[0] for p in (0.5, 0.8, 0.95)]
+    assert asked == sorted(asked) and asked[0] < asked[-1]
+
+
+def test_a_family_whose_rules_ask_for_sizes_falls_apart_into_its_graphs():
+    """A pooling window of a symbolic side is no number: each member is then predicted by itself."""
+    width = Size.symbol("width")
+    values = (
+        Value("x", (Affine(1), width, 8, 8), "float32", "input"),
+        Value("y", (Affine(1), width, 8, 8), "float32"),
+        Value("z", (Affine(1), width, 4, 4), "float32"),
+    )
+    ops = (
+        Op("relu", (0,), (1,)),
+        Op("max_pool2d", (1,), (2,), {"kernel_size": width, "stride": (2, 2), "padding": (0, 0)}),
+    )
+    family = GraphFamily(Graph(values, ops, (0,), (2,), training=False), ("width",))
+    columns = np.array([[2, 64]])
+    predictor = FamilyPredictor(torchedge.find_device("jetson-tx2"), "infer")
+    found = predictor.memory([(family, columns)], 4)
+    alone = [torchedge.predict(family.graph([w]), 4, "jetson-tx2", mode="infer") for w in (2, 64)]
+    assert found == pytest.approx([p.memory.value for p in alone], rel=1e-9)
