@@ -97,8 +97,9 @@ def make_job(item: PlanItem, plan: Plan) -> dict[str, Any]:
         except TorchedgeError:
             if item.level:
                 raise
-    except TorchedgeError as error:
-        return {"skipped": item.id, "reason": str(error)}
+    except Exception as error:  # one network that a library stumbles over does not end a campaign
+        name = "" if isinstance(error, TorchedgeError) else f"{type(error).__name__}: "
+        return {"skipped": item.id, "reason": name + " ".join(str(error).split())[:500]}
     return {
         "id": item.id,
         "network": item.network.label,

@@ -317,7 +317,11 @@ def _sizes(module: Any) -> tuple[int, int, int, int] | None:  # noqa: ANN401 - a
     total = sum(p.numel() for p in module.parameters(recurse=False))
     if not total:
         return None
-    weight = module.weight
+    weight = getattr(module, "weight", None)
+    if weight is None:
+        raise InputError(
+            f"a {type(module).__name__} cannot be pruned; expected convolutions, linear layers and norms"
+        )
     if isinstance(module, (nn.Conv2d, nn.Linear)):
         depthwise = isinstance(module, nn.Conv2d) and module.groups == module.out_channels > 1
         inputs = module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
