@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import Counter
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from torchedge.cli.output import print_json, print_wrapped, warn
@@ -34,6 +36,9 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
         "--processor", choices=("cuda", "cpu"), help="what to measure there (default: cuda where it works)"
     )
     campaign.add_argument("--retry-failed", action="store_true", help="measure failed points again")
+    campaign.add_argument(
+        "--retry-unsteady", action="store_true", help="measure points whose steps differ much again"
+    )
     campaign.add_argument("--tables-only", action="store_true", help="write the tables, measure nothing")
     campaign.add_argument("--show-plan", action="store_true", help="print the plan and its size, do nothing")
 
@@ -41,7 +46,8 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
 def is_campaign(arguments: argparse.Namespace) -> bool:
     """Whether a command line describes a campaign, and not the 20 s of `torchedge profile local-cpu`."""
     given = (arguments.device_name, arguments.plan, arguments.over, arguments.out, arguments.python)
-    flags = (arguments.processor, arguments.retry_failed, arguments.tables_only, arguments.show_plan)
+    retries = (arguments.retry_failed, arguments.retry_unsteady)
+    flags = (arguments.processor, arguments.tables_only, arguments.show_plan, *retries)
     return any(given) or any(flags)
 
 
@@ -66,12 +72,17 @@ def run_profile(arguments: argparse.Namespace) -> int:
     device = _device_name(arguments)
     folder = arguments.out or _own_folder(device)
     over = arguments.over or "local"
+    again = {"failed": arguments.retry_failed, "unsteady": arguments.retry_unsteady}
+    retry = tuple(what for what, wanted in again.items() if wanted)
     transport = open_transport(over, arguments.python, folder / "device")
-    campaign = Campaign(folder, plan, device, over, arguments.processor or "", arguments.retry_failed)
+    campaign = Campaign(folder, plan, device, over, arguments.processor or "", retry)
     with _Bar() as bar:
         summary = run_campaign(campaign, None if arguments.tables_only else transport, bar)
     if arguments.json:
-        document = {name: getattr(summary, name) for name in ("points", "measured", "out_of_memory", "left")}
+        document = {
+            name: getattr(summary, name)
+            for name in ("points", "measured", "out_of_memory", "unsteady", "left")
+        }
         failed, skipped = dict(summary.failed), dict(summary.skipped)
         print_json(
             {"device": device, "folder": str(folder), **document, "failed": failed, "skipped": skipped}
@@ -117,12 +128,19 @@ def _print_summary(summary: Any, device: str, folder: Path) -> None:  # noqa: AN
             print_wrapped(f"{what}: {name}{more}: {reason}", rest="  ")
     if summary.failed:
         print_wrapped("measure what failed again with --retry-failed")
+    if summary.unsteady:
+        print_wrapped(
+            f"unsteady: the steps of {summary.unsteady} points differ by more than half, as on a machine that "
+            "does other work or lowers its clock; measure them again with --retry-unsteady"
+        )
     print_wrapped(f"tables in {folder}")
     if summary.measured and not summary.left:
         from torchedge.storage import user_folder
 
         described = folder if (folder / "device.toml").exists() else device
         target = user_folder() / "profiles" / device
+        with contextlib.suppress(OSError):  # fit wants the folder around its profile to be there
+            target.parent.mkdir(parents=True, exist_ok=True)
         print(f"next: torchedge fit {folder} --device {described} --out {target}")
 
 
@@ -135,12 +153,19 @@ class _Bar:
     def __enter__(self) -> _Bar:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._end()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(kind, error, trace)
 
-    def _end(self) -> None:
+    def _end(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
         if self._progress is not None:
-            self._progress.__exit__(None, None, None)
+            self._progress.__exit__(kind, error, trace)
             self._progress = None
 
     def _begin(self, label: str, total: int, done: int) -> None:

@@ -53,6 +53,10 @@ class Progress:
         elif not self._remaining:
             self._write(f"{self.label}: {what}\n")
 
+    def note(self, state: str) -> None:
+        """Say how things stand, on a terminal alone: for what changes at each step."""
+        self._doing = state
+
     def step(self) -> None:
         """Count one step as done."""
         before, self.done = self.done, min(self.done + 1, self.total)
@@ -74,8 +78,10 @@ class Progress:
         fresh = self.done - self._before
         if not fresh:
             return "? left"
-        minutes = (time.monotonic() - self._start) * (self.total - self.done) / fresh / 60
-        return f"{minutes:.0f} min left" if minutes < 120 else f"{minutes / 60:.1f} h left"
+        seconds = (time.monotonic() - self._start) * (self.total - self.done) / fresh
+        if seconds < 120:
+            return f"{seconds:.0f} s left"
+        return f"{seconds / 60:.0f} min left" if seconds < 7200 else f"{seconds / 3600:.1f} h left"
 
     def _draw(self) -> None:
         filled = _BAR * self.done // self.total

@@ -116,7 +116,18 @@ def test_point_that_takes_the_device_down_is_recorded_after_the_second_time(tmp_
     assert [row["row"] for row in rows_of(tmp_path)].count("lost") == 2
     monkeypatch.delenv("FAKE_DIES_AT")
     assert list(run_fake(tmp_path, plan).failed) == ["net0-0 train 2"]
-    assert not run_fake(tmp_path, plan, retry=True).failed
+    assert not run_fake(tmp_path, plan, retry=("failed",)).failed
+
+
+def test_unsteady_points_are_measured_again(tmp_path, monkeypatch):
+    plan = plan_of(networks=1, batches=(1, 256))
+    prepare(tmp_path, plan)
+    monkeypatch.setenv("FAKE_SPREAD", "1.6")
+    assert run_fake(tmp_path, plan).unsteady == 6
+    monkeypatch.setenv("FAKE_SPREAD", "1.4")
+    assert run_fake(tmp_path, plan).unsteady == 6
+    summary = run_fake(tmp_path, plan, retry=("failed", "unsteady"))
+    assert summary.unsteady == 0 and summary.measured == 4 and summary.left == 0
 
 
 def test_another_machine_is_refused(tmp_path, monkeypatch):

@@ -27,19 +27,24 @@ Point = tuple[str, str, int]
 WITNESSED_LOSSES, LOSSES = 2, 4
 """So many times in a row a point may go down with its device, or be under way when the controller dies."""
 
+UNSTEADY = 1.5
+"""The 90th percentile of a point's steps is at most so many times the 10th, on a machine left alone."""
+
 _LONGEST_LINE = 1 << 24
 
 
 class Journal:
     """Rows of a campaign on disk, and what is known from them. Use it as a context; one process at a time.
 
-    `done` maps each measured point to the place of its last row; `environment` is the first session's.
+    `done` maps each measured point to the place of its last row; `failed` and `unsteady` are those of them
+    without figures, and with steps that differ by more than half; `environment` is the first session's.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         self.done: dict[Point, int] = {}
         self.failed: set[Point] = set()
+        self.unsteady: set[Point] = set()
         self.environment: dict[str, Any] | None = None
         self.session: dict[str, Any] | None = None
         self._losses: dict[Point, list[bool]] = {}
@@ -119,6 +124,7 @@ class Journal:
             self.done[point] = place
             self._losses.pop(point, None)
             (self.failed.add if row["fits"] is None else self.failed.discard)(point)
+            (self.unsteady.add if _varies(row) else self.unsteady.discard)(point)
             if self._under_way == point:
                 self._under_way = None
 
@@ -148,6 +154,12 @@ class Journal:
 def point_of(row: Mapping[str, Any]) -> Point:
     """Return which point a row is about."""
     return str(row["job"]), str(row["mode"]), int(row["batch_size"])
+
+
+def _varies(row: Mapping[str, Any]) -> bool:
+    """Whether the slow steps of a point took over half as long again as its fast ones."""
+    fast, slow = row.get("latency_p10_ms"), row.get("latency_p90_ms")
+    return isinstance(fast, (int, float)) and isinstance(slow, (int, float)) and slow > UNSTEADY * fast
 
 
 def boot_id() -> str | None:

@@ -27,15 +27,15 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of measurements.csv; a blank is not known."""
 
-Counts = tuple[int, int, int, dict[str, str], dict[str, str], Mapping[str, Any] | None]
+Counts = tuple[int, int, int, int, dict[str, str], dict[str, str], Mapping[str, Any] | None]
 
 
 def write_tables(folder: Path, items: Sequence[PlanItem], journal: Journal) -> Counts:
     """Write measurements.csv, networks.jsonl, layers.jsonl, environment.json and, if any, skipped.jsonl.
 
     Each file is replaced as a whole, and the same rows give the same bytes. Returns the number of points, of
-    those measured and of those out of memory; the reasons of failed points and of skipped networks by id; the
-    environment row. Raises ProfileError where the folder cannot be written.
+    those measured, out of memory and unsteady, the reasons of failed points and of skipped networks by id,
+    and the environment row. Raises ProfileError where the folder cannot be written.
     """
     measured = out_of_memory = 0
     failed: dict[str, str] = {}
@@ -68,7 +68,8 @@ def write_tables(folder: Path, items: Sequence[PlanItem], journal: Journal) -> C
         raise ProfileError(f"{folder}: cannot be written ({error.strerror}); check the disk") from error
     if journal.environment is not None:
         write_json(folder / "environment.json", journal.environment)
-    return len(points), measured, out_of_memory, failed, skipped, journal.environment
+    unsteady = len(journal.unsteady.intersection(points))
+    return len(points), measured, out_of_memory, unsteady, failed, skipped, journal.environment
 
 
 def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> bool:

@@ -56,14 +56,17 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """What is to be measured where: `device` names the profile to be, `processor` is "", cuda or cpu."""
+    """What is to be measured where: `device` names the profile to be, `processor` is "", cuda or cpu.
+
+    retry: "failed", "unsteady" or both: which points that have a row are measured again.
+    """
 
     folder: Path
     plan: Plan
     device: str
     over: str
     processor: str = ""
-    retry: bool = False
+    retry: Sequence[str] = ()
     probe: Path | None = None
     pauses: Sequence[float] = PAUSES
 
@@ -76,6 +79,7 @@ class Summary:
     points: int
     measured: int
     out_of_memory: int
+    unsteady: int
     failed: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] | None = None
@@ -105,7 +109,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
         ) from error
     with Journal(folder) as journal:
         _check_same(campaign, journal)
-        _prepare(campaign, listener)
+        _prepare(campaign, transport, listener)
         items = list(campaign.plan.items())
         try:
             if transport is not None:
@@ -137,12 +141,14 @@ def _check_same(campaign: Campaign, journal: Journal) -> None:
         )
 
 
-def _prepare(campaign: Campaign, listener: Listener) -> None:
+def _prepare(campaign: Campaign, transport: Transport | None, listener: Listener) -> None:
     """Have the plan's job lines written, in a process whose memory goes with it."""
     items = list(campaign.plan.items())
     there = sum(1 for _ in read_jobs(campaign.folder))
     if there == len(items):
         return
+    if transport is not None:
+        transport.put([])  # a device out of reach is told before the work
     listener.preparing(len(items), there)
     words = [sys.executable, "-m", "torchedge.profiling.campaigns.expansion", str(campaign.folder)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -193,7 +199,8 @@ class _Session:
             for mode, batch in item.network.points
         ]
         journal = self.journal
-        retried = set(journal.failed) if self.campaign.retry else set()
+        again = {"failed": journal.failed, "unsteady": journal.unsteady}
+        retried = set().union(*(again[what] for what in self.campaign.retry))
         left = [p for p in points if p not in journal.done or p in retried]
         if not left:
             return

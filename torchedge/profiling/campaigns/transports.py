@@ -266,6 +266,7 @@ def explain(said: str) -> str:
         "unauthorized": "accept this computer on the device's screen",
         "more than one device": "say which with --over adb:SERIAL (`adb devices` lists them)",
         "not found": "check `adb devices`, or the path given by --python",
+        "cannot start cuda": "use --processor cpu, or a PyTorch with CUDA there",
         "No space left": "make room on the device",
     }
     hint = next((step for word, step in hints.items() if word in said), "try the same by hand")
