@@ -130,7 +130,7 @@ def _print_summary(summary: Any, device: str, folder: Path) -> None:  # noqa: AN
         print_wrapped("measure what failed again with --retry-failed")
     if summary.unsteady:
         print_wrapped(
-            f"unsteady: the steps of {summary.unsteady} points differ by more than half, as on a machine that "
+            f"unsteady: the steps of {summary.unsteady} points differ by over half, as on a machine that "
             "does other work or lowers its clock; measure them again with --retry-unsteady"
         )
     print_wrapped(f"tables in {folder}")
