@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, fit, score, write."""
     from torchedge.profiling.profile_folders import check_target, device_of
+    from torchedge.profiling.public_data import find_public_table
+
+    if find_public_table(arguments.dataset) is not None:
+        from torchedge.cli.public_fitting import fit_public_table
+
+        return fit_public_table(arguments)
 
     check_target(arguments.out, force=arguments.force)
     if not arguments.dataset.is_dir():
