@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from torchedge.cli.adapting import add_transfer, fit_from_base, is_transfer
 from torchedge.cli.arguments import add_json
 from torchedge.cli.output import number, print_json, print_table, print_wrapped, warn
 from torchedge.cli.progress import Progress
@@ -34,11 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="overwrite a profile that is there")
     parser.add_argument("--no-accuracy", action="store_true", help="leave out the accuracy tables (minutes)")
+    add_transfer(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, fit, score, write."""
+    if is_transfer(arguments):
+        return fit_from_base(arguments)
     from torchedge.profiling.profile_folders import check_target, device_of
     from torchedge.profiling.public_data import find_public_table
 

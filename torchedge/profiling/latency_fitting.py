@@ -24,18 +24,28 @@ _ITERATIONS = 200
 
 
 def fit_coefficients(
-    rows: Rows, measured: FloatArray, weights: FloatArray, prior: FloatArray, *, ridge: float = RIDGE
+    rows: Rows,
+    measured: FloatArray,
+    weights: FloatArray,
+    prior: FloatArray,
+    *,
+    ridge: float = RIDGE,
+    spread: FloatArray | None = None,
 ) -> FloatArray:
     """Return the coefficients (K,) that explain measured times (R,) in ms best.
 
     Minimises the weighted pseudo-Huber loss of log(predicted / measured) plus `ridge` times the mean squared
     distance from the prior in standard deviations, by L-BFGS in float64 from the prior. Deterministic.
+
+    spread: (K, Z) what Z independent standard deviations add to the coefficients; default: the hardware's
+    priors, one a coefficient.
     """
     fitted = rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
-    mean, spread = torch.from_numpy(prior), torch.from_numpy(prior_spread())
+    moves = torch.from_numpy(np.diag(prior_spread()) if spread is None else spread)
+    mean = torch.from_numpy(prior)
     target = torch.from_numpy(np.log(measured))
     share = torch.from_numpy(weights / weights.sum())
-    distance = torch.zeros(len(prior), dtype=torch.float64, requires_grad=True)
+    distance = torch.zeros(moves.shape[1], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [distance],
         max_iter=_ITERATIONS,
@@ -45,7 +55,7 @@ def fit_coefficients(
     )
 
     def coefficients() -> torch.Tensor:
-        return mean + spread * _BOUND * torch.tanh(distance / _BOUND)
+        return mean + moves @ (_BOUND * torch.tanh(distance / _BOUND))
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()

@@ -1,0 +1,138 @@
+"""From a folder of few measurements and another device's profile to a profile of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchedge.devices import Device, find_device, list_devices, weakest
+from torchedge.errors import InputError
+from torchedge.prediction.profiles import read_models
+from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode
+from torchedge.profiling.accuracy import Score
+from torchedge.profiling.measured import Source
+from torchedge.profiling.profile_folders import ModeFit, package_versions, today
+from torchedge.profiling.samples import Mask, Samples
+from torchedge.profiling.training_fit import latency_of, latency_rows, memory_of
+from torchedge.profiling.transfer import Base, adapt_models, memory_rows, select_points
+
+__all__ = ["Transfer", "adapt_mode", "base_of", "describe_transfer", "score_rows"]
+
+_MOST_NAMED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Models adapted to the `used` rows (R,) of one mode, and their scores on the other rows by target."""
+
+    mode: Mode
+    base: Device
+    samples: Samples
+    used: Mask
+    models: FittedModels
+    scores: Mapping[str, Score] = field(default_factory=dict)
+
+
+def base_of(name: str, mode: Mode) -> Base | None:
+    """Return a base device with its models of a mode, None where it has none of that mode.
+
+    Raises InputError for a device that has no fitted models at all.
+    """
+    device = find_device(name)
+    models = read_models(device, mode)
+    if models is None and not any(device.profile.get(table) for table in MODE_TABLES.values()):
+        fitted = [d.name for d in list_devices() if any(d.profile.get(t) for t in MODE_TABLES.values())]
+        raise InputError(
+            f"{device.name} has no fitted models to adapt; choose another --base: {', '.join(fitted)}"
+        )
+    return None if models is None else Base(device, models)
+
+
+def adapt_mode(
+    base: Base,
+    samples: Samples,
+    mode: Mode,
+    points: int | None,
+    seed: int = 0,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Transfer:
+    """Choose points (None: all rows), adapt the base to them and score what was not chosen."""
+    every = np.ones(len(samples.batch), dtype=np.bool_)
+    used = every
+    if points is not None:
+        tell("choosing points")
+        used = select_points(base, samples, every, points, seed)
+    models = adapt_models(base, samples, used, tell)
+    scores = {} if points is None else score_rows(models, samples, ~used)
+    return Transfer(mode, base.device, samples, used, models, scores)
+
+
+def score_rows(models: FittedModels, samples: Samples, rows: Mask) -> dict[str, Score]:
+    """Score models on some rows: error and interval coverage by network, of "gamma" and "phi"."""
+    found: dict[str, Score] = {}
+    if models.memory is not None and (usable := memory_rows(samples, rows)).any():
+        memory = memory_of(models.memory, samples, usable)
+        figures = (samples.gamma[usable], memory.value, memory.low, memory.high)
+        found["gamma"] = _score("gamma", samples.network[usable], *figures)
+    if models.latency is not None and (usable := latency_rows(samples, rows)).any():
+        times = latency_of(models.latency, samples, usable)
+        figures = (samples.phi[usable], times.value, times.low, times.high)
+        found["phi"] = _score("phi", samples.network[usable], *figures)
+    return found
+
+
+def _score(target: str, network: Any, measured: Any, value: Any, low: Any, high: Any) -> Score:  # noqa: ANN401
+    error = 100 * np.abs(value / measured - 1)
+    inside = 100.0 * ((measured >= low) & (measured <= high))
+    names = sorted(set(network.tolist()))
+    return Score(
+        target,
+        "unused points",
+        {name: float(error[network == name].mean()) for name in names},
+        {name: float(inside[network == name].mean()) for name in names},
+    )
+
+
+def describe_transfer(
+    out: Path, transfer: Transfer, source: Source, points: int | None, seed: int
+) -> ModeFit:
+    """Return adapted models with what the profile says of them: base, points, which rows, what they reach."""
+    samples, used = transfer.samples, transfer.used
+    device = samples.device
+    provenance = weakest((source.provenance, transfer.models.provenance))
+    chosen = "all" if points is None else str(points)
+    described: dict[str, Any] = {
+        "provenance": str(provenance),
+        "dataset": source.name,
+        "dataset_sha256": source.digest,
+        "date": today(),
+        "command": f"torchedge fit {source.name} --base {transfer.base.name} --points {chosen} --seed {seed} "
+        f"--device {device.name} --out {out.resolve().name}",
+        "base": transfer.base.name,
+        "base_sha256": transfer.base.fingerprint,
+        "points": int(used.sum()),
+        "rows": int(used.sum()),
+        "memory_rows": int(memory_rows(samples, used).sum()),
+        "latency_rows": int(latency_rows(samples, used).sum()),
+        "networks": sorted(set(samples.network[used].tolist())),
+        "versions": package_versions(),
+    }
+    if used.sum() <= _MOST_NAMED:
+        described["used"] = [source.labels[place] for place in np.flatnonzero(used).tolist()]
+    if transfer.scores:
+        described["accuracy"] = {
+            target: {
+                "unused points": {
+                    "mean": round(score.mean, 2),
+                    "coverage": round(score.mean_coverage, 1),
+                    "networks": {name: round(error, 2) for name, error in score.error.items()},
+                }
+            }
+            for target, score in transfer.scores.items()
+        }
+    models = FittedModels(transfer.models.memory, transfer.models.latency, provenance)
+    return ModeFit(models, described)
