@@ -52,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         measuring,
         predicting,
         scoring,
+        searching,
         simulating,
     )
 
@@ -64,7 +65,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"torchedge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    modules = (predicting, simulating, feature_listing, device_listing, measuring, fitting, scoring)
+    modules = (
+        predicting,
+        simulating,
+        feature_listing,
+        device_listing,
+        measuring,
+        fitting,
+        scoring,
+        searching,
+    )
     for module in modules:
         command = commands.add_parser(
             module.NAME,

@@ -6,6 +6,7 @@ PoCL (`pip install 'torchedge[opencl]'`) compiles them; whoever uses them has to
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class CpuKernel:
         self._queue = pyopencl.CommandQueue(self._context)
         self._kernel = pyopencl.Kernel(pyopencl.Program(self._context, source).build(), name)
         self._process = os.getpid()
+        self._lock = threading.Lock()  # a kernel's arguments are part of the kernel
 
     @property
     def usable(self) -> bool:
@@ -52,9 +54,10 @@ class CpuKernel:
         buffers += [self._cl.Buffer(self._context, flags.READ_WRITE, size) for size in scratch]
         result = self._cl.Buffer(self._context, flags.WRITE_ONLY, out.nbytes)
         whole = [np.int32(number) for number in numbers]
-        self._kernel(self._queue, (count,), (1,), *buffers, *whole, result)
-        self._cl.enqueue_copy(self._queue, out, result)
-        self._queue.finish()
+        with self._lock:
+            self._kernel(self._queue, (count,), (1,), *buffers, *whole, result)
+            self._cl.enqueue_copy(self._queue, out, result)
+            self._queue.finish()
 
 
 def compile_kernel(source: str, name: str) -> CpuKernel | None:

@@ -59,15 +59,16 @@ def _from_file(path: Path, suffix: str) -> torch.nn.Module:
     return load_pt2(path)
 
 
-def _from_python(path: Path, factory: str) -> torch.nn.Module:
+def python_attribute(path: Path, name: str) -> Any:
+    """Return what a Python file, which is run, calls `name`; raises InputError where it defines no such."""
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; check the path")
-    name = f"_torchedge_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    label = f"_torchedge_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"{path}: is no Python file; expected one that defines {factory}")
+        raise InputError(f"{path}: is no Python file; expected one that defines {name}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[label] = module
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
@@ -75,10 +76,15 @@ def _from_python(path: Path, factory: str) -> torch.nn.Module:
         raise InputError(f"{path}: raised {type(error).__name__} on import: {_first_line(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
-    made = getattr(module, factory, None)
+    made = getattr(module, name, None)
     if made is None:
         callables = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise InputError(f"{path}: defines no {factory!r}{_hint(factory, callables)}")
+        raise InputError(f"{path}: defines no {name!r}{_hint(name, callables)}")
+    return made
+
+
+def _from_python(path: Path, factory: str) -> torch.nn.Module:
+    made = python_attribute(path, factory)
     if isinstance(made, torch.nn.Module):
         return made
     if not callable(made):
