@@ -77,7 +77,11 @@ def run_profile(arguments: argparse.Namespace) -> int:
     transport = open_transport(over, arguments.python, folder / "device")
     campaign = Campaign(folder, plan, device, over, arguments.processor or "", retry)
     with _Bar() as bar:
-        summary = run_campaign(campaign, None if arguments.tables_only else transport, bar)
+        try:
+            summary = run_campaign(campaign, None if arguments.tables_only else transport, bar)
+        except KeyboardInterrupt:
+            bar.note("what was measured is kept: the same command goes on from here")
+            raise
     if arguments.json:
         document = {
             name: getattr(summary, name)

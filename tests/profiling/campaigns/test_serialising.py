@@ -9,6 +9,7 @@ from torch import nn
 
 import torchedge
 from torchedge.errors import InputError
+from torchedge.profiling.campaigns.expansion import NOT_ON_THE_PROBE
 from torchedge.profiling.campaigns.networks import build_network, recipe_of
 from torchedge.profiling.campaigns.pruning import prune
 from torchedge.profiling.campaigns.serialising import serialise
@@ -90,7 +91,7 @@ def test_same_outputs_also_of_the_probes_reader(name, probe):
 def test_probe_reads_what_is_written(probe):
     functions = {*probe.FUNCTIONS, *probe.OPERATORS, *probe.TORCH_FUNCTIONS}
     assert set(FUNCTIONS) <= functions and set(METHODS) <= set(probe.METHODS)
-    assert set(LAYERS) - set(probe.LAYERS) <= {"LocalResponseNorm", "StochasticDepth"}
+    assert set(LAYERS) - set(probe.LAYERS) <= NOT_ON_THE_PROBE
 
 
 class Growing(nn.Module):

@@ -43,10 +43,7 @@ def serialise(
         nodes = _traced(model, label)
     with kept_modes(model, False):
         if _traced(model, label) != nodes:
-            raise InputError(
-                f"{label} cannot be written as a list of layers: its code looks at whether it trains; name "
-                "it with its library instead"
-            )
+            raise _refusal(label, "its code looks at whether it trains")
     if sum(node["op"] == "input" for node in nodes) != 1:
         raise InputError(f"{label} takes several inputs; expected a network of one image")
     return hold_results(model, nodes, input_size, label)
@@ -57,10 +54,7 @@ def _traced(model: nn.Module, label: str) -> Nodes:
         graph = _Tracer().trace(model)
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no message"])[0]
-        raise InputError(
-            f"{label} cannot be written as a list of layers: torch.fx cannot trace it "
-            f"({type(error).__name__}: {said}); name it with its library instead"
-        ) from error
+        raise _refusal(label, f"torch.fx cannot trace it ({type(error).__name__}: {said})") from error
     modules = dict(model.named_modules())
     return [_node(node, modules, label) for node in graph.nodes]
 
@@ -125,9 +119,12 @@ def _node(node: fx.Node, modules: Mapping[str, nn.Module], label: str) -> dict[s
         if target is not None:
             return {"name": node.name, "op": "function", "target": target, "args": args, "kwargs": kwargs}
     name = getattr(node.target, "__name__", node.target)
-    raise InputError(
-        f"{label} cannot be written as a list of layers: it uses {name!r} ({node.op}), which the format does "
-        "not hold; name the network with its library instead"
+    raise _refusal(label, f"it uses {name!r} ({node.op}), which the format does not hold")
+
+
+def _refusal(label: str, why: str) -> InputError:
+    return InputError(
+        f"{label} cannot be written as a list of layers: {why}; measure it unpruned, by its library's name"
     )
 
 
@@ -140,10 +137,7 @@ def _argument(value: Any, label: str) -> Any:  # noqa: ANN401 - what torch.fx re
         return [_argument(v, label) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise InputError(
-        f"{label} cannot be written as a list of layers: an argument is a {type(value).__name__}; name the "
-        "network with its library instead"
-    )
+    raise _refusal(label, f"an argument is a {type(value).__name__}")
 
 
 def _settings(module: nn.Module, kind: str) -> dict[str, Any]:
