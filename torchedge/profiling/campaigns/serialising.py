@@ -36,8 +36,10 @@ def serialise(
 ) -> Nodes:
     """Return the nodes of a module with one image as input; `TopologyModule(nodes, label)` does the same.
 
-    Weights are not part of it. Raises InputError for a module that torch.fx cannot trace or that uses a
-    layer, function or method outside the format, naming it.
+    Weights are not part of it. Nodes called hold_N keep results alive as long as the module's own code does:
+    both give equal graphs, features and simulated memory. input_size: (C, H, W) to run it on; default: the
+    model's own. Raises InputError for a module that torch.fx cannot trace or that uses a layer, function or
+    method outside the format, naming it, and CaptureError for one that does not run.
     """
     with kept_modes(model, True):
         nodes = _traced(model, label)

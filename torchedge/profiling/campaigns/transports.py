@@ -266,6 +266,7 @@ def explain(said: str) -> str:
         "unauthorized": "accept this computer on the device's screen",
         "more than one device": "say which with --over adb:SERIAL (`adb devices` lists them)",
         "not found": "check `adb devices`, or the path given by --python",
+        "another run is measuring": "wait for it to end",
         "cannot start cuda": "use --processor cpu, or a PyTorch with CUDA there",
         "No space left": "make room on the device",
     }
