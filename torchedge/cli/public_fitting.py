@@ -8,8 +8,8 @@ from typing import Any
 from torchedge.cli.output import number, print_json, print_table, print_wrapped
 from torchedge.cli.progress import Progress
 
-METHODS = {"own": "own", "time model or simulation alone": None}
-"""What is scored for every profile: a forest on our features, and no forest."""
+MOST_GROUPS = 100
+"""More groups than this are left out in ten parts, not one at a time."""
 
 
 def fit_public_table(arguments: argparse.Namespace) -> int:
@@ -18,7 +18,7 @@ def fit_public_table(arguments: argparse.Namespace) -> int:
     from torchedge.prediction.step_models import MODE_TABLES
     from torchedge.profiling.profile_folders import check_target, device_of, one_thread, write_profile
     from torchedge.profiling.public_data import read_public_samples
-    from torchedge.profiling.public_fits import describe_public_fit, fit_public, score_left_out
+    from torchedge.profiling.public_fits import describe_public_fit, fit_public, methods_for, score_left_out
 
     check_target(arguments.out, force=arguments.force)
     device = device_of(arguments.dataset, arguments.device)
@@ -32,11 +32,8 @@ def fit_public_table(arguments: argparse.Namespace) -> int:
         scores = None
         if not arguments.no_accuracy:
             progress.doing("scoring")
-            methods: dict[str, str | None] = dict(METHODS)
-            if public.mode == "infer":
-                methods |= {"forest on the paper's 15 columns": "perf4sight-infer", "published": "published"}
-            strict = len(public.samples.networks) <= 100
-            scores = {name: score_left_out(public, which, strict=strict) for name, which in methods.items()}
+            strict = len(public.samples.networks) <= MOST_GROUPS
+            scores = score_left_out(public, methods_for(public), strict=strict)
         progress.step()
         fit = describe_public_fit(arguments.out, public, models, scores)
         written = write_profile(arguments.out, device, {public.mode: fit})

@@ -105,8 +105,7 @@ class _CellModule(nn.Module):
                 values[source] = x * 0
             term: Tensor = edge(values[source])
             values[node] = values[node] + term if node in values else term
-        found = values.get(self.last)
-        return x * 0 if found is None else found
+        return values[self.last] if self.last in values else x * 0
 
 
 class _Reduction(nn.Module):
@@ -119,8 +118,8 @@ class _Reduction(nn.Module):
         self.shortcut = nn.Sequential(nn.AvgPool2d(2, 2), nn.Conv2d(inputs, 2 * inputs, 1, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        shortcut: Tensor = self.shortcut(x)
-        return shortcut + self.second(self.first(x))
+        found: Tensor = self.shortcut(x) + self.second(self.first(x))
+        return found
 
 
 class CellNetwork(nn.Module):

@@ -10,6 +10,7 @@ import csv
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -155,9 +156,7 @@ def _edge_samples(
     folded = wanted not in _RUNS_ON_ZEROS
     graphs = []
     for row in chosen:
-        with torch.device("meta"):
-            module = CellNetwork(row["arch"], folded=folded)
-        graphs.append(capture(module, input_size=(3, 32, 32), mode="infer", method="trace", name=row["arch"]))
+        graphs.append(_cell_graph(row["arch"], folded))
         tell()
     functions = [cell_function(parse_architecture(row["arch"])) for row in chosen]
     phi = np.array([_number(row, "latency_ms") for row in chosen])
@@ -165,6 +164,14 @@ def _edge_samples(
         device, functions, np.ones(len(chosen)), [count_work(g) for g in graphs], graphs=graphs, phi=phi
     )
     return PublicSamples(name, digest, "infer", samples, np.array([r["arch"] for r in chosen]), {})
+
+
+@lru_cache(maxsize=4096)
+def _cell_graph(architecture: str, folded: bool) -> Graph:
+    """Capture a network; remembered, because one table measures each on several devices."""
+    with torch.device("meta"):
+        module = CellNetwork(architecture, folded=folded)
+    return capture(module, input_size=(3, 32, 32), mode="infer", method="trace", name=architecture)
 
 
 def _step_samples(

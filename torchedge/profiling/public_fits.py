@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +12,17 @@ import numpy.typing as npt
 
 from torchedge.devices import Provenance
 from torchedge.prediction.feature_sets import INFERENCE
+from torchedge.prediction.intervals import assumed_errors
+from torchedge.prediction.latency.model import LatencyModel
+from torchedge.prediction.latency.roofline import prior_mean
 from torchedge.prediction.step_models import FittedModels
 from torchedge.profiling.profile_folders import ModeFit, package_versions, today
 from torchedge.profiling.public_data import PublicSamples
-from torchedge.profiling.samples import Mask
+from torchedge.profiling.samples import Mask, Samples
 from torchedge.profiling.training_fit import (
     OWN,
     columns_of,
+    fit_candidates,
     fit_latency,
     fit_memory,
     latency_of,
@@ -26,13 +30,28 @@ from torchedge.profiling.training_fit import (
     network_groups,
 )
 
-__all__ = ["LeftOut", "Target", "describe_public_fit", "fit_public", "score_left_out", "target_of"]
+__all__ = [
+    "METHODS",
+    "LeftOut",
+    "describe_public_fit",
+    "fit_public",
+    "methods_for",
+    "score_left_out",
+    "target_of",
+]
 
 FloatArray = npt.NDArray[np.float64]
 Target = Literal["memory", "latency"]
 Tell = Callable[[], Any]
 
 PUBLISHED_TREES = 300
+
+FOREST, ALONE, PAPER = "forest on our features", "without forest", "forest on the paper's columns"
+PUBLISHED, FIGURES = "the paper's method", "nothing fitted"
+METHODS = (FOREST, ALONE, PAPER, PUBLISHED, FIGURES)
+"""What is scored: our model, its part without forest, its forest on the paper's 15 inference columns; for
+comparison the paper's method (a forest from those to the figure itself) and the device's figures times one
+factor (of memory: the estimate that the table carries)."""
 
 
 @dataclass(frozen=True)
@@ -76,58 +95,72 @@ def target_of(public: PublicSamples) -> Target:
     return "latency" if np.isfinite(public.samples.phi).any() else "memory"
 
 
-def score_left_out(
-    public: PublicSamples,
-    feature_set: str | None = OWN,
-    *,
-    strict: bool = True,
-    tell: Tell = lambda: None,
-) -> LeftOut:
-    """Predict every row with a model fitted without its group.
+def methods_for(public: PublicSamples) -> tuple[str, ...]:
+    """Return which of `METHODS` a table allows: the paper's columns are of inference."""
+    return METHODS if public.mode == "infer" else (FOREST, ALONE, FIGURES)
 
-    feature_set: what the forest reads; None: no forest; "published": the paper's method, a forest from its 15
-    columns to the figure itself. strict: one group at a time is left out, else ten parts of the groups.
+
+def score_left_out(
+    public: PublicSamples, methods: Sequence[str], *, strict: bool = True, tell: Tell = lambda: None
+) -> dict[str, LeftOut]:
+    """Predict every row with models fitted without its group, by each of some `METHODS`.
+
+    tell: called once a group. strict: one group at a time is left out, else ten parts of the groups.
     """
     samples, target = public.samples, target_of(public)
     measured = samples.phi if target == "latency" else samples.gamma
     groups = [[name] for name in samples.networks] if strict else network_groups(samples.networks)
-    found = np.full(len(measured), np.nan)
+    found = {method: np.full(len(measured), np.nan) for method in methods}
     for group in groups:
         test = np.isin(samples.network, group)
-        found[test] = _predict(public, target, feature_set, ~test, test)
+        predicted = (_latencies if target == "latency" else _memories)(public, methods, ~test, test)
+        for method in methods:
+            found[method][test] = predicted[method]
         tell()
-    return LeftOut(found, measured, len(groups))
+    return {method: LeftOut(values, measured, len(groups)) for method, values in found.items()}
 
 
-def _predict(
-    public: PublicSamples, target: Target, feature_set: str | None, train: Mask, test: Mask
-) -> FloatArray:
+def _latencies(
+    public: PublicSamples, methods: Sequence[str], train: Mask, test: Mask
+) -> dict[str, FloatArray]:
     samples = public.samples
-    if feature_set == "published":
-        return _published(public, train, test)
-    sets: Sequence[str] = () if feature_set is None else (feature_set,)
-    if target == "latency":
-        latency = fit_latency(samples, train, errors=False, forest=bool(sets), feature_sets=sets)
-        return latency_of(latency, samples, test).value
-    memory = fit_memory(samples, train, errors=False, forest=bool(sets), feature_sets=sets)
-    return memory_of(memory, samples, test).value
+    sets = [OWN, *([INFERENCE.name] if PAPER in methods else [])]
+    models = dict(zip((FOREST, PAPER), fit_candidates(samples, train, sets), strict=False))
+    models[ALONE] = replace(models[FOREST], forest=None)
+    found = {name: latency_of(models[name], samples, test).value for name in methods if name in models}
+    if FIGURES in methods:
+        prior = LatencyModel(prior_mean(samples.device, samples.settings.amp), assumed_errors(1.0))
+        known, asked = (latency_of(prior, samples, rows).value for rows in (train, test))
+        found[FIGURES] = asked * np.exp(np.median(np.log(samples.phi[train] / known)))
+    if PUBLISHED in methods:
+        found[PUBLISHED] = _published(samples, train, test)
+    return found
 
 
-def _published(public: PublicSamples, train: Mask, test: Mask) -> FloatArray:
+def _memories(
+    public: PublicSamples, methods: Sequence[str], train: Mask, test: Mask
+) -> dict[str, FloatArray]:
+    samples, found = public.samples, {}
+    for name in methods:
+        if name == FIGURES:
+            assert public.baseline is not None
+            found[name] = public.baseline[test]
+        else:
+            model = fit_memory(samples, train, errors=False, forest=name == FOREST, feature_sets=(OWN,))
+            found[name] = memory_of(model, samples, test).value
+    return found
+
+
+def _published(samples: Samples, train: Mask, test: Mask) -> FloatArray:
     """perf4sight, section 4: extremely randomised trees from its inference columns to the figure itself."""
     from torchedge.prediction.forests import evaluate
     from torchedge.profiling.forest_fitting import fit_forest
 
-    samples = public.samples
-    columns = columns_of(samples, train | test, INFERENCE.name)
-    assert columns is not None
-    forest = fit_forest(
-        columns[train[train | test]],
-        samples.phi[train],
-        feature_names=INFERENCE.names,
-        trees=PUBLISHED_TREES,
-    )
-    return np.asarray(evaluate(forest, columns[test[train | test]]))
+    known, asked = (columns_of(samples, rows, INFERENCE.name) for rows in (train, test))
+    assert known is not None and asked is not None
+    names = INFERENCE.names
+    forest = fit_forest(known, samples.phi[train], feature_names=names, trees=PUBLISHED_TREES)
+    return np.asarray(evaluate(forest, asked))
 
 
 # profiles ---------------------------------------------------------------------------------------------------

@@ -249,12 +249,12 @@ def fit_latency(
             f"only {int(used.sum())} rows with measured latency; expected at least 20 to fit a profile"
         )
     sets = (candidate_sets(samples) if feature_sets is None else feature_sets) if forest else ()
-    models = _latency_candidates(samples, used, sets if errors else sets[:1])
+    models = fit_candidates(samples, used, sets if errors else sets[:1])
     return _with_latency_errors(samples, used, models, sets) if errors else models[0]
 
 
-def _latency_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[LatencyModel]:
-    """Fit the coefficients, and a forest on each feature set; without any set, no forest."""
+def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[LatencyModel]:
+    """Fit Φ to rows once for each feature set, all with the same coefficients; without any set, no forest."""
     several = len(set(samples.network[used].tolist())) > 1
     coefficients = fit_coefficients(
         pack(samples.work, samples.which[used], samples.batch[used]),
@@ -295,7 +295,7 @@ def _with_latency_errors(
     errors: list[list[FloatArray]] = [[] for _ in models]
     distances, weights = [], []
     for left_out in folds(samples, used, levels=True, networks=True):
-        for place, fitted in enumerate(_latency_candidates(samples, used & ~left_out, sets)):
+        for place, fitted in enumerate(fit_candidates(samples, used & ~left_out, sets)):
             times = latency_of(fitted, samples, left_out)
             errors[place].append(np.log(samples.phi[left_out] / times.value))
         assert fitted.scale is not None
