@@ -18,9 +18,21 @@ from torchedge.tracing.vision import prepare_torchvision
 
 SIZE = (3, 224, 224)
 NETWORKS = (
-    "resnet18", "mobilenet_v2", "squeezenet1_1", "mnasnet1_0", "googlenet", "densenet121", "efficientnet_b0",
-    "mobilenet_v3_small", "shufflenet_v2_x0_5", "regnet_y_400mf", "vgg11",
-)  # fmt: skip
+    *("resnet18", "mobilenet_v2", "squeezenet1_1", "googlenet", "shufflenet_v2_x0_5"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            *(
+                "mnasnet1_0",
+                "densenet121",
+                "efficientnet_b0",
+                "mobilenet_v3_small",
+                "regnet_y_400mf",
+                "vgg11",
+            ),
+        )
+    ),
+)
 KWARGS = {"googlenet": {"aux_logits": False, "transform_input": True, "init_weights": False}}
 
 
