@@ -13,7 +13,15 @@ import sys
 
 import pytest
 
-EXAMPLES = {"before_training.py", "search_widths.py", "test_features_example.py", "whats_in_memory.py"}
+EXAMPLES = {
+    "batch_size_finder.py",
+    "before_training.py",
+    "ofa_search.py",
+    "prune_until_it_fits.py",
+    "search_widths.py",
+    "test_features_example.py",
+    "whats_in_memory.py",
+}
 
 
 @pytest.fixture
@@ -94,6 +102,45 @@ def test_the_search_says_that_nothing_fits(run):
         "3 networks: 3 too large, 0 too slow",
         "none is within the limits; allow more memory or time",
     ]
+
+
+def test_a_sub_network_is_searched_and_built(run):
+    status, out, err = run("ofa_search.py", "--iterations", "2")
+    assert status == 0, err
+    limits = re.findall(r"([\d,.]+) of ([\d,.]+) (?:ms|MiB)", out)
+    assert len(limits) == 3
+    assert all(float(a.replace(",", "")) <= float(b.replace(",", "")) for a, b in limits)
+    assert re.search(r"built: [\d.]+ million parameters, images of \d+ pixels, output \(1, 1000\)", out)
+    assert len(re.findall(r"^  [\d.]+ at [\d,]+ MiB$", out, re.MULTILINE)) >= 3
+
+
+def test_sub_networks_that_cannot_be_are_said(run):
+    status, out, err = run("ofa_search.py", "--iterations", "1", "--training-memory", "500")
+    assert status == 3, err
+    assert "no candidate is within the constraints" in out and "cannot be met at all" in out
+
+
+def test_a_network_is_pruned_until_it_fits(run):
+    _need_torchvision()
+    status, out, err = run("prune_until_it_fits.py", "--iterations", "8", "--limit", "1850")
+    assert status == 0, err
+    before, after = (
+        float(x.replace(",", "")) for x in re.findall(r"^(?:un)?pruned: +([\d,]+) MiB", out, re.MULTILINE)
+    )
+    assert after < before and after <= 1850
+    counts = re.search(r"([\d.]+) million parameters became ([\d.]+) million", out)
+    assert float(counts[2]) < float(counts[1]) and re.search(r"trained for a step: loss \d", out)
+
+
+def test_batch_sizes_are_found_with_a_margin(run):
+    _need_torchvision()
+    status, out, err = run("batch_size_finder.py", "squeezenet1_1", "--limit", "3000")
+    assert status == 0, err
+    largest = [int(x) for x in re.findall(r"at \d+% confidence: (\d+)", out)]
+    assert len(largest) == 4 and largest == sorted(largest, reverse=True) and largest[0] > largest[3]
+    assert re.search(r"\d+ samples a step already give 95 % of the speed of \d+", out)
+    status, _, err = run("batch_size_finder.py", "squeezenet1_1", "--limit", "300")
+    assert status == 1 and "not even one sample fits into 300 MiB" in err
 
 
 def test_what_is_in_memory(run, tmp_path):
