@@ -1,8 +1,8 @@
 """Hold the models against public measurements that others made; print every figure of docs/public-data.md.
 
-`python benchmarks/public_data.py edge|one-hot|steps|memory|gpus DATA [--only NAME]`, DATA the folder that holds
-nasbench201-edge, rtx3090-train, server-train-memory and pytorch-gpu-benchmark; NAME a device of nasbench201-edge
-or a layout of rtx3090-train. A device or layout takes minutes, `one-hot` and `gpus` less.
+`python benchmarks/public_data.py edge|one-hot|steps|memory|gpus DATA [--only NAME]`, DATA the folder that
+holds nasbench201-edge, rtx3090-train, server-train-memory and pytorch-gpu-benchmark; NAME a device of
+nasbench201-edge or a layout of rtx3090-train. A device or layout takes minutes, `one-hot` and `gpus` less.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def _scattered(name: str) -> bytes:
 
 def candidate_sets(samples: Samples) -> tuple[str, ...]:
     """Return what forests may read: our own features, for inference also the paper's 15."""
-    return (OWN,) if samples.work[0].training else (OWN, INFERENCE.name)
+    training = not samples.work or samples.work[0].training
+    return (OWN,) if training else (OWN, INFERENCE.name)
 
 
 def columns_of(samples: Samples, rows: Mask, feature_set: str | None) -> FloatArray | None:
