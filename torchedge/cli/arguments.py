@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         fitting,
         measuring,
         predicting,
+        reporting,
         scoring,
         searching,
         simulating,
@@ -73,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         measuring,
         fitting,
         scoring,
+        reporting,
         searching,
     )
     for module in modules:

@@ -58,6 +58,9 @@ _FOLLOWED = tuple(sorted({c.follows for c in COEFFICIENTS if c.follows}))
 _BASE_POINTS, _TWO_SIDED = 5.0, 1.645
 """Points' worth of evidence in the base's errors; standard deviations to either side that hold 90 %."""
 
+_COUNTABLE = 30
+"""Points from which their 90 % quantile is taken for the size of errors where it is smaller."""
+
 _FOREST_RIDGE = 5.0
 """Points' worth of evidence against the base's forest."""
 
@@ -181,7 +184,10 @@ def _student(errors: FloatArray, difficulty: FloatArray, count: int, base: Error
     """
     from scipy import stats
 
-    own = float(np.mean((errors / difficulty) ** 2))
+    scaled = np.abs(errors / difficulty)
+    own = float(np.mean(scaled**2))
+    if count >= _COUNTABLE:  # a few points that lie far off say little about most
+        own = min(own, (float(np.quantile(scaled, 0.9)) / _TWO_SIDED) ** 2)
     known = (float(np.interp(0.9, GRID, base.size)) / _TWO_SIDED) ** 2
     mixed = (count * own + _BASE_POINTS * known) / (count + _BASE_POINTS)
     scale = float(np.sqrt(max(own, mixed) * (1 + 1 / count)))
