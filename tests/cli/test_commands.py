@@ -164,11 +164,12 @@ def test_devices(run):
 def test_predictions_are_listed_with_the_provenance_they_have(run):
     from torchedge import list_devices
     from torchedge.cli.device_listing import predictions_of
-    from torchedge.prediction.profiles import load_models
+    from torchedge.devices import Provenance
+    from torchedge.prediction.profiles import read_models
 
     for device in list_devices():
-        models = [load_models(device, mode) for mode in ("train", "infer")]
-        best = max(p for m in models for p in (m.memory_provenance, m.latency_provenance))
+        fitted = [read_models(device, mode) for mode in ("train", "infer")]
+        best = max((models.provenance for models in fitted if models), default=Provenance.ASSUMED)
         assert predictions_of(device) == str(best)
 
 

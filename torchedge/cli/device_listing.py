@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 NAME = "devices"
 SUMMARY = "the known devices, or one with the source of every figure"
 DESCRIPTION = """\
-List the devices that predictions can be made for, with the provenance of their
-predictions: measured (by our probes), public data (fitted on published
-measurements) or assumed (an analytic estimate from the device's figures). With
-NAME print that device's figures, each with where it comes from."""
+List the devices that predictions can be made for, with where the best of their
+models come from: measured (by our probes), public data (fitted on published
+measurements) or assumed (an analytic estimate from the device's figures); a
+prediction says what it rests on. With NAME print that device's figures, each
+with where it comes from, and which figures were fitted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +167,9 @@ def _print_rows(rows: list[list[str]]) -> None:
 
 def _print_fitted(device: Device) -> None:
     for mode, table in _fitted_tables(device):
-        known = [(key, table[key]) for key in ("dataset", "rows", "date", "command") if key in table]
+        known = [
+            (key, table[key]) for key in ("dataset", "rows", "precision", "date", "command") if key in table
+        ]
         print_wrapped(
             ", ".join(f"{key} {value}" for key, value in known), first=f"{mode}, fitted: ", rest="  "
         )
