@@ -22,6 +22,9 @@ PHASES = ("fwd", "bwd_x", "bwd_w")
 KINDS = ("1x1", "3x3", "other")
 """Products by kernel: volume one (and linear layers), larger with stride 1 (Winograd applies) or a stride."""
 
+_SPECIAL = ("grouped", "matrix")
+"""Products whose rate differs: grouped convolutions, and products of matrices, left to other kernels."""
+
 _TILES = (64, 32, 16)
 _ALIGNMENT = 4
 _REFERENCE_GFLOPS, _REFERENCE_GB_S, _REFERENCE_LAUNCH_US = 665.6, 59.7, 10.0
@@ -74,11 +77,15 @@ def _catalogue() -> tuple[Coefficient, ...]:
     for name, cost in zip(LAUNCHES, (0.15, 0.2, 0.12, 0.1, 0.06, 0.05, 0.2), strict=True):
         table.append(Coefficient(f"launch_{name}", log(cost), 0.5, "launch"))
     table += [Coefficient("step", log(3.0), 0.7, "launch"), Coefficient("overlap", log(4.0), 0.5)]
+    # Last, so that profiles fitted before these were known read them as zero.
+    table += [Coefficient(f"{kind}_{phase}", 0.0, 0.7) for kind in _SPECIAL for phase in PHASES]
     return tuple(table)
 
 
 COEFFICIENTS = _catalogue()
 COEFFICIENT_NAMES = tuple(c.name for c in COEFFICIENTS)
+FORMER_COUNT = len(COEFFICIENTS) - len(_SPECIAL) * len(PHASES)
+"""How many of them profiles fitted before the last ones were added hold; the others count as zero there."""
 
 
 _AMP_SCALED = frozenset(
@@ -130,7 +137,7 @@ def _figure(device: Device, name: str, default: float) -> float:
 class Rows:
     """Work of R (graph, batch size) pairs: tables of distinct work, and which line belongs to which row.
 
-    products (U, 9) and depthwise (V, 7) are tables; `product_line` (L,) and `product_row` (L,) say that row
+    products (U, 11) and depthwise (V, 7) are tables; `product_line` (L,) and `product_row` (L,) say that row
     `product_row[i]` runs line `product_line[i]`, and likewise for depthwise convolutions.
     """
 
@@ -255,8 +262,9 @@ def _product_terms(
         for side, size in (("m", m), ("n", n))
     )
     often = table[:, 7] * (table[:, 6] if phase == "bwd_x" else 1.0)
-    scale = xp.exp(uneven) * often
-    latency = xp.exp(p[f"latency_{phase}"]) * often
+    special = (table[:, 9] > 1) * p[f"grouped_{phase}"] + table[:, 10] * p[f"matrix_{phase}"]
+    scale = xp.exp(uneven + special) * often
+    latency = xp.exp(p[f"latency_{phase}"]) * often / table[:, 9]
     return on_positions * scale, on_batch * scale, constant * scale + latency
 
 

@@ -25,10 +25,10 @@ where a value is used twice."""
 LAUNCHES = ("product_fwd", "product_bwd", "norm_fwd", "norm_bwd", "pass_fwd", "pass_bwd", "parameter")
 """Kernels launched a step, by what they do; `parameter` counts updated parameter tensors."""
 
-PRODUCT_COLUMNS = ("m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched")
+PRODUCT_COLUMNS = ("m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched", "groups", "matrix")
 """Input and output channels of a group, kernel volume, stride, input and output positions a sample, whether
 the gradient of the input is computed, how many such products (times groups), whether positions scale with
-the batch."""
+the batch, groups, whether it is a plain product of matrices rather than a convolution."""
 
 DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count")
 
@@ -39,7 +39,7 @@ _HALF = frozenset(("float16", "bfloat16"))
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Work of one step: products (P, 9), depthwise (D, 7), passes (9,), launches (7,), float64."""
+    """Work of one step: products (P, 11), depthwise (D, 7), passes (9,), launches (7,), float64."""
 
     products: Array
     depthwise: Array
@@ -81,8 +81,9 @@ class _Counter:
         grad: bool,
         groups: float = 1,
         batched: bool = True,
+        matrix: bool = False,
     ) -> None:
-        key = (m, n, k, stride, ip, op, float(grad), groups, float(batched))
+        key = (m, n, k, stride, ip, op, float(grad), groups, float(batched), float(matrix))
         self.products[key] = self.products.get(key, 0.0) + 1
         self.launches["product_fwd"] += 1
         self.launches["product_bwd"] += 1
@@ -129,7 +130,7 @@ def count_amounts(graph: Graph) -> WorkAmounts:
         _COUNT.get(kind, _count_elementwise)(counter, op, grad, needs)
     _count_updates(counter, needs)
     return WorkAmounts(
-        [[*key[:7], times * key[7], key[8]] for key, times in counter.products.items()],
+        [[*key[:7], times * key[7], key[8], key[7], key[9]] for key, times in counter.products.items()],
         [[*key, times] for key, times in counter.depthwise.items()],
         list(counter.passes.values()),
         list(counter.launches.values()),
@@ -219,7 +220,7 @@ def _count_contraction(counter: _Counter, op: Op, grad: bool, needs: list[bool])
     rows, batched = _positions(out[:-1])
     inner, _ = _positions(values[tensors[0]].shape[-1:])
     width, _ = _positions(out[-1:])
-    counter.product(inner, width, 1, 1, rows, rows, needs[tensors[0]], 1, batched)
+    counter.product(inner, width, 1, 1, rows, rows, needs[tensors[0]], 1, batched, True)
 
 
 def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -231,8 +232,8 @@ def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     keys, _ = _positions(shapes[1][-2:-1])
     inner, _ = _positions(shapes[0][-1:])
     width, _ = _positions(shapes[2][-1:])
-    counter.product(inner, keys, 1, 1, rows, rows, grad, 1, batched)
-    counter.product(keys, width, 1, 1, rows, rows, grad, 1, batched)
+    counter.product(inner, keys, 1, 1, rows, rows, grad, 1, batched, True)
+    counter.product(keys, width, 1, 1, rows, rows, grad, 1, batched, True)
     counter.sweep("norm", rows * keys, "norm_fwd", "norm_bwd", float(grad))
 
 
@@ -291,7 +292,7 @@ def _count_recurrent(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     for index in op.inputs[1:]:
         if index is not None and values[index].role == "parameter" and len(values[index].shape) == 2:
             width, inner = (s for s in values[index].shape if not isinstance(s, Affine))
-            counter.product(inner, width, 1, 1, rows, rows, grad, 1, batched)
+            counter.product(inner, width, 1, 1, rows, rows, grad, 1, batched, True)
 
 
 def _count_updates(counter: _Counter, needs: list[bool]) -> None:
