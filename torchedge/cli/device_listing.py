@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 NAME = "devices"
 SUMMARY = "the known devices, or one with the source of every figure"
 DESCRIPTION = """\
-List the devices that predictions can be made for, with where the best of their
-models come from: measured (by our probes), public data (fitted on published
+List the devices that predictions can be made for, with the provenance of the
+best of their models: measured (by our probes), public data (fitted on published
 measurements) or assumed (an analytic estimate from the device's figures); a
 prediction says what it rests on. With NAME print that device's figures, each
-with where it comes from, and which figures were fitted."""
+with where it comes from, and what was fitted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
