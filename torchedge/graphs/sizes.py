@@ -167,20 +167,18 @@ class Amounts:
 
     def __init__(self, amounts: Sequence[Amount], symbols: Sequence[str], dtype: type = np.int64) -> None:
         self.dtype = dtype
-        self._lines: dict[str, int] = {name: line for line, name in enumerate(symbols)}
-        self._quotients: list[tuple[Amounts, int]] = []
         unique: dict[Amount, int] = {}
         self._which = np.array([unique.setdefault(a, len(unique)) for a in amounts], dtype=np.intp)
         terms = [(place, m, c) for place, a in enumerate(unique) for m, c in _terms(a).items()]
-        for quotient in sorted({name for _, m, _ in terms for name in m if isinstance(name, Quotient)}):
-            self._lines[quotient] = len(symbols) + len(self._quotients)
-            self._quotients.append((Amounts([quotient.size], symbols), quotient.divisor))
-        ones = len(symbols) + len(self._quotients)
+        quotients = sorted({name for _, m, _ in terms for name in m if isinstance(name, Quotient)})
+        self._inner = Amounts([q.size for q in quotients], symbols) if quotients else None
+        self._divisors = np.array([[q.divisor] for q in quotients], dtype=np.int64)
+        lines = {name: line for line, name in enumerate((*symbols, *quotients))}
         most = max((len(m) for _, m, _ in terms), default=0)
-        self._factors = np.full((most, len(terms)), ones, dtype=np.intp)
+        self._factors = np.full((most, len(terms)), len(lines), dtype=np.intp)  # by default the line of ones
         for column, (_, monomial, _) in enumerate(terms):
             for row, name in enumerate(monomial):
-                self._factors[row, column] = self._lines[name]
+                self._factors[row, column] = lines[name]
         self._scale: npt.NDArray[Any] = np.array([c for _, _, c in terms], dtype=dtype)[:, None]
         places = np.array([place for place, _, _ in terms], dtype=np.intp)
         self._starts = np.searchsorted(places, np.arange(len(unique)))
@@ -188,14 +186,13 @@ class Amounts:
 
     def at(self, values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return (A, C): every amount for each column of the symbols' values (D, C)."""
-        count = values.shape[1]
-        extra = [inner.at(values) // divisor for inner, divisor in self._quotients]
-        table: npt.NDArray[Any] = np.concatenate(
-            [values, *extra, np.ones((1, count), dtype=np.int64)]
-        ).astype(self.dtype)
-        found: npt.NDArray[Any] = np.broadcast_to(self._scale, (len(self._scale), count))
-        for lines in self._factors:
-            found = found * table[lines]
+        lines = [values, np.ones((1, values.shape[1]), dtype=np.int64)]
+        if self._inner is not None:
+            lines.insert(1, self._inner.at(values) // self._divisors)
+        table: npt.NDArray[Any] = np.concatenate(lines).astype(self.dtype, copy=False)
+        found: npt.NDArray[Any] = self._scale * table[-1]
+        for factor in self._factors:
+            found *= table[factor]
         if not self._single:
             found = np.add.reduceat(found, self._starts, axis=0)
         return np.asarray(found[self._which])

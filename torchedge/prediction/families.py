@@ -147,19 +147,21 @@ class FamilyAnalysis:
         numbers = [n for line in (*found.products, *found.depthwise) for n in line]
         self._work = Amounts([*numbers, *found.passes, *found.launches], family.symbols, float)
         lengths = [len(found.products) * len(PRODUCT_COLUMNS), len(found.depthwise) * len(DEPTHWISE_COLUMNS)]
-        self._ends = np.cumsum([*lengths, len(found.passes)])
+        self._ends: list[int] = np.cumsum([*lengths, len(found.passes)]).tolist()
         self._training = family.template.loss is not None
         with collection_paused():
             self._tape = FamilyTape(family, settings)
 
     def workloads(self, values: IntArray) -> list[Workload]:
         """Return the work of each candidate; values: (D, C), a column of symbols' values a candidate."""
-        found = []
-        for row in np.ascontiguousarray(self._work.at(values).T):
-            dense, deep, passes, launches = np.split(row, self._ends)
-            dense, deep = dense.reshape(-1, len(PRODUCT_COLUMNS)), deep.reshape(-1, len(DEPTHWISE_COLUMNS))
-            found.append(Workload(dense, deep, passes, launches, self._training))
-        return found
+        one, two, three = self._ends
+        table = np.ascontiguousarray(self._work.at(values).T)
+        dense = table[:, :one].reshape(len(table), -1, len(PRODUCT_COLUMNS))
+        deep = table[:, one:two].reshape(len(table), -1, len(DEPTHWISE_COLUMNS))
+        return [
+            Workload(dense[row], deep[row], table[row, two:three], table[row, three:], self._training)
+            for row in range(len(table))
+        ]
 
     @property
     def tape(self) -> FamilyTape:
