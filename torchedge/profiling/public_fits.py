@@ -20,7 +20,9 @@ from torchedge.profiling.profile_folders import ModeFit, package_versions, today
 from torchedge.profiling.public_data import PublicSamples
 from torchedge.profiling.samples import Mask, Samples
 from torchedge.profiling.training_fit import (
+    NO_FOREST,
     OWN,
+    candidate_sets,
     columns_of,
     fit_candidates,
     fit_latency,
@@ -167,11 +169,13 @@ def _published(samples: Samples, train: Mask, test: Mask) -> FloatArray:
 
 
 def fit_public(public: PublicSamples) -> FittedModels:
-    """Fit the figure that a table measures on all of its rows."""
+    """Fit the figure that a table measures on all of its rows; cross-validation decides about the forest."""
     every = np.ones(len(public.samples.batch), dtype=np.bool_)
+    sets = (NO_FOREST, *candidate_sets(public.samples))
     if target_of(public) == "latency":
-        return FittedModels(None, fit_latency(public.samples, every), Provenance.PUBLIC_DATA)
-    return FittedModels(fit_memory(public.samples, every), None, Provenance.PUBLIC_DATA)
+        latency = fit_latency(public.samples, every, feature_sets=sets)
+        return FittedModels(None, latency, Provenance.PUBLIC_DATA)
+    return FittedModels(fit_memory(public.samples, every, feature_sets=sets), None, Provenance.PUBLIC_DATA)
 
 
 def describe_public_fit(
@@ -193,8 +197,10 @@ def describe_public_fit(
     }
     if public.skipped:
         described["skipped"] = len(public.skipped)
+    for model in (models.memory, models.latency):
+        if model is not None:
+            described["forest"] = NO_FOREST if model.forest is None else model.feature_set or OWN
     if models.latency is not None:
-        described["forest"] = models.latency.feature_set or OWN
         described["precision"] = models.latency.amp or "float32"
     if scores:
         table = {

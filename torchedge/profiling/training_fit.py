@@ -42,6 +42,9 @@ TIGHT, LARGE = 0.86, 0.32
 OWN = "own"
 """What a forest reads if no feature set: `MEMORY_FEATURES` or `SHARE_NAMES`."""
 
+NO_FOREST = "none"
+"""Among feature sets to choose from: no forest, the constants or the time model alone."""
+
 MOST_FOLDS = 10
 """More networks than this are left out in as many groups, each network in one."""
 
@@ -122,8 +125,8 @@ def fit_memory(
 ) -> MemoryModel:
     """Fit Γ (or γ) to rows; raises ProfileError where too few passed.
 
-    feature_sets: what the forest may read, `OWN` or names of feature sets; with `errors` cross-validation
-    chooses among them, else the first is taken. Default: `candidate_sets`.
+    feature_sets: what the forest may read, `OWN`, names of feature sets or `NO_FOREST`; with `errors`
+    cross-validation chooses among them, else the first is taken. Default: `candidate_sets`.
     """
     used = memory_rows(samples, rows)
     if used.sum() < 20:
@@ -143,7 +146,7 @@ def fit_memory(
 
 def _memory_forest(samples: Samples, used: Mask, process: Process, sets: Sequence[str]) -> Forest | None:
     """Grow the forest that corrects the constants, on the first of some feature sets; None without any."""
-    if not sets:
+    if not sets or sets[0] == NO_FOREST:
         return None
     own = MemoryModel(process, _NO_ERRORS, _NO_ERRORS, _NO_ERRORS).features(samples.peaks_of(used))
     columns = columns_of(samples, used, sets[0])
@@ -276,6 +279,9 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
         return [LatencyModel(coefficients, _NO_ERRORS, None, scale, amp)]
     models = []
     for name in sets:
+        if name == NO_FOREST:
+            models.append(LatencyModel(coefficients, _NO_ERRORS, None, scale, amp))
+            continue
         columns = columns_of(samples, used, name)
         grown = fit_forest(
             shares if columns is None else columns,
