@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.adapting import add_transfer, fit_from_base, is_transfer
 from torchedge.cli.arguments import add_json
 from torchedge.cli.output import number, print_json, print_table, print_wrapped, warn
 from torchedge.cli.progress import Progress
 
+if TYPE_CHECKING:
+    from torchedge.devices import Device
+
 NAME = "fit"
 SUMMARY = "fit a device's profile to a folder of measurements"
 DESCRIPTION = """\
 Fit memory and latency models to every row of a dataset and write them, with
 provenance, digests and accuracy, into a profile folder that `--device FOLDER`
-accepts. DATASET is a folder with measurements.csv (network, pruning_level,
-batch_size, memory_fits, gamma_mb, allocated_mb, reserved_mb, latency_fits,
-phi_ms) and topologies.jsonl. The same data gives the same bytes, but for the
-date (SOURCE_DATE_EPOCH fixes it). Needs torchedge[fit]."""
+accepts. DATASET is the folder of a campaign (`torchedge profile --plan`), or
+one with measurements.csv (network, pruning_level, batch_size, memory_fits,
+gamma_mb, allocated_mb, reserved_mb, latency_fits, phi_ms) and
+topologies.jsonl. The same data gives the same bytes, but for the date
+(SOURCE_DATE_EPOCH fixes it). Needs torchedge[fit]."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,63 +48,86 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, fit, score, write."""
     if is_transfer(arguments):
         return fit_from_base(arguments)
-    from torchedge.profiling.profile_folders import check_target, device_of
     from torchedge.profiling.public_data import find_public_table
 
     if find_public_table(arguments.dataset) is not None:
         from torchedge.cli.public_fitting import fit_public_table
 
         return fit_public_table(arguments)
+    from torchedge.profiling.datasets import read_dataset
+    from torchedge.profiling.profile_folders import check_target, device_of
 
     check_target(arguments.out, force=arguments.force)
     if not arguments.dataset.is_dir():
-        from torchedge.profiling.datasets import read_dataset
-
         read_dataset(arguments.dataset)  # says what it expects
     device = device_of(arguments.dataset, arguments.device)
+    written, problems = _fitted(arguments, device)
+    for problem in problems:
+        warn(problem)
+    from torchedge.devices.device import thaw
+
+    profile: Any = {name: thaw(written.profile[name]) for name in _MODES if name in written.profile}
+    if arguments.json:
+        print_json({"device": device.name, "folder": str(written.folder), **profile})
+        return 0
+    for name, described in profile.items():
+        _print_mode(device.name, name, described)
+    print_wrapped(f"written to {arguments.out}; predict with --device {arguments.out}")
+    return 0
+
+
+def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list[str]]:
+    """Fit every mode of a dataset and write the profile; return it, and what could not be scored."""
+    from torchedge.prediction.step_models import Mode
     from torchedge.profiling import profile_folders
     from torchedge.profiling.datasets import read_dataset
-    from torchedge.profiling.samples import prepare
+    from torchedge.profiling.samples import PROTOCOL, prepare
 
-    steps = 4 if arguments.no_accuracy else 11
-    with profile_folders.one_thread(), Progress(steps, "fitting") as progress:
+    problems: list[str] = []
+    with profile_folders.one_thread(), Progress(2, "fitting") as progress:
         progress.doing("reading")
         dataset = read_dataset(arguments.dataset)
         progress.step()
-        progress.doing("simulating")
-        samples = prepare(dataset, device)
+        progress.doing("workspaces")
+        workspaces = profile_folders.fit_device_workspaces(arguments.dataset)
+        settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
+        progress.step()
+        steps = 3 if arguments.no_accuracy else 3 + profile_folders.SCORES
+        progress.more(steps * max(len(dataset.modes), 1))
 
         def tell(what: str) -> None:
             progress.step()
             progress.doing(what)
 
-        models = profile_folders.fit_models(samples, tell)
-        progress.step()
-        accuracy = None
-        if not arguments.no_accuracy:
-            progress.doing("accuracy")
-            accuracy = profile_folders.score_all(samples, progress.step)
-        fit = profile_folders.describe_fit(arguments.out, device, dataset, samples, models, accuracy)
-        written = profile_folders.write_profile(arguments.out, device, {"train": fit})
-    for problem in accuracy.problems if accuracy is not None else ():
-        warn(problem)
-    from torchedge.devices.device import thaw
+        fits: dict[Mode, profile_folders.ModeFit] = {}
+        for mode in dataset.modes or ("train",):
+            progress.doing("simulating")
+            samples = prepare(dataset, device, settings, mode)
+            models = profile_folders.fit_models(samples, tell)
+            progress.step()
+            accuracy = None
+            if not arguments.no_accuracy:
+                progress.doing("accuracy")
+                accuracy = profile_folders.score_all(samples, progress.step)
+                problems += accuracy.problems
+            fits[mode] = profile_folders.describe_fit(
+                arguments.out, device, dataset, samples, models, accuracy
+            )
+        return profile_folders.write_profile(arguments.out, device, fits, workspaces), problems
 
-    training: Any = thaw(written.profile["training"])
-    if arguments.json:
-        print_json({"device": device.name, "folder": str(written.folder), "training": training})
-        return 0
-    rows = f"{training['memory_rows']} memory and {training['latency_rows']} latency measurements"
-    print_wrapped(
-        f"{device.name}: fitted on {rows} of {len(training['networks'])} networks from {dataset.name}"
-    )
+
+_MODES = ("training", "inference")
+
+
+def _print_mode(device: str, name: str, described: Any) -> None:  # noqa: ANN401 - a parsed document
+    rows = f"{described['memory_rows']} memory and {described['latency_rows']} latency measurements"
+    networks = len(described["networks"])
+    print_wrapped(f"{device}, {name}: fitted on {rows} of {networks} networks from {described['dataset']}")
     head = ["mean absolute percentage error", "error, %", "coverage of 90 % intervals, %"]
     table = [
         [f"{target}, {protocol}", number(score["mean"]), number(score.get("coverage", float("nan")))]
-        for target, by_protocol in training.get("accuracy", {}).items()
+        for target, by_protocol in described.get("accuracy", {}).items()
         for protocol, score in by_protocol.items()
     ]
     if table:
         print_table(head, table)
-    print_wrapped(f"written to {arguments.out}; predict with --device {arguments.out}")
-    return 0

@@ -53,6 +53,10 @@ class Progress:
         elif not self._remaining:
             self._write(f"{self.label}: {what}\n")
 
+    def more(self, steps: int) -> None:
+        """Count on so many steps more than was said."""
+        self.total += steps
+
     def note(self, state: str) -> None:
         """Say how things stand, on a terminal alone: for what changes at each step."""
         self._doing = state

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.errors import ProfileError
 from torchedge.profiling.samples import Mask, Samples, simulate_records
 from torchedge.profiling.training_fit import (
+    MOST_FOLDS,
     fit_latency,
     fit_memory,
     latency_of,
     latency_rows,
     memory_of,
     memory_rows,
+    network_groups,
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -51,14 +54,35 @@ class Score:
 
 
 def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
-    """Yield (training rows, test rows): "own" network, "basis" of three, "left-out"; levels are disjoint."""
-    training = np.isin(samples.level, TRAINING_LEVELS)
+    """Yield (training rows, test rows): "own" network, "basis" of three, "left-out".
+
+    Levels are disjoint, and training rows are pruned at random (perf4sight, section 6.2). Of more than
+    `MOST_FOLDS` networks, measured at one level for the most part, groups are left out with all they have.
+    """
+    training = np.isin(samples.level, TRAINING_LEVELS) & (samples.strategy != "l1")
+    test = ~np.isin(samples.level, TRAINING_LEVELS)
     if protocol == "basis":
-        yield training & np.isin(samples.network, BASIS), ~training
+        if set(BASIS) <= set(samples.networks):
+            yield training & np.isin(samples.network, BASIS), test
+        return
+    if protocol == "left-out" and grouped(samples):
+        for group in network_groups(samples.networks, GROUPS):
+            out = np.isin(samples.network, group)
+            yield ~out, out
         return
     for name in samples.networks:
         own = samples.network == name
-        yield training & (own if protocol == "own" else ~own), ~training & own
+        if (test & own).any():
+            yield training & (own if protocol == "own" else ~own), test & own
+
+
+GROUPS = 20
+"""So many groups are left out where there are many networks."""
+
+
+def grouped(samples: Samples) -> bool:
+    """Whether networks are too many to be left out one by one."""
+    return len(samples.networks) > MOST_FOLDS
 
 
 Fitted = Callable[[Mask, Mask], tuple[FloatArray, FloatArray, FloatArray]]
@@ -93,6 +117,8 @@ def score(
         tell()
     done = np.isfinite(value)
     inside = (measured >= low) & (measured <= high)
+    if not done.any():
+        raise ProfileError("the dataset has no rows to test on: its networks or pruning levels are too few")
     names = [n for n in samples.networks if (done & (samples.network == n)).any()]
     by_network = {n: done & (samples.network == n) for n in names}
     error = {n: 100 * float(np.mean(np.abs(value[r] / measured[r] - 1))) for n, r in by_network.items()}
@@ -105,11 +131,26 @@ def score(
 
 
 def score_allocated(samples: Samples) -> Score:
-    """Score the simulated allocated peak, nothing fitted, over all measured rows."""
+    """Score the simulated allocated peak over all measured rows; ProfileError where none tells it."""
     rows = memory_rows(samples, np.ones(len(samples.gamma), dtype=np.bool_)) & np.isfinite(samples.allocated)
+    if not rows.any():
+        raise ProfileError("allocated memory was not measured")
     error = 100 * np.abs(simulate_records(samples, rows) / samples.allocated[rows] - 1)
     network = samples.network[rows]
-    return Score("allocated", "simulated", {n: float(error[network == n].mean()) for n in samples.networks})
+    return Score("allocated", "simulated", _by_network(error, network))
+
+
+def score_reserved(samples: Samples) -> Score:
+    """Score the simulated reserved peak over all measured rows; ProfileError where none tells it."""
+    rows = memory_rows(samples, np.ones(len(samples.gamma), dtype=np.bool_)) & np.isfinite(samples.reserved)
+    if not rows.any():
+        raise ProfileError("reserved memory was not measured")
+    error = 100 * np.abs(samples.peaks.reserved[rows] / samples.reserved[rows] - 1)
+    return Score("reserved", "simulated", _by_network(error, samples.network[rows]))
+
+
+def _by_network(error: FloatArray, network: npt.NDArray[np.str_]) -> dict[str, float]:
+    return {n: float(error[network == n].mean()) for n in sorted(set(network.tolist()))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ import torch
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import Graph
 from torchedge.prediction.step_models import Mode
+from torchedge.profiling.layer_times import LAYER_TIMES, LAYERS, LayerTimes, read_layer_times, sum_layers
 from torchedge.profiling.topologies import TopologyModule
 from torchedge.storage.documents import read_unpacked
 from torchedge.tracing.capturing import capture
@@ -54,7 +55,7 @@ _Row = tuple[str, str, int, list[float]]
 class Network:
     """One measured network: architecture (what is left out together), pruning level in %, how it was pruned.
 
-    capture: mode to the Graph of a step.
+    capture: mode to the Graph of a step. recipe: how it is built, where the file tells that.
     """
 
     architecture: str
@@ -62,6 +63,7 @@ class Network:
     strategy: str
     optimizer: str
     capture: Callable[[Mode], Graph]
+    recipe: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Dataset:
 
     Arrays are over the R rows of the table: which network (`id`), mode ("train" or "infer"), batch size, and
     `FIGURES`, NaN where a run gave none. `networks` holds those of which the dataset tells the topology,
-    `digest` the sha256 of both files.
+    `digest` the sha256 of both files, `probed` whether our probes measured them, `layers` the times of layers
+    summed by kind, of the points that have them.
     """
 
     name: str
@@ -80,6 +83,8 @@ class Dataset:
     columns: Mapping[str, FloatArray]
     networks: Mapping[str, Network]
     digest: str
+    probed: bool = True
+    layers: LayerTimes = field(default_factory=dict, repr=False)
     known: dict[tuple[str, Mode], Graph] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, column: str) -> FloatArray:
@@ -131,7 +136,18 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
         {name: figures[:, i] for i, name in enumerate(FIGURES)},
         networks,
         hashlib.sha256(table + described).hexdigest(),
+        not public,
+        _read_layers(root, networks),
     )
+
+
+def _read_layers(root: Path, networks: Mapping[str, Network]) -> LayerTimes:
+    """Read the sums of layer times by kind where the folder has them, else sum up the layers it has."""
+    table, layers = _found(root / LAYER_TIMES), _found(root / LAYERS)
+    if table.exists():
+        return read_layer_times(table)
+    recipes = {name: n.recipe for name, n in networks.items() if n.recipe is not None}
+    return sum_layers(layers, recipes) if recipes and layers.exists() else {}
 
 
 def _found(file: Path) -> Path:
@@ -225,6 +241,7 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
                 str(row.get("strategy", "")),
                 str(row.get("optimizer", "sgd-momentum")),
                 _capture_recipe(dict(row["build"]), size, str(row["id"]), f"{file.name} line {number}"),
+                dict(row["build"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProfileError(

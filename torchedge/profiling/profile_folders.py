@@ -20,21 +20,29 @@ from torchedge import __version__
 from torchedge.devices import Device, Provenance, find_device, write_device
 from torchedge.devices.parsing import DEVICE_FILE
 from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.prediction.memory.workspace_files import FILE as WORKSPACES_FILE
+from torchedge.prediction.memory.workspace_files import TABLE as WORKSPACES
+from torchedge.prediction.memory.workspace_files import write_workspaces
+from torchedge.prediction.memory.workspaces import WorkspaceModel
 from torchedge.prediction.profiles import file_names, write_models
 from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode
-from torchedge.profiling.accuracy import PROTOCOLS, Score, score, score_allocated
+from torchedge.profiling.accuracy import PROTOCOLS, Score, grouped, score, score_allocated, score_reserved
 from torchedge.profiling.datasets import Dataset
 from torchedge.profiling.samples import Samples
 from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
+from torchedge.profiling.workspace_fitting import CONVOLUTIONS, fit_workspaces, read_workspaces
 from torchedge.storage import read_toml, resolve_inside
 
 __all__ = [
+    "SCORES",
     "TARGETS",
     "Accuracy",
     "ModeFit",
+    "WorkspaceFit",
     "check_target",
     "describe_fit",
     "device_of",
+    "fit_device_workspaces",
     "fit_models",
     "one_thread",
     "package_versions",
@@ -71,6 +79,30 @@ class ModeFit:
     described: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkspaceFit:
+    """A device's convolution workspaces, and what `[profile.workspaces]` says of them."""
+
+    model: WorkspaceModel
+    described: Mapping[str, Any]
+
+
+def fit_device_workspaces(folder: Path) -> WorkspaceFit | None:
+    """Fit the convolution workspaces that a dataset folder holds measurements of; None where it has none."""
+    for name in (CONVOLUTIONS, CONVOLUTIONS + ".gz"):
+        if (folder / name).exists():
+            measured = read_workspaces(folder / name)
+            described = {
+                "provenance": str(Provenance.MEASURED),
+                "dataset": folder.resolve().name,
+                "date": today(),
+                "convolutions": len(measured.geometry),
+                "versions": package_versions(),
+            }
+            return WorkspaceFit(fit_workspaces(measured), described)
+    return None
+
+
 def device_of(dataset_folder: Path, name: str | None) -> Device:
     """Return the device that a dataset was measured on: the one named, else the one its folder is called."""
     if name is not None:
@@ -103,31 +135,49 @@ def fit_models(samples: Samples, tell: Callable[[str], Any] = lambda _: None) ->
     tell("memory")
     memory = fit_memory(samples, every)
     tell("latency")
-    return FittedModels(memory, fit_latency(samples, every), Provenance.PUBLIC_DATA)
+    provenance = Provenance.MEASURED if samples.steady else Provenance.PUBLIC_DATA
+    return FittedModels(memory, fit_latency(samples, every), provenance)
+
+
+SCORES = 8
+"""What `score_all` scores: memory and latency in three protocols, two simulated peaks."""
 
 
 def score_all(samples: Samples, tell: Tell = lambda: None) -> Accuracy:
-    """Score Γ, Φ and allocated memory in every protocol; `tell` is called after each of the seven."""
+    """Score memory and latency in every protocol, and simulated peaks; `tell` is called after each.
+
+    Where networks are left out in groups, intervals are not scored: that would take hours.
+    """
     found: dict[tuple[str, str], Score] = {}
     problems: list[str] = []
     for target in TARGETS:
         for protocol in PROTOCOLS:
             try:
-                found[target, protocol] = score(samples, target, protocol)
+                errors = protocol != "left-out" or not grouped(samples)
+                found[target, protocol] = score(samples, target, protocol, errors=errors)
             except ProfileError as error:
                 problems.append(f"{target}, {protocol}: not scored ({error})")
             tell()
-    found["allocated", "simulated"] = score_allocated(samples)
-    tell()
+    for name, peak in (("allocated", score_allocated), ("reserved", score_reserved)):
+        try:
+            found[name, "simulated"] = peak(samples)
+        except ProfileError as error:
+            problems.append(f"{name}, simulated: not scored ({error})")
+        tell()
     return Accuracy(found, tuple(problems))
 
 
-def write_profile(out: Path, device: Device, fits: Mapping[Mode, ModeFit]) -> Device:
+def write_profile(
+    out: Path,
+    device: Device,
+    fits: Mapping[Mode, ModeFit],
+    workspaces: WorkspaceFit | None = None,
+) -> Device:
     """Write a device's profile with the models of one or both modes; return the device as read back.
 
-    What the device's profile holds of a mode that is not given is kept. The same data and versions give the
-    same bytes but for the date. Files are made aside and moved into place, `device.toml`, which names the
-    others' digests, last: an interrupted write is noticed at load.
+    What the device's profile holds of a mode that is not given is kept, and so are its workspaces. The same
+    data and versions give the same bytes but for the date. Files are made aside and moved into place,
+    `device.toml`, which names the others' digests, last: an interrupted write is noticed at load.
     """
     out = Path(os.path.abspath(out))
     source = read_toml(device.folder / DEVICE_FILE)
@@ -142,6 +192,9 @@ def write_profile(out: Path, device: Device, fits: Mapping[Mode, ModeFit]) -> De
                 metadata["sha256"] = str(described["dataset_sha256"])
             described["files"] = write_models(made, fit.models, metadata, mode)
             profile[MODE_TABLES[mode]] = described
+        if workspaces is not None:
+            digest = write_workspaces(made, workspaces.model)
+            profile[WORKSPACES] = {**workspaces.described, "sha256": digest}
         write_device({**source, "profile": profile}, made)
         names = sorted(path.name for path in made.iterdir() if path.name != DEVICE_FILE)
         for name in (*names, DEVICE_FILE):
@@ -155,7 +208,9 @@ def write_profile(out: Path, device: Device, fits: Mapping[Mode, ModeFit]) -> De
 def _copy_other_modes(
     device: Device, profile: Mapping[str, Any], fits: Mapping[Mode, ModeFit], made: Path
 ) -> None:
-    """Copy the files of modes that are not written anew."""
+    """Copy the files of modes that are not written anew, and of workspaces."""
+    if WORKSPACES in profile:
+        shutil.copyfile(resolve_inside(device.folder, WORKSPACES_FILE), made / WORKSPACES_FILE)
     for mode, table in MODE_TABLES.items():
         if mode not in fits and isinstance(profile.get(table), Mapping):
             for name in profile[table].get("files", {}):

@@ -20,6 +20,7 @@ from torchedge.prediction.memory.stepping import write_tape
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.step_models import Mode
 from torchedge.profiling.datasets import Dataset
+from torchedge.profiling.layer_times import KINDS
 
 FloatArray = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -30,7 +31,11 @@ PROTOCOL = StepSettings(optimizer="sgd-momentum", weight_decay=5e-4)
 
 @dataclass(frozen=True)
 class Samples:
-    """R measured rows with a graph: labels, measured figures (NaN: none), simulated peaks, counted work."""
+    """R measured rows with a graph: labels, measured figures (NaN: none), simulated peaks, counted work.
+
+    parts: (R, 6) ms by `layer_times.KINDS`, NaN where they are not known or the host set the pace. steady:
+    whether peaks are those of a steady step, not perf4sight's means of records.
+    """
 
     network: npt.NDArray[np.str_]
     level: npt.NDArray[np.int64]
@@ -47,6 +52,8 @@ class Samples:
     device: Device
     graphs: Sequence[Graph]
     settings: StepSettings
+    parts: FloatArray | None = None
+    steady: bool = True
 
     @property
     def networks(self) -> list[str]:
@@ -101,7 +108,33 @@ def prepare(
         device=device,
         graphs=graphs,
         settings=under,
+        parts=_parts(dataset, rows, mode),
+        steady=dataset.probed,
     )
+
+
+HOST_BOUND = 1.6
+"""A point whose latency is below this times the least of its network waits for the host, not the device."""
+
+_LEAST_MS = 0.05
+
+
+def _parts(dataset: Dataset, rows: Mask, mode: Mode) -> FloatArray | None:
+    """Return the times of layers by kind (R, 6), NaN where they say little of the device."""
+    if not dataset.layers:
+        return None
+    latency = dataset["latency"][rows]
+    names, batches = dataset.id[rows].tolist(), dataset.batch[rows].tolist()
+    least: dict[str, float] = {}
+    for name, ms in zip(names, latency.tolist(), strict=True):
+        least[name] = min(least.get(name, np.inf), ms)
+    found = np.full((len(names), len(KINDS)), np.nan)
+    for row, (name, batch, ms) in enumerate(zip(names, batches, latency.tolist(), strict=True)):
+        sums = dataset.layers.get((name, mode, batch))
+        if sums is not None and ms >= HOST_BOUND * least[name]:
+            found[row] = sums
+    found[~(found >= _LEAST_MS)] = np.nan
+    return found
 
 
 def _traits(graphs: Sequence[Graph]) -> list[Traits]:
@@ -118,8 +151,10 @@ def simulate_records(samples: Samples, rows: Mask) -> FloatArray:
     """Return (R,) MiB: the allocated figure of rows as the measurements' protocol records it.
 
     A record resets the peaks, empties the cache and runs a step; a figure is the mean of five records: the
-    warm-up step (no gradients, no momentum yet) twice, then three steps.
+    warm-up step (no gradients, no momentum yet) twice, then three steps. Steady rows are what they are.
     """
+    if samples.steady:
+        return samples.peaks.allocated[rows]
     found = np.empty(int(rows.sum()))
     pairs = [
         (write_tape(g, samples.settings, first=True), write_tape(g, samples.settings)) for g in samples.graphs

@@ -18,6 +18,7 @@ from torchedge.prediction.intervals import (
     GRID,
     DistanceScale,
     ErrorModel,
+    assumed_errors,
     distance_scale,
     fit_errors,
     fit_law,
@@ -27,7 +28,7 @@ from torchedge.prediction.latency.roofline import pack, prior_mean
 from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.memory.model import MEMORY_FEATURES, Memory, MemoryModel, Process
 from torchedge.profiling.forest_fitting import fit_forest
-from torchedge.profiling.latency_fitting import RIDGE, RIDGE_ONE_NETWORK, fit_coefficients
+from torchedge.profiling.latency_fitting import RIDGE, RIDGE_ONE_NETWORK, RIDGE_PARTS, fit_coefficients
 from torchedge.profiling.samples import Mask, Samples, network_weights
 
 FloatArray = npt.NDArray[np.float64]
@@ -49,6 +50,9 @@ MOST_FOLDS = 10
 """More networks than this are left out in as many groups, each network in one."""
 
 UNLIMITED = 1e9
+
+_UNMEASURED = assumed_errors(0.25)
+"""Of peaks that the device does not tell."""
 
 _NO_ERRORS = ErrorModel(np.zeros(len(GRID)), np.zeros(len(GRID)))
 
@@ -106,7 +110,7 @@ def _best(errors: Sequence[FloatArray], weights: FloatArray) -> int:
 
 def memory_rows(samples: Samples, rows: Mask) -> Mask:
     """The rows among these whose memory run passed."""
-    used: Mask = rows & (samples.fits == 1) & np.isfinite(samples.gamma) & np.isfinite(samples.reserved)
+    used: Mask = rows & (samples.fits == 1) & np.isfinite(samples.gamma)
     return used
 
 
@@ -156,7 +160,8 @@ def _memory_forest(samples: Samples, used: Mask, process: Process, sets: Sequenc
 
 
 def _fit_process(samples: Samples, used: Mask) -> Process:
-    gamma, reserved = samples.gamma, samples.reserved
+    gamma, simulated = samples.gamma, samples.peaks.reserved
+    reserved = np.where(np.isfinite(samples.reserved), samples.reserved, simulated)  # a CPU tells none
     linear = samples.peaks.linear
     largest = float(reserved[used].max())
     if samples.device.memory == "dedicated":  # nothing takes pages back: Γ follows the reserve to the end
@@ -195,10 +200,13 @@ def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorM
         (samples.reserved, samples.peaks.reserved, large),
         (samples.allocated, samples.peaks.allocated, used),
     )
-    out = [
-        fit_errors(np.log(m[r] / s[r]), np.ones(int(r.sum())), network_weights(samples, r))
-        for m, s, r in pairs
-    ]
+    out = []
+    for measured, simulated, chosen in pairs:
+        known = chosen & np.isfinite(measured)
+        ratio = np.log(measured[known] / simulated[known])
+        weights = network_weights(samples, known)
+        found = fit_errors(ratio, np.ones(len(ratio)), weights) if known.any() else _UNMEASURED
+        out.append(found)
     return out[0], out[1]
 
 
@@ -260,12 +268,16 @@ def fit_latency(
 def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[LatencyModel]:
     """Fit Φ to rows once for each feature set, all with the same coefficients; without any set, no forest."""
     several = len(set(samples.network[used].tolist())) > 1
+    # Layers apart help where networks differ; of one network's prunings the steps tell more.
+    parts = samples.parts[used] if samples.parts is not None and several else None
+    ridge = RIDGE_ONE_NETWORK if not several else RIDGE if parts is None else RIDGE_PARTS
     coefficients = fit_coefficients(
         pack(samples.work, samples.which[used], samples.batch[used]),
         samples.phi[used],
         network_weights(samples, used),
         prior_mean(samples.device, samples.settings.amp),
-        ridge=RIDGE if several else RIDGE_ONE_NETWORK,
+        ridge=ridge,
+        parts=parts,
     )
     neutral = DistanceScale(
         1.0, 0.0, np.zeros(len(SHARE_NAMES)), np.ones(len(SHARE_NAMES)), np.zeros((1, len(SHARE_NAMES)))
@@ -301,7 +313,8 @@ def _with_latency_errors(
     """Choose among models by the errors on levels and networks left out; add these, scaled by distance."""
     errors: list[list[FloatArray]] = [[] for _ in models]
     distances, weights = [], []
-    for left_out in folds(samples, used, levels=True, networks=True):
+    several = len(set(samples.network[used].tolist())) > MOST_FOLDS
+    for left_out in folds(samples, used, levels=not several, networks=True):
         for place, fitted in enumerate(fit_candidates(samples, used & ~left_out, sets)):
             times = latency_of(fitted, samples, left_out)
             errors[place].append(np.log(samples.phi[left_out] / times.value))

@@ -12,7 +12,7 @@ from torchedge.prediction.forest_files import read_forests, write_forests
 from torchedge.prediction.memory.workspaces import PHASES, WORKSPACE_FEATURES, WorkspaceModel
 from torchedge.storage import file_sha256, resolve_inside
 
-__all__ = ["TABLE", "load_workspaces", "write_workspaces"]
+__all__ = ["FILE", "TABLE", "load_workspaces", "write_workspaces"]
 
 TABLE, FILE = "workspaces", "workspaces.safetensors"
 """`[profile.workspaces]` of device.toml, and the file beside it."""
