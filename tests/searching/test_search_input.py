@@ -1,0 +1,91 @@
+"""What a search is given wrongly is refused before it starts, in a line that says what is expected."""
+
+import pytest
+from torch import nn
+
+import torchedge
+from torchedge.errors import InputError
+from torchedge.searching.pruning_space import PruningSpace
+from torchedge.searching.spaces import SearchSpace
+
+SPACE = PruningSpace(nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3)), (3, 32, 32))
+LIMITS = {"training_memory": 1e5}
+
+
+@pytest.fixture
+def space():
+    return SPACE
+
+
+def score(encodings):
+    return [e["0"] for e in encodings]
+
+
+def run(space, **options):
+    settings = {"device": "jetson-tx2", "population": 4, "iterations": 2, **options}
+    return torchedge.search(space, LIMITS, settings.pop("score", score), **settings)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "message"),
+    [
+        ({}, "expected a dict with some of"),
+        (None, "constraints is None"),
+        ({"training_memroy": 5}, "did you mean 'training_memory'"),
+        ({"speed": 5}, "expected some of inference_latency"),
+        ({"training_memory": 0}, "expected a positive number of MiB"),
+        ({"training_latency": "5"}, "expected a positive number of ms"),
+        ({"training_memory": True}, "expected a positive number"),
+        ({"training_memory": float("nan")}, "expected a positive number"),
+    ],
+)
+def test_wrong_constraints_are_refused(space, constraints, message):
+    with pytest.raises(InputError, match=message):
+        torchedge.search(space, constraints, score, device="jetson-tx2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": (1, 2)}, "one whole number"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"population": 1}, "population is 1"),
+        ({"iterations": -1}, "iterations is -1"),
+        ({"mutation": 0}, "mutation is 0"),
+        ({"parents": 1.5}, "parents is 1.5"),
+        ({"workers": 0}, "workers is 0"),
+        ({"workers": "two"}, "workers is 'two'"),
+        ({"confidence": 0.3}, "confidence is 0.3"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'"),
+        ({"score": 3}, "score is a int"),
+        ({"score": lambda e: 1.0}, "gave 1.0 for .* candidates; expected one number each"),
+        ({"score": lambda e: ["x"] * len(e)}, "expected one number each"),
+        ({"score": lambda e: [float("nan")] * len(e)}, "score gave nan for"),
+    ],
+)
+def test_wrong_options_are_refused(space, options, message):
+    with pytest.raises(InputError, match=message):
+        run(space, **options)
+
+
+def test_a_score_of_one_encoding(space):
+    found = run(space, score=lambda encoding: score([encoding])[0], batched=False)
+    assert found.best == run(space).best
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("resnet18", "space is a str; expected a SearchSpace"),
+        (type("Empty", (SearchSpace,), {"build": lambda self, e: None, "choices": {}})(), "choices is {}"),
+        (
+            type("Flat", (SearchSpace,), {"build": lambda self, e: None, "choices": {"a": ()}})(),
+            "a list of choices",
+        ),
+    ],
+)
+def test_wrong_spaces_are_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        run(given)
