@@ -23,7 +23,7 @@ def test_inference_from_training_measurements_is_assumed():
     graph = torchedge.capture(net, input_size=(3, 16, 16), mode="infer")
     found = torchedge.Predictor("jetson-tx2").predict(graph, 4)
     assert str(found.provenance) == "assumed" and found.mode == "infer"
-    assert any("inference was not measured" in note for note in found.notes)
+    assert any("inference memory was not measured" in note for note in found.notes)
     train = torchedge.Predictor("jetson-tx2").predict(torchedge.capture(net, input_size=(3, 16, 16)), 4)
     assert str(train.provenance) == "public data"
     assert found.latency.value < train.latency.value and found.memory.value < train.memory.value

@@ -25,6 +25,11 @@ from torchedge.prediction.latency.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 
+WIDEST = 1.6
+"""Largest half-width of a 90 % interval in log, a factor of five: twice that of a device nobody measured.
+
+Far from all measured rows the difficulty grows without end, but the time model's physics still holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -96,7 +101,7 @@ class LatencyModel:
             value = value * np.exp(evaluate(self.forest, seen))
             outside = outside_hull(self.forest, seen)
         difficulty = np.ones(len(value)) if self.scale is None else self.scale.difficulty(features)
-        half = self.errors.half_width(difficulty)
+        half = np.minimum(self.errors.half_width(difficulty), WIDEST)
         return Times(value, value * np.exp(-half), value * np.exp(half), outside, features, seen)
 
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:
