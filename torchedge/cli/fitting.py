@@ -61,12 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.dataset.is_dir():
         read_dataset(arguments.dataset)  # says what it expects
     device = device_of(arguments.dataset, arguments.device)
-    written, problems = _fitted(arguments, device)
+    written, fitted, problems = _fitted(arguments, device)
     for problem in problems:
         warn(problem)
     from torchedge.devices.device import thaw
 
-    profile: Any = {name: thaw(written.profile[name]) for name in _MODES if name in written.profile}
+    profile: Any = {name: thaw(written.profile[name]) for name in fitted}
     if arguments.json:
         print_json({"device": device.name, "folder": str(written.folder), **profile})
         return 0
@@ -76,9 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list[str]]:
-    """Fit every mode of a dataset and write the profile; return it, and what could not be scored."""
-    from torchedge.prediction.step_models import Mode
+def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list[str], list[str]]:
+    """Fit every mode of a dataset and write the profile; return it, its modes, what could not be scored."""
+    from torchedge.prediction.step_models import MODE_TABLES, Mode
     from torchedge.profiling import profile_folders
     from torchedge.profiling.datasets import read_dataset
     from torchedge.profiling.samples import PROTOCOL, prepare
@@ -113,10 +113,8 @@ def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list
             fits[mode] = profile_folders.describe_fit(
                 arguments.out, device, dataset, samples, models, accuracy
             )
-        return profile_folders.write_profile(arguments.out, device, fits, workspaces), problems
-
-
-_MODES = ("training", "inference")
+        written = profile_folders.write_profile(arguments.out, device, fits, workspaces)
+        return written, [MODE_TABLES[mode] for mode in fits], problems
 
 
 def _print_mode(device: str, name: str, described: Any) -> None:  # noqa: ANN401 - a parsed document
