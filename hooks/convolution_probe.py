@@ -74,7 +74,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shapes", help="file with one convolution a line; - reads standard input")
     parser.add_argument("--out", help="file to append rows to (default: standard output)")
-    parser.add_argument("--repeats", type=int, default=4, help="timed runs of each phase; 0 measures no times")
+    parser.add_argument(
+        "--repeats", type=int, default=4, help="timed runs of each phase; 0 measures no times"
+    )
     arguments = parser.parse_args()
     import torch
 

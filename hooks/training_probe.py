@@ -3,8 +3,8 @@
 
     python3 training_probe.py JOBS.jsonl [--out ROWS.jsonl] [--device cuda|cpu]
 
-One file, Python 3.6 or newer, PyTorch 1.6 or newer, POSIX; torchedge is not needed. JOBS ("-": standard input)
-has one network a line:
+One file, Python 3.6 or newer, PyTorch 1.6 or newer, POSIX; torchedge is not needed. JOBS ("-": standard
+input) has one network a line:
 
     {"id": "resnet18-random-50", "input_size": [3, 224, 224], "optimizer": "sgd-momentum",
      "build": {"library": "torchvision", "name": "resnet18", "kwargs": {}},      or {"nodes": [...]}
@@ -122,12 +122,14 @@ class Meter:
             return
         with contextlib.suppress(Exception):
             self.gpu = Nvml()
-        unified = os.path.exists("/etc/nv_tegra_release") or self.gpu is None and integrated_board()
+        unified = os.path.exists("/etc/nv_tegra_release") or (self.gpu is None and integrated_board())
         if unified or self.gpu is None:
             self.name = "meminfo" if unified else "torch"
         else:
             self.name = "nvml"
-        self.before = idle_mib if self.name == "meminfo" else settled(self.gpu) if self.gpu is not None else 0.0
+        self.before = (
+            idle_mib if self.name == "meminfo" else settled(self.gpu) if self.gpu is not None else 0.0
+        )
 
     def sample(self):
         """Read the meter and keep the peak."""
@@ -199,10 +201,10 @@ def settled(gpu):
 # networks ---------------------------------------------------------------------------------------------------
 
 LAYERS = (
-    "Conv1d Conv2d Conv3d ConvTranspose2d BatchNorm1d BatchNorm2d GroupNorm LayerNorm Linear Identity Flatten "
-    "MaxPool2d AvgPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d Dropout Dropout2d ReLU ReLU6 LeakyReLU PReLU ELU "
-    "GELU SiLU Hardswish Hardsigmoid Hardtanh Sigmoid Tanh Softmax Softplus Mish ChannelShuffle PixelShuffle "
-    "Upsample ZeroPad2d"
+    "Conv1d Conv2d Conv3d ConvTranspose2d BatchNorm1d BatchNorm2d GroupNorm LayerNorm Linear Identity "
+    "Flatten MaxPool2d AvgPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d Dropout Dropout2d ReLU ReLU6 "
+    "LeakyReLU PReLU ELU GELU SiLU Hardswish Hardsigmoid Hardtanh Sigmoid Tanh Softmax Softplus Mish "
+    "ChannelShuffle PixelShuffle Upsample ZeroPad2d LocalResponseNorm StochasticDepth"
 ).split()
 OPERATORS = "add sub mul truediv floordiv getitem iadd isub imul neg".split()
 TORCH_FUNCTIONS = "cat flatten unsqueeze squeeze add mul sub mean sigmoid tanh chunk split transpose".split()
@@ -211,9 +213,26 @@ FUNCTIONS = (
     "max_pool2d pad interpolate layer_norm linear"
 ).split()
 METHODS = (
-    "size view squeeze mean flatten reshape permute transpose contiguous unsqueeze chunk split add add_ mul mul_ "
-    "sigmoid expand sum"
+    "size view squeeze mean flatten reshape permute transpose contiguous unsqueeze chunk split add add_ "
+    "mul mul_ sigmoid expand sum"
 ).split()
+
+
+def stochastic_depth(p, mode):
+    """Return torchvision's layer: in training it drops samples ("row") or the batch with probability p."""
+    import torch
+
+    class StochasticDepth(torch.nn.Module):
+        def forward(self, x):
+            if not self.training or p == 0:
+                return x
+            size = [x.shape[0] if mode == "row" else 1] + [1] * (x.dim() - 1)
+            noise = torch.empty(size, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+            if p < 1:
+                noise.div_(1 - p)
+            return x * noise
+
+    return StochasticDepth()
 
 
 def topology(nodes):
@@ -258,7 +277,9 @@ def topology(nodes):
                         raise ValueError("layer {!r} is not known".format(node["type"]))
                     options = node.get("kwargs", {})
                     options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-                    layer = getattr(torch.nn, node["type"])(**options)
+                    special = node["type"] == "StochasticDepth"
+                    make = stochastic_depth if special else getattr(torch.nn, node["type"])
+                    layer = make(**options)
                     self.layers[node["name"].replace(".", "_")] = layer
 
         def forward(self, x):
@@ -317,7 +338,10 @@ def load(name):
     for left in [n for n in sys.modules if n.split(".")[0] in ("torchvision", "timm")]:
         del sys.modules[left]
     library = torch.library.Library("torchvision", "DEF")
-    for operation in ("nms(Tensor a, Tensor b, float c) -> Tensor", "qnms(Tensor a, Tensor b, float c) -> Tensor"):
+    for operation in (
+        "nms(Tensor a, Tensor b, float c) -> Tensor",
+        "qnms(Tensor a, Tensor b, float c) -> Tensor",
+    ):
         library.define(operation)
     KEPT.append(library)
     return __import__(name)
@@ -505,7 +529,7 @@ class Work:
             took = time.perf_counter() - before
             steady = last is not None and abs(took - last) <= STEADY * last
             enough = step + 1 >= WARMUP_STEPS[0] and steady
-            if enough or step and time.perf_counter() - begun > WARMUP_SECONDS:
+            if enough or (step and time.perf_counter() - begun > WARMUP_SECONDS):
                 break
             last = took
 
@@ -566,11 +590,17 @@ def clean(model, device):
         reset = getattr(torch.cuda, "reset_peak_memory_stats", None)
         if reset is not None:
             reset()
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes  # what is freed stays with glibc, and would count into the next point's resident memory
+
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 NOTHING = dict.fromkeys(
-    "memory_mib allocated_mib reserved_mib latency_ms latency_p10_ms latency_p90_ms steps clock_mhz throttled "
-    "layers".split()
+    (
+        "memory_mib allocated_mib reserved_mib latency_ms latency_p10_ms latency_p90_ms steps clock_mhz "
+        "throttled layers"
+    ).split()
 )
 
 

@@ -9,11 +9,10 @@ from torch import nn
 
 import torchedge
 from torchedge.errors import InputError
-from torchedge.profiling.campaigns.expansion import NOT_ON_THE_PROBE
 from torchedge.profiling.campaigns.networks import build_network, recipe_of
 from torchedge.profiling.campaigns.pruning import prune
 from torchedge.profiling.campaigns.serialising import serialise
-from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, TopologyModule
+from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, StochasticDepth, TopologyModule
 from torchedge.tracing.vision import prepare_torchvision
 
 SIZE = (3, 224, 224)
@@ -103,7 +102,19 @@ def test_same_outputs_also_of_the_probes_reader(name, probe):
 def test_probe_reads_what_is_written(probe):
     functions = {*probe.FUNCTIONS, *probe.OPERATORS, *probe.TORCH_FUNCTIONS}
     assert set(FUNCTIONS) <= functions and set(METHODS) <= set(probe.METHODS)
-    assert set(LAYERS) - set(probe.LAYERS) <= NOT_ON_THE_PROBE
+    assert set(LAYERS) <= set(probe.LAYERS)
+
+
+@pytest.mark.parametrize("mode", ["row", "batch"])
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_probes_stochastic_depth_is_ours(probe, p, mode):
+    x = torch.rand(8, 3, 2, 2)
+    ours, theirs = StochasticDepth(p, mode), probe.stochastic_depth(p, mode)
+    for training in (True, False):
+        torch.manual_seed(0)
+        expected = ours.train(training)(x)
+        torch.manual_seed(0)
+        assert torch.equal(theirs.train(training)(x), expected)
 
 
 class Growing(nn.Module):
