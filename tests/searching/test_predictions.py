@@ -1,5 +1,7 @@
 """Candidates are predicted without modules, many at once, as their modules are, one by one."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,13 @@ from torch import nn
 
 import torchedge
 from torchedge.graphs import Affine, Graph, GraphFamily, Op, Size, Value
-from torchedge.prediction.families import FamilyPredictor
+from torchedge.prediction.families import FamilyAnalysis, FamilyPredictor
 from torchedge.prediction.memory import compiled_pools
+from torchedge.prediction.memory.family_tapes import family_peaks
+from torchedge.prediction.memory.model import graph_traits, simulate_peaks
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.workspaces import PHASES, WORKSPACE_FEATURES, WorkspaceModel
 from torchedge.searching.ofa_resnet50 import OFAResNet50Space
 from torchedge.searching.pruning_space import PruningSpace
 from torchedge.searching.spaces import draw
@@ -66,6 +73,41 @@ def test_as_predict_says_of_the_module(name, mode, batch, device, replaying):
         assert latency[row] == pytest.approx(one.latency.value, rel=1e-9)
         assert required[row] == pytest.approx(one.required_mib(0.95), rel=1e-9)
         assert slow[row] >= latency[row]
+
+
+@pytest.mark.parametrize(
+    ("mode", "zero_grad"), [("train", "set_to_none"), ("train", "zero"), ("infer", "zero")]
+)
+def test_workspaces_of_the_devices_library_are_those_of_the_graphs(mode, zero_grad, replaying):
+    """The convolution library's workspaces are no polynomials: forests say how large they are."""
+    pytest.importorskip("sklearn")
+    from torchedge.profiling.forest_fitting import fit_forest
+
+    rng, batch = np.random.default_rng(0), 24
+    rows = rng.uniform(0, 300, (200, len(WORKSPACE_FEATURES)))
+    forests = {
+        phase: fit_forest(rows, rng.uniform(0.5, 2, 200), feature_names=WORKSPACE_FEATURES, trees=3)
+        for phase in PHASES
+    }
+    plain = StepSettings(zero_grad=zero_grad)
+    settings = dataclasses.replace(plain, workspaces=WorkspaceModel(forests))
+
+    def alone(graph, settings):
+        tape, traits = write_tape(graph, settings), graph_traits(graph)
+        return simulate_peaks([tape], [traits], np.array([0]), np.array([float(batch)]))
+
+    for space in SPACES.values():
+        sketch = space.sketch(space.canonical(draw(space, rng, 4)), mode)
+        groups = [(FamilyAnalysis(family, settings).tape, values) for family, values, _ in sketch]
+        graphs = [family.graph(column.tolist()) for family, values, _ in sketch for column in values.T]
+        found = family_peaks(groups, batch)
+        expected = [alone(graph, settings) for graph in graphs]
+        assert found.reserved == pytest.approx([p.reserved[0] for p in expected], rel=1e-9)
+        assert found.allocated == pytest.approx([p.allocated[0] for p in expected], rel=1e-9)
+        assert any(
+            p.allocated[0] > alone(graph, plain).allocated[0]
+            for p, graph in zip(expected, graphs, strict=True)
+        )
 
 
 def test_latency_with_confidence_is_the_intervals_end_at_its_level():

@@ -1,6 +1,7 @@
 """What a search is given wrongly is refused before it starts, in a line that says what is expected."""
 
 import pytest
+import torch
 from torch import nn
 
 import torchedge
@@ -72,6 +73,12 @@ def test_wrong_options_are_refused(space, options, message):
 
 def test_a_score_of_one_encoding(space):
     found = run(space, score=lambda encoding: score([encoding])[0], batched=False)
+    assert found.best == run(space).best
+
+
+def test_a_score_may_be_a_column_of_a_tensor_with_a_gradient(space):
+    weights = torch.ones(1, requires_grad=True)
+    found = run(space, score=lambda e: torch.tensor(score(e), dtype=torch.float)[:, None] * weights)
     assert found.best == run(space).best
 
 

@@ -202,6 +202,8 @@ class Evolution:
         if not encodings:
             return np.zeros(0)
         given = self.score(encodings)
+        if hasattr(given, "detach"):  # a tensor, perhaps one that remembers how it came about, on a GPU
+            given = given.detach().cpu()
         try:
             scores = np.asarray(given, dtype=np.float64).reshape(-1)
         except (TypeError, ValueError):

@@ -33,14 +33,14 @@ def tape(seed, steps=300, freed=0.6):
     return np.array(events, dtype=np.int32), np.arange(10, dtype=np.int32), sizes
 
 
-def slow(events, persistent, sizes):
-    return np.array(PoolReplay(events, persistent).peaks(sizes))
+def slow(events, persistent, sizes, counted_from=0):
+    return np.array(PoolReplay(events, persistent, counted_from).peaks(sizes))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_tapes(compiled, seed):
     given = tape(seed, freed=(0.3, 0.5, 0.7)[seed % 3])
-    other = tape(100 + seed, steps=50)
+    other = (*tape(100 + seed, steps=50), 30)
     found = replay_tasks([Task(*given), Task(*other)])
     assert np.array_equal(found[0], slow(*given)) and np.array_equal(found[1], slow(*other))
     assert compiled == [12]

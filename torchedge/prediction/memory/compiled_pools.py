@@ -32,19 +32,20 @@ SOURCE = r"""
 
 /* One work-item replays one row of sizes: persistent storages first, then the events (+s allocates storage
    s - 1, -s frees it). rows: for each where its events begin and how many there are, the same of its
-   persistent storages, where its sizes begin. Pool 0 holds requests up to 1 MiB, pool 1 larger ones. free_at
-   and free_width list the free blocks of both pools in no order. out: allocated and reserved peak; -1 where a
-   list is full. */
+   persistent storages, where its sizes begin, from which event on the allocated peak counts. Pool 0 holds
+   requests up to 1 MiB, pool 1 larger ones. free_at and free_width list the free blocks of both pools in no
+   order. out: allocated and reserved peak; -1 where a list is full. */
 __kernel void replay(__global const int *rows, __global const int *events, __global const int *persistent,
                      __global const uint *units, __global uint *at, __global uint *width,
                      __global uint *free_at, __global uint *free_width, const int room,
                      __global long *out) {
   const long row = get_global_id(0);
-  events += rows[5 * row];
-  const int event_count = rows[5 * row + 1];
-  persistent += rows[5 * row + 2];
-  const int persistent_count = rows[5 * row + 3];
-  const int first = rows[5 * row + 4];
+  events += rows[6 * row];
+  const int event_count = rows[6 * row + 1];
+  persistent += rows[6 * row + 2];
+  const int persistent_count = rows[6 * row + 3];
+  const int first = rows[6 * row + 4];
+  const int counted_from = persistent_count + rows[6 * row + 5];
   units += first;
   at += first;
   width += first;
@@ -53,7 +54,7 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
   long reserved = 0, allocated = 0, peak = 0;
   out += 2 * row;
   for (int k = 0; k < persistent_count + event_count; ++k) {
-    if (k == persistent_count) peak = allocated;
+    if (k == counted_from) peak = allocated;
     const int event = k < persistent_count ? persistent[k] + 1 : events[k - persistent_count];
     const int storage = event > 0 ? event - 1 : -event - 1;
     const uint size = units[storage];
@@ -136,11 +137,15 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Rows of one tape to replay: events (E,), persistent storages (P,), sizes (R, S) in 512 bytes."""
+    """Rows of one tape to replay: events (E,), persistent storages (P,), sizes (R, S) in 512 bytes.
+
+    counted_from: the event from which allocated peaks count.
+    """
 
     events: npt.NDArray[np.int32]
     persistent: npt.NDArray[np.int32]
     units: Units
+    counted_from: int = 0
 
 
 def replay_tasks(tasks: Sequence[Task]) -> list[Units]:
@@ -158,7 +163,7 @@ def replay_tasks(tasks: Sequence[Task]) -> list[Units]:
 
 
 def _slow(task: Task, rows: slice) -> Units:
-    peaks = PoolReplay(task.events, task.persistent).peaks(task.units[rows])
+    peaks = PoolReplay(task.events, task.persistent, task.counted_from).peaks(task.units[rows])
     return np.array(peaks, dtype=np.int64).reshape(-1, 2)
 
 
@@ -167,9 +172,10 @@ def _run(kernel: CpuKernel, tasks: Sequence[Task]) -> Units:
     rows, firsts = [], np.zeros(3, dtype=np.int64)
     for task in tasks:
         count, storages = task.units.shape
-        table = np.empty((count, 5), dtype=np.int32)
+        table = np.empty((count, 6), dtype=np.int32)
         table[:, :4] = firsts[0], len(task.events), firsts[1], len(task.persistent)
         table[:, 4] = firsts[2] + np.arange(count) * storages
+        table[:, 5] = task.counted_from
         rows.append(table)
         firsts += len(task.events), len(task.persistent), task.units.size
     filler = np.zeros(1, dtype=np.int32)  # no empty buffers
@@ -223,7 +229,7 @@ def _passes(kernel: CpuKernel) -> bool:
             events.append(-1 - alive.pop(int(rng.integers(len(alive)))))
     sizes = np.exp(rng.uniform(0, np.log(60_000), size=(4, storages))).astype(np.int64)
     order = np.array(events, dtype=np.int32)
-    tasks = [Task(order, persistent, sizes[:1]), Task(order[:50], persistent[:5], sizes[1:])]
+    tasks = [Task(order, persistent, sizes[:1]), Task(order[:50], persistent[:5], sizes[1:], 20)]
     try:
         found = _run(kernel, tasks)
     except Exception:  # whatever a driver says: there is another way

@@ -127,9 +127,13 @@ def replay_peaks(tape: Tape, batch_sizes: Sequence[int]) -> list[tuple[int, int]
 
 
 class PoolReplay:
-    """Replays one tape's events (E,) for storages of any sizes; persistent: those there before the step."""
+    """Replays one tape's events (E,) for storages of any sizes.
 
-    def __init__(self, events: Indices, persistent: Indices) -> None:
+    persistent: storages there before the first event. counted_from: the event from which peaks count.
+    """
+
+    def __init__(self, events: Indices, persistent: Indices, counted_from: int = 0) -> None:
+        self.counted_from = counted_from
         self.persistent = persistent
         self.storages = np.abs(events) - 1
         self.allocating = events > 0
@@ -184,7 +188,8 @@ class PoolReplay:
         pool.run(wanted[chosen].tolist(), self.storages[chosen].tolist(), segments.tolist(), blocks)
         widths = np.where(large, np.array(blocks, dtype=np.int64) >> _SHIFT, sizes)[self.storages]
         start = int(sizes[self.persistent].sum()) + lost
-        peak = start + int(np.cumsum(np.where(self.allocating, widths, -widths)).max(initial=0))
+        held = np.concatenate([[0], np.cumsum(np.where(self.allocating, widths, -widths))])
+        peak = start + int(held[self.counted_from :].max())
         return peak * ALIGNMENT, (pool.reserved + beside) * ALIGNMENT
 
 
