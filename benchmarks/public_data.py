@@ -116,28 +116,30 @@ def steps(data: Path, only: str | None) -> None:
 
 
 def memory(data: Path) -> None:
-    """Γ of timm's networks as the peak of an A100; each family (timm module) left out in turn."""
+    """Γ of timm's networks as the peak of an A100: what simulation and constants miss, and where."""
     from torchedge.devices import find_device
     from torchedge.profiling.public_data import MEMORY_SETTINGS, read_public_samples
-    from torchedge.profiling.public_fits import FOREST, methods_for, score_left_out
+    from torchedge.profiling.public_fits import ALONE, FIGURES, score_left_out
     from torchedge.profiling.training_fit import fit_memory
 
     public = read_public_samples(data / "server-train-memory", find_device("nvidia-a100"))
     report(f"optimizer taken to be {MEMORY_SETTINGS.optimizer}", public)
     every = np.ones(len(public.labels), dtype=bool)
     process = fit_memory(public.samples, every, errors=False, forest=False).process
-    print(
-        f"constants of all rows: {process.beside[0]:.0f} MiB, with linear layers {process.beside[1]:.0f} MiB"
-    )
-    scores = score_left_out(public, methods_for(public))
+    alone, linear = process.beside
+    print(f"constants of all rows: {alone:.0f} MiB, with linear layers {linear:.0f} MiB")
+    scores = score_left_out(public, (ALONE, FIGURES))
     table(scores)
-    errors = np.abs(scores[FOREST].errors)
-    for batch in sorted(set(public.samples.batch.tolist())):
-        rows = public.samples.batch == batch
-        print(
-            f"  batch {batch:>4.0f}: {int(rows.sum()):>4} rows, median error {np.median(errors[rows]):5.2f} %"
-        )
-    worst(public, scores[FOREST])
+    errors, batch = scores[ALONE].errors, public.samples.batch
+    for low, high in ((-100, -30), (-30, -15), (-15, -5), (-5, 5), (5, 15), (15, 1000)):
+        rows = (errors > low) & (errors <= high)
+        share, small = 100 * rows.mean(), 100 * np.mean(batch[rows] <= 16)
+        print(f"  error {low} to {high} %: {share:.1f} % of rows, {small:.0f} % of these at batch 8 or 16")
+    lacking = (scores[ALONE].measured - scores[ALONE].predicted)[errors <= -15]
+    print(f"  rows 15 % and more too low lack {np.median(lacking) / 1024:.1f} GiB in the median")
+    transformers = np.isin(public.samples.network, "vision_transformer") & (batch == 8)
+    print(f"  vision_transformer at batch 8: {np.median(errors[transformers]):+.1f} % in the median")
+    worst(public, scores[ALONE])
 
 
 def report(what: str, public: Any) -> None:  # noqa: ANN401

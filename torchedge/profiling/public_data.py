@@ -35,7 +35,7 @@ from torchedge.profiling.timm_models import load_timm_model
 from torchedge.storage.documents import read_bytes
 from torchedge.tracing.capturing import capture
 
-__all__ = ["EDGE_COLUMNS", "PublicSamples", "find_public_table", "read_public_samples"]
+__all__ = ["EDGE_COLUMNS", "PublicSamples", "find_public_table", "read_public_samples", "table_samples"]
 
 FloatArray = npt.NDArray[np.float64]
 Tell = Callable[[], Any]
@@ -160,7 +160,7 @@ def _edge_samples(
         tell()
     functions = [cell_function(parse_architecture(row["arch"])) for row in chosen]
     phi = np.array([_number(row, "latency_ms") for row in chosen])
-    samples = _samples(
+    samples = table_samples(
         device, functions, np.ones(len(chosen)), [count_work(g) for g in graphs], graphs=graphs, phi=phi
     )
     return PublicSamples(name, digest, "infer", samples, np.array([r["arch"] for r in chosen]), {})
@@ -192,7 +192,7 @@ def _step_samples(
     if not kept:
         raise InputError(f"{name} has no row in layout {layout!r}; expected nchw or nhwc")
     batch, phi = (np.array([_number(row, c) for row in kept]) for c in ("batch_size", "step_ms"))
-    samples = _samples(device, families, batch, work, settings=STEP_SETTINGS, phi=phi)
+    samples = table_samples(device, families, batch, work, settings=STEP_SETTINGS, phi=phi)
     return PublicSamples(name, digest, "train", samples, np.array([r["model"] for r in kept]), skipped)
 
 
@@ -226,7 +226,7 @@ def _memory_samples(
     gamma, baseline = (
         np.array([_number(r, c) for r in kept]) for c in ("max_gpu_memory_mib", "faketensor_peak_mib")
     )
-    samples = _samples(device, families, peaks.batch, (), settings=settings, gamma=gamma, peaks=peaks)
+    samples = table_samples(device, families, peaks.batch, (), settings=settings, gamma=gamma, peaks=peaks)
     labels = np.array([row["model"] for row in kept])
     return PublicSamples(name, digest, "train", samples, labels, skipped, baseline)
 
@@ -236,7 +236,7 @@ def _joined(parts: Sequence[Peaks]) -> Peaks:
     return Peaks(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
 
 
-def _samples(
+def table_samples(
     device: Device,
     groups: Sequence[str],
     batch: FloatArray,

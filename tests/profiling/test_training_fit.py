@@ -1,0 +1,53 @@
+"""Which rows are left out together, and what cross-validation chooses."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchedge.profiling.training_fit import MOST_FOLDS, network_groups
+
+NAMES = st.sets(st.text("abcdef0123456789", min_size=1, max_size=8), min_size=1, max_size=60)
+
+
+@given(NAMES, st.randoms())
+def test_groups_are_a_partition_whatever_the_order(names, random):
+    shuffled = list(names)
+    random.shuffle(shuffled)
+    groups = network_groups(shuffled)
+    assert sorted(name for group in groups for name in group) == sorted(names)
+    assert len(groups) == min(len(names), MOST_FOLDS)
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+    assert network_groups(sorted(names)) == groups
+
+
+def test_few_networks_are_left_out_one_at_a_time_in_order():
+    assert network_groups(["c", "a", "b"]) == [["a"], ["b"], ["c"]]
+
+
+def test_the_forest_is_left_out_where_it_only_learns_noise():
+    """Memory that is the simulation plus a constant plus noise: the constant predicts best."""
+    pytest.importorskip("sklearn")
+    from dataclasses import replace
+
+    from torchedge.devices import find_device
+    from torchedge.prediction.memory.model import Peaks
+    from torchedge.profiling.public_data import table_samples
+    from torchedge.profiling.training_fit import NO_FOREST, OWN, fit_memory
+
+    random = np.random.default_rng(0)
+    count = 120
+    reserved = random.uniform(1000, 8000, count)
+    linear = np.ones(count, dtype=bool)
+    peaks = Peaks(np.full(count, 8.0), 0.9 * reserved, reserved, reserved / 10, linear)
+    gamma = (reserved + 900) * np.exp(random.normal(0, 0.05, count))
+    groups = [f"family{number % 12}" for number in range(count)]
+    samples = table_samples(find_device("nvidia-a100"), groups, peaks.batch, (), gamma=gamma, peaks=peaks)
+    every = np.ones(count, dtype=bool)
+    assert fit_memory(samples, every, feature_sets=(NO_FOREST, OWN)).forest is None
+    # Another law by size: the forest sees it, the constant cannot.
+    bent = replace(samples, gamma=gamma * np.where(reserved > 4000, 1.5, 1.0))
+    model = fit_memory(bent, every, feature_sets=(NO_FOREST, OWN))
+    assert model.forest is not None and model.process.capacity > 30000
+    beside = fit_memory(samples, every, forest=False).process.beside
+    assert beside[0] == beside[1] and abs(beside[0] - 900) < 100
