@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,13 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
     from torchedge.devices.device import thaw
     from torchedge.prediction.step_models import MODE_TABLES
     from torchedge.profiling.measured import measured_device, read_measured
-    from torchedge.profiling.profile_folders import check_target, one_thread, write_profile
+    from torchedge.profiling.profile_folders import (
+        check_target,
+        fit_device_workspaces,
+        one_thread,
+        write_profile,
+    )
+    from torchedge.profiling.samples import PROTOCOL
     from torchedge.profiling.transfer_folders import adapt_mode, base_of, describe_transfer
 
     points, seed = _points(arguments.points), _seed(arguments.seed)
@@ -62,7 +69,9 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
     ):
         progress.doing("reading")
         device = measured_device(arguments.dataset, arguments.device, Path(aside))
-        measured = read_measured(arguments.dataset, device)
+        workspaces = fit_device_workspaces(arguments.dataset)
+        settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
+        measured = read_measured(arguments.dataset, device, settings)
         progress.step()
         fits = {}
         for mode, (samples, source) in measured.items():
@@ -83,7 +92,7 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
                 f"{arguments.base} has models of none of the modes measured in {arguments.dataset}; "
                 "choose another --base, or fit without it"
             )
-        written = write_profile(arguments.out, device, fits)
+        written = write_profile(arguments.out, device, fits, workspaces)
     if arguments.json:
         tables: dict[str, Any] = {MODE_TABLES[m]: thaw(written.profile[MODE_TABLES[m]]) for m in fits}
         print_json({"device": written.name, "folder": str(written.folder), **tables})

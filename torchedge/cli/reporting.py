@@ -122,6 +122,7 @@ def _compare(
     progress: Progress,
     device: Device | None = None,
 ) -> tuple[Device, Report]:
+    from torchedge.profiling.accuracy import splits
     from torchedge.profiling.measured import measured_device, read_measured
     from torchedge.profiling.profile_folders import one_thread
     from torchedge.profiling.reports import compare_device, compare_unseen
@@ -139,7 +140,10 @@ def _compare(
             protocol = "left-out" if protocol is None and report.seen and several else "profile"
         if protocol != "profile":
             progress.doing("fitting without the rows that are predicted")
-            report = compare_unseen(measured, found, protocol, intervals=arguments.intervals)
+            progress.more(sum(1 for samples, _ in measured.values() for _ in splits(samples, protocol)) * 2)
+            report = compare_unseen(
+                measured, found, protocol, intervals=arguments.intervals, tell=progress.step
+            )
         progress.step()
     if not report.compared:
         raise InputError(f"{folder}: no run passed, so that there is nothing to compare; measure again")

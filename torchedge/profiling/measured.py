@@ -9,12 +9,13 @@ from pathlib import Path
 from torchedge.devices import Device, Provenance, find_device
 from torchedge.devices.parsing import DEVICE_FILE
 from torchedge.errors import DeviceError, InputError
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.step_models import Mode
 from torchedge.profiling.campaigns.recording import describe_device
 from torchedge.profiling.datasets import MEASUREMENTS, read_dataset
 from torchedge.profiling.profile_folders import device_of
 from torchedge.profiling.public_data import find_public_table, read_public_samples
-from torchedge.profiling.samples import Samples, prepare
+from torchedge.profiling.samples import PROTOCOL, Samples, prepare
 from torchedge.storage import read_json
 
 __all__ = [
@@ -53,10 +54,16 @@ def holds_measurements(folder: Path) -> bool:
     return folder.is_dir() and (any(t.is_file() for t in tables) or find_public_table(folder) is not None)
 
 
-def read_measured(folder: Path, device: Device, tell: Callable[[], object] = lambda: None) -> Measured:
+def read_measured(
+    folder: Path,
+    device: Device,
+    settings: StepSettings = PROTOCOL,
+    tell: Callable[[], object] = lambda: None,
+) -> Measured:
     """Read and simulate every row of a dataset's folder or of a public table; `tell` is called a network.
 
-    Raises ProfileError for a folder that is neither, or a damaged one.
+    settings: of a dataset's steps; public tables have their own. Raises ProfileError for a folder that is
+    neither, or a damaged one.
     """
     if find_public_table(folder) is not None:
         public = read_public_samples(folder, device)
@@ -69,7 +76,7 @@ def read_measured(folder: Path, device: Device, tell: Callable[[], object] = lam
         prepare(dataset, device)  # says what it expects
     found: Measured = {}
     for mode in dataset.modes:
-        samples = prepare(dataset, device, mode=mode, tell=tell)
+        samples = prepare(dataset, device, settings, mode, tell)
         names = [graph.name for graph in samples.graphs]
         labels = [f"{names[w]}@{int(b)}" for w, b in zip(samples.which, samples.batch, strict=True)]
         found[mode] = (samples, Source(dataset.name, dataset.digest, provenance_of(folder), labels))

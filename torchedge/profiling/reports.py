@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from torchedge.prediction.latency.model import Times
 from torchedge.prediction.memory.model import Memory
 from torchedge.prediction.profiles import load_models
 from torchedge.prediction.step_models import MODE_TABLES, Mode, StepModels
-from torchedge.profiling.accuracy import TRAINING_LEVELS
+from torchedge.profiling.accuracy import splits
 from torchedge.profiling.measured import Measured
 from torchedge.profiling.samples import Mask, Samples
 from torchedge.profiling.training_fit import (
@@ -25,7 +25,6 @@ from torchedge.profiling.training_fit import (
     latency_of,
     latency_rows,
     memory_of,
-    network_groups,
 )
 from torchedge.profiling.transfer import memory_rows
 
@@ -47,9 +46,10 @@ Target = Literal["memory", "latency"]
 
 PROTOCOLS: Mapping[str, str] = MappingProxyType(
     {
-        "own": "pruning levels that were not trained on, each network by a model of its own "
+        "own": "predictions of pruning levels not trained on, each network by a model of its own "
         "(perf4sight, section 6.2)",
-        "left-out": "networks that were not trained on, by models of the others (perf4sight, section 6.3)",
+        "left-out": "predictions of networks not trained on, by models of the others "
+        "(perf4sight, section 6.3)",
     }
 )
 """How rows are kept unseen in place of asking a device's profile."""
@@ -240,7 +240,7 @@ def _unseen(
     every = np.ones(len(samples.batch), dtype=np.bool_)
     usable = memory_rows(samples, every) if target == "memory" else latency_rows(samples, every)
     value, low, high = (np.full(len(every), np.nan) for _ in range(3))
-    for train, test in _splits(samples, usable, protocol):
+    for train, test in splits(samples, protocol):
         rows = test & usable
         if not rows.any():
             continue
@@ -258,21 +258,6 @@ def _unseen(
                 low[rows], high[rows] = told.low, told.high
         tell()
     return value, low, high
-
-
-def _splits(samples: Samples, usable: Mask, protocol: str) -> Iterator[tuple[Mask, Mask]]:
-    """Yield (training rows, test rows) of a protocol."""
-    if protocol == "own":
-        for name in samples.networks:
-            if len(set(samples.level[usable & (samples.network == name)].tolist())) > 1:
-                own = samples.network == name
-                trained = np.isin(samples.level, TRAINING_LEVELS)
-                yield own & trained, own & ~trained
-        return
-    names = sorted(set(samples.network[usable].tolist()))
-    for group in network_groups(names) if len(names) > 1 else []:
-        left_out = np.isin(samples.network, group)
-        yield ~left_out, left_out
 
 
 # summaries --------------------------------------------------------------------------------------------------

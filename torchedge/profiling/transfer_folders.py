@@ -62,7 +62,7 @@ def adapt_mode(
 ) -> Transfer:
     """Choose points (None: all rows), adapt the base to them and score what was not chosen."""
     every = np.ones(len(samples.batch), dtype=np.bool_)
-    used = every
+    used = memory_rows(samples, every) | latency_rows(samples, every)
     if points is not None:
         tell("choosing points")
         used = select_points(base, samples, every, points, seed)

@@ -1,0 +1,137 @@
+"""`torchedge fit --base`: a profile from few points, and every way to ask for it wrongly."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from torchedge import find_device
+from torchedge.cli import main
+
+pytest.importorskip("sklearn")
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+
+
+def adapt(dataset, base, out, *words):
+    return main(["fit", str(dataset), "--base", str(base), "--out", str(out), *words])
+
+
+def test_a_transfer_says_what_it_was_made_of(small_dataset, fitted, tmp_path, capsys):
+    out = tmp_path / "mine"
+    assert adapt(small_dataset, fitted, out, "--points", "12") == 0
+    text = capsys.readouterr().out
+    assert "made-up adapted to 12 points (train) of 2 networks from jetson-tx2" in " ".join(text.split())
+    assert "on the other points" in text and max(map(len, text.splitlines())) <= 80
+    training = find_device(out).profile["training"]
+    assert training["base"] == "made-up" and training["points"] == 12
+    assert len(training["used"]) == 12 and all("@" in row for row in training["used"])
+    assert training["base_sha256"] == find_device(fitted).fingerprint
+    assert training["provenance"] == "public data"
+    assert training["command"].startswith("torchedge fit jetson-tx2 --base made-up --points 12 --seed 0")
+    unused = training["accuracy"]["phi"]["unused points"]
+    assert set(unused["networks"]) == {"one", "two"} and 0 <= unused["coverage"] <= 100
+
+
+def test_the_transfer_predicts_like_the_device(small_dataset, fitted, tmp_path, capsys):
+    """The dataset's memory is 1500 + 1.2 reserved-like, far from the base's 1400 beside a free simulation."""
+    out = tmp_path / "mine"
+    assert adapt(small_dataset, fitted, out, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["training"]["points"] == 80 and "accuracy" not in document["training"]
+    assert main(["report", str(small_dataset), "-d", str(out), "--protocol", "profile", "--json"]) == 0
+    figures = {f["symbol"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
+    assert main(["report", str(small_dataset), "-d", str(fitted), "--protocol", "profile", "--json"]) == 0
+    before = {f["symbol"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
+    for symbol in ("Γ", "Φ"):
+        assert figures[symbol]["error"]["median"] < before[symbol]["error"]["median"]
+    assert figures["Φ"]["error"]["median"] < 10
+
+
+def test_the_same_words_give_the_same_bytes(small_dataset, fitted, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        assert adapt(small_dataset, fitted, tmp_path / name / "mine", "--points", "5") == 0
+    files = sorted(path.name for path in (tmp_path / "a" / "mine").iterdir())
+    assert {"device.toml", "training-forests.safetensors", "training.safetensors"} <= set(files)
+    for name in files:
+        assert (tmp_path / "a/mine" / name).read_bytes() == (tmp_path / "b/mine" / name).read_bytes()
+
+
+def test_another_seed_chooses_other_points(small_dataset, fitted, tmp_path):
+    chosen = []
+    for seed in ("0", "1"):
+        out = tmp_path / seed
+        assert adapt(small_dataset, fitted, out, "--points", "6", "--seed", seed) == 0
+        chosen.append(find_device(out).profile["training"]["used"])
+    assert chosen[0] != chosen[1]
+
+
+def test_fewer_points_give_wider_intervals(small_dataset, fitted, tmp_path, capsys):
+    """The made-up times follow one law, so that what is left is how little is known."""
+    net = tmp_path / "net.py"
+    net.write_text("from torch import nn\ndef make():\n    return nn.Conv2d(3, 8, 3)\n")
+    width = {}
+    for points in ("3", "40"):
+        out = tmp_path / points
+        assert adapt(small_dataset, fitted, out, "--points", points) == 0
+        capsys.readouterr()
+        assert (
+            main(["predict", f"{net}:make", "-b", "8", "--input-size", "3x64x64", "-d", str(out), "--json"])
+            == 0
+        )
+        latency = json.loads(capsys.readouterr().out)["latency"]
+        width[points] = np.log(latency["high"] / latency["low"])
+    assert width["3"] > width["40"]
+
+
+def test_a_device_nobody_knows_is_described_from_what_its_probe_saw(small_dataset, fitted, tmp_path):
+    folder = tmp_path / "campaign"
+    shutil.copytree(small_dataset, folder)
+    environment = {
+        "row": "environment",
+        "probe": "training_probe 1",
+        "device": "cuda",
+        "device_name": "Orin X",
+        "memory_meter": "meminfo",
+        "memory_total_mib": 7620.0,
+        "torch": "2.5.0",
+        "date": "2026-11-21",
+        "command": "training_probe.py -",
+    }
+    (folder / "environment.json").write_text(json.dumps(environment))
+    out = tmp_path / "orin"
+    assert adapt(folder, fitted, out, "--device", "orin-x", "--points", "5") == 0
+    device = find_device(out)
+    assert (device.name, device.title, device.memory) == ("orin-x", "Orin X", "unified")
+    assert device.value("memory_mib") == 7620
+    assert device.profile["training"]["provenance"] == "public data"  # the base's, which is the weaker
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--base", "adreno-740"], "adreno-740 has no fitted models to adapt; choose another --base:"),
+        (["--base", "no-such-device"], "no-such-device"),
+        (["--base", "BASE", "--points", "2"], "2 points are asked for; expected at least 3, or all"),
+        (["--base", "BASE", "--points", "5000"], "5000 points are asked for and 80 rows are usable"),
+        (["--base", "BASE", "--points", "many"], "--points is 'many', expected a whole number such as 30"),
+        (["--base", "BASE", "--points", "-3"], "--points"),
+        (["--base", "BASE", "--seed", "x"], "--seed is 'x', expected a whole number from 0 on"),
+        (["--points", "30"], "--points is given without --base; add --base DEVICE, or leave it out"),
+        (["--base", "BASE", "--device", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_words_are_told_and_leave_nothing(small_dataset, fitted, tmp_path, capsys, words, says):
+    out = tmp_path / "mine"
+    words = [str(fitted) if word == "BASE" else word for word in words]
+    assert main(["fit", str(small_dataset), "--out", str(out), *words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert says in error and "Traceback" not in error
+    assert not out.exists()
