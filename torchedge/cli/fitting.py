@@ -23,7 +23,8 @@ provenance, digests and accuracy, into a profile folder that `--device FOLDER`
 accepts. DATASET is the folder of a campaign (`torchedge profile --plan`), or
 one with measurements.csv (network, pruning_level, batch_size, memory_fits,
 gamma_mb, allocated_mb, reserved_mb, latency_fits, phi_ms) and
-topologies.jsonl. The same data gives the same bytes, but for the date
+topologies.jsonl, or that of a public table (docs/public-data.md): latency.csv,
+steps.csv or memory.csv. The same data gives the same bytes, but for the date
 (SOURCE_DATE_EPOCH fixes it). Needs torchedge[fit]."""
 
 
