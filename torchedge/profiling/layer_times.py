@@ -82,7 +82,7 @@ def sum_layers(file: Path, recipes: Mapping[str, Mapping[str, Any]]) -> LayerTim
             if name not in kinds:
                 kinds[name] = _kinds_of(recipes[name])
             found[name, str(row["mode"]), int(row["batch_size"])] = _sums(layers, kinds[name])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ProfileError(
                 f"{file} line {number}: not the layers of a point ({error}); expected id, mode, batch_size, "
                 "layers"

@@ -36,6 +36,10 @@ _UNSPLIT = 1.05 * 2**20
 """The allocator does not split off a MiB: what looks like a workspace below that is the block's own rest."""
 
 _MOST_BYTES = 128 * 2**20
+_DAMAGE = (
+    *(AttributeError, KeyError, TypeError, ValueError),
+    *(OverflowError, RecursionError, ZeroDivisionError),
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def read_workspaces(file: str | Path) -> Workspaces:
                 continue
             described = _geometry(row)
             found = [float(row[f"{phase}_workspace_mib"]) * 2**20 for phase in PHASES]
-        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        except _DAMAGE as error:
             raise ProfileError(
                 f"{file} line {number}: not a measured convolution ({error}); "
                 "expected a line of hooks/convolution_probe.py"

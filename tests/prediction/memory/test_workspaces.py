@@ -1,0 +1,239 @@
+"""Workspaces of a device's convolution library in the simulation, and as a file of its profile."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from torch import nn
+
+from torchedge.devices import find_device, write_device
+from torchedge.errors import ProfileError
+from torchedge.prediction.forest_files import write_forests
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.simulation import simulate
+from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.workspace_files import FILE, TABLE, load_workspaces, write_workspaces
+from torchedge.prediction.memory.workspaces import (
+    PHASES,
+    WORKSPACE_FEATURES,
+    WorkspaceModel,
+    tensor_bytes,
+    workspace_features,
+)
+from torchedge.prediction.predictor import device_settings
+from torchedge.storage import file_sha256, read_toml
+from torchedge.tracing.capturing import capture
+
+pytest.importorskip("sklearn")
+MIB = 2**20
+PLAIN = StepSettings(optimizer="none")
+
+
+def forest(ratio, names=WORKSPACE_FEATURES):
+    from torchedge.profiling.forest_fitting import fit_forest
+
+    rows = np.random.default_rng(0).random((30, len(names)))
+    return fit_forest(rows, np.full(30, ratio), feature_names=names, trees=1)
+
+
+def model(**ratios):
+    """Workspaces of so many times a convolution's tensors, by phase."""
+    return WorkspaceModel({phase: forest(ratio) for phase, ratio in ratios.items()})
+
+
+def rounded(count):
+    """Bytes of float32 numbers as the allocator hands them out."""
+    return -(-4 * count // 512) * 512
+
+
+def one_convolution(mode):
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Flatten())
+    return capture(module, input_size=(3, 16, 16), mode=mode)
+
+
+def network(groups=1):
+    module = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1, groups=groups), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+    return capture(module, input_size=(3, 32, 32))
+
+
+NETWORK = network()
+ONE = model(forward=1.0, backward_x=1.0, backward_w=1.0)
+
+
+def peak(graph, batch, settings):
+    return int(write_tape(graph, settings).peak_bytes(np.array([batch]))[0])
+
+
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_peak_of_one_convolution_is_its_tensors_and_the_workspace(batch):
+    x, w, y = batch * 3 * 16 * 16, 8 * 3 * 3 * 3, batch * 8 * 14 * 14
+    under = replace(PLAIN, workspaces=model(forward=1.0))
+    tensors = rounded(x) + rounded(w) + rounded(y)
+    assert peak(one_convolution("infer"), batch, under) == tensors + rounded(x + w + y)
+    assert peak(one_convolution("infer"), batch, PLAIN) == tensors
+
+
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_workspace_of_the_weight_gradient_comes_while_it_is_computed(batch):
+    x, w, y = batch * 3 * 16 * 16, 8 * 3 * 3 * 3, batch * 8 * 14 * 14
+    found = [
+        peak(one_convolution("train"), batch, replace(PLAIN, workspaces=model(backward_w=ratio)))
+        for ratio in (10.0, 20.0)
+    ]
+    assert found[1] - found[0] == rounded(20 * (x + w + y)) - rounded(10 * (x + w + y))
+    tensors = (
+        rounded(x) + 2 * rounded(w) + rounded(y)
+    )  # the input, weights with gradient, the output's gradient
+    scalars = found[0] - tensors - rounded(10 * (x + w + y))
+    assert 0 < scalars <= 2048  # targets, the loss and its gradient
+
+
+def test_phases_are_those_that_run():
+    first = write_tape(one_convolution("train"), replace(PLAIN, workspaces=ONE))
+    assert [PHASES[p] for p in first.scratch.phases] == ["forward", "backward_w"]  # images need no gradient
+    both = write_tape(NETWORK, replace(PLAIN, workspaces=ONE))
+    phases = [PHASES[p] for p in both.scratch.phases]
+    assert phases[:2] == ["forward", "forward"] and sorted(phases[2:]) == ["backward_w"] * 2 + ["backward_x"]
+
+
+@given(
+    st.integers(1, 300), st.sampled_from(["none", "sgd-momentum", "adam"]), st.sampled_from([0.1, 1.0, 3.0])
+)
+@examples(max_examples=25, deadline=None)
+def test_workspaces_never_lower_the_peak(batch, optimizer, ratio):
+    plain = StepSettings(optimizer=optimizer)
+    under = replace(plain, workspaces=model(forward=ratio, backward_x=ratio, backward_w=ratio))
+    assert peak(NETWORK, batch, under) >= peak(NETWORK, batch, plain)
+    assert peak(NETWORK, batch, replace(plain, workspaces=WorkspaceModel({}))) == peak(NETWORK, batch, plain)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=6))
+@examples(max_examples=15, deadline=None)
+def test_many_batch_sizes_at_once_equal_one_by_one(batches):
+    tape = write_tape(NETWORK, replace(PLAIN, workspaces=ONE))
+    together = tape.peak_bytes(np.array(batches)).tolist()
+    assert together == [peak(NETWORK, batch, replace(PLAIN, workspaces=ONE)) for batch in batches]
+
+
+def test_the_profile_of_a_step_names_the_workspace():
+    profile = simulate(NETWORK, 64, replace(PLAIN, workspaces=model(backward_x=50.0)))
+    assert profile.breakdown["workspace"] > 0.5 * profile.live_mib
+    assert "workspace of" in profile.largest[0][0] and "(backward_x)" in profile.largest[0][0]
+    assert profile.live_mib <= profile.allocated_mib <= profile.reserved_mib
+
+
+def test_depthwise_convolutions_take_none():
+    tape = write_tape(network(groups=32), replace(PLAIN, workspaces=ONE))
+    assert [PHASES[p] for p in tape.scratch.phases] == ["forward", "backward_w"]  # of the first, dense one
+    grouped = write_tape(network(groups=2), replace(PLAIN, workspaces=ONE))
+    assert len(grouped.scratch.phases) == 5
+
+
+def test_mixed_precision_ignores_them():
+    half = replace(PLAIN, amp="bfloat16")
+    tape = write_tape(NETWORK, replace(half, workspaces=ONE))
+    assert tape.scratch is None
+    assert peak(NETWORK, 64, replace(half, workspaces=ONE)) == peak(NETWORK, 64, half)
+
+
+def test_ratios_of_next_to_nothing_and_below_are_none():
+    geometry = np.array([[8.0, 16, 32, 1, 9, 1, 2, 256, 256]])
+    assert tensor_bytes(geometry)[0] == 4 * (8 * 16 * 256 + 8 * 32 * 256 + 32 * 16 * 9)
+    assert workspace_features(geometry).shape == (1, len(WORKSPACE_FEATURES))
+    for ratio, expected in ((-1.0, 0), (0.01, 0), (0.5, int(tensor_bytes(geometry)[0] / 2))):
+        assert model(forward=ratio).bytes_of("forward", geometry).tolist() == [expected]
+    assert model(forward=1.0).bytes_of("backward_x", geometry).tolist() == [0]
+    assert ONE.bytes_of("forward", np.empty((0, 9))).tolist() == []
+
+
+# as a file --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(tmp_path):
+    """Write a profile's folder with workspaces, perhaps other forests than those, and return its device."""
+
+    def make(forests=None):
+        folder = tmp_path / "made-up"
+        folder.mkdir(exist_ok=True)
+        written = write_workspaces(folder, ONE)
+        if forests is not None:
+            write_forests(folder / FILE, forests)
+            written = file_sha256(folder / FILE, max_bytes=MIB)
+        document = dict(read_toml(find_device("rtx-2080ti").folder / "device.toml"))
+        tables = {TABLE: {"provenance": "measured", "sha256": written}}
+        write_device({**document, "name": "made-up", "aliases": [], "profile": tables}, folder)
+        return find_device(folder)
+
+    return make
+
+
+def test_a_profile_gives_back_what_was_written(device):
+    geometry = np.random.default_rng(1).integers(1, 200, (20, 9)).astype(float)
+    found = device_settings(device(), None).workspaces
+    for phase in PHASES:
+        assert found.bytes_of(phase, geometry).tolist() == ONE.bytes_of(phase, geometry).tolist()
+
+
+def test_given_workspaces_stand_before_the_profiles(device):
+    other = WorkspaceModel({})
+    assert device_settings(device(), replace(PLAIN, workspaces=other)).workspaces is other
+
+
+def test_a_device_without_has_none():
+    assert load_workspaces(find_device("rtx-2080ti")) is None
+
+
+def test_a_damaged_file_is_refused(device):
+    made = device()
+    path = made.folder / FILE
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ProfileError, match=r"its sha256 differs.*rebuild the profile with `torchedge fit`"):
+        load_workspaces(made)
+
+
+def test_a_missing_file_is_refused(device):
+    made = device()
+    (made.folder / FILE).unlink()
+    with pytest.raises(ProfileError, match=r"workspaces\.safetensors.*cannot be read"):
+        load_workspaces(made)
+
+
+@pytest.mark.parametrize(
+    ("forests", "said"),
+    [
+        ({"forward": forest(1.0)}, "expected backward_x too"),
+        (dict.fromkeys(PHASES, forest(1.0, WORKSPACE_FEATURES[::-1])), "forest forward"),
+        (dict.fromkeys(PHASES, forest(1.0, WORKSPACE_FEATURES[:-1])), "forest forward"),
+    ],
+    ids=["a phase missing", "other order", "fewer features"],
+)
+def test_forests_made_for_something_else_are_refused(device, forests, said):
+    with pytest.raises(ProfileError, match=said):
+        load_workspaces(device(forests))
+
+
+def test_a_file_that_is_none_of_ours_is_refused(device):
+    made = device()
+    (made.folder / FILE).write_bytes(b"PK\x03\x04 and so on")
+    with pytest.raises(ProfileError):
+        load_workspaces(described_as_is(made))
+
+
+def described_as_is(made):
+    """The device with the digest of whatever its file holds now."""
+    document = dict(read_toml(made.folder / "device.toml"))
+    document["profile"] = {
+        TABLE: {"provenance": "measured", "sha256": file_sha256(made.folder / FILE, max_bytes=MIB)}
+    }
+    write_device(document, made.folder)
+    return find_device(made.folder)

@@ -1,0 +1,138 @@
+"""Workspaces of convolutions fitted to measured ones: a known rule is found, damaged tables are refused."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from torchedge.errors import ProfileError
+from torchedge.prediction.memory.workspaces import PHASES, WorkspaceModel, tensor_bytes
+from torchedge.profiling import workspace_fitting
+from torchedge.profiling.workspace_fitting import fit_workspaces, read_workspaces, score_workspaces
+
+MIB = 2**20
+
+
+def convolution(random, **given):
+    """A convolution's line as the probe writes it, workspaces by a rule: all tensors where channels fit 4."""
+    side, kernel = int(random.integers(16, 96)), int(random.choice([1, 3, 5]))
+    stride = int(random.integers(1, 3))
+    row = {
+        "inputs": int(random.integers(16, 200)),
+        "outputs": int(random.integers(16, 200)),
+        "groups": 1,
+        "kernel": [kernel] * 2,
+        "stride": [stride] * 2,
+        "padding": [kernel // 2] * 2,
+        "dilation": [1, 1],
+        "size": [side, side],
+        "batch": int(random.integers(16, 64)),
+        **given,
+    }
+    after = (side + 2 * (kernel // 2) - kernel) // stride + 1
+    x = row["batch"] * row["inputs"] * side * side
+    y = row["batch"] * row["outputs"] * after * after
+    w = row["outputs"] * row["inputs"] * kernel * kernel
+    fits = row["inputs"] % 4 == 0 and row["outputs"] % 4 == 0
+    taken = 4 * (x + y + w) / MIB if fits else 0.0
+    row.update({f"{phase}_workspace_mib": 0.0 for phase in PHASES})
+    return {**row, "forward_workspace_mib": taken, **given}
+
+
+def lines(count, seed, **given):
+    random = np.random.default_rng(seed)
+    return [convolution(random, **given) for _ in range(count)]
+
+
+def write(path, rows):
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    return [
+        read_workspaces(write(folder / f"{seed}.jsonl", lines(count, seed)))
+        for seed, count in ((1, 3000), (2, 500))
+    ]
+
+
+def test_a_rule_is_found_and_holds_for_other_shapes(tables):
+    pytest.importorskip("sklearn")
+    learnt, unseen = tables
+    model = fit_workspaces(learnt)
+    assert score_workspaces(model, learnt) == {"forward": pytest.approx(0, abs=1e-3)}
+    assert score_workspaces(model, unseen) == {"forward": pytest.approx(0, abs=1e-3)}
+    assert not model.bytes_of("backward_x", unseen.geometry).any()
+
+
+def test_error_is_the_share_of_all_bytes(tables):
+    assert score_workspaces(WorkspaceModel({}), tables[0]) == {"forward": 100.0}
+
+
+def test_geometry_is_worked_out_from_the_shapes(tmp_path):
+    row = lines(1, 0, inputs=6, outputs=8, groups=2, kernel=[3, 5], stride=[2, 1], padding=[1, 2],
+                size=[9, 7], batch=3)  # fmt: skip
+    found = read_workspaces(write(tmp_path / "c.jsonl", row * 200))
+    assert found.geometry[0].tolist() == [3, 6, 8, 2, 15, 2, 3, 63, 35]
+    x, y, w = 3 * 6 * 63, 3 * 8 * 35, 8 * 3 * 15
+    assert tensor_bytes(found.geometry)[0] == 4 * (x + y + w)
+
+
+def test_compressed_and_plain_tables_are_equal(tmp_path):
+    rows = lines(250, 3)
+    one, two = (read_workspaces(write(tmp_path / name, rows)) for name in ("c.jsonl", "c.jsonl.gz"))
+    assert np.array_equal(one.geometry, two.geometry)
+    assert np.array_equal(one.measured["forward"], two.measured["forward"])
+
+
+def test_failed_and_depthwise_convolutions_and_rests_of_blocks_are_left_out(tmp_path):
+    good = lines(200, 4, forward_workspace_mib=1.04, backward_w_workspace_mib=1.06)
+    depthwise = lines(5, 5, inputs=32, outputs=64, groups=32)
+    found = read_workspaces(write(tmp_path / "c.jsonl", [*good, *depthwise, {"reason": "out of memory"}]))
+    assert len(found.geometry) == 200
+    assert not found.measured["forward"].any() and (found.measured["backward_w"] > MIB).all()
+
+
+WRONG = {
+    "not JSON": "{",
+    "a list": "[]",
+    "another table": '{"id": "resnet18", "mode": "train"}',
+    "no workspace": json.dumps({k: v for k, v in lines(1, 0)[0].items() if "workspace" not in k}),
+    "no groups": json.dumps(lines(1, 0, groups=0)[0]),
+    "no step": json.dumps(lines(1, 0, stride=[0, 1])[0]),
+    "three sides": json.dumps(lines(1, 0, size=[8, 8, 8])[0]),
+    "text": json.dumps(lines(1, 0, batch="many")[0]),
+    "without end": json.dumps(lines(1, 0)[0]).replace('"batch": ', '"batch": 1e999, "b": '),
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("line", WRONG.values(), ids=WRONG)
+def test_a_wrong_line_is_named(line, tmp_path):
+    file = write(tmp_path / "convolutions.jsonl", lines(2, 0))
+    file.write_text(file.read_text() + line + "\n")
+    with pytest.raises(ProfileError, match=r"convolutions\.jsonl line 3: not a measured convolution"):
+        read_workspaces(file)
+
+
+@pytest.mark.parametrize(
+    "given", [{"batch": -1}, {"outputs": 0}, {"forward_workspace_mib": float("inf")}], ids=str
+)
+def test_figures_that_are_none_are_refused(given, tmp_path):
+    rows = lines(200, 0)
+    with pytest.raises(ProfileError, match="not all positive"):
+        read_workspaces(write(tmp_path / "c.jsonl", [*rows, {**rows[0], **given}]))
+
+
+def test_too_few_and_too_many_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ProfileError, match="199 convolutions that are not depthwise, expected at least 200"):
+        read_workspaces(write(tmp_path / "few.jsonl", lines(199, 0)))
+    monkeypatch.setattr(workspace_fitting, "_MOST_BYTES", 1 << 16)
+    bomb = tmp_path / "bomb.jsonl.gz"
+    bomb.write_bytes(gzip.compress(bytes(1 << 20)))
+    with pytest.raises(ProfileError, match="unpacks to more than 65536 bytes"):
+        read_workspaces(bomb)
