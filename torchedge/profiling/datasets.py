@@ -167,11 +167,11 @@ def _read_rows(
     except UnicodeDecodeError as error:
         raise ProfileError(f"{file}: not UTF-8 text ({error}); expected a CSV table") from error
     reader = csv.DictReader(text)
-    missing = [c for c in columns if c not in (reader.fieldnames or ())]
-    if missing:
-        raise ProfileError(f"{file}: column {missing[0]!r} is missing; expected {', '.join(columns)}")
     rows: list[_Row] = []
     try:
+        missing = [c for c in columns if c not in (reader.fieldnames or ())]
+        if missing:
+            raise ProfileError(f"{file}: column {missing[0]!r} is missing; expected {', '.join(columns)}")
         for row in reader:
             rows.append(read(row))
     except (TypeError, ValueError, csv.Error) as error:
@@ -201,7 +201,9 @@ def _positive(batch: int) -> int:
     return batch
 
 
-def _number(text: str) -> float:
+def _number(text: str | None) -> float:
+    if text is None:
+        raise ValueError("the line is cut off")
     number = float(text) if text else math.nan
     if math.isinf(number) or number < 0:
         raise ValueError(f"{text} is no measured figure")

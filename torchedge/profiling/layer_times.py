@@ -46,7 +46,7 @@ def read_layer_times(file: Path) -> LayerTimes:
     found: LayerTimes = {}
     try:
         for row in reader:
-            sums = [float(row[kind]) if row[kind] else math.nan for kind in KINDS]
+            sums = [float(row[kind]) if row[kind] != "" else math.nan for kind in KINDS]
             found[row["id"], row["mode"], int(row["batch_size"])] = np.array(sums)
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ProfileError(
