@@ -80,7 +80,11 @@ def test_wrong_encodings_are_refused(change, message):
         SPACE.build({**SPACE.smallest(), **change})
 
 
-@pytest.mark.parametrize("sizes", [(), (0,), (224.0,)])
+def test_one_image_size_is_enough():
+    assert OFAResNet50Space(224).image_sizes == (224,)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (224.0,), 32, ["224"]])
 def test_wrong_image_sizes_are_refused(sizes):
     with pytest.raises(InputError, match="image_sizes"):
         OFAResNet50Space(sizes)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.errors import InputError
+from torchedge.errors import CaptureError, InputError
 from torchedge.searching.pruning_space import PruningSpace
 from torchedge.searching.spaces import SearchSpace
 
@@ -86,6 +86,7 @@ def test_a_score_may_be_a_column_of_a_tensor_with_a_gradient(space):
     ("given", "message"),
     [
         ("resnet18", "space is a str; expected a SearchSpace"),
+        (SearchSpace, "space is the class SearchSpace; expected one made of it"),
         (type("Empty", (SearchSpace,), {"build": lambda self, e: None, "choices": {}})(), "choices is {}"),
         (
             type("Flat", (SearchSpace,), {"build": lambda self, e: None, "choices": {"a": ()}})(),
@@ -96,3 +97,30 @@ def test_a_score_may_be_a_column_of_a_tensor_with_a_gradient(space):
 def test_wrong_spaces_are_refused(given, message):
     with pytest.raises(InputError, match=message):
         run(given)
+
+
+class Broken(SearchSpace):
+    choices = {"inputs": (3, 5), "fails": (False, True)}  # noqa: RUF012
+    input_size = (3, 8, 8)
+
+    def build(self, encoding):
+        if encoding["fails"]:
+            raise RuntimeError("not this one")
+        return nn.Conv2d(encoding["inputs"], 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "error", "message"),
+    [
+        (
+            {"inputs": 3, "fails": True},
+            InputError,
+            r"Broken.build\(.*True.*RuntimeError: not this one; every",
+        ),
+        ({"inputs": 5, "fails": False}, CaptureError, r"the candidate .*'inputs': 5.* cannot be captured"),
+    ],
+)
+def test_candidates_that_cannot_be_are_named(encoding, error, message):
+    with pytest.raises(error, match=message):
+        Broken().graph(encoding)
+    assert Broken().graph({"inputs": 3, "fails": False}).name == "space"

@@ -74,9 +74,9 @@ class OFAResNet50Space(SearchSpace):
     name = "ofa-resnet50"
 
     def __init__(
-        self, image_sizes: Sequence[int] = (128, 144, 160, 176, 192, 208, 224), classes: int = 1000
+        self, image_sizes: int | Sequence[int] = (128, 144, 160, 176, 192, 208, 224), classes: int = 1000
     ) -> None:
-        sizes = tuple(sorted(set(image_sizes)))
+        sizes = tuple(sorted({image_sizes} if isinstance(image_sizes, int) else set(image_sizes)))
         if not sizes or not all(_whole(size) and 64 <= size <= 4096 for size in sizes):
             raise InputError(f"image_sizes is {image_sizes!r}; expected whole numbers from 64 to 4096")
         if not _whole(classes) or classes < 2:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError
+from torchedge.errors import CaptureError, InputError
 from torchedge.graphs import Graph, GraphFamily
 
 if TYPE_CHECKING:
@@ -75,16 +75,29 @@ class SearchSpace(ABC):
 
     def graph(self, encoding: Any, mode: Mode = "train") -> Graph:  # noqa: ANN401
         """Return the Graph of a candidate, as `torchedge.capture` gives it for the module."""
-        import torch
-
         from torchedge.tracing.capturing import capture
 
+        module = self._built(encoding)
         try:
-            with torch.device("meta"):  # no memory and no time for weights
-                module = self.build(encoding)
+            return capture(module, input_size=self.sample_size(encoding), mode=mode, name=self.name)
+        except CaptureError as error:
+            raise CaptureError(f"the candidate {encoding}: {error}") from error
+
+    def _built(self, encoding: Any) -> nn.Module:  # noqa: ANN401
+        """Build a candidate, on the meta device where that works: no memory and no time for weights."""
+        import torch
+
+        try:
+            with torch.device("meta"):
+                return self.build(encoding)
         except Exception:
-            module = self.build(encoding)
-        return capture(module, input_size=self.sample_size(encoding), mode=mode, name=self.name)
+            try:
+                return self.build(encoding)
+            except Exception as error:
+                raise InputError(
+                    f"{type(self).__name__}.build({encoding}) raised {type(error).__name__}: {error}; "
+                    "every combination of choices has to give a module"
+                ) from error
 
     def sketch(self, genes: Genes, mode: Mode) -> list[tuple[GraphFamily, npt.NDArray[np.int64], list[int]]]:
         """Return the graphs of candidates (C, G) by families.
@@ -114,6 +127,10 @@ def draw(space: SearchSpace, rng: np.random.Generator, count: int) -> Genes:
 
 def check_space(space: object) -> SearchSpace:
     """Return the space; raises InputError where it is none or has no genes or no choices."""
+    if isinstance(space, type):
+        raise InputError(
+            f"space is the class {space.__name__}; expected one made of it: {space.__name__}(...)"
+        )
     if not isinstance(space, SearchSpace):
         raise InputError(
             f"space is a {type(space).__name__}; expected a SearchSpace: OFAResNet50Space(), "
