@@ -16,6 +16,7 @@ import pytest
 EXAMPLES = {
     "batch_size_finder.py",
     "before_training.py",
+    "fit_my_device.py",
     "ofa_search.py",
     "prune_until_it_fits.py",
     "search_widths.py",
@@ -189,3 +190,17 @@ def _need_torchvision():
 
     prepare_torchvision()
     pytest.importorskip("torchvision")
+
+
+@pytest.mark.slow
+def test_a_device_of_ones_own_is_measured_fitted_and_predicted(run, tmp_path):
+    for package in ("sklearn", "matplotlib", "torch_pruning"):
+        pytest.importorskip(package)
+    _need_torchvision()
+    status, out, err = run("fit_my_device.py", "mine")
+    assert status == 0, err
+    steps = [line.split()[2] for line in out.splitlines() if line.startswith("$ torchedge ")]
+    assert steps == ["profile", "fit", "report", "predict"]
+    assert "12 points: 12 measured" in out and "adapted to 6 points (train) of 2 networks" in out
+    assert (tmp_path / "mine" / "report.html").read_text(encoding="utf-8").count("<img ") >= 12
+    assert "resnet34: training step on my-device" in out

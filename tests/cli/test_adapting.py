@@ -114,13 +114,19 @@ def test_a_device_nobody_knows_is_described_from_what_its_probe_saw(small_datase
     assert device.profile["training"]["provenance"] == "public data"  # the base's, which is the weaker
 
 
+def test_more_points_than_there_are_means_all(small_dataset, fitted, tmp_path, capsys):
+    out = tmp_path / "mine"
+    assert adapt(small_dataset, fitted, out, "--points", "5000") == 0
+    assert "5000 points of mode train are asked for, 80 are there; all are used" in capsys.readouterr().err
+    assert find_device(out).profile["training"]["points"] == 80
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--base", "adreno-740"], "adreno-740 has no fitted models to adapt; choose another --base:"),
         (["--base", "no-such-device"], "no-such-device"),
-        (["--base", "BASE", "--points", "2"], "2 points are asked for; expected at least 3, or all"),
-        (["--base", "BASE", "--points", "5000"], "5000 points are asked for and 80 rows are usable"),
+        (["--base", "BASE", "--points", "2"], "--points is 2, expected at least 3, or all"),
         (["--base", "BASE", "--points", "many"], "--points is 'many', expected a whole number such as 30"),
         (["--base", "BASE", "--points", "-3"], "--points"),
         (["--base", "BASE", "--seed", "x"], "--seed is 'x', expected a whole number from 0 on"),

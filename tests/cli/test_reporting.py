@@ -88,6 +88,18 @@ def test_rows_that_a_profile_was_fitted_to_are_left_out_or_marked(small_dataset,
     assert 'class="method seen"' in page.read_text(encoding="utf-8")
 
 
+def test_rows_that_a_profile_was_adapted_to_are_not_compared(small_dataset, fitted, tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    own = tmp_path / "own"
+    words = ["fit", str(small_dataset), "--base", str(fitted), "--points", "20", "--out", str(own)]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main(["report", str(small_dataset), "-d", str(own), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["fitted_to_these_rows"] is False and document["figures"][0]["rows"] == 60
+    assert "70 of 90 rows that the profile was not adapted to" in document["notes"][0]
+
+
 def test_a_profile_alone_shows_its_figures_and_accuracy(tmp_path, capsys):
     assert main(["report", "adreno-640"]) == 0
     out = capsys.readouterr().out

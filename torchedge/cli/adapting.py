@@ -56,9 +56,12 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
         write_profile,
     )
     from torchedge.profiling.samples import PROTOCOL
+    from torchedge.profiling.transfer import FEWEST
     from torchedge.profiling.transfer_folders import adapt_mode, base_of, describe_transfer
 
     points, seed = _points(arguments.points), _seed(arguments.seed)
+    if points is not None and points < FEWEST:
+        raise InputError(f"--points is {points}, expected at least {FEWEST}, or all")
     check_target(arguments.out, force=arguments.force)
     base_of(arguments.base, "train")
     transfers: list[Transfer] = []
@@ -85,6 +88,9 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
                 progress.doing(f"{what} ({MODE_TABLES[mode]})")
 
             transfer = adapt_mode(base, samples, mode, points, seed, tell)
+            used = int(transfer.used.sum())
+            if points is not None and used < points:
+                warn(f"{points} points of mode {mode} are asked for, {used} are there; all are used")
             fits[mode] = describe_transfer(arguments.out, transfer, source, points, seed)
             transfers.append(transfer)
         if not fits:

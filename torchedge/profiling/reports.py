@@ -17,7 +17,7 @@ from torchedge.prediction.memory.model import Memory
 from torchedge.prediction.profiles import load_models
 from torchedge.prediction.step_models import MODE_TABLES, Mode, StepModels
 from torchedge.profiling.accuracy import splits
-from torchedge.profiling.measured import Measured
+from torchedge.profiling.measured import Measured, Source
 from torchedge.profiling.samples import Mask, Samples
 from torchedge.profiling.training_fit import (
     fit_latency,
@@ -137,17 +137,22 @@ class Report:
 
 
 def compare_device(measured: Measured, device: Device) -> Report:
-    """Predict every measured row with a device's profile."""
+    """Predict every measured row with a device's profile, or those that it was not adapted to."""
     found: list[Compared] = []
     notes: list[str] = []
     seen = []
     for mode, (samples, source) in measured.items():
         models = load_models(device, mode)
         notes += models.notes
-        described = device.profile.get(MODE_TABLES[mode])
-        trained = described.get("dataset_sha256") if isinstance(described, Mapping) else None
-        seen.append(trained == source.digest)
-        found += _compared(mode, samples, source.labels, models)
+        rows = _unused(device, mode, samples, source)
+        seen.append(rows is None)
+        chosen = np.ones(len(samples.batch), dtype=np.bool_) if rows is None else rows
+        found += _compared(mode, samples, source.labels, models, chosen)
+        if rows is not None and not rows.all():
+            apart = f"{int(rows.sum())} of {len(rows)}"
+            notes.append(
+                f"{MODE_TABLES[mode]}: compared on the {apart} rows that the profile was not adapted to"
+            )
     name, digest = next((s.name, s.digest) for _, s in measured.values())
     method = f"predictions of the profile {device.name}"
     if all(seen):
@@ -157,15 +162,29 @@ def compare_device(measured: Measured, device: Device) -> Report:
     return Report(device, name, digest, method, tuple(found), any(seen), tuple(dict.fromkeys(notes)))
 
 
-def _compared(mode: Mode, samples: Samples, labels: Sequence[str], models: StepModels) -> list[Compared]:
-    every = np.ones(len(samples.batch), dtype=np.bool_)
+def _unused(device: Device, mode: Mode, samples: Samples, source: Source) -> Mask | None:
+    """Return which rows (R,) a profile was not fitted to, None where it was fitted to all of them."""
+    described = device.profile.get(MODE_TABLES[mode])
+    if not isinstance(described, Mapping) or described.get("dataset_sha256") != source.digest:
+        return np.ones(len(source.labels), dtype=np.bool_)
+    used = described.get("used")
+    if not isinstance(used, (tuple, list)):
+        return None
+    unused: Mask = ~np.isin(np.array(source.labels), [str(label) for label in used])
+    measured = memory_rows(samples, unused) | latency_rows(samples, unused)
+    return unused if measured.any() else None
+
+
+def _compared(
+    mode: Mode, samples: Samples, labels: Sequence[str], models: StepModels, chosen: Mask
+) -> list[Compared]:
     found = []
-    rows = memory_rows(samples, every)
+    rows = memory_rows(samples, chosen)
     if rows.any():
         memory = memory_of(models.memory, samples, rows)
         told = (memory.value, memory.low, memory.high)
         found.append(_table(mode, "memory", samples, labels, rows, told))
-    rows = latency_rows(samples, every)
+    rows = latency_rows(samples, chosen)
     if rows.any():
         times = latency_of(models.latency, samples, rows)
         told = (times.value, times.low, times.high)

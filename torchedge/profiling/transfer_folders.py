@@ -60,15 +60,14 @@ def adapt_mode(
     seed: int = 0,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Transfer:
-    """Choose points (None: all rows), adapt the base to them and score what was not chosen."""
+    """Choose points (None, or more than there are: all rows), adapt the base, score what was not chosen."""
     every = np.ones(len(samples.batch), dtype=np.bool_)
     used = memory_rows(samples, every) | latency_rows(samples, every)
-    if points is not None:
+    if points is not None and points < used.sum():
         tell("choosing points")
         used = select_points(base, samples, every, points, seed)
     models = adapt_models(base, samples, used, tell)
-    scores = {} if points is None else score_rows(models, samples, ~used)
-    return Transfer(mode, base.device, samples, used, models, scores)
+    return Transfer(mode, base.device, samples, used, models, score_rows(models, samples, ~used))
 
 
 def score_rows(models: FittedModels, samples: Samples, rows: Mask) -> dict[str, Score]:
