@@ -35,8 +35,8 @@ class StepSettings:
     (2 or 4; 0: none).
     workspaces: what the convolution library takes, measured on the device (full precision only; None:
     nothing is known of it).
-    blas_workspace_mib: what cuBLAS and cuBLASLt take from the allocator for good once a matrix product has
-    run (64 on Hopper, half of it each).
+    blas_workspace_mib: what cuBLAS takes from the allocator for good once a training step has multiplied
+    matrices (64 on Hopper): half of it for the forward pass, half for the thread that runs the backward one.
     """
 
     optimizer: str = "sgd-momentum"

@@ -121,9 +121,8 @@ def _write_persistent(step: Step, first: bool) -> None:
         step.storage[index] = tape.keep(size, INPUTS if value.role == "input" else WEIGHTS, value.name)
         if value.trainable:
             trainable.append(index)
-    libraries = blas_libraries(step.graph) if settings.blas_workspace_mib else 0
-    if libraries:
-        held = int(settings.blas_workspace_mib * 2**20) * libraries // 2
+    if settings.blas_workspace_mib and multiplies(step.graph):
+        held = int(settings.blas_workspace_mib * 2**20) // (1 if trains else 2)
         tape.keep((held, 0, 0), WORKSPACE, "BLAS workspace")
     if not trains:
         return
@@ -146,18 +145,6 @@ def multiplies(graph: Graph) -> bool:
     """Return whether a graph multiplies matrices: the libraries which that needs take memory of their own."""
     family = families()
     return any(family.get(op.kind) in ("contraction", "attention") for op in graph.ops)
-
-
-def blas_libraries(graph: Graph) -> int:
-    """Return how many of cuBLAS and cuBLASLt a step uses: a linear layer's bias is added by cuBLASLt."""
-    if not multiplies(graph):
-        return 0
-    biased = all(
-        op.kind == "linear" and len(op.inputs) > 2 and op.inputs[2] is not None
-        for op in graph.ops
-        if families().get(op.kind) == "contraction"
-    )
-    return 1 if biased and graph.loss is None else 2
 
 
 def remaining(step: Step) -> list[int]:
