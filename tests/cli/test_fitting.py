@@ -33,7 +33,9 @@ def test_fit_writes_a_profile_that_predicts(made, capsys, tmp_path):
     from torchedge import find_device
     from torchedge.storage import file_sha256
 
-    assert set(content(made)) == {"device.toml", "training.safetensors", "training-forests.safetensors"}
+    written = {"device.toml", "training.safetensors", "training-forests.safetensors"}
+    kept = {"inference.safetensors", "inference-forests.safetensors"}  # what the board's own profile has
+    assert set(content(made)) == written | kept
     training = find_device(made).profile["training"]
     for name, digest in training["files"].items():
         assert file_sha256(made / name, max_bytes=2**23) == digest
