@@ -84,6 +84,8 @@ def test_show_plan(capsys):
         (["--plan", "nothing", "--device-name", "x"], "is no file; expected standard, quick"),
         (["--plan", "quick", "--device-name", "x", "--over", "usb"], "--over is 'usb'; expected local"),
         (["--plan", "quick", "--device-name", "x", "--processor", "tpu"], "invalid choice"),
+        (["--plan", "quick", "--device-name", "x", "--convolutions", "5"], "'5'; expected 1000 to 200000"),
+        (["--convolutions", "5000"], "no --plan is given"),
         (["my-board"], "--device-name NAME --plan PLAN"),
     ],
 )

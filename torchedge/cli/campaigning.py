@@ -35,6 +35,13 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
     campaign.add_argument(
         "--processor", choices=("cuda", "cpu"), help="what to measure there (default: cuda where it works)"
     )
+    campaign.add_argument(
+        "--convolutions",
+        type=_convolutions,
+        default=0,
+        metavar="N",
+        help="on CUDA, measure the workspaces of N convolutions like the plan's too, such as 20000",
+    )
     campaign.add_argument("--retry-failed", action="store_true", help="measure failed points again")
     campaign.add_argument(
         "--retry-unsteady", action="store_true", help="measure points whose steps differ much again"
@@ -43,12 +50,21 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
     campaign.add_argument("--show-plan", action="store_true", help="print the plan and its size, do nothing")
 
 
+def _convolutions(text: str) -> int:
+    from torchedge.profiling.campaigns.convolutions import LEAST, MOST
+
+    with contextlib.suppress(ValueError):
+        if LEAST <= int(text) <= MOST:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}; expected {LEAST} to {MOST}")
+
+
 def is_campaign(arguments: argparse.Namespace) -> bool:
     """Whether a command line describes a campaign, and not the 20 s of `torchedge profile local-cpu`."""
     given = (arguments.device_name, arguments.plan, arguments.over, arguments.out, arguments.python)
     retries = (arguments.retry_failed, arguments.retry_unsteady)
-    flags = (arguments.processor, arguments.tables_only, arguments.show_plan, *retries)
-    return any(given) or any(flags)
+    flags = (arguments.processor, arguments.convolutions, arguments.tables_only, arguments.show_plan)
+    return any(given) or any(flags) or any(retries)
 
 
 def run_profile(arguments: argparse.Namespace) -> int:
@@ -75,7 +91,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
     again = {"failed": arguments.retry_failed, "unsteady": arguments.retry_unsteady}
     retry = tuple(what for what, wanted in again.items() if wanted)
     transport = open_transport(over, arguments.python, folder / "device")
-    campaign = Campaign(folder, plan, device, over, arguments.processor or "", retry)
+    processor = arguments.processor or ""
+    campaign = Campaign(folder, plan, device, over, processor, retry, arguments.convolutions)
     with _Bar() as bar:
         try:
             summary = run_campaign(campaign, None if arguments.tables_only else transport, bar)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from torchedge import __version__
 from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.profiling.campaigns import convolutions
 from torchedge.profiling.campaigns.expansion import JOBS, PLAN, read_jobs
 from torchedge.profiling.campaigns.journal import Journal, Point, boot_id, point_of
 from torchedge.profiling.campaigns.plans import Plan, PlanItem, parse_plan
@@ -58,7 +59,8 @@ class Listener(Protocol):
 class Campaign:
     """What is to be measured where: `device` names the profile to be, `processor` is "", cuda or cpu.
 
-    retry: "failed", "unsteady" or both: which points that have a row are measured again.
+    retry: "failed", "unsteady" or both: which points that have a row are measured again. convolutions: how
+    many single ones are measured too, on CUDA.
     """
 
     folder: Path
@@ -67,6 +69,7 @@ class Campaign:
     over: str
     processor: str = ""
     retry: Sequence[str] = ()
+    convolutions: int = 0
     probe: Path | None = None
     pauses: Sequence[float] = PAUSES
 
@@ -114,11 +117,26 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
         try:
             if transport is not None:
                 _Session(campaign, items, transport, journal, listener).run()
+                _measure_convolutions(campaign, transport, journal.environment or {}, listener)
         finally:
             summary = write_tables(folder, items, journal)
             if journal.environment is not None:
                 describe_device(folder, campaign.device, journal.environment)
     return Summary(folder, *summary)
+
+
+def _measure_convolutions(
+    campaign: Campaign, transport: Transport, environment: Mapping[str, Any], listener: Listener
+) -> None:
+    """Measure single convolutions too, where the campaign asks for them and runs on CUDA."""
+    if not campaign.convolutions:
+        return
+    if environment.get("device") != "cuda":
+        listener.note("no convolutions are measured: their workspaces are looked at on CUDA only")
+        return
+    hooks = [data_folder("hooks") / name for name in (LEASH, convolutions.PROBE)]
+    count, seed = campaign.convolutions, campaign.plan.seed
+    convolutions.measure_convolutions(campaign.folder, count, seed, environment, transport, hooks, listener)
 
 
 def _check_same(campaign: Campaign, journal: Journal) -> None:
