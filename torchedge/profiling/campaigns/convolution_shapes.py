@@ -129,7 +129,9 @@ def main() -> int:
     try:
         known = shapes_of([job for job in read_jobs(Path(folder)) if "skipped" not in job])
         if not known:
-            raise InputError("the plan's networks have no convolutions; expected some: leave --convolutions")
+            raise InputError(
+                "the plan's networks have no convolutions; expected some: leave --convolutions out"
+            )
         drawn = draw_shapes(known, int(count), int(seed), float(most_bytes))
         write_bytes(Path(folder) / SHAPES, "".join(json.dumps(s) + "\n" for s in drawn).encode())
     except TorchedgeError as error:
