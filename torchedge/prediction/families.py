@@ -99,8 +99,6 @@ class FamilyPredictor:
         return found
 
     def _analysis(self, family: GraphFamily) -> FamilyAnalysis | None:
-        if family not in self._known and self.settings.workspaces is not None and family.symbols:
-            self._known[family] = None  # what the library takes has to be looked up by size
         if family not in self._known:
             try:
                 self._known[family] = FamilyAnalysis(family, self.settings)
