@@ -118,7 +118,7 @@ def test_a_profile_that_ships_its_measurements_is_compared_with_them(small_datas
     shutil.copytree(small_dataset, folder / "campaign")
     assert main(["report", str(folder), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["dataset"] == "campaign" and document["figures"][0]["rows"] == 80
+    assert document["dataset"] == "made-up/campaign" and document["figures"][0]["rows"] == 80
 
 
 @pytest.mark.parametrize(

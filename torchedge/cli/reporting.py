@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,8 @@ def _of_profile(
         )
     shipped = device.folder / CAMPAIGN
     if holds_measurements(shipped):
-        return device, _compare(shipped, arguments, aside, progress, device)[1]
+        report = _compare(shipped, arguments, aside, progress, device)[1]
+        return device, replace(report, dataset=f"{device.name}/{CAMPAIGN}")
     if arguments.protocol is not None or arguments.intervals:
         raise InputError(
             f"{device.name} ships no measurements to compare with; give the folder of measurements instead"

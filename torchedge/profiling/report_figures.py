@@ -262,6 +262,7 @@ def draw_errors_by_network(axes: Axes, compared: Compared, most: int = _MOST_BAR
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.12, y=0.01)
+    axes.set_xlim(right=max(axes.get_xlim()[1], 0.5))  # errors of rounding are no bars
     axes.set(xlabel=f"mean absolute error of {compared.symbol}, %", title=f"{compared.symbol}: by network")
     if len(groups) > 1:
         axes.legend(loc="best", title="pruning", title_fontsize=8)

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
 from torchedge.errors import InputError, ProfileError
-from torchedge.prediction.forests import Forest, build_forest, evaluate
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, distance_scale, fit_law
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import (
     COEFFICIENTS,
+    Rows,
     named,
     pack,
     prior_mean,
@@ -35,9 +34,9 @@ from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Peaks
 from torchedge.prediction.step_models import FittedModels
 from torchedge.profiling.designs import NOISE, choose_points
-from torchedge.profiling.forest_fitting import fit_forest, predict_left_out
 from torchedge.profiling.latency_fitting import fit_coefficients
 from torchedge.profiling.process_fitting import adapt_process
+from torchedge.profiling.residual_forests import residual_forest
 from torchedge.profiling.samples import Mask, Samples
 from torchedge.profiling.training_fit import columns_of, latency_rows, network_groups
 
@@ -47,9 +46,6 @@ FloatArray = npt.NDArray[np.float64]
 
 FEWEST = 3
 """Points of a figure below which nothing can be adapted."""
-
-OWN_FOREST = 60
-"""Points from which a forest of the device's own is tried."""
 
 _TOGETHER, _APART = 2.0, 1.0
 """Standard deviations, in log, of what moves all rates of a kind, and of each rate in those of its prior."""
@@ -61,8 +57,12 @@ _BASE_POINTS, _TWO_SIDED = 5.0, 1.645
 _COUNTABLE = 30
 """Points from which their 90 % quantile is taken for the size of errors where it is smaller."""
 
-_FOREST_RIDGE = 5.0
-"""Points' worth of evidence against the base's forest."""
+_RIDGE = 0.25
+"""Weight of the squared distance from the prior; the posterior of independent noise has 0.5. This, the
+spreads above and the noise of the design were chosen on transfers to the TX2."""
+
+_LOST = 0.3
+"""Median error on the points themselves, in log, above which a fit is not believed."""
 
 _MOST_ROWS = 800
 _KNOTS, _MEMORY_SPREAD, _NETWORK_SPREAD = 8, 0.2, 0.15
@@ -224,31 +224,38 @@ def _reactions(
 ) -> FloatArray:
     """Return (R, Z): how the log time of rows changes with each unknown, by central differences."""
     rows = pack(samples.work, samples.which[places], samples.batch[places])
-
-    def log_time(moved: FloatArray) -> FloatArray:
-        p = named(moved)
-        times = work_times(rows, p)
-        return np.asarray(np.log(step_time(times.busy, times.launch, p)))
-
     slopes = np.empty((len(places), len(coefficients)))
     for place in range(len(coefficients)):
         step = np.zeros(len(coefficients))
         step[place] = 0.05
-        slopes[:, place] = (log_time(coefficients + step) - log_time(coefficients - step)) / 0.1
+        slopes[:, place] = (
+            _log_times(rows, coefficients + step) - _log_times(rows, coefficients - step)
+        ) / 0.1
     return slopes @ moves
+
+
+def _log_times(rows: Rows, coefficients: FloatArray) -> FloatArray:
+    p = named(coefficients)
+    times = work_times(rows, p)
+    return np.asarray(np.log(step_time(times.busy, times.launch, p)))
 
 
 def _adapt_latency(base: Base, model: LatencyModel, samples: Samples, used: Mask) -> LatencyModel:
     places, moves = np.flatnonzero(used), _moves()
     count = len(places)
-    coefficients = fit_coefficients(
-        pack(samples.work, samples.which[used], samples.batch[used]),
-        samples.phi[used],
-        np.ones(count),
-        _prior(base, samples),
-        ridge=0.5 * moves.shape[1] / count,
-        spread=moves,
-    )
+    rows = pack(samples.work, samples.which[used], samples.batch[used])
+    prior = _prior(base, samples)
+    for ridge in (_RIDGE, 4 * _RIDGE, 16 * _RIDGE):  # more where the search for the mode got lost
+        coefficients = fit_coefficients(
+            rows,
+            samples.phi[used],
+            np.ones(count),
+            prior,
+            ridge=ridge * moves.shape[1] / count,
+            spread=moves,
+        )
+        if np.median(np.abs(np.log(samples.phi[used]) - _log_times(rows, coefficients))) < _LOST:
+            break
     amp = samples.settings.amp
     bare = LatencyModel(coefficients, model.errors, None, _any_scale(), amp)
     analytic, shares = bare.analytic(samples.work, samples.which[used], samples.batch[used])
@@ -256,7 +263,7 @@ def _adapt_latency(base: Base, model: LatencyModel, samples: Samples, used: Mask
     errors, reactions = np.log(samples.phi[used] / analytic), _reactions(samples, places, coefficients, moves)
     missed = _left_out(errors, reactions, groups)
     columns = columns_of(samples, used, model.feature_set)
-    forest, left = _residual_forest(
+    forest, left = residual_forest(
         model.forest, shares if columns is None else columns, shares, SHARE_NAMES, missed, groups
     )
     alone = _left_out(errors, reactions, np.arange(count)) + left - missed
@@ -306,53 +313,6 @@ def _left_out(errors: FloatArray, reactions: FloatArray, groups: npt.NDArray[np.
     return found
 
 
-def _residual_forest(
-    base: Forest | None,
-    seen: FloatArray,
-    own_features: FloatArray,
-    own_names: tuple[str, ...],
-    missed: FloatArray,
-    groups: npt.NDArray[np.intp],
-) -> tuple[Forest, FloatArray]:
-    """Return the forest that leaves least of the errors of rows left out, and what it leaves of them.
-
-    seen: what the base's forest reads.
-    """
-    own = np.stack([own_features.min(axis=0), own_features.max(axis=0)]).astype(np.float32)
-    choices: list[tuple[Callable[[], Forest], FloatArray]] = [(lambda: _constant(own_names, own), missed)]
-    if base is not None:
-        says, shrunk = evaluate(base, seen), np.empty(len(missed))
-        for group in np.unique(groups):
-            out = groups == group
-            shrunk[out] = missed[out] - _share(says[~out], missed[~out]) * says[out]
-        share = _share(says, missed)
-        choices.append((lambda: replace(base, scale=base.scale * share, offset=base.offset * share), shrunk))
-    if len(missed) >= OWN_FOREST and len(np.unique(groups)) > 1:
-        settings: dict[str, Any] = {"feature_names": own_names, "min_samples_leaf": 4, "max_features": 0.5}
-        told = predict_left_out(own_features, missed, groups, **settings)
-        choices.append((lambda: fit_forest(own_features, missed, **settings), missed - told))
-    make, left = min(choices, key=lambda choice: float(np.abs(choice[1]).mean()))
-    return make(), left
-
-
-def _share(says: FloatArray, missed: FloatArray) -> float:
-    """Return how much of the base's forest the errors confirm, 0 to 1; few points confirm little."""
-    return float(np.clip(says @ missed / (says @ says + _FOREST_RIDGE * NOISE**2), 0.0, 1.0))
-
-
-def _constant(names: tuple[str, ...], hull: npt.NDArray[np.float32]) -> Forest:
-    """A forest that corrects nothing, and knows which features were measured."""
-    return build_forest(
-        learner="constant",
-        feature_names=names,
-        feature=np.array([-1], np.int16),
-        payload=np.zeros(1, np.float32),
-        sizes=np.ones(1, np.int32),
-        hull=hull,
-        scale=1.0,
-    )
-
-
 # memory -----------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +327,7 @@ def _adapt_memory(model: MemoryModel, samples: Samples, used: Mask) -> MemoryMod
     bare = replace(model, process=process, forest=None)
     features = bare.features(peaks)
     columns = columns_of(samples, used, model.feature_set)
-    forest, missed = _residual_forest(
+    forest, missed = residual_forest(
         model.forest, features if columns is None else columns, features, MEMORY_FEATURES, missed, groups
     )
     allocated, reserved = samples.allocated[used], samples.reserved[used]
