@@ -141,3 +141,9 @@ def test_wrong_words_are_told_and_leave_nothing(small_dataset, fitted, tmp_path,
     error = capsys.readouterr().err.splitlines()[-1]
     assert says in error and "Traceback" not in error
     assert not out.exists()
+
+
+def test_a_folder_without_measurements_is_told(fitted, tmp_path, capsys):
+    for folder in (tmp_path / "none", tmp_path):
+        assert adapt(folder, fitted, tmp_path / "mine") == 2
+        assert "measurements.csv" in capsys.readouterr().err.splitlines()[-1]

@@ -48,7 +48,8 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
     """Read, choose points, adapt, score, write."""
     from torchedge.devices.device import thaw
     from torchedge.prediction.step_models import MODE_TABLES
-    from torchedge.profiling.measured import measured_device, read_measured
+    from torchedge.profiling.datasets import read_dataset
+    from torchedge.profiling.measured import holds_measurements, measured_device, read_measured
     from torchedge.profiling.profile_folders import (
         check_target,
         fit_device_workspaces,
@@ -71,6 +72,8 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
         Progress(6, "adapting") as progress,
     ):
         progress.doing("reading")
+        if not holds_measurements(arguments.dataset):
+            read_dataset(arguments.dataset)  # says what it expects
         device = measured_device(arguments.dataset, arguments.device, Path(aside))
         workspaces = fit_device_workspaces(arguments.dataset)
         settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
