@@ -199,7 +199,7 @@ def _step_samples(
 def _memory_samples(
     name: str, digest: str, rows: Sequence[Row], device: Device, column: str | None, tell: Tell
 ) -> PublicSamples:
-    """Γ as the peak of a whole GPU, of runs that are not saturated; reserved memory is the simulated one."""
+    """Γ as the peak of a whole GPU, of runs that are not saturated; the allocator's figures are not known."""
     settings = device_settings(device, MEMORY_SETTINGS)
     by_model: dict[str, list[Row]] = {}
     for row in rows:
@@ -258,8 +258,8 @@ def table_samples(
         strategy=np.full(count, ""),
         batch=batch,
         gamma=none if gamma is None else gamma,
-        allocated=none if peaks is None else peaks.allocated,
-        reserved=none if peaks is None else peaks.reserved,
+        allocated=none,
+        reserved=none,
         phi=none if phi is None else phi,
         fits=np.ones(count),
         which=np.arange(count),

@@ -167,8 +167,9 @@ def _fit_process(samples: Samples, used: Mask) -> Process:
     if samples.device.memory == "dedicated":  # nothing takes pages back: Γ follows the reserve to the end
         beside = _by_linear(gamma - reserved, used, linear, np.median)
         total = samples.device.figures.get("usable_memory_mib") or samples.device.figures.get("memory_mib")
+        seen = np.where(np.isfinite(samples.reserved), samples.reserved, 0.0)[used].max()  # not simulated
         room = total.value - max(beside) if total is not None else largest
-        return Process(beside, (0.0, 0.0), UNLIMITED, max(largest, room))
+        return Process(beside, (0.0, 0.0), UNLIMITED, max(float(seen), room))
     plateau = used & (reserved > PLATEAU[0] * largest) & (reserved < PLATEAU[1] * largest)
     tight = used & (reserved > TIGHT * largest)
     beside = _by_linear(gamma - reserved, plateau if plateau.any() else used, linear, np.median)
