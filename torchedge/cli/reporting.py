@@ -15,6 +15,7 @@ from torchedge.errors import InputError
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
+    from torchedge.prediction.step_models import Mode
     from torchedge.profiling.reports import Report
 
 NAME = "report"
@@ -124,12 +125,16 @@ def _compare(
     progress: Progress,
     device: Device | None = None,
 ) -> tuple[Device, Report]:
+    from torchedge.prediction.profiles import load_models
     from torchedge.profiling.accuracy import splits
     from torchedge.profiling.measured import measured_device, read_measured
     from torchedge.profiling.profile_folders import one_thread
     from torchedge.profiling.reports import compare_device, compare_unseen
 
     found = device if device is not None else measured_device(folder, arguments.device, aside)
+    modes: tuple[Mode, ...] = ("train", "infer")
+    for mode in modes:
+        load_models(found, mode)  # a damaged profile is told now, not after minutes
     with one_thread():
         progress.doing("reading")
         measured = read_measured(folder, found)
