@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchedge.cli.arguments import add_json
 from torchedge.cli.output import print_json, print_table, print_wrapped
 from torchedge.cli.progress import Progress
+from torchedge.errors import InputError
 
 if TYPE_CHECKING:
     from torchedge.profiling.accuracy import FitScore, Score
@@ -83,6 +84,11 @@ def score_dataset(folder: Path, device_name: str | None, *, ablation: bool) -> R
     with one_thread(), Progress(2 + 7 + 7 + 3 * ablation, "scoring") as progress:
         progress.doing("reading")
         dataset = read_dataset(folder)
+        if dataset.probed:
+            raise InputError(
+                f"{folder} is a campaign's folder, expected the perf4sight measurements; "
+                "`torchedge fit` prints its accuracy, `torchedge report` draws it"
+            )
         progress.step()
         progress.doing("simulating")
         samples = prepare(dataset, device)
