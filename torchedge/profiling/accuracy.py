@@ -56,8 +56,8 @@ class Score:
 def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
     """Yield (training rows, test rows): "own" network, "basis" of three, "left-out".
 
-    Levels are disjoint, and training rows are pruned at random (perf4sight, section 6.2). Of more than
-    `MOST_FOLDS` networks, measured at one level for the most part, groups are left out with all they have.
+    Levels are disjoint, and training rows are pruned at random (perf4sight, section 6.2). Of a campaign,
+    which need not have the paper's levels, networks are left out with all they have, in `GROUPS` groups.
     """
     training = np.isin(samples.level, TRAINING_LEVELS) & (samples.strategy != "l1")
     test = ~np.isin(samples.level, TRAINING_LEVELS)
@@ -65,7 +65,7 @@ def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
         if set(BASIS) <= set(samples.networks):
             yield training & np.isin(samples.network, BASIS), test
         return
-    if protocol == "left-out" and grouped(samples):
+    if protocol == "left-out" and samples.steady:
         for group in network_groups(samples.networks, GROUPS):
             out = np.isin(samples.network, group)
             yield ~out, out
