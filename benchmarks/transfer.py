@@ -31,8 +31,15 @@ from torchedge.profiling.accuracy import TRAINING_LEVELS
 from torchedge.profiling.measured import measured_device, read_measured
 from torchedge.profiling.profile_folders import one_thread
 from torchedge.profiling.samples import Mask, Samples
-from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_of, latency_rows, memory_of
-from torchedge.profiling.transfer import adapt_models, memory_rows, select_points
+from torchedge.profiling.training_fit import (
+    fit_latency,
+    fit_memory,
+    latency_of,
+    latency_rows,
+    memory_of,
+    memory_rows,
+)
+from torchedge.profiling.transfer import adapt_models, select_points
 from torchedge.profiling.transfer_folders import base_of
 
 SIZES = (5, 10, 30, 100)

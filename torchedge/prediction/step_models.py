@@ -11,7 +11,7 @@ from torchedge.devices import Device, Provenance, weakest
 from torchedge.prediction.intervals import assumed_errors
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import prior_mean
-from torchedge.prediction.memory.model import MemoryModel, Process
+from torchedge.prediction.memory.model import UNLIMITED, MemoryModel, Process
 
 Mode = Literal["train", "infer"]
 
@@ -20,7 +20,6 @@ MODE_TABLES: Mapping[Mode, str] = MappingProxyType({"train": "training", "infer"
 
 _ASSUMED_CONTEXT = MappingProxyType({"gpu": 600.0, "cpu": 350.0})
 _ASSUMED_MEMORY_ERROR, _ASSUMED_LATENCY_ERROR = 0.25, 0.8
-_UNLIMITED = 1e9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,13 +129,13 @@ def _analytic_memory(device: Device) -> MemoryModel:
     context = device.figures.get("context_mib")
     beside = context.value if context is not None else _ASSUMED_CONTEXT[device.kind]
     total = device.figures.get("usable_memory_mib") or device.figures.get("memory_mib")
-    capacity = max(total.value - beside, 1.0) if total is not None else _UNLIMITED
-    return _wide(Process((beside, beside), (beside, beside), _UNLIMITED, capacity))
+    capacity = max(total.value - beside, 1.0) if total is not None else UNLIMITED
+    return _wide(Process((beside, beside), (beside, beside), UNLIMITED, capacity))
 
 
 def _derived_memory(known: MemoryModel) -> MemoryModel:
     """Constants of the process stay as they are in the other mode; its extremes and its forest go."""
-    return _wide(replace(known.process, floor=(0.0, 0.0), ceiling=_UNLIMITED))
+    return _wide(replace(known.process, floor=(0.0, 0.0), ceiling=UNLIMITED))
 
 
 def _wide(process: Process) -> MemoryModel:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import ProfileError
+from torchedge.prediction.latency.model import Times
+from torchedge.prediction.memory.model import Memory
 from torchedge.profiling.samples import Mask, Samples, simulate_records
 from torchedge.profiling.training_fit import (
     MOST_FOLDS,
@@ -85,9 +87,6 @@ def grouped(samples: Samples) -> bool:
     return len(samples.networks) > MOST_FOLDS
 
 
-Fitted = Callable[[Mask, Mask], tuple[FloatArray, FloatArray, FloatArray]]
-
-
 def score(
     samples: Samples,
     target: str,
@@ -102,32 +101,69 @@ def score(
     `target` is "gamma" or "phi"; `tell` is called once a split.
     """
     measured = samples.gamma if target == "gamma" else samples.phi
-    usable = (memory_rows if target == "gamma" else latency_rows)(
-        samples, np.ones(len(measured), dtype=np.bool_)
-    )
-    value, low, high = (np.full(len(measured), np.nan) for _ in range(3))
-    for train, test in splits(samples, protocol):
-        rows = test & usable
-        if target == "gamma":
-            memory = memory_of(fit_memory(samples, train, errors=errors, forest=forest), samples, rows)
-            value[rows], low[rows], high[rows] = memory.value, memory.low, memory.high
-        else:
-            times = latency_of(fit_latency(samples, train, errors=errors, forest=forest), samples, rows)
-            value[rows], low[rows], high[rows] = times.value, times.low, times.high
-        tell()
-    done = np.isfinite(value)
-    inside = (measured >= low) & (measured <= high)
+    told = predict_unseen(samples, target, protocol, forest=forest, errors=errors, tell=tell)
+    done = np.isfinite(told.value)
     if not done.any():
         raise ProfileError("the dataset has no rows to test on: its networks or pruning levels are too few")
-    names = [n for n in samples.networks if (done & (samples.network == n)).any()]
-    by_network = {n: done & (samples.network == n) for n in names}
-    error = {n: 100 * float(np.mean(np.abs(value[r] / measured[r] - 1))) for n, r in by_network.items()}
-    return Score(
-        target,
-        protocol,
-        error,
-        {n: 100 * float(inside[r].mean()) for n, r in by_network.items()} if errors else {},
-    )
+    kept = Told(told.value[done], told.low[done], told.high[done])
+    scored = compare(target, protocol, samples.network[done], measured[done], kept)
+    return scored if errors else replace(scored, coverage={})
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a model says of R rows: value and interval, (R,) each."""
+
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+def predict_unseen(
+    samples: Samples,
+    target: str,
+    protocol: str,
+    *,
+    forest: bool = True,
+    errors: bool = True,
+    tell: Callable[[], Any] = lambda: None,
+    failed: Callable[[ProfileError], Any] | None = None,
+) -> Told:
+    """Return what models fitted on every split's training rows say of its test rows, NaN of rows untested.
+
+    errors: cross-validate inside every fit for its intervals, else they mean nothing. failed: hears of fits
+    that cannot be made; without it they raise.
+    """
+    every = np.ones(len(samples.batch), dtype=np.bool_)
+    usable = (memory_rows if target == "gamma" else latency_rows)(samples, every)
+    found = Told(*(np.full(len(every), np.nan) for _ in range(3)))
+    for train, test in splits(samples, protocol):
+        rows = test & usable
+        if not rows.any():
+            continue
+        try:
+            told: Memory | Times
+            if target == "gamma":
+                told = memory_of(fit_memory(samples, train, errors=errors, forest=forest), samples, rows)
+            else:
+                told = latency_of(fit_latency(samples, train, errors=errors, forest=forest), samples, rows)
+        except ProfileError as error:
+            if failed is None:
+                raise
+            failed(error)
+        else:
+            found.value[rows], found.low[rows], found.high[rows] = told.value, told.low, told.high
+        tell()
+    return found
+
+
+def compare(
+    target: str, protocol: str, network: npt.NDArray[np.str_], measured: FloatArray, told: Told
+) -> Score:
+    """Return the error and the interval coverage of rows by network; network, measured: (R,)."""
+    inside = (measured >= told.low) & (measured <= told.high)
+    error = 100 * np.abs(told.value / measured - 1)
+    return Score(target, protocol, _by_network(error, network), _by_network(100.0 * inside, network))
 
 
 def score_allocated(samples: Samples) -> Score:
@@ -149,7 +185,7 @@ def score_reserved(samples: Samples) -> Score:
     return Score("reserved", "simulated", _by_network(error, samples.network[rows]))
 
 
-def _by_network(error: FloatArray, network: npt.NDArray[np.str_]) -> dict[str, float]:
+def _by_network(error: npt.NDArray[np.floating[Any]], network: npt.NDArray[np.str_]) -> dict[str, float]:
     return {n: float(error[network == n].mean()) for n in sorted(set(network.tolist()))}
 
 

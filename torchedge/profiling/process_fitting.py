@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.prediction.memory.model import Peaks, Process
+from torchedge.prediction.memory.model import UNLIMITED, Peaks, Process
 
-__all__ = ["UNLIMITED", "adapt_process"]
+__all__ = ["adapt_process"]
 
 FloatArray = npt.NDArray[np.float64]
-
-UNLIMITED = 1e9
 
 _NOISE = 0.05
 """Relative error at which the loss turns from squared to linear."""

@@ -47,6 +47,7 @@ __all__ = [
     "one_thread",
     "package_versions",
     "score_all",
+    "score_table",
     "today",
     "write_profile",
 ]
@@ -242,12 +243,12 @@ def describe_fit(
     if accuracy is not None:
         tables: dict[str, dict[str, Any]] = {}
         for (target, protocol), found in accuracy.scores.items():
-            tables.setdefault(target, {})[protocol] = _table(found)
+            tables.setdefault(target, {})[protocol] = score_table(found)
         described["accuracy"] = tables
     return ModeFit(models, described)
 
 
-def _table(found: Score) -> dict[str, Any]:
+def score_table(found: Score) -> dict[str, Any]:
     """Return a score in %, rounded so that the last bits of a platform do not show."""
     out: dict[str, Any] = {"mean": round(found.mean, 2)}
     if found.coverage:

@@ -12,21 +12,12 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.errors import InputError, ProfileError
-from torchedge.prediction.latency.model import Times
-from torchedge.prediction.memory.model import Memory
 from torchedge.prediction.profiles import load_models
 from torchedge.prediction.step_models import MODE_TABLES, Mode, StepModels
-from torchedge.profiling.accuracy import splits
+from torchedge.profiling.accuracy import predict_unseen
 from torchedge.profiling.measured import Measured, Source
 from torchedge.profiling.samples import Mask, Samples
-from torchedge.profiling.training_fit import (
-    fit_latency,
-    fit_memory,
-    latency_of,
-    latency_rows,
-    memory_of,
-)
-from torchedge.profiling.transfer import memory_rows
+from torchedge.profiling.training_fit import latency_of, latency_rows, memory_of, memory_rows
 
 __all__ = [
     "PROTOCOLS",
@@ -233,11 +224,21 @@ def compare_unseen(
     problems: dict[str, None] = {}
     for mode, (samples, source) in measured.items():
         for target in _TARGETS:
-            told = _unseen(samples, target, protocol, intervals, problems, tell)
-            rows = np.isfinite(told[0])
+            told = predict_unseen(
+                samples,
+                "gamma" if target == "memory" else "phi",
+                protocol,
+                errors=intervals,
+                tell=tell,
+                failed=lambda error: problems.setdefault(str(error)),
+            )
+            rows = np.isfinite(told.value)
             if rows.any():
-                value, low, high = (array[rows] for array in told)
-                found.append(_table(mode, target, samples, source.labels, rows, (value, low, high)))
+                unknown = np.full(int(rows.sum()), np.nan)
+                low, high = (told.low[rows], told.high[rows]) if intervals else (unknown, unknown)
+                found.append(
+                    _table(mode, target, samples, source.labels, rows, (told.value[rows], low, high))
+                )
     name, digest = next((s.name, s.digest) for _, s in measured.values())
     if not found:
         reason = next(iter(problems), "it has no rows to test")
@@ -245,38 +246,6 @@ def compare_unseen(
             f"{name}: too small for protocol {protocol} ({reason}); measure more, or compare with a profile"
         )
     return Report(device, name, digest, PROTOCOLS[protocol], tuple(found), notes=tuple(problems))
-
-
-def _unseen(
-    samples: Samples,
-    target: Target,
-    protocol: str,
-    intervals: bool,
-    problems: dict[str, None],
-    tell: Callable[[], Any],
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return value, low and high (R,), NaN where a row is never tested."""
-    every = np.ones(len(samples.batch), dtype=np.bool_)
-    usable = memory_rows(samples, every) if target == "memory" else latency_rows(samples, every)
-    value, low, high = (np.full(len(every), np.nan) for _ in range(3))
-    for train, test in splits(samples, protocol):
-        rows = test & usable
-        if not rows.any():
-            continue
-        try:
-            told: Memory | Times
-            if target == "memory":
-                told = memory_of(fit_memory(samples, train, errors=intervals), samples, rows)
-            else:
-                told = latency_of(fit_latency(samples, train, errors=intervals), samples, rows)
-        except ProfileError as error:
-            problems[str(error)] = None
-        else:
-            value[rows] = told.value
-            if intervals:
-                low[rows], high[rows] = told.low, told.high
-        tell()
-    return value, low, high
 
 
 # summaries --------------------------------------------------------------------------------------------------

@@ -62,8 +62,7 @@ class Samples:
 
     def peaks_of(self, rows: Mask) -> Peaks:
         """Return the simulated peaks of some rows."""
-        p = self.peaks
-        return Peaks(p.batch[rows], p.allocated[rows], p.reserved[rows], p.parameters[rows], p.linear[rows])
+        return self.peaks.some(rows)
 
 
 def prepare(

@@ -26,7 +26,7 @@ from torchedge.prediction.intervals import (
 from torchedge.prediction.latency.model import LatencyModel, Times
 from torchedge.prediction.latency.roofline import pack, prior_mean
 from torchedge.prediction.latency.shares import SHARE_NAMES
-from torchedge.prediction.memory.model import MEMORY_FEATURES, Memory, MemoryModel, Process
+from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, Memory, MemoryModel, Process
 from torchedge.profiling.forest_fitting import fit_forest
 from torchedge.profiling.latency_fitting import RIDGE, RIDGE_ONE_NETWORK, RIDGE_PARTS, fit_coefficients
 from torchedge.profiling.samples import Mask, Samples, network_weights
@@ -48,8 +48,6 @@ NO_FOREST = "none"
 
 MOST_FOLDS = 10
 """More networks than this are left out in as many groups, each network in one."""
-
-UNLIMITED = 1e9
 
 _UNMEASURED = assumed_errors(0.25)
 """Of peaks that the device does not tell."""
@@ -280,10 +278,7 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
         ridge=ridge,
         parts=parts,
     )
-    neutral = DistanceScale(
-        1.0, 0.0, np.zeros(len(SHARE_NAMES)), np.ones(len(SHARE_NAMES)), np.zeros((1, len(SHARE_NAMES)))
-    )
-    analytic, shares = LatencyModel(coefficients, _NO_ERRORS, None, neutral).analytic(
+    analytic, shares = LatencyModel(coefficients, _NO_ERRORS, None, any_scale()).analytic(
         samples.work, samples.which[used], samples.batch[used]
     )
     scale, target = distance_scale(shares), np.log(samples.phi[used] / analytic)
@@ -306,6 +301,12 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
         )
         models.append(LatencyModel(coefficients, _NO_ERRORS, grown, scale, amp))
     return models
+
+
+def any_scale() -> DistanceScale:
+    """Return a scale that only makes a model describe its rows."""
+    count = len(SHARE_NAMES)
+    return DistanceScale(1.0, 0.0, np.zeros(count), np.ones(count), np.zeros((1, count)))
 
 
 def _with_latency_errors(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device, Provenance
+from torchedge.devices import Device
 from torchedge.errors import InputError, ProfileError
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, distance_scale, fit_law
 from torchedge.prediction.latency.model import LatencyModel
@@ -38,9 +38,9 @@ from torchedge.profiling.latency_fitting import fit_coefficients
 from torchedge.profiling.process_fitting import adapt_process
 from torchedge.profiling.residual_forests import residual_forest
 from torchedge.profiling.samples import Mask, Samples
-from torchedge.profiling.training_fit import columns_of, latency_rows, network_groups
+from torchedge.profiling.training_fit import any_scale, columns_of, latency_rows, memory_rows, network_groups
 
-__all__ = ["FEWEST", "Base", "adapt_models", "memory_rows", "select_points"]
+__all__ = ["FEWEST", "Base", "adapt_models", "select_points"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -74,11 +74,6 @@ class Base:
 
     device: Device
     models: FittedModels
-
-
-def memory_rows(samples: Samples, rows: Mask) -> Mask:
-    """The rows among these whose run passed and whose memory was measured."""
-    return np.asarray(rows & (samples.fits == 1) & np.isfinite(samples.gamma))
 
 
 # points -----------------------------------------------------------------------------------------------------
@@ -164,7 +159,7 @@ def adapt_models(
             f"{int(memory_used.sum())} rows measure memory and {int(latency_used.sum())} latency; expected "
             f"at least {FEWEST} of a figure that {base.device.name} has a model of"
         )
-    return FittedModels(memory, latency, Provenance.PUBLIC_DATA)
+    return FittedModels(memory, latency, base.models.provenance)
 
 
 def _groups(samples: Samples, used: Mask) -> npt.NDArray[np.intp]:
@@ -257,7 +252,7 @@ def _adapt_latency(base: Base, model: LatencyModel, samples: Samples, used: Mask
         if np.median(np.abs(np.log(samples.phi[used]) - _log_times(rows, coefficients))) < _LOST:
             break
     amp = samples.settings.amp
-    bare = LatencyModel(coefficients, model.errors, None, _any_scale(), amp)
+    bare = LatencyModel(coefficients, model.errors, None, any_scale(), amp)
     analytic, shares = bare.analytic(samples.work, samples.which[used], samples.batch[used])
     groups = _groups(samples, used)
     errors, reactions = np.log(samples.phi[used] / analytic), _reactions(samples, places, coefficients, moves)
@@ -290,12 +285,6 @@ def _strain_by_distance(
     return fit_law(scale, strain / strain.mean(), scale.distance(shares), np.ones(len(places)))
 
 
-def _any_scale() -> DistanceScale:
-    """A scale that makes a model describe its rows."""
-    count = len(SHARE_NAMES)
-    return DistanceScale(1.0, 0.0, np.zeros(count), np.ones(count), np.zeros((1, count)))
-
-
 def _covariance(reactions: FloatArray) -> FloatArray:
     """Return (Z, Z): what points with these reactions (N, Z) leave of the unknowns' unit variance."""
     return np.asarray(
@@ -322,7 +311,7 @@ def _adapt_memory(model: MemoryModel, samples: Samples, used: Mask) -> MemoryMod
     missed = np.empty(len(measured))
     for group in np.unique(groups):
         kept, out = groups != group, groups == group
-        found = adapt_process(_some(peaks, kept), measured[kept], model.process, samples.device)
+        found = adapt_process(peaks.some(kept), measured[kept], model.process, samples.device)
         missed[out] = np.log(measured[out] / found.base(peaks.reserved[out], peaks.linear[out]))
     bare = replace(model, process=process, forest=None)
     features = bare.features(peaks)
@@ -346,13 +335,3 @@ def _peak_errors(measured: FloatArray, simulated: FloatArray, base: ErrorModel) 
         return base
     errors = np.log(measured[known] / simulated[known])
     return _student(errors, np.ones(len(errors)), len(errors), base)
-
-
-def _some(peaks: Peaks, rows: Mask) -> Peaks:
-    return Peaks(
-        peaks.batch[rows],
-        peaks.allocated[rows],
-        peaks.reserved[rows],
-        peaks.parameters[rows],
-        peaks.linear[rows],
-    )

@@ -13,16 +13,17 @@ from torchedge.devices import Device, find_device, list_devices, weakest
 from torchedge.errors import InputError
 from torchedge.prediction.profiles import read_models
 from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode
-from torchedge.profiling.accuracy import Score
+from torchedge.profiling.accuracy import Score, Told, compare
 from torchedge.profiling.measured import Source
-from torchedge.profiling.profile_folders import ModeFit, package_versions, today
+from torchedge.profiling.profile_folders import ModeFit, package_versions, score_table, today
 from torchedge.profiling.samples import Mask, Samples
-from torchedge.profiling.training_fit import latency_of, latency_rows, memory_of
-from torchedge.profiling.transfer import Base, adapt_models, memory_rows, select_points
+from torchedge.profiling.training_fit import latency_of, latency_rows, memory_of, memory_rows
+from torchedge.profiling.transfer import Base, adapt_models, select_points
 
 __all__ = ["Transfer", "adapt_mode", "base_of", "describe_transfer", "score_rows"]
 
 _MOST_NAMED = 200
+_UNUSED = "unused points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +76,13 @@ def score_rows(models: FittedModels, samples: Samples, rows: Mask) -> dict[str, 
     found: dict[str, Score] = {}
     if models.memory is not None and (usable := memory_rows(samples, rows)).any():
         memory = memory_of(models.memory, samples, usable)
-        figures = (samples.gamma[usable], memory.value, memory.low, memory.high)
-        found["gamma"] = _score("gamma", samples.network[usable], *figures)
+        told = Told(memory.value, memory.low, memory.high)
+        found["gamma"] = compare("gamma", _UNUSED, samples.network[usable], samples.gamma[usable], told)
     if models.latency is not None and (usable := latency_rows(samples, rows)).any():
         times = latency_of(models.latency, samples, usable)
-        figures = (samples.phi[usable], times.value, times.low, times.high)
-        found["phi"] = _score("phi", samples.network[usable], *figures)
+        told = Told(times.value, times.low, times.high)
+        found["phi"] = compare("phi", _UNUSED, samples.network[usable], samples.phi[usable], told)
     return found
-
-
-def _score(target: str, network: Any, measured: Any, value: Any, low: Any, high: Any) -> Score:  # noqa: ANN401
-    error = 100 * np.abs(value / measured - 1)
-    inside = 100.0 * ((measured >= low) & (measured <= high))
-    names = sorted(set(network.tolist()))
-    return Score(
-        target,
-        "unused points",
-        {name: float(error[network == name].mean()) for name in names},
-        {name: float(inside[network == name].mean()) for name in names},
-    )
 
 
 def describe_transfer(
@@ -123,15 +112,6 @@ def describe_transfer(
     if used.sum() <= _MOST_NAMED:
         described["used"] = [source.labels[place] for place in np.flatnonzero(used).tolist()]
     if transfer.scores:
-        described["accuracy"] = {
-            target: {
-                "unused points": {
-                    "mean": round(score.mean, 2),
-                    "coverage": round(score.mean_coverage, 1),
-                    "networks": {name: round(error, 2) for name, error in score.error.items()},
-                }
-            }
-            for target, score in transfer.scores.items()
-        }
+        described["accuracy"] = {name: {_UNUSED: score_table(s)} for name, s in transfer.scores.items()}
     models = FittedModels(transfer.models.memory, transfer.models.latency, provenance)
     return ModeFit(models, described)

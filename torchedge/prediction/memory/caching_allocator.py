@@ -19,13 +19,16 @@ import numpy as np
 from torchedge.prediction.memory.tape import ALIGNMENT, Tape
 
 _MIB = (1 << 20) // ALIGNMENT
-_SMALL, _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_SEGMENT, _SEGMENT_STEP = (
+SMALL, SMALL_SEGMENT, LARGE_SEGMENT, OWN_SEGMENT, SEGMENT_STEP = (
     _MIB,
     2 * _MIB,
     20 * _MIB,
     10 * _MIB,
     2 * _MIB,
 )
+"""In units: the largest request of the small pool; the segments of both pools; from which request on a
+segment is made for it alone, and what that is rounded up to."""
+
 _SHIFT = 32
 _ADDRESS = (1 << _SHIFT) - 1
 
@@ -74,7 +77,7 @@ class CachingAllocator:
                 size = sizes[storage]
                 if not size:
                     continue
-                pool = small if size <= _SMALL else large
+                pool = small if size <= SMALL else large
                 index = bisect_left(pool, size << _SHIFT)
                 if index < len(pool):
                     key = pool.pop(index)
@@ -83,7 +86,7 @@ class CachingAllocator:
                 else:
                     start, width = self._segment(size)
                 rest = width - size
-                if rest > _SMALL or (rest and pool is small):
+                if rest > SMALL or (rest and pool is small):
                     end = start + width
                     first = end - rest
                     insort(pool, rest << _SHIFT | first)
@@ -100,7 +103,7 @@ class CachingAllocator:
                 size = sizes[storage]
                 if not size:
                     continue
-                pool = small if size <= _SMALL else large
+                pool = small if size <= SMALL else large
                 start = address[storage]
                 width = block[storage]
                 allocated -= width
@@ -120,12 +123,12 @@ class CachingAllocator:
         self.allocated, self.peak, self.peak_event = allocated, peak, peak_event
 
     def _segment(self, size: int) -> tuple[int, int]:
-        if size <= _SMALL:
-            width = _SMALL_SEGMENT
-        elif size < _OWN_SEGMENT:
-            width = _LARGE_SEGMENT
+        if size <= SMALL:
+            width = SMALL_SEGMENT
+        elif size < OWN_SEGMENT:
+            width = LARGE_SEGMENT
         else:
-            width = -(-size // _SEGMENT_STEP) * _SEGMENT_STEP
+            width = -(-size // SEGMENT_STEP) * SEGMENT_STEP
         start = self.top
         self.top += width + 1
         self.segments[start] = width
@@ -139,7 +142,7 @@ class CachingAllocator:
             if self.free_from.get(start) == width:
                 pool = (
                     self.small
-                    if width == _SMALL_SEGMENT and width << _SHIFT | start in self.small
+                    if width == SMALL_SEGMENT and width << _SHIFT | start in self.small
                     else self.large
                 )
                 pool.remove(width << _SHIFT | start)

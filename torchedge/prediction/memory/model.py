@@ -28,6 +28,9 @@ MEMORY_FEATURES = ("batch", "base", "reserved_over_allocated", "allocated", "par
 """What the correction forest sees: batch size, clipped base (MiB), ratio, allocated peak (MiB), parameters
 (MiB), 0 or 1."""
 
+UNLIMITED = 1e9
+"""A ceiling or capacity, MiB, that nothing reaches."""
+
 _STRAIN = 0.08
 _LEAST_DIFFICULTY = 0.015
 
@@ -61,6 +64,16 @@ class Peaks:
     reserved: FloatArray
     parameters: FloatArray
     linear: npt.NDArray[np.bool_]
+
+    def some(self, rows: npt.NDArray[np.bool_]) -> Peaks:
+        """Return the figures of some rows."""
+        return Peaks(
+            self.batch[rows],
+            self.allocated[rows],
+            self.reserved[rows],
+            self.parameters[rows],
+            self.linear[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True)

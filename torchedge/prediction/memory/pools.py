@@ -14,16 +14,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.prediction.memory.caching_allocator import (
+    LARGE_SEGMENT,
+    OWN_SEGMENT,
+    SEGMENT_STEP,
+    SMALL,
+    SMALL_SEGMENT,
+)
 from torchedge.prediction.memory.tape import ALIGNMENT, Tape
 
-_MIB = (1 << 20) // ALIGNMENT
-_SMALL, _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_SEGMENT, _SEGMENT_STEP = (
-    _MIB,
-    2 * _MIB,
-    20 * _MIB,
-    10 * _MIB,
-    2 * _MIB,
-)
 _SHIFT = 32
 _ADDRESS = (1 << _SHIFT) - 1
 
@@ -144,7 +143,7 @@ class PoolReplay:
         Rows that begin alike, as those of one graph at several batch sizes do, are faster together.
         """
         wanted = np.where(self.allocating, units[:, self.storages] << _SHIFT, 0)
-        beside = self._small(units, (units <= _SMALL) & (units > 0), wanted)
+        beside = self._small(units, (units <= SMALL) & (units > 0), wanted)
         return [
             self._large(sizes, sequence, reserved)
             for sizes, sequence, reserved in zip(units, wanted, beside, strict=True)
@@ -160,7 +159,7 @@ class PoolReplay:
             (sizes[chosen], self.storages[chosen])
             for sizes, chosen in zip(wanted, small[:, self.storages], strict=True)
         ]
-        segments = [_SMALL_SEGMENT] * units.shape[1]
+        segments = [SMALL_SEGMENT] * units.shape[1]
         common = _common_prefix(sequences) if all(np.array_equal(kept[0], k) for k in kept[1:]) else -1
         shared, blocks = _Pool(0), [0] * units.shape[1]
         if common >= 0:
@@ -179,9 +178,9 @@ class PoolReplay:
 
     def _large(self, sizes: Units, wanted: Units, beside: int) -> tuple[int, int]:
         """Return both peaks of both pools in bytes; beside: the units that the small pool reserves."""
-        large = sizes > _SMALL
-        segments = np.where(sizes < _OWN_SEGMENT, _LARGE_SEGMENT, -(-sizes // _SEGMENT_STEP) * _SEGMENT_STEP)
-        pool, blocks = _Pool(_SMALL), [0] * len(sizes)
+        large = sizes > SMALL
+        segments = np.where(sizes < OWN_SEGMENT, LARGE_SEGMENT, -(-sizes // SEGMENT_STEP) * SEGMENT_STEP)
+        pool, blocks = _Pool(SMALL), [0] * len(sizes)
         kept = self.persistent[large[self.persistent]]
         lost = pool.fill(sizes[kept].tolist(), segments[kept].tolist())
         chosen = large[self.storages]
