@@ -1,0 +1,148 @@
+"""An overlap plan as data: what is preloaded, which layer loads which chunks, and what is proven about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from torchedge.errors import InputError
+from torchedge.storage import Document, write_json
+from torchedge.storage.documents import parse_json, read_unpacked
+
+__all__ = ["Load", "Plan", "Status", "parse_plan", "plan_document", "read_plan", "write_plan"]
+
+Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE"]
+
+MAX_FILE_BYTES = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`chunks` chunks of a weight from `first_chunk` (from 0) on, loaded by layer number `layer` (from 1)."""
+
+    weight: str
+    layer: int
+    chunks: int
+    first_chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An overlap plan (FlashMem, section 3): the preload set W and the chunks each layer loads, x_{w,l}.
+
+    `objective` and `lower_bound` are in the units of `Instance`; OPTIMAL: they meet. `peak_chunks` is the
+    most that is in flight at any layer, preloaded weights not counted. `solver` tells how the plan came
+    about (strategy, limits, counts, for INFEASIBLE the reason): free content, JSON only.
+    """
+
+    status: Status
+    objective: float | None
+    lower_bound: float | None
+    preload: tuple[str, ...]
+    loads: tuple[Load, ...]
+    peak_chunks: int
+    solver: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def gap(self) -> float | None:
+        """(objective - lower bound) / objective; None where either is not known."""
+        if self.objective is None or self.lower_bound is None:
+            return None
+        if self.objective <= self.lower_bound:
+            return 0.0
+        return (self.objective - self.lower_bound) / self.objective
+
+
+def plan_document(plan: Plan) -> Document:
+    """Return the JSON document of a plan."""
+    return {
+        "status": plan.status,
+        "objective": plan.objective,
+        "lower_bound": plan.lower_bound,
+        "preload": list(plan.preload),
+        "loads": [
+            {"weight": x.weight, "layer": x.layer, "chunks": x.chunks, "first_chunk": x.first_chunk}
+            for x in plan.loads
+        ],
+        "peak_chunks": plan.peak_chunks,
+        "solver": dict(plan.solver),
+    }
+
+
+def parse_plan(source: str | Path, document: Mapping[str, object]) -> Plan:
+    """Build a plan from its JSON document; its sense is `verification`'s to check, its types are ours.
+
+    Raises:
+        InputError: a key is missing or holds something of another type.
+    """
+    wanted: dict[str, type | tuple[type, ...]] = {
+        "status": str,
+        "objective": (int, float, type(None)),
+        "lower_bound": (int, float, type(None)),
+        "preload": list,
+        "loads": list,
+        "peak_chunks": int,
+        "solver": Mapping,
+    }
+    _check(source, "the plan", document, wanted)
+    if document["status"] not in get_args(Status):
+        raise InputError(
+            f"{source}: status is {document['status']!r}; expected one of {', '.join(get_args(Status))}"
+        )
+    preload: list[object] = document["preload"]  # type: ignore[assignment]
+    if not all(isinstance(name, str) for name in preload):
+        raise InputError(f"{source}: preload holds something that is no text; expected names of weights")
+    loads = []
+    entries: list[object] = document["loads"]  # type: ignore[assignment]
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise InputError(f"{source}: loads[{place}] is no object; expected one")
+        _check(
+            source,
+            f"loads[{place}]",
+            entry,
+            {"weight": str, "layer": int, "chunks": int, "first_chunk": int},
+        )
+        loads.append(Load(entry["weight"], entry["layer"], entry["chunks"], entry["first_chunk"]))
+    return Plan(
+        document["status"],  # type: ignore[arg-type]
+        document["objective"],  # type: ignore[arg-type]
+        document["lower_bound"],  # type: ignore[arg-type]
+        tuple(preload),  # type: ignore[arg-type]
+        tuple(loads),
+        document["peak_chunks"],  # type: ignore[arg-type]
+        document["solver"],  # type: ignore[arg-type]
+    )
+
+
+def _check(
+    source: str | Path,
+    what: str,
+    entry: Mapping[str, object],
+    wanted: Mapping[str, type | tuple[type, ...]],
+) -> None:
+    for key, kind in wanted.items():
+        if key not in entry:
+            raise InputError(f"{source}: {what} has no {key!r}; expected {', '.join(wanted)}")
+        value = entry[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            names = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
+            raise InputError(f"{source}: {what}: {key} is a {type(value).__name__}; expected {names}")
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan file (.json, or .json.gz).
+
+    Raises:
+        InputError: an entry is missing or of another type.
+        ProfileError: the file cannot be read, is too large or is no JSON.
+    """
+    return parse_plan(path, parse_json(path, read_unpacked(path, max_bytes=MAX_FILE_BYTES)))
+
+
+def write_plan(path: str | Path, plan: Plan) -> None:
+    """Write a plan file atomically; raises ProfileError where it cannot be written."""
+    write_json(path, plan_document(plan))
