@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         DeviceError,
         InputError,
         MissingExtraError,
+        PlanError,
         ProfileError,
         TorchedgeError,
     )
@@ -37,6 +38,7 @@ __all__ = [
     "InputError",
     "MissingExtraError",
     "OFAResNet50Space",
+    "PlanError",
     "Prediction",
     "Predictor",
     "ProfileError",
@@ -62,6 +64,7 @@ _HOMES = {
         "DeviceError",
         "InputError",
         "MissingExtraError",
+        "PlanError",
         "ProfileError",
         "TorchedgeError",
     ),

@@ -5,7 +5,15 @@ A message is one line: what was given, what was expected, what to do next.
 
 from __future__ import annotations
 
-__all__ = ["CaptureError", "DeviceError", "InputError", "MissingExtraError", "ProfileError", "TorchedgeError"]
+__all__ = [
+    "CaptureError",
+    "DeviceError",
+    "InputError",
+    "MissingExtraError",
+    "PlanError",
+    "ProfileError",
+    "TorchedgeError",
+]
 
 
 class TorchedgeError(Exception):
@@ -26,6 +34,10 @@ class InputError(TorchedgeError, ValueError):
 
 class DeviceError(TorchedgeError, LookupError):
     """A device is unknown, cannot be reached or cannot do what was asked of it."""
+
+
+class PlanError(TorchedgeError):
+    """An overlap plan breaks a rule of its instance."""
 
 
 class ProfileError(TorchedgeError):
