@@ -1,0 +1,100 @@
+"""Random overlap instances: seeded ones for long runs, hypothesis' for those that shrink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, get_args
+
+import numpy as np
+from hypothesis import strategies as st
+
+from torchedge.streaming.instances import Distance, Instance, Layer, LoadClassName, Residency, Weight
+
+Size = Literal["tiny", "small", "medium"]
+
+SIZES: dict[Size, tuple[int, int, int]] = {"tiny": (7, 5, 4), "small": (24, 14, 12), "medium": (150, 90, 60)}
+"""Most layers, weights, chunks a weight."""
+
+LAMBDAS = (0.0, 0.1, 0.5, 0.9, 1.0)
+SHARES = (0.03, 0.05, 0.12, 0.6, 0.2)
+"""How often each lambda is drawn: where preloading is cheap, plans are dull."""
+CHUNK_BYTES = 1024
+
+
+def layer(number: int, capacity: int) -> Layer:
+    """A layer of whatever class."""
+    classes = get_args(LoadClassName)
+    return Layer(f"layer{number}", capacity, 0.25 * (1 + number % 3), classes[number % 3])
+
+
+def weight(number: int, chunks: int, first: int, last: int, *, missing_bytes: int = 0) -> Weight:
+    """A weight whose last chunk lacks some bytes."""
+    return Weight(f"w{number}", chunks * CHUNK_BYTES - missing_bytes, chunks, first, last)
+
+
+def random_instance(seed: int, size: Size = "tiny") -> Instance:
+    """An instance drawn from a seed: limits, shared weights, layers without capacity, all of it at times."""
+    rng = np.random.default_rng(seed)
+    most_layers, most_weights, most_chunks = SIZES[size]
+    count = int(rng.integers(most_layers // 2, most_layers + 1)) if rng.random() < 0.95 else 1
+    weight_count = int(rng.integers(most_weights // 3, most_weights + 1)) if rng.random() < 0.97 else 0
+    weights = _weights(rng, count, weight_count, most_chunks)
+    total = sum(w.chunks for w in weights)
+    # From far too little capacity to more than enough, a part of the layers without any.
+    mean = total / count * float(rng.choice([0.5, 1.0, 2.0, 4.0]))
+    capacities = rng.integers(0, max(1, round(2 * mean)) + 1, count)
+    capacities[rng.random(count) < rng.choice([0.0, 0.0, 0.3, 0.5])] = 0
+    lam = float(rng.choice(LAMBDAS, p=SHARES)) if rng.random() < 0.8 else round(rng.uniform(0.5, 1), 3)
+    instance = Instance(
+        CHUNK_BYTES,
+        tuple(layer(n, int(c)) for n, c in enumerate(capacities, 1)),
+        weights,
+        lam=lam,
+        residency=get_args(Residency)[int(rng.integers(2))],
+        distance=get_args(Distance)[int(rng.integers(2))],
+        name=f"{size}-{seed}",
+    )
+    if rng.random() < 0.5:
+        instance = replace(instance, m_peak_chunks=int(rng.integers(total // 4, 3 * total // 4 + 2)))
+    if rng.random() < 0.35:
+        instance = replace(instance, memory_chunks=int(rng.integers(3 * total // 4, total + 2)))
+    return instance
+
+
+def _weights(rng: np.random.Generator, layers: int, count: int, most_chunks: int) -> tuple[Weight, ...]:
+    equal = int(rng.integers(1, most_chunks + 1)) if rng.random() < 0.2 else 0
+    big = int(rng.integers(count)) if count and rng.random() < 0.2 else -1
+    found = []
+    for number in range(count):
+        chunks = equal or int(rng.integers(1, max(most_chunks // 2, 3) + 1))
+        chunks = most_chunks if number == big else chunks
+        first = int(rng.integers(min(2, layers), layers + 1)) if rng.random() < 0.95 else 1
+        last = int(rng.integers(first, layers + 1)) if rng.random() < 0.3 else first
+        found.append(weight(number, chunks, first, last, missing_bytes=int(rng.integers(CHUNK_BYTES))))
+    return tuple(found)
+
+
+@st.composite
+def instances(
+    draw: st.DrawFn, *, max_layers: int = 7, max_weights: int = 5, max_chunks: int = 4, limits: bool = True
+) -> Instance:
+    """Instances that shrink to few layers, few weights, no limits."""
+    count = draw(st.integers(1, max_layers))
+    capacities = draw(st.lists(st.integers(0, 2 * max_chunks), min_size=count, max_size=count))
+    found = []
+    for number in range(draw(st.integers(0, max_weights))):
+        first = draw(st.integers(1, count))
+        last = draw(st.just(first) | st.integers(first, count))
+        found.append(weight(number, draw(st.integers(1, max_chunks)), first, last))
+    total = sum(w.chunks for w in found)
+    limit = st.none() | st.integers(0, total + 1) if limits else st.none()
+    return Instance(
+        CHUNK_BYTES,
+        tuple(layer(n, c) for n, c in enumerate(capacities, 1)),
+        tuple(found),
+        m_peak_chunks=draw(limit),
+        lam=draw(st.sampled_from(LAMBDAS)),
+        memory_chunks=draw(limit),
+        residency=draw(st.sampled_from(get_args(Residency))),
+        distance=draw(st.sampled_from(get_args(Distance))),
+    )
