@@ -68,6 +68,9 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
         "step_time_ratio": FigureRule(
             "1", "measured training steps over the analytic estimate from the other figures"
         ),
+        "inference_time_ratio": FigureRule(
+            "1", "measured inference latency over the roofline of its operations alone"
+        ),
         # memory rates
         "bandwidth_gb_s": FigureRule(
             "GB/s", "bandwidth of main memory, read and write together (10^9 bytes)"
@@ -77,6 +80,12 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
         "disk_read_gb_s": FigureRule("GB/s", "sequential read from storage to (unified) memory"),
         "unified_to_texture_gb_s": FigureRule(
             "GB/s", "copy from a buffer in unified memory into texture memory"
+        ),
+        "weight_load_gb_s": FigureRule(
+            "GB/s", "a framework's load of weights from storage before inference, parsing included"
+        ),
+        "weight_transform_gb_s": FigureRule(
+            "GB/s", "a framework's transformation of weights into texture layouts before inference"
         ),
         # execution model
         "warp_size": _count("work-items that run in lock-step", high=1024),

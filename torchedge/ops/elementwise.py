@@ -117,6 +117,7 @@ OPS = (
         "signbit __and__ __or__ __xor__ __invert__ __rand__ __ror__ __lshift__ __rshift__",
         grads=("none",),
     ),
+    spec("diff", "input n dim prepend append"),
     spec("nan_to_num", "input nan posinf neginf", saves=keep(0)),
     spec("polar", "abs angle", "complex view_as_complex_copy", saves=keep(-1)),
     spec("heaviside", "input values", grads=("none",)),

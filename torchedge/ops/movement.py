@@ -44,8 +44,10 @@ OPS = (
     _copy("clone", "input", grads=("pass",), autocast="keep"),
     _copy("to_copy", "input", "_to_copy", autocast="keep"),
     _copy("copy", "input src", "set_", grads=("none", "pass")),
-    _copy("index", "input indices", "take_along_dim", saves=index_saves, grads=("new", "none")),
-    _copy("index_select", "input dim index", "gather take", saves=keep(1), grads=("new", "none")),
+    _copy("index", "input indices", "take_along_dim", saves=index_saves, grads=("new", "none"), gathers=True),
+    _copy(
+        "index_select", "input dim index", "gather take", saves=keep(1), grads=("new", "none"), gathers=True
+    ),
     _copy(
         "index_put",
         "input indices values",
@@ -53,7 +55,7 @@ OPS = (
         saves=index_saves,
         grads=("pass", "none", "new"),
     ),
-    _copy("embedding", "weight input padding_idx", saves=keep(1), grads=("new", "none")),
+    _copy("embedding", "weight input padding_idx", saves=keep(1), grads=("new", "none"), gathers=True),
     _copy("one_hot", "input num_classes", grads=("none",)),
     _copy("tril", "input diagonal", "triu"),
     _copy("pixel_shuffle", "input upscale_factor", "pixel_unshuffle channel_shuffle native_channel_shuffle"),

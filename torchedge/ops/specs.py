@@ -178,6 +178,7 @@ class OpSpec:
     view: its output shares the storage of input 0.
     backward_flops: forward FLOPs spent for each input gradient.
     broadcasts: gradients of inputs smaller than the output are made in the output's size first, then summed.
+    gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
 
     kind: str
@@ -197,14 +198,17 @@ class OpSpec:
     view: bool = False
     backward_flops: float = 1.0
     broadcasts: bool = False
+    gathers: bool = False
 
     def bytes_moved(self, call: Call) -> int:
         """Bytes a forward call reads and writes at least: each input and output once, nothing for views."""
         if self.load is LoadClass.FREE:
             return 0
-        return sum(call.in_bytes(i) for i in range(len(call.ins))) + sum(
-            call.out_bytes(i) for i in range(len(call.outs))
-        )
+        written = sum(call.out_bytes(i) for i in range(len(call.outs)))
+        read = [call.in_bytes(i) for i in range(len(call.ins))]
+        if self.gathers and read:
+            read[0] = min(read[0], written)
+        return sum(read) + written
 
     def grad_mode(self, index: int) -> str:
         """How the gradient of input `index` comes about."""
@@ -230,6 +234,7 @@ def spec(
     view: bool = False,
     backward_flops: float = 1.0,
     broadcasts: bool = False,
+    gathers: bool = False,
 ) -> OpSpec:
     """Shorthand of the family files: `params` and `targets` separated by blanks, the rest as in `OpSpec`."""
     return OpSpec(
@@ -250,6 +255,7 @@ def spec(
         view=view,
         backward_flops=backward_flops,
         broadcasts=broadcasts,
+        gathers=gathers,
     )
 
 

@@ -41,7 +41,7 @@ def capture(
     example: any pytree of tensors (a tuple is taken as positional, a dict as keyword arguments); only shapes
     and dtypes count, and dimension 0 of the first tensor is the batch.
     input_size: shape of one sample without the batch, instead of `example`. With neither, the model's own
-    metadata decides.
+    attribute `example_inputs` or its metadata decides.
     loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None
     captures none.
     method: "trace" is the fast path, "export" torch.export, "auto" the first that works.
@@ -66,6 +66,8 @@ def capture(
         )
     model = _unwrapped(model)
     refuse_unsuitable(model)
+    if example is None and input_size is None:
+        example = getattr(model, "example_inputs", None)
     args, kwargs, notes = _arguments(model, example, input_size)
     objective = None if mode == "infer" else default_loss if loss == "default" else loss
     training = mode == "train"

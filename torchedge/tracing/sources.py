@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torchedge.errors import CaptureError, InputError, MissingExtraError, TorchedgeError
+from torchedge.tracing.paper_models import PAPER_MODELS, build_paper_model
 from torchedge.tracing.vision import prepare_torchvision
 
 _FORMS = "a torchvision or timm name, file.py:factory, or an .onnx or .pt2 file"
@@ -23,8 +24,9 @@ _GUESSES = 3
 def load_model(text: str) -> tuple[torch.nn.Module, str]:
     """Return the model that a command line names, and a label for it.
 
-    text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none),
-    `file.py:factory` (a function without arguments, or a module), or the path of an `.onnx` or `.pt2` file.
+    text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none), a model that
+    FlashMem was evaluated on (one of `PAPER_MODELS`, as gpt-neo-2.7b), `file.py:factory` (a function without
+    arguments, or a module), or the path of an `.onnx` or `.pt2` file.
     Weights are random, on the meta device where the model can be built there. A factory is the user's own
     code and is run.
     Raises InputError for what cannot be found or built and MissingExtraError where a package is not
@@ -113,6 +115,8 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 def _from_name(text: str) -> torch.nn.Module:
     timm_only = text.startswith("timm:")
     name = text.removeprefix("timm:")
+    if not timm_only and name in PAPER_MODELS:
+        return _built(lambda: build_paper_model(name), name)
     vision = [] if timm_only else _torchvision_names()
     if name in vision:
         return _torchvision_model(name)
@@ -126,7 +130,7 @@ def _from_name(text: str) -> torch.nn.Module:
         raise MissingExtraError.of(
             "torchvision", extra="vision", purpose=f"building the model {name} by name"
         )
-    raise InputError(f"no model is called {name!r}{_hint(name, known)}; expected {_FORMS}")
+    raise InputError(f"no model is called {name!r}{_hint(name, [*PAPER_MODELS, *known])}; expected {_FORMS}")
 
 
 def _torchvision_names() -> list[str]:

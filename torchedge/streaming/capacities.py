@@ -1,0 +1,126 @@
+"""What each layer can load beside its own work (C_l, FlashMem section 4.2), and the instance that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from torchedge.devices import Device, Provenance
+from torchedge.errors import InputError
+from torchedge.streaming.instances import Distance, Instance, Layer, LoadClassName, Residency, Weight
+from torchedge.streaming.latencies import estimate_latencies, rates_of
+from torchedge.streaming.operations import InferenceGraph, Operation
+
+__all__ = [
+    "CHUNK_BYTES",
+    "LAMBDA",
+    "M_PEAK_BYTES",
+    "THRESHOLDS",
+    "Capacities",
+    "LoadModel",
+    "make_instance",
+    "rate_capacities",
+]
+
+THRESHOLDS: Mapping[LoadClassName, float] = MappingProxyType(
+    {"hierarchical": 0.0, "reusable": 0.2, "elemental": 3.0}
+)
+"""Share of its own latency that a layer may spend on loading, by operator class (FlashMem, section 4.2)."""
+
+CHUNK_BYTES = 256 * 1024
+M_PEAK_BYTES = 500 * 2**20
+LAMBDA = 0.9
+"""M_peak and lambda where memory comes first (FlashMem, section 3.2); it never states its chunk size."""
+
+
+class LoadModel(Protocol):
+    """A fitted model of latency under load."""
+
+    def capacity_bytes(self, operation: Operation, latency_ms: float) -> int:
+        """Return the bytes an operation of this latency loads before it slows by more than its threshold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """Chunks each layer can load beside its work, its latency alone (ms), and where the former come from."""
+
+    chunks: tuple[int, ...]
+    latencies_ms: tuple[float, ...]
+    provenance: Provenance
+    source: str
+
+
+def rate_capacities(
+    graph: InferenceGraph,
+    device: Device,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    model: LoadModel | None = None,
+    model_source: str = "",
+) -> Capacities:
+    """Return C_l of every layer: from a fitted model of latency under load, else from the thresholds.
+
+    By the thresholds a layer loads for a share of its own latency at the device's unified-to-texture rate;
+    these capacities are "assumed", those of a fitted model "measured".
+
+    Raises:
+        DeviceError: the profile lacks a figure that this takes.
+        InputError: `chunk_bytes` is no whole number above 0.
+    """
+    if type(chunk_bytes) is not int or chunk_bytes < 1:
+        raise InputError(f"chunk_bytes is {chunk_bytes!r}; expected a whole number of at least 1")
+    latencies = estimate_latencies(graph.operations, rates_of(device, graph.precision))
+    if model is not None:
+        loads = [model.capacity_bytes(op, ms) for op, ms in zip(graph.operations, latencies, strict=True)]
+        chunks = tuple(max(0, nbytes) // chunk_bytes for nbytes in loads)
+        return Capacities(chunks, latencies, Provenance.MEASURED, model_source or "latency under load")
+    per_ms = device.value("unified_to_texture_gb_s") * 1e6
+    chunks = tuple(
+        int(THRESHOLDS[op.load_class] * ms * per_ms / chunk_bytes)
+        for op, ms in zip(graph.operations, latencies, strict=True)
+    )
+    source = "thresholds of the operator classes (FlashMem, section 4.2) on a roofline of the layer's latency"
+    return Capacities(chunks, latencies, Provenance.ASSUMED, source)
+
+
+def make_instance(
+    graph: InferenceGraph,
+    device: Device,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    m_peak_bytes: int | None = M_PEAK_BYTES,
+    lam: float = LAMBDA,
+    memory_bytes: int | None = None,
+    residency: Residency = "chunks",
+    distance: Distance = "layers",
+    model: LoadModel | None = None,
+) -> Instance:
+    """Return the overlap problem of a graph on a device; limits are in bytes and rounded down to chunks.
+
+    `memory_bytes` limits the weights preloaded and in flight together; activations are not part of it.
+
+    Raises:
+        DeviceError: the profile lacks a figure that this takes.
+        InputError: an option is out of range.
+    """
+    capacities = rate_capacities(graph, device, chunk_bytes=chunk_bytes, model=model)
+    layers = tuple(
+        Layer(op.name, chunks, round(ms, 6), op.load_class)
+        for op, chunks, ms in zip(graph.operations, capacities.chunks, capacities.latencies_ms, strict=True)
+    )
+    weights = tuple(
+        Weight(w.name, w.nbytes, -(-w.nbytes // chunk_bytes), *graph.uses[w.name]) for w in graph.weights
+    )
+    return Instance(
+        chunk_bytes,
+        layers,
+        weights,
+        m_peak_chunks=None if m_peak_bytes is None else m_peak_bytes // chunk_bytes,
+        lam=lam,
+        memory_chunks=None if memory_bytes is None else memory_bytes // chunk_bytes,
+        residency=residency,
+        distance=distance,
+        name=graph.name,
+    )
