@@ -36,6 +36,15 @@ def test_toml_and_json_read_back_what_was_written(tmp_path_factory, document):
     assert sorted(os.listdir(folder)) == ["d.json", "d.toml"]
 
 
+def test_json_is_packed_where_its_name_says_so(tmp_path):
+    write_json(tmp_path / "d.json.gz", {"a": [1] * 1000})
+    assert (tmp_path / "d.json.gz").stat().st_size < 200
+    assert read_json(tmp_path / "d.json.gz") == {"a": [1] * 1000}
+    before = (tmp_path / "d.json.gz").read_bytes()
+    write_json(tmp_path / "d.json.gz", {"a": [1] * 1000})
+    assert (tmp_path / "d.json.gz").read_bytes() == before
+
+
 @given(st.binary(max_size=200) | st.text("[]{}=.\"'#\n\\u ab01einf,:", max_size=60).map(str.encode))
 def test_any_bytes_give_a_document_or_a_profile_error(data):
     for parse in (parse_toml, parse_json):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import math
@@ -128,12 +129,12 @@ def parse_toml(source: str | Path, data: bytes) -> Document:
 
 
 def read_json(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
-    """Read a JSON document whose top level is an object.
+    """Read a JSON document whose top level is an object, unpacked where the file's name ends in .gz.
 
     Raises:
-        ProfileError: as `read_toml`, or a key stands twice in one object.
+        ProfileError: as `read_toml` and `read_unpacked`, or a key stands twice in one object.
     """
-    return parse_json(path, read_bytes(path, max_bytes=max_bytes))
+    return parse_json(path, read_unpacked(path, max_bytes=max_bytes))
 
 
 def parse_json(source: str | Path, data: bytes) -> Document:
@@ -176,6 +177,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 def write_json(path: str | Path, document: Mapping[str, object]) -> None:
     """Write a JSON document atomically, keys sorted: the same document gives the same bytes.
 
+    It is packed where the file's name ends in .gz.
+
     Raises:
         ProfileError: it cannot be written, or holds something that JSON has not (a NaN, an object).
     """
@@ -186,7 +189,7 @@ def write_json(path: str | Path, document: Mapping[str, object]) -> None:
         raise ProfileError(
             f"{path}: {_reason(error)}, expected what JSON can hold; convert the values"
         ) from error
-    write_bytes(path, data)
+    write_bytes(path, gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data)
 
 
 def write_toml(path: str | Path, document: Mapping[str, object]) -> None:
@@ -255,10 +258,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _checked(value: object, source: str | Path, where: str, depth: int) -> object:
     """Return a value with every number in it checked and every date as text."""
-    where = "".join(character if character.isprintable() else "?" for character in where[:80])
     if depth == 0:
-        raise ProfileError(f"{source}: {where}: nested over {MAX_DEPTH} deep, expected less; flatten it")
+        raise ProfileError(
+            f"{source}: {_shown(where)}: nested over {MAX_DEPTH} deep, expected less; flatten it"
+        )
     if isinstance(value, dict):
+        where = where[:80]
         return {key: _checked(item, source, f"{where}.{key}", depth - 1) for key, item in value.items()}
     if isinstance(value, list):
         return [_checked(item, source, where, depth - 1) for item in value]
@@ -267,6 +272,10 @@ def _checked(value: object, source: str | Path, where: str, depth: int) -> objec
     finite = not isinstance(value, float) or math.isfinite(value)
     if not finite or (isinstance(value, int) and abs(value) > MAX_INTEGER):
         raise ProfileError(
-            f"{source}: {where}: expected a finite number of at most 64 bits; correct the value"
+            f"{source}: {_shown(where)}: expected a finite number of at most 64 bits; correct the value"
         )
     return value
+
+
+def _shown(where: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in where[:80])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -34,7 +33,7 @@ LoadClassName = Literal["elemental", "reusable", "hierarchical"]
 Residency = Literal["chunks", "weights"]
 Distance = Literal["layers", "chunks"]
 
-MAX_FILE_BYTES = 2**26
+MAX_FILE_BYTES = 2**25
 MAX_LAYERS = 100_000
 MAX_WEIGHTS = 100_000
 MAX_CHUNKS = 2**31
@@ -72,7 +71,9 @@ class Instance:
     is loaded whole in layers before its first use (C0, C1), a layer loads at most its capacity (C3), and what
     is in flight stays within `m_peak_chunks` at every layer (C2): the chunks loaded and not yet past their
     last use, or (residency "weights") whole weights from the first layer that loads them to their last use.
-    `memory_chunks` limits the preloaded chunks and those in flight together; None: no limit.
+    `memory_chunks` limits the preloaded chunks and those in flight together; None: no limit. `lam` counts as
+    the nearest fraction with a denominator of at most a million. Raises InputError where an entry is out of
+    range, a weight's chunks are not those of its bytes, or a name stands twice.
     """
 
     chunk_bytes: int
@@ -117,7 +118,7 @@ def check_instance(instance: Instance) -> None:
     for place, layer in enumerate(instance.layers, 1):
         _text(f"layer {place}: name", layer.name)
         _number(f"layer {place}: capacity_chunks", layer.capacity_chunks, 0, MAX_CHUNKS, whole=True)
-        _number(f"layer {place}: latency_ms", layer.latency_ms, 0, 1e9)
+        _number(f"layer {place}: latency_ms", layer.latency_ms, 0, 10**9)
         _word(f"layer {place}: class", layer.load_class, get_args(LoadClassName))
     seen: set[str] = set()
     for place, weight in enumerate(instance.weights):
@@ -151,8 +152,8 @@ def _check_weight(where: str, weight: Weight, instance: Instance) -> None:
 def _number(what: str, value: object, low: float, high: float, *, whole: bool = False) -> None:
     kind = "whole number" if whole else "number"
     good = isinstance(value, int) if whole else isinstance(value, (int, float))
-    if not good or isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
-        raise InputError(f"{what} is {_short(value)}; expected a {kind} from {low:g} to {high:g}")
+    if not good or isinstance(value, bool) or not low <= value <= high:  # type: ignore[operator]
+        raise InputError(f"{what} is {_short(value)}; expected a {kind} from {low:,} to {high:,}")
 
 
 def _word(what: str, value: object, words: tuple[str, ...]) -> None:
@@ -161,12 +162,13 @@ def _word(what: str, value: object, words: tuple[str, ...]) -> None:
 
 
 def _text(what: str, value: object) -> None:
-    if not isinstance(value, str) or not 0 < len(value) <= 1000:
-        raise InputError(f"{what} is {_short(value)}; expected a text of 1 to 1000 characters")
+    if not isinstance(value, str) or not 0 < len(value) <= 1000 or not value.isprintable():
+        raise InputError(f"{what} is {_short(value)}; expected a text of 1 to 1000 printable characters")
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    # Python refuses to write integers of thousands of digits in decimal.
+    text = hex(value) if isinstance(value, int) and abs(value) > MAX_BYTES else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -15,7 +15,7 @@ __all__ = ["Load", "Plan", "Status", "parse_plan", "plan_document", "read_plan",
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE"]
 
-MAX_FILE_BYTES = 2**28
+MAX_FILE_BYTES = 2**25
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,11 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """(objective - lower bound) / objective; None where either is not known."""
+        """(objective - lower bound) / objective, from 0 to 1; None where either is not known."""
         if self.objective is None or self.lower_bound is None:
             return None
-        if self.objective <= self.lower_bound:
-            return 0.0
-        return (self.objective - self.lower_bound) / self.objective
+        bound = max(self.lower_bound, 0.0)  # no objective is negative
+        return 0.0 if self.objective <= bound else (self.objective - bound) / self.objective
 
 
 def plan_document(plan: Plan) -> Document:
@@ -75,7 +74,7 @@ def parse_plan(source: str | Path, document: Mapping[str, object]) -> Plan:
     """Build a plan from its JSON document; its sense is `verification`'s to check, its types are ours.
 
     Raises:
-        InputError: a key is missing or holds something of another type.
+        InputError: a key is missing, unknown or holds something of another type.
     """
     wanted: dict[str, type | tuple[type, ...]] = {
         "status": str,
@@ -87,10 +86,10 @@ def parse_plan(source: str | Path, document: Mapping[str, object]) -> Plan:
         "solver": Mapping,
     }
     _check(source, "the plan", document, wanted)
-    if document["status"] not in get_args(Status):
-        raise InputError(
-            f"{source}: status is {document['status']!r}; expected one of {', '.join(get_args(Status))}"
-        )
+    status = str(document["status"])
+    if status not in get_args(Status):
+        known = ", ".join(get_args(Status))
+        raise InputError(f"{source}: status is {status[:60]!r}; expected one of {known}")
     preload: list[object] = document["preload"]  # type: ignore[assignment]
     if not all(isinstance(name, str) for name in preload):
         raise InputError(f"{source}: preload holds something that is no text; expected names of weights")
@@ -107,7 +106,7 @@ def parse_plan(source: str | Path, document: Mapping[str, object]) -> Plan:
         )
         loads.append(Load(entry["weight"], entry["layer"], entry["chunks"], entry["first_chunk"]))
     return Plan(
-        document["status"],  # type: ignore[arg-type]
+        status,  # type: ignore[arg-type]
         document["objective"],  # type: ignore[arg-type]
         document["lower_bound"],  # type: ignore[arg-type]
         tuple(preload),  # type: ignore[arg-type]
@@ -123,6 +122,11 @@ def _check(
     entry: Mapping[str, object],
     wanted: Mapping[str, type | tuple[type, ...]],
 ) -> None:
+    unknown = [key for key in entry if key not in wanted]
+    if unknown:
+        raise InputError(
+            f"{source}: {what} has the unknown key {unknown[0][:60]!r}; expected only {', '.join(wanted)}"
+        )
     for key, kind in wanted.items():
         if key not in entry:
             raise InputError(f"{source}: {what} has no {key!r}; expected {', '.join(wanted)}")
@@ -137,7 +141,7 @@ def read_plan(path: str | Path) -> Plan:
     """Read a plan file (.json, or .json.gz).
 
     Raises:
-        InputError: an entry is missing or of another type.
+        InputError: an entry is missing, unknown or of another type.
         ProfileError: the file cannot be read, is too large or is no JSON.
     """
     return parse_plan(path, parse_json(path, read_unpacked(path, max_bytes=MAX_FILE_BYTES)))

@@ -1,0 +1,291 @@
+"""Instances as data and as files: what is written reads back, the meaningless and hostile is refused."""
+
+import gzip
+import json
+import math
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracles.random_instances import CHUNK_BYTES, instances, layer, random_instance, weight
+
+from torchedge.errors import InputError, ProfileError, TorchedgeError
+from torchedge.streaming.instances import (
+    MAX_CHUNKS,
+    MAX_FILE_BYTES,
+    Instance,
+    Weight,
+    instance_document,
+    parse_instance,
+    read_instance,
+    write_instance,
+)
+
+INSTANCE = Instance(
+    CHUNK_BYTES,
+    (layer(1, 2), layer(2, 0)),
+    (weight(0, 3, 2, 2, missing_bytes=1), weight(1, 1, 1, 2)),
+    m_peak_chunks=4,
+)
+
+
+def document(**changes):
+    return instance_document(INSTANCE) | changes
+
+
+def refused(text, tmp_path, error=TorchedgeError, suffix=".json"):
+    """Read a file that has to be refused in one line; return the line."""
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(error) as caught:
+        read_instance(path)
+    line = str(caught.value)
+    assert str(path) in line and "\n" not in line and len(line) < 500
+    return line
+
+
+def refused_entry(where, value, tmp_path):
+    """Put a value at a path into the document, or remove what is there; return the line that refuses it."""
+    made = json.loads(json.dumps(document()))
+    *way, last = where
+    entry = made
+    for step in way:
+        entry = entry[step]
+    if value is ...:
+        del entry[last]
+    else:
+        entry[last] = value
+    return refused(json.dumps(made), tmp_path, InputError)
+
+
+def entry(name, chunks):
+    return {"name": name, "bytes": chunks * CHUNK_BYTES, "chunks": chunks, "first_use": 2, "last_use": 2}
+
+
+# what is good -----------------------------------------------------------------------------------------------
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(instances())
+def test_what_is_written_reads_back(tmp_path, instance):
+    for name in ("i.json", "i.json.gz"):
+        write_instance(tmp_path / name, instance)
+        assert read_instance(tmp_path / name) == instance
+
+
+def test_a_name_is_kept_and_two_runs_give_the_same_bytes(tmp_path):
+    named = replace(random_instance(3, "medium"), name="GPT-Neo 1.3B")
+    for name in ("a", "b"):
+        write_instance(tmp_path / name, named)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert read_instance(tmp_path / "a").name == "GPT-Neo 1.3B"
+
+
+def test_optional_keys_are_left_out_at_their_defaults():
+    assert set(document()) == {"chunk_bytes", "layers", "weights", "m_peak_chunks", "lambda"}
+    other = replace(INSTANCE, memory_chunks=9, residency="weights", distance="chunks", name="x")
+    extra = set(instance_document(other)) - set(document())
+    assert extra == {"memory_chunks", "residency", "distance", "name"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"m_peak_chunks": None},
+        {"m_peak_chunks": 0},
+        {"memory_chunks": None},
+        {"lambda": 0},
+        {"lambda": 1},
+        {"weights": []},
+        {"weights": [entry("big", 10**7)]},
+    ],
+)
+def test_unusual_and_fine(changes, tmp_path):
+    (tmp_path / "i.json").write_text(json.dumps(document(**changes)))
+    instance = read_instance(tmp_path / "i.json")
+    assert parse_instance("again", instance_document(instance)) == instance
+
+
+def test_instances_do_not_change():
+    with pytest.raises(FrozenInstanceError):
+        INSTANCE.lam = 0.5
+
+
+@pytest.mark.parametrize(
+    ("lam", "prices"),
+    [(0.9, (9, 1, 10)), (0, (0, 1, 1)), (1.0, (1, 0, 1)), (1 / 3, (1, 2, 3)), (1e-12, (0, 1, 1))],
+)
+def test_prices_are_whole(lam, prices):
+    assert replace(INSTANCE, lam=lam).prices == prices
+
+
+# what is not ------------------------------------------------------------------------------------------------
+
+BIG = 10**18
+WRONG = {
+    "no chunk size": (("chunk_bytes",), ..., "has no 'chunk_bytes'"),
+    "no layers": (("layers",), ..., "has no 'layers'"),
+    "no weights": (("weights",), ..., "has no 'weights'"),
+    "no limit": (("m_peak_chunks",), ..., "has no 'm_peak_chunks'"),
+    "no lambda": (("lambda",), ..., "has no 'lambda'"),
+    "unknown key": (("lambada",), 1, "unknown key 'lambada'"),
+    "chunks of no bytes": (("chunk_bytes",), 0, "chunk_bytes is 0"),
+    "negative chunk size": (("chunk_bytes",), -4, "chunk_bytes is -4"),
+    "fractional chunk size": (("chunk_bytes",), 1024.0, "chunk_bytes is 1024.0; expected a whole number"),
+    "chunk size as text": (("chunk_bytes",), "1024", "chunk_bytes is '1024'"),
+    "chunk size true": (("chunk_bytes",), True, "chunk_bytes is True"),
+    "huge chunk size": (("chunk_bytes",), BIG, "chunk_bytes is 0x"),
+    "empty layers": (("layers",), [], "layers holds 0 entries"),
+    "layers of another type": (("layers",), {"a": 1}, "expected a list of objects"),
+    "layers of numbers": (("layers",), [1], "expected a list of objects"),
+    "weights null": (("weights",), None, "expected a list of objects"),
+    "lambda above one": (("lambda",), 1.1, "lambda is 1.1; expected a number from 0 to 1"),
+    "negative lambda": (("lambda",), -0.1, "lambda is -0.1"),
+    "lambda as text": (("lambda",), "0.9", "lambda is '0.9'"),
+    "lambda null": (("lambda",), None, "lambda is None"),
+    "negative limit": (("m_peak_chunks",), -1, "m_peak_chunks is -1"),
+    "fractional limit": (("m_peak_chunks",), 1.5, "m_peak_chunks is 1.5"),
+    "limit false": (("m_peak_chunks",), False, "m_peak_chunks is False"),
+    "negative memory": (("memory_chunks",), -1, "memory_chunks is -1"),
+    "unknown residency": (("residency",), "tiles", "expected one of chunks, weights"),
+    "residency list": (("residency",), [], "expected one of chunks, weights"),
+    "unknown distance": (("distance",), None, "expected one of layers, chunks"),
+    "no name": (("name",), "", "name is ''"),
+    "number for a name": (("name",), 3, "name is 3"),
+    "layer without class": (("layers", 1, "class"), ..., "layer 2 has no 'class'"),
+    "layer with more": (("layers", 0, "colour"), 1, "layer 1 has the unknown key 'colour'"),
+    "unknown class": (("layers", 0, "class"), "matmul", "elemental, reusable, hierarchical"),
+    "negative capacity": (("layers", 0, "capacity_chunks"), -1, "layer 1: capacity_chunks is -1"),
+    "fractional capacity": (("layers", 0, "capacity_chunks"), 0.5, "capacity_chunks is 0.5"),
+    "huge capacity": (("layers", 0, "capacity_chunks"), BIG, "capacity_chunks is 0x"),
+    "negative latency": (("layers", 0, "latency_ms"), -0.1, "latency_ms is -0.1"),
+    "nameless layer": (("layers", 0, "name"), "", "layer 1: name is ''"),
+    "long layer name": (("layers", 0, "name"), "x" * 1001, "1 to 1000"),
+    "unprintable name": (("layers", 0, "name"), "a\x1b[2J", "printable"),
+    "half a character": (("weights", 0, "name"), "\ud800", "printable"),
+    "weight without bytes": (("weights", 0, "bytes"), ..., "weights[0] has no 'bytes'"),
+    "weight with more": (("weights", 1, "rank"), 2, "weights[1] has the unknown key 'rank'"),
+    "nameless weight": (("weights", 0, "name"), None, "weights[0]: name is None"),
+    "negative bytes": (("weights", 0, "bytes"), -5, "weight 'w0': bytes is -5"),
+    "empty weight": (("weights", 0, "bytes"), 0, "weight 'w0': bytes is 0"),
+    "negative chunks": (("weights", 0, "chunks"), -3, "chunks is -3"),
+    "no chunks": (("weights", 0, "chunks"), 0, "chunks is 0"),
+    "huge chunks": (("weights", 0, "chunks"), BIG, "chunks is 0x"),
+    "10^7 chunks of no bytes": (("weights", 0, "chunks"), 10**7, "expected 3 chunks"),
+    "too few chunks": (("weights", 0, "chunks"), 2, "2 chunks of 1024 bytes for 3071 bytes; expected 3"),
+    "used by layer zero": (("weights", 0, "first_use"), 0, "first_use is 0; expected a whole number from 1"),
+    "used after the last layer": (("weights", 0, "last_use"), 3, "last_use is 3"),
+    "last use before the first": (("weights", 0, "last_use"), 1, "last_use 1 comes before first_use 2"),
+    "name twice": (("weights", 1, "name"), "w0", "two weights are called 'w0'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_entries_are_named(case, tmp_path):
+    where, value, says = WRONG[case]
+    line = refused_entry(where, value, tmp_path)
+    assert says in line, line
+    assert "docs/streaming.md" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[]", "expected an object"),
+        ("null", "expected an object"),
+        ("\ufeff{}", "not valid JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        ("[" * 200_000, "nested too deep"),
+        ('{"lambda": ' + "[" * 40 + "]" * 40 + "}", "32 deep"),
+        ('{"lambda": NaN}', "NaN is not a number"),
+        ('{"lambda": Infinity}', "Infinity is not a number"),
+        ('{"lambda": 1e400}', "finite"),
+        ('{"chunk_bytes": 99999999999999999999}', "64 bits"),
+        ('{"chunk_bytes": ' + "9" * 5000 + "}", "x.json"),
+        ('{"lambda": 0.9, "lambda": 0.1}', "'lambda' stands twice"),
+        ('{"a": 1}', "has no 'chunk_bytes'"),
+    ],
+)
+def test_what_is_no_instance_at_all(text, says, tmp_path):
+    assert says in refused(text, tmp_path)
+
+
+def test_files_that_unpack_to_more_than_is_read(tmp_path):
+    bomb = gzip.compress(b" " * (MAX_FILE_BYTES + 1))
+    assert len(bomb) < 100_000
+    assert "unpacks to more than" in refused(bomb, tmp_path, ProfileError, ".json.gz")
+
+
+@pytest.mark.parametrize(("data", "says"), [(b"{}", "gzip"), (gzip.compress(b"{}" * 99)[:20], "cut off")])
+def test_damaged_packed_files(data, says, tmp_path):
+    assert says in refused(data, tmp_path, ProfileError, ".json.gz")
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "large"])
+def test_files_that_are_none(kind, tmp_path):
+    path = tmp_path / "i.json"
+    if kind == "folder":
+        path.mkdir()
+    if kind == "large":
+        with path.open("wb") as file:
+            file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(ProfileError, match=r"i\.json"):
+        read_instance(path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    with pytest.raises(ProfileError, match="cannot be written"):
+        write_instance(tmp_path / "nowhere" / "i.json", INSTANCE)
+
+
+HUGE = {
+    "nan": math.nan,
+    "infinity": math.inf,
+    "minus infinity": -math.inf,
+    "5000 digits": 10**5000,
+    "minus 5000 digits": -(10**5000),
+    "long text": "x" * 10**6,
+    "long list": [0] * 10**6,
+}
+
+
+@pytest.mark.parametrize("value", HUGE)
+@pytest.mark.parametrize("key", ["chunk_bytes", "lam", "m_peak_chunks", "memory_chunks"])
+def test_values_that_no_file_can_hold(key, value):
+    with pytest.raises(InputError) as caught:
+        replace(INSTANCE, **{key: HUGE[value]})
+    assert len(str(caught.value)) < 200
+
+
+def test_as_many_chunks_as_allowed():
+    fits = Weight("w", MAX_CHUNKS * CHUNK_BYTES, MAX_CHUNKS, 2, 2)
+    assert replace(INSTANCE, weights=(fits,)).total_chunks == MAX_CHUNKS
+    with pytest.raises(InputError, match="chunks is 2147483649"):
+        replace(INSTANCE, weights=(replace(fits, nbytes=fits.nbytes + 1, chunks=MAX_CHUNKS + 1),))
+
+
+@pytest.mark.parametrize(("key", "entry"), [("layers", layer(1, 1)), ("weights", weight(0, 1, 1, 1))])
+def test_too_many_entries(key, entry):
+    with pytest.raises(InputError, match=f"{key} holds 100001 entries"):
+        replace(INSTANCE, **{key: (entry,) * 100_001})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_any_value_anywhere_gives_an_instance_or_an_error_in_one_line(data):
+    made = json.loads(json.dumps(document()))
+    entry = data.draw(st.sampled_from([made, made["layers"][0], made["weights"][0]]))
+    entry[data.draw(st.sampled_from(sorted(entry)))] = data.draw(JSON)
+    try:
+        assert isinstance(parse_instance("x", made), Instance)
+    except InputError as error:
+        assert "\n" not in str(error)
