@@ -10,7 +10,7 @@ from typing import Protocol
 from torchedge.devices import Device, Provenance
 from torchedge.errors import InputError
 from torchedge.streaming.instances import Distance, Instance, Layer, LoadClassName, Residency, Weight
-from torchedge.streaming.latencies import estimate_latencies, rates_of
+from torchedge.streaming.latencies import estimate_latencies, inline_rate, roofline_of
 from torchedge.streaming.operations import InferenceGraph, Operation
 
 __all__ = [
@@ -29,6 +29,10 @@ THRESHOLDS: Mapping[LoadClassName, float] = MappingProxyType(
 )
 """Share of its own latency that a layer may spend on loading, by operator class (FlashMem, section 4.2)."""
 
+_THRESHOLD_SOURCE = (
+    "thresholds of the operator classes (FlashMem, section 4.2) on the roofline of each layer's latency"
+)
+
 CHUNK_BYTES = 256 * 1024
 M_PEAK_BYTES = 500 * 2**20
 LAMBDA = 0.9
@@ -44,12 +48,16 @@ class LoadModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """Chunks each layer can load beside its work, its latency alone (ms), and where the former come from."""
+    """Chunks each layer can load beside its work, its latency alone (ms), and where the former come from.
+
+    `notes` say which figures the device's profile lacks and what stood in for them.
+    """
 
     chunks: tuple[int, ...]
     latencies_ms: tuple[float, ...]
     provenance: Provenance
     source: str
+    notes: tuple[str, ...] = ()
 
 
 def rate_capacities(
@@ -71,18 +79,16 @@ def rate_capacities(
     """
     if type(chunk_bytes) is not int or chunk_bytes < 1:
         raise InputError(f"chunk_bytes is {chunk_bytes!r}; expected a whole number of at least 1")
-    latencies = estimate_latencies(graph.operations, rates_of(device, graph.precision))
+    roofline = roofline_of(device, graph.precision)
+    latencies = estimate_latencies(graph.operations, roofline)
+    layers = list(zip(graph.operations, latencies, strict=True))
     if model is not None:
-        loads = [model.capacity_bytes(op, ms) for op, ms in zip(graph.operations, latencies, strict=True)]
-        chunks = tuple(max(0, nbytes) // chunk_bytes for nbytes in loads)
-        return Capacities(chunks, latencies, Provenance.MEASURED, model_source or "latency under load")
-    per_ms = device.value("unified_to_texture_gb_s") * 1e6
-    chunks = tuple(
-        int(THRESHOLDS[op.load_class] * ms * per_ms / chunk_bytes)
-        for op, ms in zip(graph.operations, latencies, strict=True)
-    )
-    source = "thresholds of the operator classes (FlashMem, section 4.2) on a roofline of the layer's latency"
-    return Capacities(chunks, latencies, Provenance.ASSUMED, source)
+        chunks = tuple(max(0, model.capacity_bytes(op, ms)) // chunk_bytes for op, ms in layers)
+        source = model_source or "a fitted model of latency under load"
+        return Capacities(chunks, latencies, Provenance.MEASURED, source, roofline.notes)
+    per_ms = inline_rate(device).value * 1e6
+    chunks = tuple(int(THRESHOLDS[op.load_class] * ms * per_ms / chunk_bytes) for op, ms in layers)
+    return Capacities(chunks, latencies, Provenance.ASSUMED, _THRESHOLD_SOURCE, roofline.notes)
 
 
 def make_instance(
@@ -95,17 +101,19 @@ def make_instance(
     memory_bytes: int | None = None,
     residency: Residency = "chunks",
     distance: Distance = "layers",
-    model: LoadModel | None = None,
+    capacities: Capacities | None = None,
 ) -> Instance:
     """Return the overlap problem of a graph on a device; limits are in bytes and rounded down to chunks.
 
     `memory_bytes` limits the weights preloaded and in flight together; activations are not part of it.
+    `capacities` (of the same graph and chunk size) default to `rate_capacities` by thresholds.
 
     Raises:
         DeviceError: the profile lacks a figure that this takes.
         InputError: an option is out of range.
     """
-    capacities = rate_capacities(graph, device, chunk_bytes=chunk_bytes, model=model)
+    if capacities is None:
+        capacities = rate_capacities(graph, device, chunk_bytes=chunk_bytes)
     layers = tuple(
         Layer(op.name, chunks, round(ms, 6), op.load_class)
         for op, chunks, ms in zip(graph.operations, capacities.chunks, capacities.latencies_ms, strict=True)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchedge.devices import Device
+from torchedge.devices import Device, Figure, Provenance
 from torchedge.streaming.operations import Operation
 
-__all__ = ["RATIO", "Rates", "estimate_latencies", "rates_of"]
+__all__ = ["RATIO", "Roofline", "estimate_latencies", "inline_rate", "roofline_of"]
 
 RATIO = "inference_time_ratio"
 """The figure that says how far measured inference stays behind the roofline."""
 
+_HALF_RATES = ("peak_fp16_matrix_gflops", "peak_fp16_gflops")
+_FULL_RATE = "peak_fp32_gflops"
+
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """What the roofline stands on: FLOP/ms, bytes/ms, launch (ms) and measured time over the roofline's.
+class Roofline:
+    """What latencies stand on: FLOP/ms, bytes/ms, launch (ms) and measured time over the roofline's.
 
     `notes` say which figures were missing and what stood in for them.
     """
@@ -28,19 +31,18 @@ class Rates:
     notes: tuple[str, ...] = ()
 
 
-def rates_of(device: Device, precision: str = "float16") -> Rates:
-    """Return a device's rates in one precision.
+def roofline_of(device: Device, precision: str = "float16") -> Roofline:
+    """Return what the figures of a device say about one precision.
 
     Raises:
         DeviceError: its profile gives no peak rate or no bandwidth.
     """
     notes = []
-    peak = "peak_fp32_gflops"
-    if precision == "float16":
-        half = [name for name in ("peak_fp16_matrix_gflops", "peak_fp16_gflops") if name in device.figures]
-        peak = half[0] if half else peak
-        if not half:
-            notes.append(f"{device.name} gives no half-precision rate; the single-precision rate stands in")
+    peak = next((name for name in _HALF_RATES if name in device.figures), _FULL_RATE)
+    if precision != "float16":
+        peak = _FULL_RATE
+    elif peak == _FULL_RATE:
+        notes.append(f"{device.name} gives no half-precision rate; the single-precision rate stands in")
     streamed = "measured_bandwidth_gb_s" if "measured_bandwidth_gb_s" in device.figures else "bandwidth_gb_s"
     ratio = device.figures.get(RATIO)
     if ratio is None:
@@ -48,7 +50,7 @@ def rates_of(device: Device, precision: str = "float16") -> Rates:
     launch = device.figures.get("launch_overhead_us")
     if launch is None:
         notes.append(f"{device.name} gives no launch_overhead_us; launches are taken to cost nothing")
-    return Rates(
+    return Roofline(
         flops_ms=device.value(peak) * 1e6,
         bytes_ms=device.value(streamed) * 1e6,
         launch_ms=launch.value / 1e3 if launch else 0.0,
@@ -57,9 +59,23 @@ def rates_of(device: Device, precision: str = "float16") -> Rates:
     )
 
 
-def estimate_latencies(operations: Iterable[Operation], rates: Rates) -> tuple[float, ...]:
+def estimate_latencies(operations: Iterable[Operation], roofline: Roofline) -> tuple[float, ...]:
     """Return each operation's latency alone, ms: ratio * (launch + max(FLOPs / rate, bytes / bandwidth))."""
-    return tuple(
-        rates.ratio * (rates.launch_ms + max(op.flops / rates.flops_ms, op.bytes_moved / rates.bytes_ms))
-        for op in operations
-    )
+    work = (max(op.flops / roofline.flops_ms, op.bytes_moved / roofline.bytes_ms) for op in operations)
+    return tuple(roofline.ratio * (roofline.launch_ms + ms) for ms in work)
+
+
+def inline_rate(device: Device) -> Figure:
+    """Return the rate (GB/s) at which a running kernel moves weights from unified into texture memory.
+
+    Where the profile gives no `unified_to_texture_gb_s`, half of its bandwidth stands in, "assumed".
+
+    Raises:
+        DeviceError: its profile gives no bandwidth either.
+    """
+    given = device.figures.get("unified_to_texture_gb_s")
+    if given is not None:
+        return given
+    name = "measured_bandwidth_gb_s" if "measured_bandwidth_gb_s" in device.figures else "bandwidth_gb_s"
+    source = f"Half of {name}: a copy reads and writes main memory once"
+    return Figure(device.value(name) / 2, "GB/s", Provenance.ASSUMED, source)

@@ -44,7 +44,12 @@ def lay_out(graph: Graph, *, batch_size: int = 1, precision: Precision = "float1
 
 
 class _Layout:
-    """Walks the operators once; `source[v]` is the operation that made value v, `weight[v]` its weight."""
+    """Walks the operators once.
+
+    `source[v]` is the operation that made value v, `weight[v]` the weight that it is a view of, `writer[r]`
+    the operation that last wrote into the storage of r in place, `path[v]` the views that lead to v, and
+    `parts[w]` the bytes of each view through which weight w is read.
+    """
 
     def __init__(self, graph: Graph, batch_size: int, precision: Precision) -> None:
         self.graph, self.precision = graph, precision
@@ -55,10 +60,11 @@ class _Layout:
         self.operations: list[Operation] = []
         self.names: dict[str, int] = {}
         self.source: dict[int, int] = {}
+        self.writer: dict[int, int] = {}
         self.weight: dict[int, int] = {
             index: index for index, value in enumerate(self.values) if _is_weight(value)
         }
-        self.parts: dict[int, dict[object, int]] = {}
+        self.parts: dict[int, dict[tuple[object, ...], int]] = {}
         self.path: dict[int, tuple[object, ...]] = {}
         self.unknown: dict[str, str] = {}
         for op in graph.ops:
@@ -96,16 +102,14 @@ class _Layout:
     def _pass_through(self, op: Op) -> None:
         """Let the outputs stand for what the operator reads."""
         read = [i for i in op.inputs if i is not None]
-        first = read[0] if read else None
-        for place, output in enumerate(op.outputs):
-            if first is None:
-                continue
-            if first in self.source:
-                self.source[output] = self.source[first]
-            if first in self.weight:
-                self.weight[output] = self.weight[first]
+        for place, output in enumerate(op.outputs if read else ()):
+            seen = read[place] if len(read) == len(op.outputs) else read[0]
+            if seen in self.source:
+                self.source[output] = self.source[seen]
+            if seen in self.weight:
+                self.weight[output] = self.weight[seen]
             step = (op.kind, place, tuple(sorted((k, str(v)) for k, v in op.attrs.items())))
-            self.path[output] = (*self.path.get(first, ()), step)
+            self.path[output] = (*self.path.get(seen, ()), step)
 
     def _add(self, op: Op) -> None:
         known = registry().get(op.kind) or self._guess(op)
@@ -115,7 +119,8 @@ class _Layout:
             if index in self.weight:
                 self._read(self.weight[index], index)
         weights = dict.fromkeys(self.values[self.weight[i]].name for i in read if i in self.weight)
-        inputs = dict.fromkeys(self.source[i] for i in read if i in self.source)
+        sources = [self.source.get(i) for i in read] + [self.writer.get(_root(self.values, i)) for i in read]
+        inputs = dict.fromkeys(source for source in sources if source is not None)
         output_bytes = sum(_nbytes(self.values[o]) for o in op.outputs)
         place = len(self.operations)
         self.operations.append(
@@ -132,6 +137,8 @@ class _Layout:
         )
         for output in op.outputs:
             self.source[output] = place
+        if op.inplace:
+            self.writer[_root(self.values, op.outputs[0])] = place
 
     def _read(self, root: int, index: int) -> None:
         """Note that an operation reads (this part of) a weight."""
