@@ -1,0 +1,56 @@
+"""docs/streaming.md: its example reads, is what it says, and its tables name every entry."""
+
+import re
+from fractions import Fraction
+
+import pytest
+from oracles.exhaustive_plans import best_plan
+
+from torchedge.storage.documents import parse_json
+from torchedge.streaming.instances import instance_document, parse_instance
+from torchedge.streaming.plans import parse_plan, plan_document
+from torchedge.streaming.verification import check_plan
+
+
+@pytest.fixture
+def text(checkout):
+    return (checkout / "docs" / "streaming.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def example(text):
+    """The instance and the plan of the file format's section, as JSON text."""
+    return re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[:2]
+
+
+def test_the_example_is_an_optimal_plan(example):
+    instance = parse_instance("docs", parse_json("docs", example[0].encode()))
+    plan = parse_plan("docs", parse_json("docs", example[1].encode()))
+    found = check_plan(instance, plan)
+    assert found.objective == Fraction(4) and found.resident_chunks == (1, 3, 2, 3, 1)
+    assert plan.status == "OPTIMAL" and best_plan(instance).objective == pytest.approx(4)
+
+
+def test_every_entry_is_in_a_table(example, text):
+    documents = [parse_json("docs", made.encode()) for made in example]
+    instance = parse_instance("docs", documents[0])
+    assert instance_document(instance) == documents[0]
+    assert plan_document(parse_plan("docs", documents[1])) == documents[1]
+    keys = {key for document in documents for key in document}
+    keys |= {"memory_chunks", "residency", "distance", *documents[1]["loads"][0]}
+    keys |= {*documents[0]["layers"][0], *documents[0]["weights"][0]}
+    rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    assert not [key for key in keys if not re.search(rf"`(\w+\[\]\.)?{key}`", rows)]
+
+
+def test_the_snippet_of_the_verifier_runs(example, text, tmp_path, monkeypatch):
+    (tmp_path / "instance.json").write_text(example[0])
+    (tmp_path / "plan.json").write_text(example[1])
+    snippet = next(s for s in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S) if "verify_plan" in s)
+    shown = re.findall(r"^(found\..*?)  # (.*)$", snippet, re.MULTILINE)
+    names = {}
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, names)
+    assert len(shown) == 2
+    for left, right in shown:
+        assert repr(eval(left, names)) == f"({right})"
