@@ -1,0 +1,229 @@
+"""The execution of an overlap plan on a device, event by event: disk, transforms, layers, memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from torchedge.errors import InputError, PlanError
+from torchedge.streaming.instances import Instance
+from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.rates import Rates
+from torchedge.streaming.timelines import LayerRuns, LoadRuns, MemoryCurve, Timeline
+
+__all__ = ["simulate_plan"]
+
+MOST_BYTES = 2**60
+"""Sums of bytes stay within 64 bits."""
+
+
+def simulate_plan(
+    instance: Instance,
+    plan: Plan,
+    rates: Rates,
+    activation_bytes: Sequence[int] | None = None,
+    *,
+    keep_preloaded: bool = True,
+) -> Timeline:
+    """Run a plan on a device of three queues that work side by side: disk, transforms, layers.
+
+    The disk reads without gaps, in the order in which the plan needs the weights: the preloaded ones by first
+    use, then the loads layer by layer. A stand-alone transform moves each preloaded weight to texture memory
+    once it is read; layer 1 may start when the last has arrived. A layer starts when the one before has ended
+    and all that it loads has been read: a kernel is not launched on weights that are not there. It takes
+    `rates.loaded_ms` and moves its loads to texture memory one after the other, spread evenly over its run.
+
+    A read starts when the bytes in unified memory leave room for it within `rates.staging_bytes`; the limit
+    gives way for a weight, or the loads of one layer, that alone are larger. Bytes are in unified memory from
+    the start of their read to the end of their transform, in texture memory from its start to the end of the
+    last layer that uses the weight; preloaded ones stay to the end of the run, or, where `keep_preloaded` is
+    False, to their last use too. `activation_bytes` (one entry a layer) are held from the end of the layer
+    before to the end of the layer.
+
+    Capacities and limits of the instance are not enforced: what exceeds a layer's capacity costs time.
+
+    Raises:
+        PlanError: the plan is INFEASIBLE, names unknown weights or layers, or a weight is not wholly in
+            texture memory before the first layer that uses it.
+        InputError: `activation_bytes` has not one entry a layer.
+    """
+    if activation_bytes is not None and len(activation_bytes) != len(instance.layers):
+        count = len(instance.layers)
+        raise InputError(
+            f"activation_bytes has {len(activation_bytes)} entries; expected {count}, one a layer"
+        )
+    loads = _order(instance, plan)
+    run = _Run(rates)
+    _preload(run, [x for x in loads if x.layer == 0])
+    initialisation = run.now
+    layers = _execute(run, instance, loads)
+    done = LoadRuns(
+        np.array([x.weight for x in loads], np.int64),
+        np.array([x.layer for x in loads], np.int64),
+        np.array([x.nbytes for x in loads], np.int64),
+        np.array(run.read_starts, np.float64),
+        np.array(run.read_ends, np.float64),
+        np.array(run.starts, np.float64),
+        np.array(run.ends, np.float64),
+    )
+    memory = _memory(instance, initialisation, layers, done, activation_bytes, keep_preloaded=keep_preloaded)
+    strategy = str(plan.solver.get("strategy", "plan"))
+    return Timeline(instance, strategy, initialisation, layers, done, memory, rates.provenance)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What is read at once: bytes of a weight (its place in the instance), for the layer that loads them."""
+
+    layer: int
+    first_use: int
+    weight: int
+    first_chunk: int
+    nbytes: int
+
+
+def _order(instance: Instance, plan: Plan) -> list[_Piece]:
+    """Return all loads in the order in which they are needed; preloaded weights are loads of layer 0."""
+    if plan.status == "INFEASIBLE":
+        raise PlanError("the plan is INFEASIBLE; expected one that can run: raise the limits and plan anew")
+    if sum(w.nbytes for w in instance.weights) > MOST_BYTES:
+        raise InputError(f"the weights of {instance.name} are more than 2^60 bytes; expected fewer")
+    places = {w.name: place for place, w in enumerate(instance.weights)}
+    for name in (*plan.preload, *(x.weight for x in plan.loads)):
+        if name not in places:
+            raise PlanError(
+                f"the plan loads {name[:80]!r}, which is no weight of {instance.name}; plan it anew"
+            )
+    early = [x for x in plan.loads if x.layer < 1]
+    if early:
+        raise PlanError(f"layer {early[0].layer} loads {early[0].weight[:80]!r}; expected layers from 1 on")
+    preloads = [Load(name, 0, instance.weights[places[name]].chunks, 0) for name in plan.preload]
+    ranges: list[list[Load]] = [[] for _ in instance.weights]
+    for load in (*preloads, *plan.loads):
+        ranges[places[load.weight]].append(load)
+    pieces = [x for place, loads in enumerate(ranges) for x in _pieces(instance, place, loads)]
+    return sorted(pieces, key=lambda x: (x.layer, x.first_use, x.weight, x.first_chunk))
+
+
+def _pieces(instance: Instance, place: int, loads: Sequence[Load]) -> Iterator[_Piece]:
+    """Yield the loads of a weight; raise where they are not all of its chunks, each once and in time."""
+    w = instance.weights[place]
+    ordered = sorted(loads, key=lambda x: x.first_chunk)
+    begins = [0, *accumulate(x.chunks for x in ordered)]
+    in_time = all(x.chunks > 0 and x.layer < w.first_use for x in ordered)
+    if not in_time or begins != [*(x.first_chunk for x in ordered), w.chunks]:
+        raise PlanError(
+            f"the plan does not load {w.name[:80]!r} once and whole, expected chunks 0 to {w.chunks - 1} by "
+            f"layers before its first use by layer {w.first_use}; check it with verify_plan"
+        )
+    for x in ordered:
+        begin = x.first_chunk * instance.chunk_bytes
+        end = min(begin + x.chunks * instance.chunk_bytes, w.nbytes)
+        yield _Piece(x.layer, w.first_use, place, x.first_chunk, end - begin)
+
+
+@dataclass
+class _Run:
+    """The state of a run: when disk and GPU are free, what waits in unified memory; times of all loads."""
+
+    rates: Rates
+    now: float = 0.0
+    disk_free: float = 0.0
+    held: int = 0
+    leaving: deque[tuple[float, int]] = field(default_factory=deque)
+    """When what is in unified memory leaves it, and its bytes; times rise."""
+    read_starts: list[float] = field(default_factory=list)
+    read_ends: list[float] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+
+    def read(self, nbytes: int, alone: int) -> float:
+        """Read bytes once there is room for them; `alone` bytes fit whatever the limit. Return its end."""
+        start = self.disk_free
+        if self.rates.staging_bytes is not None:
+            limit = max(self.rates.staging_bytes, alone)
+            while self.held + nbytes > limit and self.leaving:
+                time, left = self.leaving.popleft()
+                self.held -= left
+                start = max(start, time)
+        self.held += nbytes
+        self.disk_free = start + self.rates.read_ms(nbytes)
+        self.read_starts.append(start)
+        self.read_ends.append(self.disk_free)
+        return self.disk_free
+
+    def transform(self, nbytes: int, start: float, end: float) -> None:
+        """Note when bytes move from unified to texture memory."""
+        self.starts.append(start)
+        self.ends.append(end)
+        self.leaving.append((end, nbytes))
+
+
+def _preload(run: _Run, pieces: Sequence[_Piece]) -> None:
+    for piece in pieces:
+        start = max(run.now, run.read(piece.nbytes, piece.nbytes))
+        run.now = start + run.rates.transform_ms(piece.nbytes)
+        run.transform(piece.nbytes, start, run.now)
+
+
+def _execute(run: _Run, instance: Instance, loads: Sequence[_Piece]) -> LayerRuns:
+    """Run all layers; `loads` are in order, those of layer 0 done."""
+    by_layer: list[list[_Piece]] = [[] for _ in range(len(instance.layers) + 1)]
+    for piece in loads:
+        by_layer[piece.layer].append(piece)
+    rows = []
+    for layer, pieces in zip(instance.layers, by_layer[1:], strict=True):
+        total = sum(piece.nbytes for piece in pieces)
+        start = run.now
+        for piece in pieces:
+            start = max(start, run.read(piece.nbytes, total))
+        takes = run.rates.loaded_ms(layer, total, instance.chunk_bytes)
+        end = start + takes
+        done, begin = 0, start
+        for piece in pieces:
+            done += piece.nbytes
+            until = end if done == total else start + takes * (done / total)
+            run.transform(piece.nbytes, begin, until)
+            begin = until
+        rows.append((start, end, layer.latency_ms, start - run.now, takes - layer.latency_ms, total))
+        run.now = end
+    starts, ends, alone, waits, slowed, loaded = np.array(rows, np.float64).T
+    return LayerRuns(starts, ends, alone, waits, slowed, loaded.astype(np.int64))
+
+
+def _memory(
+    instance: Instance,
+    initialisation: float,
+    layers: LayerRuns,
+    loads: LoadRuns,
+    activation_bytes: Sequence[int] | None,
+    *,
+    keep_preloaded: bool,
+) -> MemoryCurve:
+    """Return what is in memory when, from the times at which bytes come and go."""
+    last_use = np.array([w.last_use for w in instance.weights], np.int64)
+    leaves = layers.ends_ms[last_use[loads.weights] - 1]
+    gone = np.ones(len(leaves), bool) if not keep_preloaded else loads.layers > 0
+    changes = [
+        (0, loads.read_starts_ms, loads.nbytes),
+        (0, loads.ends_ms, -loads.nbytes),
+        (1, loads.starts_ms, loads.nbytes),
+        (1, leaves[gone], -loads.nbytes[gone]),
+    ]
+    if activation_bytes is not None:
+        alive = np.array(activation_bytes, np.int64)
+        changes.append((2, np.concatenate([[initialisation], layers.ends_ms[:-1]]), alive))
+        changes.append((2, layers.ends_ms, -alive))
+    moments = np.concatenate([[0.0, layers.ends_ms[-1]], *(times for _, times, _ in changes)])
+    times, places = np.unique(moments, return_inverse=True)
+    curves = np.zeros((3, len(times)), np.int64)
+    begin = 2
+    for kind, at, nbytes in changes:
+        np.add.at(curves[kind], places[begin : begin + len(at)], nbytes)
+        begin += len(at)
+    unified, texture, activations = np.cumsum(curves, axis=1)
+    return MemoryCurve(times, unified, texture, activations)
