@@ -130,6 +130,16 @@ def test_limits_are_kept_at_every_layer(limits, says, layers):
         assert says in problem and f"at layer {number}," in problem
 
 
+def test_strategies_may_be_excused_from_limits_and_from_nothing_else():
+    tight = replace(
+        INSTANCE, m_peak_chunks=0, memory_chunks=0, layers=tuple(layer(n, 0) for n in range(1, 5))
+    )
+    assert len(verify_plan(tight, PLAN).problems) == 3 + 4 + 4
+    assert verify_plan(tight, PLAN, limits=False).ok
+    for plan, _ in (BROKEN["too late"], BROKEN["wrong peak"], BROKEN["first chunk missing"]):
+        assert not verify_plan(tight, plan, limits=False).ok
+
+
 @pytest.mark.parametrize("limits", [{"m_peak_chunks": 4}, {"memory_chunks": 6}])
 def test_limits_may_be_met(limits):
     assert check_plan(replace(INSTANCE, **limits), PLAN).peak_chunks == 4

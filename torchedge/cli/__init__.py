@@ -1,8 +1,8 @@
 """The `torchedge` command: one module a subcommand, and one place where every error becomes one line.
 
 Exit status: 0 done; 2 what was given cannot be used (the line on stderr says what to do); 3 `predict --limit`
-where a run does not fit, `search` where nothing does; 1 an error nobody foresaw; 130 interrupted; 141 whoever
-read the output has gone.
+where a run does not fit, `search` and `plan` where nothing does; 1 an error nobody foresaw; 130 interrupted;
+141 whoever read the output has gone.
 """
 
 from __future__ import annotations

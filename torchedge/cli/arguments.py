@@ -21,8 +21,8 @@ is run), or an .onnx or .pt2 file."""
 
 _EPILOG = """\
 exit status:
-  0 done; 2 unusable input; 3 a run does not fit (predict --limit) or
-  nothing is within the limits (search); 1 unforeseen error; 130 interrupted
+  0 done; 2 unusable input; 3 a run does not fit (predict --limit), nothing
+  is within the limits (search, plan); 1 unforeseen error; 130 interrupted
 environment:
   TORCHEDGE_DEVICE   the default device, in place of this machine
   TORCHEDGE_HOME     folder of your own profiles and config.toml
@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         feature_listing,
         fitting,
         measuring,
+        planning,
         predicting,
         reporting,
         scoring,
@@ -76,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         scoring,
         reporting,
         searching,
+        planning,
     )
     for module in modules:
         command = commands.add_parser(
