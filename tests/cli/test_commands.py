@@ -200,6 +200,7 @@ HELP = {
     "profile": ("DEVICE", "local-cpu"),
     "fit": ("DATASET", "--out FOLDER", "--force", "SOURCE_DATE_EPOCH"),
     "accuracy": ("DATASET", "--ablation"),
+    "plan": ("--instance FILE", "--out PLAN", "--strategy NAME", "--verify PLAN", "--json"),
 }
 
 

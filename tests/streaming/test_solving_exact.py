@@ -1,0 +1,62 @@
+"""The solver against exhaustive search on a thousand tiny instances, and every plan through the verifier."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from oracles.exhaustive_plans import best_plan, smallest_memory
+from oracles.random_instances import instances, random_instance
+
+from torchedge.streaming.verification import check_plan
+
+solving = pytest.importorskip("torchedge.streaming.solving")
+if not hasattr(solving, "solve"):
+    pytest.skip("no solver yet", allow_module_level=True)
+
+
+def compare(instance):
+    """Hold a solved instance against the best there is."""
+    plan, best = solving.solve(instance), best_plan(instance)
+    check_plan(instance, plan)
+    if best.status == "INFEASIBLE":
+        assert plan.status == "INFEASIBLE"
+        smallest = plan.solver["smallest_memory_chunks"]
+        assert best_plan(replace(instance, memory_chunks=smallest)).status == "OPTIMAL"
+        return
+    assert plan.lower_bound <= best.objective + 1e-9
+    assert best.objective <= plan.objective + 1e-9
+    if plan.status == "OPTIMAL":
+        assert plan.objective == pytest.approx(best.objective, abs=1e-9)
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_a_thousand_tiny_instances(block):
+    for seed in range(50 * block, 50 * block + 50):
+        compare(random_instance(seed))
+
+
+@settings(deadline=None, max_examples=50)
+@given(instances())
+def test_instances_that_shrink(instance):
+    compare(instance)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_small_and_medium_plans_are_accepted(seed):
+    for size in ("small", "medium"):
+        instance = random_instance(seed, size)
+        check_plan(instance, solving.solve(instance))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_plan_each_time(seed):
+    instance = random_instance(seed, "small")
+    assert solving.solve(instance) == solving.solve(instance)
+
+
+def test_the_smallest_limit_that_works_is_told():
+    tight = (random_instance(seed) for seed in range(400))
+    infeasible = [x for x in tight if best_plan(x).status == "INFEASIBLE"][:40]
+    assert len(infeasible) == 40
+    for instance in infeasible:
+        assert solving.solve(instance).solver["smallest_memory_chunks"] == smallest_memory(instance)
