@@ -19,12 +19,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
 
-from oracles.exhaustive_plans import best_plan
-from oracles.random_instances import random_instance
+from oracles.exhaustive_plans import best_plan  # noqa: E402
+from oracles.random_instances import random_instance  # noqa: E402
 
-from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Plan
-from torchedge.streaming.verification import verify_plan
+from torchedge.streaming.instances import Instance  # noqa: E402
+from torchedge.streaming.plans import Plan  # noqa: E402
+from torchedge.streaming.verification import verify_plan  # noqa: E402
 
 NEAR = 1e-9
 MISMATCHES = ("refused by the verifier", "OPTIMAL but not the best", "better than the best", "bound too high",
