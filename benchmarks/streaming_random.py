@@ -9,6 +9,7 @@ not the best, a bound is above the optimum, or a FEASIBLE one is below it. A str
 the optimum and break the limits: it is only counted.
 """
 
+# ruff: noqa: E402 - the tests' oracles are put on the path first
 from __future__ import annotations
 
 import argparse
@@ -19,12 +20,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
 
-from oracles.exhaustive_plans import best_plan  # noqa: E402
-from oracles.random_instances import random_instance  # noqa: E402
+from oracles.exhaustive_plans import best_plan
+from oracles.random_instances import random_instance
 
-from torchedge.streaming.instances import Instance  # noqa: E402
-from torchedge.streaming.plans import Plan  # noqa: E402
-from torchedge.streaming.verification import verify_plan  # noqa: E402
+from torchedge.streaming.instances import Instance
+from torchedge.streaming.plans import Plan
+from torchedge.streaming.verification import verify_plan
 
 NEAR = 1e-9
 MISMATCHES = ("refused by the verifier", "OPTIMAL but not the best", "better than the best", "bound too high",
