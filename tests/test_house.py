@@ -27,7 +27,8 @@ VERBS = {
     *("profile", "run", "search", "simulate", "train"),
 }
 OPTIONAL = {
-    *("matplotlib", "onnx", "ortools", "pyopencl", "scipy", "sklearn", "timm", "torchvision", "transformers"),
+    *("diffusers", "matplotlib", "onnx", "ortools", "pyopencl", "scipy", "sklearn", "timm", "torchvision"),
+    *("transformers", "vit_pytorch"),
 }
 PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 RUNNERS = {"Parallel", "delayed", "parallel_config"}
