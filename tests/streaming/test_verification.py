@@ -6,9 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.exhaustive_plans import best_plan, in_flight
+from oracles.played_plans import play
 from oracles.random_instances import CHUNK_BYTES, instances, layer, random_instance, weight
 
 from torchedge.errors import PlanError, TorchedgeError
@@ -221,6 +222,7 @@ def test_no_plan_is_refused_where_preloading_everything_is_one(limit):
 # laws -------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(instances())
 def test_optimal_plans_are_accepted(instance):
     plan = best_plan(instance)
@@ -234,6 +236,7 @@ def test_optimal_plans_are_accepted(instance):
         assert list(found.resident_chunks) == in_flight(instance, allocation, None)
 
 
+@settings(deadline=None)
 @given(instances(limits=False), st.data())
 def test_a_dropped_or_moved_load_is_noticed(instance, data):
     plan = best_plan(replace(instance, lam=1.0))
@@ -247,6 +250,7 @@ def test_a_dropped_or_moved_load_is_noticed(instance, data):
         assert not verify_plan(instance, replace(plan, loads=loads)).ok
 
 
+@settings(deadline=None)
 @given(
     instances(),
     st.lists(st.builds(Load, st.sampled_from(["w0", "w1", "w7", ""]), *[st.integers(-2, 9)] * 3), max_size=6),
@@ -256,6 +260,27 @@ def test_any_plan_gets_a_verdict(instance, loads, preload):
     found = verify_plan(instance, Plan("FEASIBLE", 1.0, 0.0, tuple(preload), tuple(loads), 0))
     assert len(found.resident_chunks) == len(instance.layers)
     assert min(found.resident_chunks) >= 0
+
+
+@settings(deadline=None, max_examples=300)
+@given(instances(), st.data())
+def test_the_verdict_is_that_of_playing_the_plan(instance, data):
+    """Plans that are right, and ones with a number changed somewhere."""
+    plan = best_plan(replace(instance, m_peak_chunks=None, memory_chunks=None))
+    loads = list(plan.loads)
+    for _ in range(data.draw(st.integers(0, 2)) if loads else 0):
+        place = data.draw(st.integers(0, len(loads) - 1))
+        field = data.draw(st.sampled_from(["layer", "chunks", "first_chunk"]))
+        loads[place] = replace(
+            loads[place], **{field: data.draw(st.integers(1 - (field == "first_chunk"), 7))}
+        )
+    changed = replace(plan, status="FEASIBLE", loads=tuple(loads), lower_bound=0.0)
+    found = verify_plan(instance, changed)
+    changed = replace(changed, peak_chunks=found.peak_chunks, objective=float(found.objective))
+    found = verify_plan(instance, changed)
+    assert found.ok == (play(instance, changed) is not None), found.problems
+    if found.ok:
+        assert found.peak_chunks == play(instance, changed)
 
 
 def test_a_hundred_problems_are_enough():
