@@ -1,0 +1,278 @@
+"""Pictures of simulated runs; matplotlib loads when one is asked for, and needs no display.
+
+Each function returns a matplotlib Figure: `figure.savefig("memory.png")` writes it. Memory is in MiB, time in
+ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchedge.errors import InputError
+from torchedge.streaming.canvases import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    canvas,
+    mark_initialisation,
+    run_title,
+    show_legend,
+    show_mib,
+)
+from torchedge.streaming.gantt_charts import draw_gantt
+from torchedge.streaming.instances import MEBIBYTE
+from torchedge.streaming.timelines import MemoryCurve, Timeline, join_curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Lane",
+    "draw_comparison",
+    "draw_gantt",
+    "draw_lanes",
+    "draw_memory",
+    "draw_tradeoff",
+    "lane_of_runs",
+]
+
+KINDS = MappingProxyType(
+    {
+        "unified": ("weights in unified memory, not yet transformed", ORANGE),
+        "texture": ("weights in texture memory", BLUE),
+        "activations": ("activations", GREEN),
+    }
+)
+MODELS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Memory over the time in which several models run, and each one's name, start and end (ms)."""
+
+    label: str
+    memory: MemoryCurve
+    spans: tuple[tuple[str, float, float], ...]
+
+
+def lane_of_runs(label: str, runs: Sequence[Timeline]) -> Lane:
+    """Return runs one after the other as one lane; each gives back all memory at its end.
+
+    Raises:
+        InputError: there are no runs.
+    """
+    if not runs:
+        raise InputError("no runs were given; expected at least one")
+    ends = np.cumsum([0.0] + [run.latency_ms for run in runs]).tolist()
+    spans = tuple((run.instance.name, ends[k], ends[k + 1]) for k, run in enumerate(runs))
+    return Lane(label, join_curves([run.memory for run in runs]), spans)
+
+
+def draw_memory(timeline: Timeline, *, limit_bytes: int | None = None) -> Figure:
+    """Draw what is in memory over a run, stacked by kind, with peak, average and a limit.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    with canvas(8.5, 4.0) as figure:
+        axes = figure.subplots()
+        curve = timeline.memory
+        _stack(axes, curve)
+        for held, what, line in ((curve.peak.total, "peak", "--"), (curve.average.total, "average", ":")):
+            label = f"{what}: {show_mib(held)}"
+            axes.axhline(held / MEBIBYTE, color="black", linestyle=line, linewidth=0.9, label=label)
+        _limit(axes, limit_bytes)
+        mark_initialisation(axes, timeline)
+        axes.set(xlabel="time (ms)", ylabel="memory (MiB)", title=run_title(timeline))
+        axes.set_xlim(0, timeline.latency_ms or 1)
+        axes.set_ylim(bottom=0)
+        show_legend(figure, columns=3)
+    return figure
+
+
+def draw_tradeoff(points: Sequence[tuple[str, Timeline]], *, title: str = "") -> Figure:
+    """Draw latency against memory for plans of one model under several settings (FlashMem, Fig. 8).
+
+    `points`: a label (what was set) and the run of each plan, in the order in which the line joins them.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        InputError: there are no points.
+    """
+    if not points:
+        raise InputError("no points were given; expected a label and a run each")
+    with canvas(9.5, 4.0) as figure:
+        panels = figure.subplots(1, 2, sharex=True)
+        shades = _shades(len(points))
+        for axes, what in zip(panels, ("integrated", "execution"), strict=True):
+            x = [run.memory.average.total / MEBIBYTE for _, run in points]
+            y = [run.latency_ms if what == "integrated" else run.execution_ms for _, run in points]
+            axes.plot(x, y, color=GREY, linewidth=0.9, zorder=1)
+            for place, (label, _) in enumerate(points):
+                axes.plot(
+                    x[place],
+                    y[place],
+                    "o",
+                    color=shades[place],
+                    markeredgecolor="black",
+                    markersize=7,
+                    markeredgewidth=0.6,
+                    label=label if what == "integrated" else None,
+                )
+            axes.set(xlabel="average memory (MiB)", ylabel=f"{what} latency (ms)", title=f"{what} latency")
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0, top=1.1 * max(y) if max(y) > 0 else 1)
+        figure.suptitle(title or points[0][1].instance.name, x=0.01, ha="left", weight="bold", size=11)
+        figure.legend(loc="outside right upper")
+    return figure
+
+
+def draw_comparison(runs: Sequence[Timeline], *, labels: Sequence[str] | None = None) -> Figure:
+    """Draw latency and memory of strategies side by side, a row for each model (FlashMem, Fig. 9).
+
+    Bars of latency show what it is made of; numbers beside them compare with the first run of that model.
+    `labels` name the runs; default: their strategies.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        InputError: there are no runs, or not a label for each.
+    """
+    names = [run.strategy for run in runs] if labels is None else list(labels)
+    if not runs or len(names) != len(runs):
+        raise InputError(
+            f"{len(runs)} runs and {len(names)} labels were given; expected a label for each run"
+        )
+    models: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        models.setdefault(run.instance.name, []).append(place)
+    heights = [len(places) for places in models.values()]
+    with canvas(10.0, 1.3 + 0.55 * len(models) + 0.27 * sum(heights)) as figure:
+        grid = figure.subplots(len(models), 2, squeeze=False, height_ratios=heights)
+        for (left, right), (model, places) in zip(grid, models.items(), strict=True):
+            own = [runs[k] for k in places]
+            _draw_latencies(left, own)
+            _draw_averages(right, own)
+            left.set(title=model)
+            for axes in (left, right):
+                axes.set_yticks(range(len(own)), [names[k] for k in places] if axes is left else [])
+                axes.set_ylim(len(own) - 0.4, -0.6)
+                axes.grid(visible=False, axis="y")
+                axes.tick_params(axis="y", length=0)
+        grid[-1][0].set_xlabel("integrated latency (ms)")
+        grid[-1][1].set_xlabel("memory (MiB)")
+        show_legend(figure)
+    return figure
+
+
+def draw_lanes(lanes: Sequence[Lane], *, limit_bytes: int | None = None) -> Figure:
+    """Draw memory while several models run in turn, a panel for each way to do it (FlashMem, Fig. 6).
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        InputError: there are no lanes.
+    """
+    if not lanes:
+        raise InputError("no lanes were given; expected at least one")
+    models = list(dict.fromkeys(name for lane in lanes for name, _, _ in lane.spans))
+    colours = {name: MODELS[k % len(MODELS)] for k, name in enumerate(models)}
+    top = max(limit_bytes or 0, *(lane.memory.peak.total for lane in lanes)) / MEBIBYTE
+    with canvas(9.0, 0.8 + 2.1 * len(lanes)) as figure:
+        panels = figure.subplots(len(lanes), 1, sharey=True, squeeze=False)[:, 0]
+        for axes, lane in zip(panels, lanes, strict=True):
+            for name, start, end in lane.spans:
+                axes.axvspan(start, end, color=colours[name], alpha=0.3, linewidth=0, label=name, zorder=0)
+                axes.axvline(end, color="white", linewidth=0.8, zorder=0.5)
+            times, total = lane.memory.times_ms, lane.memory.total / MEBIBYTE
+            axes.step(times, total, where="post", color="black", linewidth=1.0, label="memory")
+            _limit(axes, limit_bytes)
+            peak, average = lane.memory.peak.total, lane.memory.average.total
+            axes.set_title(
+                f"{lane.label}: {times[-1]:,.0f} ms, peak {show_mib(peak)}, average {show_mib(average)}"
+            )
+            axes.set_ylabel("memory (MiB)")
+            axes.set_xlim(0, float(times[-1]) or 1)
+            axes.set_ylim(0, 1.08 * top or 1)
+        panels[-1].set_xlabel("time (ms)")
+        show_legend(figure)
+    return figure
+
+
+# what they are made of --------------------------------------------------------------------------------------
+
+
+def _limit(axes: Axes, limit_bytes: int | None) -> None:
+    if limit_bytes is not None:
+        label = f"limit: {show_mib(limit_bytes)}"
+        axes.axhline(limit_bytes / MEBIBYTE, color=RED, linewidth=1.4, label=label)
+
+
+def _stack(axes: Axes, curve: MemoryCurve) -> None:
+    kinds = [name for name in ("texture", "unified", "activations") if getattr(curve, name).any()]
+    heights = [getattr(curve, name) / MEBIBYTE for name in kinds]
+    if kinds:
+        labels, colours = zip(*(KINDS[name] for name in kinds), strict=True)
+        axes.stackplot(
+            curve.times_ms, heights, labels=labels, colors=colours, step="post", linewidth=0, alpha=0.85
+        )
+
+
+def _shades(count: int) -> NDArray[np.float64]:
+    import matplotlib
+
+    return np.asarray(matplotlib.colormaps["viridis_r"](np.linspace(0.08, 0.98, count)))
+
+
+def _draw_latencies(axes: Axes, runs: Sequence[Timeline]) -> None:
+    parts = (
+        ("initialisation", GREY, [run.initialisation_ms for run in runs]),
+        ("layers alone", BLUE, [float(run.layers.alone_ms.sum()) for run in runs]),
+        ("waiting for the disk", ORANGE, [run.stalls.disk for run in runs]),
+        ("slowed by loads", RED, [run.stalls.transform for run in runs]),
+    )
+    begin = np.zeros(len(runs))
+    for label, colour, widths in parts:
+        axes.barh(range(len(runs)), widths, left=begin, color=colour, label=label, height=0.72)
+        begin += widths
+    for place, run in enumerate(runs):
+        times = f" ({run.latency_ms / runs[0].latency_ms:.2g}×)" if place and runs[0].latency_ms else ""
+        axes.annotate(
+            f"{run.latency_ms:,.0f} ms{times}",
+            (run.latency_ms, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_xlim(0, 1.35 * max(run.latency_ms for run in runs) or 1)
+
+
+def _draw_averages(axes: Axes, runs: Sequence[Timeline]) -> None:
+    average = [run.memory.average.total / MEBIBYTE for run in runs]
+    peak = [run.memory.peak.total / MEBIBYTE for run in runs]
+    axes.barh(range(len(runs)), average, color=GREEN, label="average memory", height=0.72)
+    axes.plot(
+        peak, range(len(runs)), "|", color="black", markersize=13, markeredgewidth=2, label="peak memory"
+    )
+    for place, run in enumerate(runs):
+        first = runs[0].memory.average.total
+        times = f" ({run.memory.average.total / first:.2g}×)" if place and first else ""
+        axes.annotate(
+            f"{show_mib(run.memory.average.total)}{times}, peak {show_mib(run.memory.peak.total)}",
+            (max(peak[place], average[place]), place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_xlim(0, 1.75 * max(peak) or 1)
