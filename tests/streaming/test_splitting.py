@@ -107,6 +107,8 @@ def test_kernels_around_a_softmax_stay_intact():
     found = split_adaptively(graph, make_instance, plan_late)
     assert found.chosen == found.fused and found.unfused.total < found.fused.total
     assert found.groups == ((0, 1), (2,))
+    found = split_adaptively(graph, make_instance, plan_late, split_rows=True)
+    assert found.chosen == found.unfused and found.rounds[0].splits[0].into == ("softmax", "gelu")
 
 
 def test_a_bias_stays_with_its_product_and_a_batch_norm_with_its_convolution():

@@ -26,19 +26,26 @@ class Cut:
 
 
 def find_cuts(
-    graph: InferenceGraph, groups: Groups, capacities: Sequence[int], alpha: float
+    graph: InferenceGraph,
+    groups: Groups,
+    capacities: Sequence[int],
+    alpha: float,
+    *,
+    split_rows: bool = False,
 ) -> tuple[Cut, ...]:
     """Return the best cut of each kernel that may be split, in the kernels' order.
 
     A kernel is cut behind a part whose result alone the rest of it reads, with the capacity of each side the
     least of its parts' `capacities` (chunks, by position). Both sides together must reach (1 + alpha) times
     what the kernel can load, and more than it. A kernel around a softmax, a norm or another reduction stays
-    intact, and a batch norm stays with what it is folded into. The cut of most capacity is taken; of equal
-    ones the last, so that a bias stays with its product.
+    intact unless `split_rows`, and a batch norm stays with what it is folded into. The cut of most capacity
+    is taken; of equal ones the last, so that a bias stays with its product.
     """
     readers = readers_of(graph)
     found = []
     for group in groups:
+        if not split_rows and any(role_of(graph.operations[p]) == "row" for p in group):
+            continue
         whole = min(capacities[p] for p in group)
         best: Cut | None = None
         for first in _cut_off(graph, readers, group):
@@ -57,8 +64,6 @@ def _cut_off(
 ) -> Iterator[tuple[int, ...]]:
     """Yield what may be cut off the front of a kernel: a part with all that leads to it inside."""
     members = set(group)
-    if any(role_of(graph.operations[p]) == "row" for p in group):
-        return
     for last in group[:-1]:
         if any(graph.operations[r].kind in BATCH_NORMS for r in readers[last] if r in members):
             continue

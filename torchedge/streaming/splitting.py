@@ -8,7 +8,7 @@ can: C_fused = min(C_1, ..., C_k). The overlap problem, solved again for each ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,6 +20,10 @@ from torchedge.streaming.penalties import Cut, count_crossings, find_cuts, weigh
 from torchedge.streaming.plans import Plan
 
 __all__ = ["AdaptiveFusion", "Outcome", "Round", "Split", "split_adaptively"]
+
+ATTEMPTS = 4
+"""How often a change that does not pay is tried again with half of it."""
+TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +98,16 @@ def split_adaptively(
     alpha: float = 0.1,
     mu: float | None = None,
     latency_price: float = 1.0,
+    split_rows: bool = False,
     limit: int = 24,
 ) -> AdaptiveFusion:
     """Fuse an unfused graph, then split the kernels whose penalty tells that splitting pays, and plan it.
 
     Each round ranks the kernels by penalty less the latency and the distances that splitting adds, splits
     all that promise a gain, solves again and keeps the change if `total` fell; else half as many. Splits
-    that turn out not to be needed are taken back in the same way. It ends when nothing pays.
+    that turn out not to be needed are taken back in the same way, until nothing pays. The penalty sees what
+    one kernel costs, not what many cost together: so the same is done from the other end, where all is split
+    that may be, and the better of the two is taken.
 
     Args:
         graph: operations as `lay_out` gives them, each without parts.
@@ -110,7 +117,9 @@ def split_adaptively(
         alpha: splitting must gain this share of the kernel's capacity.
         mu: weight of increased distances in the penalty; None: 1 - lambda of the instance.
         latency_price: objective that one ms of summed latency is worth. Preloading a chunk costs lambda and,
-            on a phone, takes about a millisecond at initialisation: hence 1.
+            where a framework transforms weights on a phone, some 2 ms of initialisation: at 1 a split has to
+            earn more than that.
+        split_rows: split kernels around a softmax, a norm or another reduction too, which the paper does not.
         limit: most instances solved, those of the fused and of the unfused graph among them.
 
     Raises:
@@ -123,7 +132,7 @@ def split_adaptively(
         raise InputError(f"limit is {limit}; expected at least 2 instances to solve")
     if fused := next((op.name for op in graph.operations if op.parts), None):
         raise InputError(f"{fused} is a fused operation; expected the graph before fusion")
-    return _Search(graph, make_instance, solve, alpha, mu, latency_price, limit).run()
+    return _Search(graph, make_instance, solve, alpha, mu, latency_price, split_rows).run(limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +147,16 @@ class _State:
     penalties: tuple[float, ...]
 
 
+_Change = Literal["split", "fuse"]
+_Made = dict[Cut, Split]
+
+
 @dataclass(frozen=True, slots=True)
 class _Move:
+    """A kernel to split, or to make whole again; the splits that this makes or takes back."""
+
     cut: Cut
-    split: Split
+    splits: _Made
     promise: float
 
 
@@ -156,96 +171,138 @@ class _Search:
         alpha: float,
         mu: float | None,
         price: float,
-        limit: int,
+        split_rows: bool,
     ) -> None:
         self.graph, self.make_instance, self.solve = graph, make_instance, solve
-        self.alpha, self.price, self.left = alpha, price, limit
+        self.alpha, self.price, self.split_rows = alpha, price, split_rows
         parts = replace(graph, operations=tuple(as_part(op) for op in graph.operations))
         self.capacities = [layer.capacity_chunks for layer in make_instance(parts).layers]
         self.peak = max(graph.activation_bytes, default=0)
-        self.rounds: list[Round] = []
-        self.made: list[_Move] = []
-        single = tuple((p,) for p in range(len(graph.operations)))
-        self.unfused = self._evaluate(single, None)
+        self.unfused = self._evaluate(tuple((p,) for p in range(len(graph.operations))), None)
         self.mu = 1 - self.unfused.instance.lam if mu is None else mu
 
-    def run(self) -> AdaptiveFusion:
-        fused = state = self._evaluate(find_groups(self.graph), self.unfused.plan)
-        while True:
-            better = self._try("split", state, self._splits(state))
-            better = better or self._try("fuse", state, self._fusions(state))
-            if better is None:
-                break
-            state = better
+    def run(self, limit: int) -> AdaptiveFusion:
+        """Descend from the fused graph and from the most split one; take the better."""
+        fused = self._evaluate(find_groups(self.graph), self.unfused.plan)
+        best, rounds = self._descend(fused, {}, (limit - 2) // 2)
+        left = limit - 2 - len(rounds)
+        made = self._split_all(fused.groups)
+        if left and made:
+            loose = self._evaluate(_split(fused.groups, made), self.unfused.plan)
+            first = _round("split", made.values(), True, fused, loose)
+            other, later = self._descend(loose, made, left - 1)
+            if other.outcome.total < best.outcome.total and self._fits(other):
+                best, rounds = other, [first, *later]
         return AdaptiveFusion(
-            state.graph,
-            state.instance,
-            state.plan,
-            state.groups,
+            best.graph,
+            best.instance,
+            best.plan,
+            best.groups,
             self.unfused.outcome,
             fused.outcome,
-            state.outcome,
-            tuple(self.rounds),
+            best.outcome,
+            tuple(rounds),
         )
 
-    def _try(self, change: Literal["split", "fuse"], state: _State, moves: Sequence[_Move]) -> _State | None:
+    def _descend(self, state: _State, made: _Made, limit: int) -> tuple[_State, list[Round]]:
+        """Split, or take back what was split, while that lowers the total; solve at most `limit` times."""
+        rounds: list[Round] = []
+        better: _State | None = state
+        while better is not None:
+            state = better
+            better = self._try("split", state, self._splits(state), made, rounds, limit)
+            better = better or self._try("fuse", state, self._fusions(state, made), made, rounds, limit)
+        return state, rounds
+
+    def _try(
+        self,
+        change: _Change,
+        state: _State,
+        moves: Sequence[_Move],
+        made: _Made,
+        rounds: list[Round],
+        limit: int,
+    ) -> _State | None:
         """Solve with all moves, then with the better half of them, ...; return the first that is better."""
-        count = len(moves)
-        while count and self.left:
-            taken = moves[:count]
-            cuts = [move.cut for move in taken]
-            groups = _split(state.groups, cuts) if change == "split" else _join(state.groups, cuts)
+        for count in (len(moves) >> halving for halving in range(ATTEMPTS)):
+            if not count or len(rounds) == limit:
+                break
+            taken = {move.cut: move for move in moves[:count]}
+            groups = _split(state.groups, taken) if change == "split" else _join(state.groups, taken)
             after = self._evaluate(groups, self.unfused.plan)
-            accepted = after.outcome.total < state.outcome.total - 1e-9 and self._fits(after)
-            penalties = sum(state.penalties), sum(after.penalties)
-            splits = tuple(move.split for move in taken)
-            self.rounds.append(Round(change, splits, accepted, state.outcome, after.outcome, *penalties))
+            accepted = after.outcome.total < state.outcome.total - TOLERANCE and self._fits(after)
+            done = {cut: split for move in taken.values() for cut, split in move.splits.items()}
+            rounds.append(_round(change, done.values(), accepted, state, after))
+            if accepted and change == "split":
+                made.update(done)
+            elif accepted:
+                for cut in done:
+                    del made[cut]
             if accepted:
-                self.made = [m for m in self.made if m.cut not in cuts]
-                self.made += taken if change == "split" else []
                 return after
-            count //= 2
         return None
+
+    def _cuts(self, groups: Groups) -> tuple[Cut, ...]:
+        return find_cuts(self.graph, groups, self.capacities, self.alpha, split_rows=self.split_rows)
 
     def _splits(self, state: _State) -> list[_Move]:
         """Cuts that promise a gain, the best first: penalty less latency and distance that they add."""
         places = {group: place for place, group in enumerate(state.groups)}
-        cuts = [
-            cut
-            for cut in find_cuts(self.graph, state.groups, self.capacities, self.alpha)
-            if state.penalties[places[cut.whole]] > 0
-        ]
-        latencies = self._latencies(_split(state.groups, cuts))
+        cuts = tuple(cut for cut in self._cuts(state.groups) if state.penalties[places[cut.whole]] > 0)
         crossings = count_crossings(state.instance, state.plan)
         moves = []
-        for cut in cuts:
-            place = places[cut.whole]
-            added = latencies[cut.first] + latencies[cut.second] - state.instance.layers[place].latency_ms
-            cost = self.price * added + (1 - state.instance.lam) * crossings[place]
-            moves.append(self._move(cut, state.penalties[place], added, state.penalties[place] - cost))
-        return _ranked(moves)
+        for cut, split in self._describe(
+            state.groups, cuts, dict(zip(state.groups, state.penalties, strict=True))
+        ).items():
+            crossing = (1 - state.instance.lam) * crossings[places[cut.whole]]
+            moves.append(_Move(cut, {cut: split}, split.penalty - self.price * split.latency_ms - crossing))
+        return sorted((m for m in moves if m.promise > 0), key=lambda m: (-m.promise, m.cut.whole))
 
-    def _fusions(self, state: _State) -> list[_Move]:
-        """Splits that promise a gain if taken back: latency and distance saved, less what finds no room."""
-        places = {group: place for place, group in enumerate(state.groups)}
-        made = [move for move in self.made if {move.cut.first, move.cut.second} <= set(places)]
+    def _split_all(self, groups: Groups) -> _Made:
+        """Every split that the rules allow, splits of what was split included."""
+        made: _Made = {}
+        while cuts := self._cuts(groups):
+            made |= self._describe(groups, cuts, {})
+            groups = _split(groups, cuts)
+        return made
+
+    def _fusions(self, state: _State, made: _Made) -> list[_Move]:
+        """Kernels that promise a gain if made whole again: latency and distance less what finds no room."""
         crossings = count_crossings(state.instance, state.plan)
         loaded = [0] * len(state.groups)
         for load in state.plan.loads:
             loaded[load.layer - 1] += load.chunks
+        kernel = {p: place for place, group in enumerate(state.groups) for p in group}
+        members = {cut: frozenset(cut.whole) for cut in made}
         moves = []
-        for move in made:
-            first, second = places[move.cut.first], places[move.cut.second]
-            excess = max(0, loaded[first] + loaded[second] - move.cut.whole_capacity)
-            saved = self.price * move.split.latency_ms + (1 - state.instance.lam) * crossings[first]
-            moves.append(replace(move, promise=saved - state.instance.lam * excess))
-        return _ranked(moves)
+        for cut in made:
+            undone = {c: split for c, split in made.items() if members[c] <= members[cut]}
+            inside = sorted({kernel[p] for p in cut.whole})
+            excess = max(0, sum(loaded[place] for place in inside) - cut.whole_capacity)
+            saved = self.price * sum(split.latency_ms for split in undone.values())
+            saved += (1 - state.instance.lam) * sum(crossings[place] for place in inside[:-1])
+            moves.append(_Move(cut, undone, saved - state.instance.lam * excess))
+        moves.sort(key=lambda m: (-m.promise, m.cut.whole))
+        return _apart(move for move in moves if move.promise > 0)
 
-    def _move(self, cut: Cut, penalty: float, added: float, promise: float) -> _Move:
-        kinds = ["+".join(self.graph.operations[p].kind for p in side) for side in (cut.first, cut.second)]
-        capacities = (cut.whole_capacity, cut.first_capacity, cut.second_capacity)
-        name = self.graph.operations[cut.whole[0]].name
-        return _Move(cut, Split(name, (kinds[0], kinds[1]), capacities, penalty, added), promise)
+    def _describe(
+        self, groups: Groups, cuts: Iterable[Cut], penalties: Mapping[tuple[int, ...], float]
+    ) -> _Made:
+        """Say what each of some cuts does; what a split adds to the latency is worked out at once for all."""
+        before, after = self._latencies(groups), self._latencies(_split(groups, cuts))
+        found = {}
+        for cut in cuts:
+            kinds = [
+                "+".join(self.graph.operations[p].kind for p in side) for side in (cut.first, cut.second)
+            ]
+            found[cut] = Split(
+                self.graph.operations[cut.whole[0]].name,
+                (kinds[0], kinds[1]),
+                (cut.whole_capacity, cut.first_capacity, cut.second_capacity),
+                penalties.get(cut.whole, 0.0),
+                after[cut.first] + after[cut.second] - before[cut.whole],
+            )
+        return found
 
     def _latencies(self, groups: Groups) -> dict[tuple[int, ...], float]:
         layers = self.make_instance(assemble(self.graph, groups)).layers
@@ -256,7 +313,6 @@ class _Search:
         return max(state.graph.activation_bytes, default=0) <= self.peak
 
     def _evaluate(self, groups: Groups, reference: Plan | None) -> _State:
-        self.left -= 1
         graph = assemble(self.graph, groups)
         instance = self.make_instance(graph)
         layers = tuple(
@@ -281,19 +337,39 @@ def _outcome(instance: Instance, plan: Plan, price: float) -> Outcome:
     return Outcome(len(instance.layers), plan.objective, preloaded, latency, total)
 
 
-def _ranked(moves: Sequence[_Move]) -> list[_Move]:
-    """Those that promise something, the most first, of equal ones the earlier kernel."""
-    return sorted((m for m in moves if m.promise > 0), key=lambda m: (-m.promise, m.cut.whole))
+def _round(change: _Change, splits: Iterable[Split], accepted: bool, before: _State, after: _State) -> Round:
+    penalties = sum(before.penalties), sum(after.penalties)
+    return Round(change, tuple(splits), accepted, before.outcome, after.outcome, *penalties)
 
 
-def _split(groups: Groups, cuts: Sequence[Cut]) -> Groups:
+def _apart(moves: Iterable[_Move]) -> list[_Move]:
+    """The moves, less those about a kernel of which an earlier one is about too."""
+    seen: set[int] = set()
+    kept = []
+    for move in moves:
+        if seen.isdisjoint(move.cut.whole):
+            seen.update(move.cut.whole)
+            kept.append(move)
+    return kept
+
+
+def _split(groups: Groups, cuts: Iterable[Cut]) -> Groups:
+    """The groups with these cuts made, in what cuts leave too."""
     sides = {cut.whole: (cut.first, cut.second) for cut in cuts}
-    return _ordered(side for group in groups for side in sides.get(group, (group,)))
+    found, stack = [], list(groups)
+    while stack:
+        group = stack.pop()
+        if group in sides:
+            stack += sides[group]
+        else:
+            found.append(group)
+    return _ordered(found)
 
 
-def _join(groups: Groups, cuts: Sequence[Cut]) -> Groups:
-    wholes = {side: cut.whole for cut in cuts for side in (cut.first, cut.second)}
-    return _ordered(dict.fromkeys(wholes.get(group, group) for group in groups))
+def _join(groups: Groups, cuts: Iterable[Cut]) -> Groups:
+    """The groups with what these cuts divided made whole."""
+    wholes = {p: cut.whole for cut in cuts for p in cut.whole}
+    return _ordered(dict.fromkeys(wholes.get(group[0], group) for group in groups))
 
 
 def _ordered(groups: Iterable[tuple[int, ...]]) -> Groups:
