@@ -60,13 +60,17 @@ TABLE_1 = {
 
 @dataclass(frozen=True)
 class Found:
-    """What one model is: parameters (a tied one once, and at each place), MACs, nodes, layers, weights."""
+    """What one model is: parameters (a tied one once, and at each place), MACs, nodes, layers, weights.
+
+    MACs are those of all products, of those with weights, and of those with a weight and a bias.
+    """
 
     name: str
     parameters: int
     untied: int
     macs: float
-    linear_macs: float
+    weight_macs: float
+    biased_macs: float
     nodes: int
     layers: int
     weights: int
@@ -93,7 +97,8 @@ def inspect_model(name: str) -> Found:
         parameters=sum(p.numel() for p in model.parameters()),
         untied=sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False)),
         macs=sum(op.flops for op in products) / 2,
-        linear_macs=sum(op.flops for op in products if op.weights) / 2,
+        weight_macs=sum(op.flops for op in products if op.weights) / 2,
+        biased_macs=sum(op.flops for op in products if len(op.weights) > 1) / 2,
         nodes=len(recorded.ops),
         layers=len(graph.operations),
         weights=len(graph.weights),
@@ -122,12 +127,12 @@ def head(text: str) -> None:
 
 def print_models(found: list[Found]) -> None:
     """Parameters, MACs and layers, each beside Table 6's."""
-    head("model; M parameters; tied counted twice; Table 6; G MACs; of weights; Table 6; "
+    head("model; M parameters; tied counted twice; Table 6; G MACs; with weights; with a bias; Table 6; "
          "nodes captured; layers; Table 6")  # fmt: skip
     for f in found:
         size, macs, layers = TABLE_6.get(f.name, ("-",) * 3)
-        row(f.name, f.parameters / 1e6, f.untied / 1e6, size, f.macs / 1e9, f.linear_macs / 1e9, macs,
-            f.nodes, f.layers, layers)  # fmt: skip
+        counted = [amount / 1e9 for amount in (f.macs, f.weight_macs, f.biased_macs)]
+        row(f.name, f.parameters / 1e6, f.untied / 1e6, size, *counted, macs, f.nodes, f.layers, layers)
 
 
 def print_costs(found: list[Found]) -> None:
