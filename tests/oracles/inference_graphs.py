@@ -9,7 +9,7 @@ CLASSES = {
     **dict.fromkeys(("softmax", "layer_norm", "mean", "batch_norm"), "hierarchical"),
     **dict.fromkeys(("gelu", "relu", "add", "mul", "cat", "embedding"), "elemental"),
 }
-KINDS = tuple(CLASSES)
+KINDS = (*CLASSES, *("gelu", "relu", "add", "mul") * 3, *("linear", "conv2d") * 2)
 
 
 def make_graph(*rows, outputs=None, weight_bytes=1000, input_bytes=64):
@@ -43,11 +43,13 @@ def graphs(draw, most=14):
     """Any DAG: wide and narrow, results read often or never, weights shared, a chain here and there."""
     rows = []
     for place in range(draw(st.integers(1, most))):
-        earlier = st.integers(max(0, place - draw(st.integers(1, 6))), max(0, place - 1))
-        inputs = draw(st.lists(earlier, min_size=1, max_size=3, unique=True)) if place else []
+        earlier = st.integers(max(0, place - 5), max(0, place - 1))
+        inputs = draw(st.lists(earlier, min_size=1, max_size=2, unique=True)) if place else []
+        if place and draw(st.booleans()):
+            inputs = [place - 1]
         weights = draw(st.lists(st.integers(0, 6), max_size=2, unique=True))
         kind = draw(st.sampled_from(KINDS))
-        size = draw(st.sampled_from((100, 100, 100, 40, 300)))
+        size = draw(st.sampled_from((100,) * 8 + (40, 300)))
         rows.append((f"op{place}", kind, [f"op{i}" for i in inputs], size, [f"w{i}" for i in weights]))
     returned = draw(st.lists(st.integers(0, len(rows) - 1), max_size=2, unique=True))
     return make_graph(*rows, outputs=sorted({f"op{i}" for i in returned} | {f"op{len(rows) - 1}"}))
