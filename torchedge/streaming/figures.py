@@ -54,7 +54,8 @@ KINDS = MappingProxyType(
         "activations": ("activations", GREEN),
     }
 )
-MODELS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY)
+YELLOW = "#F0E442"
+MODELS = (BLUE, ORANGE, GREEN, PINK, GREY, YELLOW, SKY)
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def draw_lanes(lanes: Sequence[Lane], *, limit_bytes: int | None = None) -> Figu
             axes.set_ylabel("memory (MiB)")
             axes.set_xlim(0, float(times[-1]) or 1)
             axes.set_ylim(0, 1.08 * top or 1)
-        panels[-1].set_xlabel("time (ms)")
+        panels[-1].set_xlabel("time (ms), simulated")
         show_legend(figure)
     return figure
 
