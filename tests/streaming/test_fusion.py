@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from oracles.inference_graphs import graphs, make_graph
 
 from torchedge.errors import InputError
@@ -109,6 +109,15 @@ def test_a_product_is_moved_past_others_only_if_that_holds_no_more():
 
     assert kinds(block(100)) == ["cat", "linear", "conv2d+add"]
     assert kinds(block(300)) == ["cat", "conv2d", "linear", "add"]
+    both = make_graph(
+        ("a", "cat", [], 60, []),
+        ("b", "cat", [], 60, []),
+        ("conv", "conv2d", ["a", "b"], 100, ["w"]),
+        ("time", "linear", ["b"], 40, ["t"]),
+        ("more", "linear", ["time"], 40, ["t"]),
+        ("sum", "add", ["conv", "more"], 100, []),
+    )
+    assert kinds(both) == ["cat", "cat", "conv2d", "linear", "linear", "add"]  # b would live longer too
 
 
 def test_broadcast_results_and_returned_ones_stay_kernels():
@@ -128,6 +137,7 @@ def test_groups_that_cannot_be_kernels_are_refused():
         assemble(graph, ((0, 1), (2,)))
 
 
+@settings(max_examples=400, deadline=None)
 @given(graphs())
 def test_what_holds_of_any_graph(graph):
     groups = find_groups(graph)

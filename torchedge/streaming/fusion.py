@@ -126,7 +126,7 @@ class _Fuser:
         size = self.operations[source].output_bytes
         if any(self.operations[reader].output_bytes != size for reader in readers):
             return False
-        return self._is_next(source, last) or self._held_bytes(source) <= size
+        return self._is_next(source, last) or self._held_bytes(source, last) <= size
 
     def _has_head(self, position: int) -> bool:
         """Whether an element-wise operation ends a chain behind a product or row of its own."""
@@ -145,13 +145,12 @@ class _Fuser:
         """Whether no other kernel runs between an operation and the kernel it would join."""
         return all(self.place[between] == last for between in range(source + 1, last))
 
-    def _held_bytes(self, source: int) -> int:
-        """Bytes of inputs that would live longer if the operation ran later."""
+    def _held_bytes(self, source: int, last: int) -> int:
+        """Bytes of inputs that would live longer if the operation ran at `last`."""
         return sum(
             self.operations[value].output_bytes
             for value in set(self.operations[source].inputs)
-            if value not in self.returned
-            and max(self.place[reader] for reader in self.readers[value]) <= source
+            if value not in self.returned and max(self.place[reader] for reader in self.readers[value]) < last
         )
 
 
