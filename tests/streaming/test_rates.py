@@ -10,7 +10,7 @@ from torchedge.devices import Figure, Provenance, find_device, list_devices
 from torchedge.errors import DeviceError, InputError
 from torchedge.streaming.capacities import THRESHOLDS
 from torchedge.streaming.instances import Layer
-from torchedge.streaming.rates import STAGING_BYTES, Rates, Slowdown, derive_rates
+from torchedge.streaming.rates import STAGING_BYTES, Rates, Slowdown, derive_rates, framework_rates
 
 MEGABYTE = 10**6
 
@@ -125,6 +125,16 @@ def test_prepared_weights_are_copied():
     rates = derive_rates(device, prepared=True, staging_bytes=None)
     assert rates.weight_transform == device.figure("unified_to_texture_gb_s")
     assert rates.staging_bytes is None
+
+
+def test_frameworks_read_and_transform_at_rates_of_their_own():
+    device = find_device("adreno-750")
+    rates = framework_rates(device)
+    assert rates.disk_read == device.figure("weight_load_gb_s")
+    assert rates.weight_transform == device.figure("weight_transform_gb_s")
+    assert rates.staging_bytes is None
+    board = find_device("jetson-tx2")
+    assert framework_rates(board).disk_read == board.figure("disk_read_gb_s")
 
 
 def test_what_stands_in_for_a_missing_figure_is_assumed():

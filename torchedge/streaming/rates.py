@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from torchedge.devices import Device, Figure, Provenance, weakest
@@ -12,7 +12,7 @@ from torchedge.streaming.capacities import THRESHOLDS
 from torchedge.streaming.instances import MEBIBYTE, Layer, LoadClassName
 from torchedge.streaming.latencies import inline_rate
 
-__all__ = ["OVERLOADS", "STAGING_BYTES", "Rates", "Slowdown", "derive_rates"]
+__all__ = ["OVERLOADS", "STAGING_BYTES", "Rates", "Slowdown", "derive_rates", "framework_rates"]
 
 STAGING_BYTES = 16 * MEBIBYTE
 """Unified memory that reading ahead may hold; see docs/streaming.md for what other limits do."""
@@ -143,3 +143,16 @@ def derive_rates(
     source = f"{device.name} gives no launch_overhead_us; launches are taken to cost nothing"
     launch = figures.get("launch_overhead_us") or Figure(0.0, "us", Provenance.ASSUMED, source)
     return Rates(device.figure("disk_read_gb_s"), inline, transform, launch, staging_bytes)
+
+
+def framework_rates(device: Device) -> Rates:
+    """Return the rates at which existing frameworks preload a model: what the baseline takes.
+
+    They read at `weight_load_gb_s`, parsing included, where the profile gives it, transform at
+    `weight_transform_gb_s`, and hold nothing back: reading ahead has no limit.
+
+    Raises:
+        DeviceError: as of `derive_rates`.
+    """
+    rates = derive_rates(device, staging_bytes=None)
+    return replace(rates, disk_read=device.figures.get("weight_load_gb_s", rates.disk_read))
