@@ -1,0 +1,134 @@
+"""One part of a problem: its best choice of refusals found, and a proven lower bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchedge.streaming.solving.labels import Outlook, search
+from torchedge.streaming.solving.packing import ORDERS, pack, residency
+from torchedge.streaming.solving.prices import Bound, Floats, Relaxation
+from torchedge.streaming.solving.problems import Job, Part, Problem
+from torchedge.streaming.solving.selection import Choice, Judge, improve, judge, repair
+
+__all__ = ["Solved", "solve_part"]
+
+SMALL_STATES = 1_500
+"""States after which exact search stops; with the last bound at hand it may take ten times as many."""
+STAGES = 4
+ROUNDS = 10
+"""Rounds of column generation a stage."""
+EVALUATIONS = 3_000
+BEAM_WIDTH = 24
+BEAM_WORK = 40_000
+"""A beam is tried where slots x jobs are fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A part's best choice, its lower bound (whole), and how it was found."""
+
+    choice: Choice
+    bound: int
+    method: str
+
+
+def solve_part(
+    problem: Problem,
+    part: Part,
+    *,
+    limit: int | None = None,
+    room: Sequence[int] | None = None,
+    effort: float,
+) -> Solved:
+    """Choose what to refuse of a part; `limit` on chunks in flight binds where `room` is given.
+
+    room: most chunks in flight in each slot, at most `limit` (less where other parts' weights stay longer).
+    """
+    uniform = len({job.late for job in part.jobs}) == 1
+    orders = ["fewest remaining"] if uniform else list(ORDERS)
+    if uniform:
+        quick = search(problem, part, most_states=int(SMALL_STATES * effort), room=room)
+        if quick.cost is not None and quick.proven:
+            return Solved(Choice(quick.cost, quick.refused, orders[0]), quick.cost, "exact")
+    price = judge(problem, part, room, orders)
+    relaxation = Relaxation(problem, part, in_flight=limit if room is not None else None)
+    choice = _first(problem, part, price, relaxation)
+    lowest, method = 0, "priced"
+    for stage in range(1, STAGES + 1):
+        bound = relaxation.improve(max(1, int(ROUNDS * effort)), target=choice.cost)
+        lowest = max(lowest, bound.whole)
+        final = stage == STAGES or relaxation.tight
+        if choice.cost > lowest and uniform and room is None:
+            outlook = Outlook(problem, part, bound.capacity_prices, bound.excess)
+            choice = _beam(problem, part, choice, outlook, int(BEAM_WIDTH * effort))
+            states = int((10 if final else 1) * SMALL_STATES * effort)
+            last = search(problem, part, most_states=states, best=choice.cost, outlook=outlook)
+            if last.cost is not None:
+                choice = Choice(last.cost, last.refused, orders[0])
+            if last.proven:
+                lowest, method = choice.cost, "exact with bounds"
+        if choice.cost > lowest and (stage == 1 or final):
+            choice = _refined(part, price, choice, bound, problem, effort / 2)
+        if choice.cost <= lowest or final:
+            break
+    return Solved(choice, min(lowest, choice.cost), method)
+
+
+def _first(problem: Problem, part: Part, price: Judge, relaxation: Relaxation) -> Choice:
+    """Refuse the fewest, largest first, and give the relaxation the schedules of what is streamed."""
+    choice = repair(part, price, frozenset(), [float(job.chunks) for job in part.jobs])
+    positions = {job.weight: k for k, job in enumerate(part.jobs)}
+    streamed = [job for job in part.jobs if job.weight not in choice.refused]
+    served: dict[int, list[tuple[int, int]]] = {}
+    packing = pack(problem, streamed, ORDERS[choice.order], end=part.end, record=True)
+    for slot, weight, chunks in packing.served:
+        served.setdefault(positions[weight], []).append((slot, chunks))
+    relaxation.add(served)
+    relaxation.seed(_guess(problem, part, streamed, packing.finish))
+    return choice
+
+
+def _guess(problem: Problem, part: Part, streamed: Sequence[Job], finish: Mapping[int, int]) -> Floats:
+    """Guess prices from a packing.
+
+    A chunk more in a slot lets every job that ends later in the same busy stretch end earlier, by one chunk
+    over the capacity of the slot it ends in.
+    """
+    worth = np.zeros(part.end - part.start)
+    for job in streamed:
+        slot = finish[job.weight]
+        worth[slot - part.start] += job.late / max(1, int(problem.capacity[slot]))
+    prices = np.zeros(part.end - part.start)
+    held = residency(problem, streamed)
+    running = 0.0
+    for slot in range(part.end - 1, part.start - 1, -1):
+        if slot + 1 >= part.end or held[slot + 1] <= 0:
+            running = 0.0
+        running += float(worth[slot - part.start])
+        prices[slot - part.start] = running
+    return prices
+
+
+def _beam(problem: Problem, part: Part, choice: Choice, outlook: Outlook, width: int) -> Choice:
+    """Look for something better with few states a slot, where that is affordable."""
+    if (part.end - part.start) * len(part.jobs) > BEAM_WORK:
+        return choice
+    found = search(problem, part, most_states=10**9, best=choice.cost, outlook=outlook, width=max(2, width))
+    return choice if found.cost is None else Choice(found.cost, found.refused, choice.order)
+
+
+def _refined(
+    part: Part, price: Judge, first: Choice, bound: Bound, problem: Problem, effort: float
+) -> Choice:
+    """Round the relaxation and search from there."""
+    excess = [float(x) for x in bound.excess]
+    unshared = [1.0 - float(share) for share in bound.shares]
+    refused = frozenset(job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5)
+    eager = [u + 1e-6 * x for u, x in zip(unshared, excess, strict=True)]
+    choice = min(first, repair(part, price, refused, eager), key=lambda c: (c.cost, sorted(c.refused)))
+    work = max(1, len(part.jobs) * (part.end - part.start) // 50_000)
+    evaluations = int(EVALUATIONS * effort / work)
+    return improve(part, price, choice, excess, evaluations=evaluations, target=bound.whole)

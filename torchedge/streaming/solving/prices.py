@@ -1,0 +1,345 @@
+"""Lower bounds: a Dantzig-Wolfe relaxation whose columns are whole schedules of one job.
+
+Each job picks one schedule (or none); slots' capacities and limits on memory couple them. Any prices of
+capacity and memory give a bound (weak duality): the sum over jobs of the cheapest schedule at these prices,
+less what capacity and memory bring in. Prices come from the linear programme over the schedules found so
+far (column generation). The cheapest schedule that ends in slot t takes the cheapest T chunks of its window:
+max over theta of theta * T - sum of capacity * (theta - price)+, evaluated for every t at once; any choice
+of thetas bounds it from below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.errors import MissingExtraError
+from torchedge.streaming.solving.problems import Part, Problem
+
+__all__ = ["Bound", "Column", "Relaxation"]
+
+Floats = npt.NDArray[np.float64]
+
+LEVELS = 64
+"""How many thetas a round tries; the last evaluation tries every price."""
+EXACT_LEVELS = 1024
+SMOOTHING = 0.5
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One schedule of a job: chunks by slot, ending in the largest of them."""
+
+    job: int
+    cost: int
+    slots: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A proven lower bound, the prices behind it, and by job what streaming costs at them less refusing.
+
+    `value` counts the costs of the relaxation's jobs only. `capacity_prices`: per chunk and slot.
+    `shares`: how much of each job the relaxation streams.
+    """
+
+    value: float
+    capacity_prices: Floats
+    excess: Floats
+    shares: Floats
+
+    @property
+    def whole(self) -> int:
+        """The bound rounded up: costs are whole numbers."""
+        return ceil(self.value - TOLERANCE * max(1.0, abs(self.value)))
+
+
+@dataclass
+class _Duals:
+    """Prices of capacity (by usable slot), of chunks in flight and of memory taken (by slot)."""
+
+    capacity: Floats
+    in_flight: Floats
+    memory: Floats
+
+    def mixed(self, other: _Duals, share: float) -> _Duals:
+        return _Duals(
+            share * self.capacity + (1 - share) * other.capacity,
+            share * self.in_flight + (1 - share) * other.in_flight,
+            share * self.memory + (1 - share) * other.memory,
+        )
+
+
+@dataclass
+class Relaxation:
+    """The relaxation of a part of a problem; holds its columns. Limits: see `Problem`."""
+
+    problem: Problem
+    part: Part
+    in_flight: int | None = None
+    memory: int | None = None
+    _columns: list[Column] = field(default_factory=list)
+    _seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
+    _limited: list[int] = field(default_factory=list)
+    _best: float = float("-inf")
+    _prices: _Duals | None = None
+    _levels: int = LEVELS
+    tight: bool = False
+
+    def __post_init__(self) -> None:
+        self.jobs, self.start, self.end = self.part.jobs, self.part.start, self.part.end
+        self._shares = np.zeros(len(self.jobs))
+        whole = self.problem.capacity[self.start : self.end]
+        self._usable = np.flatnonzero(whole) + self.start
+        self._capacity = self.problem.capacity[self._usable].astype(float)
+        self._place = {int(slot): place for place, slot in enumerate(self._usable)}
+        self._layers = self.problem.layers - self._usable
+        self._chunks = np.array([job.chunks for job in self.jobs], dtype=float)
+        self._refusal = np.array([job.refusal for job in self.jobs], dtype=float)
+        total = np.concatenate([[0.0], np.cumsum(self._capacity)])
+        self._first = np.searchsorted(self._usable, [job.release for job in self.jobs], "left")
+        needed = total[self._first] + self._chunks - 0.5
+        self._earliest = np.searchsorted(total, needed, "left") - 1
+        self._all_chunks = float(self._chunks.sum())
+
+    def add(self, columns: Mapping[int, Sequence[tuple[int, int]]]) -> None:
+        """Add one schedule for each job given: by the job's position, `(slot, chunks)` each."""
+        for position, served in columns.items():
+            merged: dict[int, int] = {}
+            for slot, chunks in served:
+                merged[slot] = merged.get(slot, 0) + chunks
+            slots = tuple(sorted(merged))
+            self._store(position, slots, tuple(merged[slot] for slot in slots))
+
+    def _store(self, position: int, slots: tuple[int, ...], chunks: tuple[int, ...]) -> bool:
+        key = (position, slots, chunks)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        cost = self.problem.cost(self.jobs[position], slots[-1])
+        self._columns.append(Column(position, cost, slots, chunks))
+        return True
+
+    def seed(self, guess: Floats) -> None:
+        """Start from guessed prices of capacity, by slot of the part, instead of from none."""
+        prices = self._no_prices()
+        prices.capacity = guess[self._usable - self.start]
+        bound, _ = self._price(prices, LEVELS)
+        if bound > self._best:
+            self._best, self._prices = bound, prices
+
+    def improve(self, rounds: int, target: float = float("inf")) -> Bound:
+        """Generate columns for some more rounds, or until the bound is tight or reaches `target`."""
+        if self._prices is None:
+            self._prices = self._no_prices()
+        for _ in range(rounds):
+            if self.tight or self._best > target - 1 + TOLERANCE:
+                break
+            value, latest, self._shares = self._master()
+            trial = self._prices.mixed(latest, SMOOTHING) if isfinite(self._best) else latest
+            added = self._tried(trial)
+            if not added:
+                added = self._tried(latest)
+            if value - self._best < TOLERANCE * max(1.0, abs(value)):
+                self.tight = True
+            elif not added:
+                self.tight = self._levels >= EXACT_LEVELS
+                self._levels *= 4
+        return self._bound()
+
+    def _tried(self, trial: _Duals) -> int:
+        bound, added = self._price(trial, self._levels)
+        if bound > self._best:
+            self._best, self._prices = bound, trial
+        return added
+
+    def _no_prices(self) -> _Duals:
+        width = self.end - self.start
+        return _Duals(np.zeros(len(self._usable)), np.zeros(width), np.zeros(width))
+
+    def _bound(self) -> Bound:
+        assert self._prices is not None
+        exact, cost = self._values(self._prices, EXACT_LEVELS)
+        capacity = np.zeros(self.end - self.start)
+        capacity[self._usable - self.start] = self._prices.capacity
+        return Bound(max(self._best, exact), capacity, cost - self._refusal, self._shares)
+
+    def _unit_prices(self, prices: _Duals) -> tuple[Floats, Floats]:
+        """Price of a chunk by usable slot, holding it to slot `start` included, and the holding by slot."""
+        held = np.concatenate([[0.0], np.cumsum(prices.in_flight + prices.memory)])
+        return prices.capacity + held[self._usable - self.start + 1], held
+
+    def _income(self, prices: _Duals) -> float:
+        income = float((prices.capacity * self._capacity).sum())
+        if self.in_flight is not None:
+            income += self.in_flight * float(prices.in_flight.sum())
+        if self.memory is not None:
+            income += (self.memory - self._all_chunks) * float(prices.memory.sum())
+        return income
+
+    def _tables(self, unit: Floats, levels: int) -> tuple[Floats, Floats]:
+        """Thetas (L,) and (L, slots + 1): capacity cheaper than each theta, times the difference, summed."""
+        thetas = np.unique(unit)
+        if len(thetas) > levels:
+            thetas = np.unique(np.quantile(thetas, np.linspace(0, 1, levels), method="nearest"))
+        gains = np.maximum(thetas[:, None] - unit[None, :], 0.0) * self._capacity
+        return thetas, np.concatenate([np.zeros((len(thetas), 1)), np.cumsum(gains, axis=1)], axis=1)
+
+    def _cheapest(self, position: int, thetas: Floats, table: Floats, refund: float) -> tuple[float, int]:
+        """Cost of the cheapest schedule of a job, and the usable slot it ends in."""
+        job = self.jobs[position]
+        low, high = int(self._earliest[position]), len(self._usable)
+        if job.late:
+            reach = self.problem.layers - job.use + int((job.refusal + max(refund, 0.0)) // job.late) + 1
+            high = min(high, int(np.searchsorted(self._usable, reach, "right")))
+        if low >= high:
+            return float("inf"), -1
+        first = int(self._first[position])
+        fills = table[:, first, None] - table[:, low + 1 : high + 1] + (thetas * job.chunks)[:, None]
+        fill = fills.max(axis=0)
+        costs = fill + job.late * (job.use - self._layers[low:high])
+        end = int(costs.argmin())
+        return float(costs[end]) - refund, low + end
+
+    def _refunds(self, prices: _Duals, held: Floats) -> Floats:
+        last = np.array([max(job.last, self.start) - self.start for job in self.jobs], dtype=np.int64)
+        refunds: Floats = self._chunks * (held[last] + prices.memory.sum())
+        return refunds
+
+    def _values(self, prices: _Duals, levels: int) -> tuple[float, Floats]:
+        """The bound at some prices, and what streaming each job costs at them."""
+        unit, held = self._unit_prices(prices)
+        thetas, table = self._tables(unit, levels)
+        refunds = self._refunds(prices, held)
+        cost = np.array(
+            [self._cheapest(p, thetas, table, float(refunds[p]))[0] for p in range(len(self.jobs))]
+        )
+        return float(np.minimum(cost, self._refusal).sum()) - self._income(prices), cost
+
+    def _price(self, prices: _Duals, levels: int) -> tuple[float, int]:
+        """The bound at some prices; adds the schedules that it uses. Returns it and how many were new."""
+        unit, held = self._unit_prices(prices)
+        thetas, table = self._tables(unit, levels)
+        refunds = self._refunds(prices, held)
+        total, added = -self._income(prices), 0
+        for position, job in enumerate(self.jobs):
+            cost, end = self._cheapest(position, thetas, table, float(refunds[position]))
+            total += min(cost, job.refusal)
+            if cost < job.refusal + TOLERANCE:
+                slots, chunks = self._filled(position, end, unit)
+                added += self._store(position, slots, chunks)
+        return total, added
+
+    def _filled(self, position: int, end: int, unit: Floats) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Take the job's chunks from the cheapest slots of its window that ends at a usable slot."""
+        first = int(self._first[position])
+        window = np.arange(first, end + 1)
+        order = window[np.lexsort((-window, unit[first : end + 1]))]
+        room = self._capacity[order]
+        taken = np.minimum(room, np.maximum(self._chunks[position] - np.cumsum(room) + room, 0.0))
+        kept = taken > 0
+        slots, chunks = self._usable[order[kept]], taken[kept]
+        rank = np.argsort(slots)
+        return tuple(int(s) for s in slots[rank]), tuple(int(c) for c in chunks[rank])
+
+    def _master(self) -> tuple[float, _Duals, Floats]:
+        """Solve the linear programme over the columns: its value, prices, and the streamed share by job."""
+        try:
+            from scipy.optimize import linprog
+            from scipy.sparse import csc_matrix
+        except ImportError as error:
+            raise MissingExtraError.of(
+                "scipy", extra="plan", purpose="planning a stream of weights"
+            ) from error
+        while True:
+            rows = len(self._usable) + len(self.jobs)
+            index: list[int] = []
+            values: list[float] = []
+            starts = [0]
+            cost = []
+            for column in self._columns:
+                index += [self._place[slot] for slot in column.slots]
+                values += column.chunks
+                index.append(len(self._usable) + column.job)
+                values.append(1.0)
+                self._limit_entries(column, rows, index, values)
+                starts.append(len(index))
+                cost.append(column.cost - self.jobs[column.job].refusal)
+            right = [*self._capacity, *np.ones(len(self.jobs)), *self._limit_sides()]
+            matrix = csc_matrix((values, index, starts), shape=(len(right), len(cost)))
+            solved = linprog(cost, A_ub=matrix, b_ub=right, bounds=(0, None), method="highs")
+            if solved.x is None:
+                raise RuntimeError(f"the linear programme of the bound ended with: {solved.message}")
+            if not self._separate(solved.x):
+                break
+        duals = -solved.ineqlin.marginals
+        shares = np.zeros(len(self.jobs))
+        np.add.at(shares, [column.job for column in self._columns], solved.x)
+        width = self.end - self.start
+        prices = _Duals(np.maximum(duals[: len(self._usable)], 0.0), np.zeros(width), np.zeros(width))
+        kinds = self._limit_kinds()
+        for offset, slot in enumerate(self._limited):
+            for number, kind in enumerate(kinds):
+                held = prices.in_flight if kind == "in_flight" else prices.memory
+                held[slot - self.start] = max(0.0, duals[rows + offset * len(kinds) + number])
+        return float(solved.fun) + float(self._refusal.sum()), prices, shares
+
+    def _limit_kinds(self) -> list[str]:
+        return [kind for kind in ("in_flight", "memory") if getattr(self, kind) is not None]
+
+    def _limit_sides(self) -> list[float]:
+        sides = {"in_flight": self.in_flight, "memory": self.memory}
+        less = {"in_flight": 0.0, "memory": self._all_chunks}
+        return [float(sides[k] or 0) - less[k] for _ in self._limited for k in self._limit_kinds()]
+
+    def _limit_entries(self, column: Column, rows: int, index: list[int], values: list[float]) -> None:
+        kinds = self._limit_kinds()
+        for offset, slot in enumerate(self._limited):
+            held = self._held(column, slot)
+            for number, kind in enumerate(kinds):
+                amount = held if kind == "in_flight" else held - self.jobs[column.job].chunks
+                if amount:
+                    index.append(rows + offset * len(kinds) + number)
+                    values.append(float(amount))
+
+    def _held(self, column: Column, slot: int) -> int:
+        """Chunks of a column in flight in a slot."""
+        if slot < self.jobs[column.job].last:
+            return 0
+        return sum(chunks for at, chunks in zip(column.slots, column.chunks, strict=True) if at >= slot)
+
+    def _separate(self, shares: Floats) -> bool:
+        """Add the slots in which the present solution holds most beyond a limit; False where none is."""
+        kinds = self._limit_kinds()
+        if not kinds:
+            return False
+        change = np.zeros(self.end - self.start + 1)
+        streamed = 0.0
+        for column, share in zip(self._columns, shares, strict=True):
+            if share > TOLERANCE:
+                job = self.jobs[column.job]
+                streamed += share * job.chunks
+                change[max(job.last - self.start, 0)] += share * job.chunks
+                for slot, chunks in zip(column.slots, column.chunks, strict=True):
+                    change[slot + 1 - self.start] -= share * chunks
+        held = np.cumsum(change)[:-1]
+        limit = float("inf")
+        if self.in_flight is not None:
+            limit = float(self.in_flight)
+        if self.memory is not None:
+            limit = min(limit, self.memory - self._all_chunks + streamed)
+        over = held - limit
+        over[[slot - self.start for slot in self._limited]] = 0.0
+        worst = [int(t) for t in np.argsort(-over, kind="stable")[:200] if over[t] > 1e-6 * max(1.0, limit)]
+        picked: list[int] = []
+        for slot in worst:
+            if all(abs(slot - other) > 8 for other in picked):
+                picked.append(slot)
+        self._limited += [slot + self.start for slot in picked[:16]]
+        return bool(picked)
