@@ -1,0 +1,195 @@
+"""The paper's LC-OPG solver (FlashMem, section 3.2): CP-SAT in rolling windows, with its fallbacks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torchedge.streaming.instances import MAX_CHUNKS, Instance, Weight
+from torchedge.streaming.plans import Plan
+from torchedge.streaming.strategies.cp_sat import Limits, ask, count_pairs
+from torchedge.streaming.strategies.greedy import pack
+from torchedge.streaming.strategies.windows import (
+    Chunks,
+    Window,
+    decide,
+    make_plan,
+    price,
+    refuse,
+    whole_window,
+)
+
+__all__ = ["plan_lc_opg"]
+
+STRATEGY = "lc-opg"
+WHOLE_SIZE = 4_000
+"""Up to so many weights and pairs of a weight and a layer an instance is one window."""
+WINDOW_SIZE = 1_000
+REACH = 32
+"""Layers before its first use that may load a weight where windows roll."""
+MAX_WORK = 2_000_000
+"""Windows times layers: more are left to the heuristic."""
+ATTEMPTS = 3
+RELAXED = (1.1, 1.25, 1.5, 2.0, 4.0)
+"""Soft thresholds: factors on every layer's capacity, taken one after the other."""
+
+
+def plan_lc_opg(
+    instance: Instance,
+    *,
+    seconds: float | None = None,
+    deterministic_limit: float = 30.0,
+    hybrid: bool = True,
+    workers: int = 2,
+) -> Plan:
+    """Plan as LC-OPG does, for comparison.
+
+    The weights of the first layer are preloaded. Small instances go to CP-SAT whole; larger ones in rolling
+    windows from the last layer back, each fixing what it decided (incremental scheduling). C4 in a window
+    where CP-SAT finds nothing: its largest weight is preloaded and it is asked again (incremental
+    preloading), at last the greedy heuristic packs it. Soft thresholds (higher capacities) are tried only
+    where there is no plan otherwise, as `memory_chunks` alone can bring about: such a plan breaks C3, its
+    `solver` says `respects_capacity` False and `capacity_factor`. Instances beyond MAX_WORK are left to the
+    heuristic.
+
+    Args:
+        instance: the problem.
+        seconds: wall time for CP-SAT in all windows instead of the deterministic limit; not reproducible.
+        deterministic_limit: CP-SAT's deterministic time for all windows together; where a window is asked
+            again, or soft thresholds are tried, as much comes on top.
+        hybrid: take greedy packing wherever it is better than what CP-SAT found in time.
+        workers: CP-SAT's workers.
+
+    Returns:
+        A plan; OPTIMAL or with a lower bound only where one window held everything. INFEASIBLE where none
+        was found: `solver["proven"]` says whether there is none.
+
+    Raises:
+        InputError: a limit that is none, or numbers that CP-SAT cannot sum.
+        MissingExtraError: ortools is not installed.
+    """
+    run = _Run(instance, Limits(deterministic_limit, seconds, workers), hybrid)
+    streamed = run.roll()
+    facts: dict[str, object] = {"strategy": STRATEGY, "hybrid": hybrid, **run.facts}
+    if streamed is not None:
+        bound = run.bound
+        optimal = bound is not None and price(instance, instance.weights, streamed) <= bound
+        return make_plan(instance, streamed, facts, optimal=optimal, bound=bound)
+    facts["proven"] = run.proven_infeasible
+    share = 1 / len(RELAXED)
+    limits = Limits(deterministic_limit * share, None if seconds is None else seconds * share, workers)
+    for factor in RELAXED:
+        streamed = _Run(_relax(instance, factor), limits, hybrid).roll()
+        if streamed is not None:
+            return make_plan(instance, streamed, {**facts, "capacity_factor": factor})
+    return refuse(
+        facts,
+        f"no plan keeps {instance.memory_chunks} chunks of memory, not with {RELAXED[-1]:g} times the load "
+        "capacity either; raise memory_chunks",
+    )
+
+
+def _relax(instance: Instance, factor: float) -> Instance:
+    """Raise each capacity by a factor, at least by a chunk, but not beyond what can be of use."""
+    most = min(instance.total_chunks, MAX_CHUNKS)
+    layers = []
+    for layer in instance.layers:
+        raised = max(layer.capacity_chunks + 1, int(layer.capacity_chunks * factor))
+        layers.append(replace(layer, capacity_chunks=max(layer.capacity_chunks, min(most, raised))))
+    return replace(instance, layers=tuple(layers))
+
+
+def _groups(window: Window) -> Iterator[tuple[Weight, ...]]:
+    """Weights from the last first use back, in groups of about WINDOW_SIZE weights and pairs."""
+    group: list[Weight] = []
+    size = 0
+    pairs = zip(window.weights, count_pairs(window, REACH), strict=True)
+    for w, own in sorted(pairs, key=lambda pair: -pair[0].first_use):
+        if group and size + own + 1 > WINDOW_SIZE:
+            yield tuple(group)
+            group, size = [], 0
+        group.append(w)
+        size += own + 1
+    if group:
+        yield tuple(group)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One pass over an instance: how its windows came out, and what that proves."""
+
+    instance: Instance
+    limits: Limits
+    hybrid: bool
+    windows: int = 1
+    rolling: bool = False
+    bound: int | None = None
+    proven_infeasible: bool = False
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the plan's solver facts tell of the run."""
+        reach = REACH if self.rolling else None
+        return {"windows": self.windows, "window_layers": reach, "outcomes": dict(self.outcomes)}
+
+    def roll(self) -> Chunks | None:
+        """Decide all weights but the first layer's; None where a limit on memory cannot be kept."""
+        first = [w for w in self.instance.weights if w.first_use == 1]
+        left = decide(whole_window(self.instance), first, {})
+        backup = pack(left)
+        layers = len(self.instance.layers)
+        self.rolling = sum(count_pairs(left, layers)) + len(left.weights) > WHOLE_SIZE
+        groups = list(_groups(left)) if self.rolling else [left.weights]
+        self.windows = len(groups)
+        if len(groups) * layers > MAX_WORK:
+            self.outcomes["greedy"] = len(groups)
+            return backup
+        streamed: dict[str, Mapping[int, int]] = {}
+        end = time.monotonic() + (self.limits.seconds or 0.0)
+        for place, group in enumerate(groups):
+            found = self._decide(replace(left, weights=group), self._share(end, len(groups) - place))
+            if found is None:
+                return backup
+            streamed |= found
+            left = decide(left, group, found)
+        if self.bound is not None:
+            self.bound += price(self.instance, first, {})
+        return self._cheaper(self.instance.weights, streamed, backup)
+
+    def _share(self, end: float, windows: int) -> Limits:
+        """Return what the next of the windows left may take."""
+        if self.limits.seconds is not None:
+            return replace(self.limits, seconds=max(0.0, end - time.monotonic()) / windows)
+        return replace(self.limits, deterministic=self.limits.deterministic / self.windows)
+
+    def _decide(self, window: Window, limits: Limits) -> Chunks | None:
+        """Ask CP-SAT; where it finds nothing, preload the largest weight and ask again, or pack greedily."""
+        reach = REACH if self.rolling else len(self.instance.layers)
+        for attempt in range(ATTEMPTS):
+            answer = ask(window, limits, reach=reach)
+            if answer.streamed is not None:
+                self.outcomes[answer.status.lower()] += 1
+                self.bound = None if self.rolling or attempt else answer.bound
+                if answer.status == "OPTIMAL":
+                    return answer.streamed
+                return self._cheaper(window.weights, answer.streamed, pack(window))
+            if answer.status == "INFEASIBLE":
+                # Memory is what lacks: preloading more never helps.
+                self.proven_infeasible = not self.rolling and not attempt
+                break
+            if not window.weights:
+                break
+            largest = max(window.weights, key=lambda w: w.chunks)
+            window = decide(window, [largest], {})
+            self.outcomes["incrementally_preloaded"] += 1
+        self.outcomes["greedy"] += 1
+        return pack(window)
+
+    def _cheaper(self, weights: Sequence[Weight], found: Chunks, packed: Chunks | None) -> Chunks:
+        """In hybrid mode take greedy packing where it is better than what CP-SAT found."""
+        if not self.hybrid or packed is None:
+            return found
+        return min(found, packed, key=lambda streamed: price(self.instance, weights, streamed))
