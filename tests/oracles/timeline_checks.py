@@ -56,12 +56,18 @@ def _loads(found: Timeline, plan: Plan) -> list[dict[str, float]]:
         }
         for k in range(len(runs.nbytes))
     ]
-    planned = sorted([(name, 0) for name in plan.preload] + [(x.weight, x.layer) for x in plan.loads])
-    assert planned == sorted((names[x["weight"]], x["layer"]) for x in loads)
-    by_weight: dict[int, int] = defaultdict(int)
-    for x in loads:
-        by_weight[x["weight"]] += x["nbytes"]
-    assert [by_weight[k] for k in range(len(names))] == [w.nbytes for w in found.instance.weights]
+    planned: dict[tuple[str, float], int] = defaultdict(int)
+    moved: dict[tuple[str, float], int] = defaultdict(int)
+    weights = {w.name: w for w in found.instance.weights}
+    for name in plan.preload:
+        planned[name, 0] += weights[name].nbytes
+    for x in plan.loads:
+        end = (x.first_chunk + x.chunks) * found.instance.chunk_bytes
+        begin = x.first_chunk * found.instance.chunk_bytes
+        planned[x.weight, x.layer] += min(end, weights[x.weight].nbytes) - begin
+    for run in loads:
+        moved[names[int(run["weight"])], run["layer"]] += int(run["nbytes"])
+    assert planned == moved
     return loads
 
 
@@ -73,6 +79,8 @@ def _check_disk(found: Timeline, loads: list[dict[str, float]], rates: Rates, sl
     alone: dict[float, float] = defaultdict(float)
     for x in loads:
         alone[x["layer"]] += x["nbytes"]
+        most = max(rates.request_bytes, found.instance.chunk_bytes)
+        assert x["layer"] == 0 or x["nbytes"] <= most
     free = 0.0
     for k, x in enumerate(loads):
         assert x["read"] >= free

@@ -99,6 +99,7 @@ def test_the_whole_is_as_weak_as_its_weakest_figure():
         {"weight_transform": figure(float("nan"))},
         {"launch_overhead": figure(-1, "us")},
         {"staging_bytes": -1},
+        {"request_bytes": 0},
         {"slowdowns": {"elemental": Slowdown(3.0, 2.0)}},
         {"slowdowns": {name: Slowdown(0.2, 0.5) for name in THRESHOLDS}},
         {"slowdowns": {name: Slowdown(-0.2, 2.0) for name in THRESHOLDS}},

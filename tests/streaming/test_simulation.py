@@ -25,7 +25,7 @@ def figure(value: float, unit: str = "GB/s") -> Figure:
     return Figure(value, unit, Provenance.MEASURED, "a test")
 
 
-RATES = Rates(figure(1), figure(2), figure(0.5), figure(1000, "us"), staging_bytes=None)
+RATES = Rates(figure(1), figure(2), figure(0.5), figure(1000, "us"), staging_bytes=None, request_bytes=10**9)
 """A chunk of a megabyte takes 1 ms from the disk, 0.5 ms in a kernel, 2 ms (+ 1 ms) in a transform."""
 
 
@@ -122,6 +122,34 @@ def test_without_staging_a_layer_reads_what_it_loads_and_nothing_ahead():
     found = simulate_plan(instance, plan(loads=loads), replace(RATES, staging_bytes=0))
     assert found.loads.read_starts_ms.tolist() == [0, 13, 14]
     assert found.layers.waits_ms.tolist() == [2, 2, 0]
+
+
+def test_large_loads_are_read_and_moved_in_requests():
+    # 8 MB beside layer 1 in requests of 3 MB, 4 MB beside layer 2: 3 MB are free when the first has moved.
+    instance = model([8.0] * 3, [(8, 2, 2), (4, 3, 3)])
+    loads = (Load("w0", 1, 8, 0), Load("w1", 2, 4, 0))
+    found = simulate_plan(
+        instance, plan(loads=loads), replace(RATES, staging_bytes=0, request_bytes=3 * MEGABYTE + 5)
+    )
+    assert found.loads.nbytes.tolist() == [3 * MEGABYTE, 3 * MEGABYTE, 2 * MEGABYTE, 3 * MEGABYTE, MEGABYTE]
+    # Layer 1 runs from 8 to 20 and has moved 3, 6 and 8 MB by 12.5, 17 and 20.
+    assert found.loads.ends_ms[:3].tolist() == [12.5, 17, 20]
+    assert found.loads.read_starts_ms.tolist() == [0, 3, 6, 20, 23]
+    roomy = replace(RATES, staging_bytes=8 * MEGABYTE, request_bytes=3 * MEGABYTE)
+    assert simulate_plan(instance, plan(loads=loads), roomy).loads.read_starts_ms.tolist() == [
+        0,
+        3,
+        6,
+        12.5,
+        17,
+    ]
+
+
+def test_enormous_models_are_read_in_larger_requests():
+    instance = Instance(1, (Layer("a", 0, 1.0, "elemental"),) * 2, (Weight("w", 2**31, 2**31, 2, 2),))
+    found = simulate_plan(instance, plan(loads=(Load("w", 1, 2**31, 0),)), replace(RATES, request_bytes=1))
+    assert len(found.loads.nbytes) == 2**17
+    assert found.loads.nbytes.sum() == 2**31
 
 
 def test_the_staging_limit_holds_preloaded_weights_back_too():
@@ -226,6 +254,7 @@ def rates() -> st.SearchStrategy[Rates]:
         gb_s,
         st.sampled_from([0, 250]).map(lambda us: figure(us, "us")),
         st.sampled_from([0, 1024, 5000, None]),
+        st.sampled_from([1, 2048, 10**9]),
     )
 
 

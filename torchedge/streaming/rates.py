@@ -12,10 +12,21 @@ from torchedge.streaming.capacities import THRESHOLDS
 from torchedge.streaming.instances import MEBIBYTE, Layer, LoadClassName
 from torchedge.streaming.latencies import inline_rate
 
-__all__ = ["OVERLOADS", "STAGING_BYTES", "Rates", "Slowdown", "derive_rates", "framework_rates"]
+__all__ = [
+    "OVERLOADS",
+    "REQUEST_BYTES",
+    "STAGING_BYTES",
+    "Rates",
+    "Slowdown",
+    "derive_rates",
+    "framework_rates",
+]
 
 STAGING_BYTES = 16 * MEBIBYTE
 """Unified memory that reading ahead may hold; see docs/streaming.md for what other limits do."""
+
+REQUEST_BYTES = 4 * MEBIBYTE
+"""Bytes that one read asks the disk for; storage reaches its sequential rate with such."""
 
 OVERLOADS: Mapping[LoadClassName, float] = MappingProxyType(
     {"elemental": 2.0, "reusable": 2.0, "hierarchical": 4.0}
@@ -47,10 +58,11 @@ class Rates:
     `disk_read`: from storage to unified memory; `inline_load`: from unified to texture memory by loads inside
     of a running kernel; `weight_transform`: the same by a stand-alone transform before inference, each of
     which costs `launch_overhead` besides. `staging_bytes` is the unified memory that reading ahead may hold
-    (None: any amount).
+    (None: any amount), `request_bytes` the most that one read of a streamed weight brings.
 
     Raises:
-        InputError: a rate is not above 0, an overhead, a limit or a threshold below 0, an overload below 1.
+        InputError: a rate is not above 0, an overhead, a limit or a threshold below 0, an overload or a
+            request below 1.
     """
 
     disk_read: Figure
@@ -58,6 +70,7 @@ class Rates:
     weight_transform: Figure
     launch_overhead: Figure
     staging_bytes: int | None = STAGING_BYTES
+    request_bytes: int = REQUEST_BYTES
     slowdowns: Mapping[LoadClassName, Slowdown] = field(default_factory=_default_slowdowns)
 
     def __post_init__(self) -> None:
@@ -71,6 +84,8 @@ class Rates:
             raise InputError(
                 f"staging_bytes is {self.staging_bytes}; expected at least 0, or None for no limit"
             )
+        if self.request_bytes < 1:
+            raise InputError(f"request_bytes is {self.request_bytes}; expected at least 1")
         missing = [name for name in THRESHOLDS if name not in self.slowdowns]
         if missing:
             raise InputError(f"slowdowns gives nothing for {missing[0]!r}; expected {', '.join(THRESHOLDS)}")

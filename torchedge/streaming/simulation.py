@@ -20,6 +20,9 @@ __all__ = ["simulate_plan"]
 MOST_BYTES = 2**60
 """Sums of bytes stay within 64 bits."""
 
+MOST_REQUESTS = 2**17
+"""Of larger models, one request reads more: the time that a simulation takes stays bounded."""
+
 
 def simulate_plan(
     instance: Instance,
@@ -31,16 +34,17 @@ def simulate_plan(
 ) -> Timeline:
     """Run a plan on a device of three queues that work side by side: disk, transforms, layers.
 
-    The disk reads without gaps, in the order in which the plan needs the weights: the preloaded ones by first
-    use, then the loads layer by layer. A stand-alone transform moves each preloaded weight to texture memory
-    once it is read; layer 1 may start when the last has arrived. A layer starts when the one before has ended
-    and all that it loads has been read: a kernel is not launched on weights that are not there. It takes
-    `rates.loaded_ms` and moves its loads to texture memory one after the other, spread evenly over its run.
+    The disk reads in the order in which the plan needs the weights: the preloaded ones by first use, then the
+    loads layer by layer, in requests of `rates.request_bytes` at most. A stand-alone transform moves each
+    preloaded weight to texture memory once it is read; layer 1 may start when the last has arrived. A layer
+    starts when the one before has ended and all that it loads has been read: a kernel is not launched on
+    weights that are not there. It takes `rates.loaded_ms` and moves its loads to texture memory one after the
+    other, spread evenly over its run.
 
     A read starts when the bytes in unified memory leave room for it within `rates.staging_bytes`; the limit
     gives way for a weight, or the loads of one layer, that alone are larger. Bytes are in unified memory from
     the start of their read to the end of their transform, in texture memory from its start to the end of the
-    last layer that uses the weight; preloaded ones stay to the end of the run, or, where `keep_preloaded` is
+    last layer that uses the weight. Preloaded ones stay to the end of the run, or, where `keep_preloaded` is
     False, to their last use too. `activation_bytes` (one entry a layer) are held from the end of the layer
     before to the end of the layer.
 
@@ -56,7 +60,7 @@ def simulate_plan(
         raise InputError(
             f"activation_bytes has {len(activation_bytes)} entries; expected {count}, one a layer"
         )
-    loads = _order(instance, plan)
+    loads = _order(instance, plan, rates)
     run = _Run(rates)
     _preload(run, [x for x in loads if x.layer == 0])
     initialisation = run.now
@@ -86,11 +90,12 @@ class _Piece:
     nbytes: int
 
 
-def _order(instance: Instance, plan: Plan) -> list[_Piece]:
+def _order(instance: Instance, plan: Plan, rates: Rates) -> list[_Piece]:
     """Return all loads in the order in which they are needed; preloaded weights are loads of layer 0."""
     if plan.status == "INFEASIBLE":
         raise PlanError("the plan is INFEASIBLE; expected one that can run: raise the limits and plan anew")
-    if sum(w.nbytes for w in instance.weights) > MOST_BYTES:
+    total = sum(w.nbytes for w in instance.weights)
+    if total > MOST_BYTES:
         raise InputError(f"the weights of {instance.name} are more than 2^60 bytes; expected fewer")
     places = {w.name: place for place, w in enumerate(instance.weights)}
     for name in (*plan.preload, *(x.weight for x in plan.loads)):
@@ -105,13 +110,17 @@ def _order(instance: Instance, plan: Plan) -> list[_Piece]:
     ranges: list[list[Load]] = [[] for _ in instance.weights]
     for load in (*preloads, *plan.loads):
         ranges[places[load.weight]].append(load)
-    pieces = [x for place, loads in enumerate(ranges) for x in _pieces(instance, place, loads)]
+    request = max(1, max(rates.request_bytes, total // MOST_REQUESTS) // instance.chunk_bytes)
+    pieces = [x for place, loads in enumerate(ranges) for x in _pieces(instance, place, loads, request)]
     return sorted(pieces, key=lambda x: (x.layer, x.first_use, x.weight, x.first_chunk))
 
 
-def _pieces(instance: Instance, place: int, loads: Sequence[Load]) -> Iterator[_Piece]:
-    """Yield the loads of a weight; raise where they are not all of its chunks, each once and in time."""
-    w = instance.weights[place]
+def _pieces(instance: Instance, place: int, loads: Sequence[Load], request: int) -> Iterator[_Piece]:
+    """Yield the loads of a weight, streamed ones in requests of so many chunks at most.
+
+    Raises PlanError where they are not all of its chunks, each once and in time.
+    """
+    w, size = instance.weights[place], instance.chunk_bytes
     ordered = sorted(loads, key=lambda x: x.first_chunk)
     begins = [0, *accumulate(x.chunks for x in ordered)]
     in_time = all(x.chunks > 0 and x.layer < w.first_use for x in ordered)
@@ -121,9 +130,10 @@ def _pieces(instance: Instance, place: int, loads: Sequence[Load]) -> Iterator[_
             f"layers before its first use by layer {w.first_use}; check it with verify_plan"
         )
     for x in ordered:
-        begin = x.first_chunk * instance.chunk_bytes
-        end = min(begin + x.chunks * instance.chunk_bytes, w.nbytes)
-        yield _Piece(x.layer, w.first_use, place, x.first_chunk, end - begin)
+        end = x.first_chunk + x.chunks
+        for first in range(x.first_chunk, end, request if x.layer else x.chunks):
+            nbytes = min(min(first + request, end) * size, w.nbytes) - first * size if x.layer else w.nbytes
+            yield _Piece(x.layer, w.first_use, place, first, nbytes)
 
 
 @dataclass
