@@ -246,7 +246,7 @@ def _draw_latencies(axes: Axes, runs: Sequence[Timeline]) -> None:
         axes.barh(range(len(runs)), widths, left=begin, color=colour, label=label, height=0.72)
         begin += widths
     for place, run in enumerate(runs):
-        times = f" ({run.latency_ms / runs[0].latency_ms:.2g}×)" if place and runs[0].latency_ms else ""
+        times = _times(run.latency_ms, runs[0].latency_ms) if place else ""
         axes.annotate(
             f"{run.latency_ms:,.0f} ms{times}",
             (run.latency_ms, place),
@@ -266,8 +266,7 @@ def _draw_averages(axes: Axes, runs: Sequence[Timeline]) -> None:
         peak, range(len(runs)), "|", color="black", markersize=13, markeredgewidth=2, label="peak memory"
     )
     for place, run in enumerate(runs):
-        first = runs[0].memory.average.total
-        times = f" ({run.memory.average.total / first:.2g}×)" if place and first else ""
+        times = _times(run.memory.average.total, runs[0].memory.average.total) if place else ""
         axes.annotate(
             f"{show_mib(run.memory.average.total)}{times}, peak {show_mib(run.memory.peak.total)}",
             (max(peak[place], average[place]), place),
@@ -277,3 +276,10 @@ def _draw_averages(axes: Axes, runs: Sequence[Timeline]) -> None:
             fontsize=8,
         )
     axes.set_xlim(0, 1.75 * max(peak) or 1)
+
+
+def _times(value: float, first: float) -> str:
+    if not first > 0:
+        return ""
+    ratio = value / first
+    return f" ({ratio:.2f}×)" if ratio < 9.995 else f" ({ratio:,.0f}×)"
