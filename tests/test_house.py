@@ -17,7 +17,7 @@ import torchedge
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torchedge"
 MAX_LINES = 400
-LONG = {"hooks/training_probe.py"}
+LONG = {"hooks/load_probe.py", "hooks/training_probe.py"}
 """A probe is one file, however long: it is pushed to devices on which nothing is installed."""
 MAX_BYTES = 6 << 20
 
