@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from torchedge.errors import InputError
+from torchedge.forests.trees import feature_hash
 from torchedge.graphs import Affine, Graph, Op, Value
 from torchedge.prediction import feature_sets
 from torchedge.prediction.feature_sets import (
@@ -24,7 +25,6 @@ from torchedge.prediction.feature_sets import (
     list_feature_sets,
     registry,
 )
-from torchedge.prediction.forests import feature_hash
 
 MODEL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
 SIZE = (3, 8, 8)

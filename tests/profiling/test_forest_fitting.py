@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchedge.errors import InputError, MissingExtraError, ProfileError
-from torchedge.prediction.forests import evaluate, evaluate_trees
+from torchedge.forests.trees import evaluate, evaluate_trees
 from torchedge.profiling import forest_fitting
 from torchedge.profiling.forest_fitting import (
     conformal_quantiles,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from torchedge.prediction.forests import evaluate
+from torchedge.forests.trees import evaluate
 from torchedge.prediction.intervals import GRID, assumed_errors
 from torchedge.profiling.designs import NOISE
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
 from torchedge.errors import InputError, ProfileError
+from torchedge.forests.files import read_forests, write_forests
+from torchedge.forests.trees import Forest, feature_hash
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
-from torchedge.prediction.forest_files import read_forests, write_forests
-from torchedge.prediction.forests import Forest, feature_hash
 from torchedge.prediction.intervals import ErrorModel, read_scale
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, FORMER_COUNT

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.forests.trees import evaluate
 from torchedge.prediction.feature_sets import feature_values, find_feature_set
-from torchedge.prediction.forests import evaluate
 from torchedge.prediction.profiles import load_models
 from torchedge.profiling.accuracy import Score, splits
 from torchedge.profiling.forest_fitting import fit_forest

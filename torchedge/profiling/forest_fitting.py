@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from torchedge.errors import InputError, MissingExtraError, ProfileError
-from torchedge.prediction.forests import LEAF, MAX_DEPTH, Forest, build_forest, evaluate
+from torchedge.forests.trees import LEAF, MAX_DEPTH, Forest, build_forest, evaluate
 
 __all__ = ["Learner", "conformal_quantiles", "convert_model", "fit_forest", "predict_left_out"]
 

@@ -155,7 +155,7 @@ def _memories(
 
 def _published(samples: Samples, train: Mask, test: Mask) -> FloatArray:
     """perf4sight, section 4: extremely randomised trees from its inference columns to the figure itself."""
-    from torchedge.prediction.forests import evaluate
+    from torchedge.forests.trees import evaluate
     from torchedge.profiling.forest_fitting import fit_forest
 
     known, asked = (columns_of(samples, rows, INFERENCE.name) for rows in (train, test))

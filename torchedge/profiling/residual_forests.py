@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.prediction.forests import Forest, build_forest, evaluate
+from torchedge.forests.trees import Forest, build_forest, evaluate
 from torchedge.profiling.designs import NOISE
 from torchedge.profiling.forest_fitting import fit_forest, predict_left_out
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import ProfileError
+from torchedge.forests.trees import Forest
 from torchedge.prediction.feature_sets import INFERENCE, feature_rows, find_feature_set
-from torchedge.prediction.forests import Forest
 from torchedge.prediction.intervals import (
     GRID,
     DistanceScale,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import MissingExtraError, ProfileError
-from torchedge.prediction.forests import Forest
+from torchedge.forests.trees import Forest
 from torchedge.prediction.memory.workspaces import (
     PHASES,
     WORKSPACE_FEATURES,

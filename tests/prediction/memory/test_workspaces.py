@@ -11,7 +11,7 @@ from torch import nn
 
 from torchedge.devices import find_device, write_device
 from torchedge.errors import ProfileError
-from torchedge.prediction.forest_files import write_forests
+from torchedge.forests.files import write_forests
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import simulate
 from torchedge.prediction.memory.stepping import write_tape

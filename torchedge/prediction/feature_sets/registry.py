@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchedge.errors import InputError
+from torchedge.forests.trees import feature_hash
 from torchedge.graphs import Graph
 from torchedge.prediction.feature_sets.convolutions import Amount, Convolutions, convolution_calls
-from torchedge.prediction.forests import feature_hash
 
 __all__ = [
     "Curve",

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.forests.trees import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.feature_sets import set_of_names
-from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.intervals import DistanceScale, ErrorModel
 from torchedge.prediction.latency.roofline import (
     Terms,

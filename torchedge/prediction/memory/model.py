@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.forests.trees import Forest, evaluate, features_outside, outside_hull
 from torchedge.graphs import Graph
 from torchedge.prediction.feature_sets import set_of_names
-from torchedge.prediction.forests import Forest, evaluate, features_outside, outside_hull
 from torchedge.prediction.intervals import ErrorModel
 from torchedge.prediction.memory.anchors import peaks_mib
 from torchedge.prediction.memory.stepping import multiplies

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchedge.devices import Device
 from torchedge.errors import ProfileError
-from torchedge.prediction.forest_files import read_forests, write_forests
+from torchedge.forests.files import read_forests, write_forests
 from torchedge.prediction.memory.workspaces import PHASES, WORKSPACE_FEATURES, WorkspaceModel
 from torchedge.storage import file_sha256, resolve_inside
 

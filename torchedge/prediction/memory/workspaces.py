@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.prediction.forests import Forest, evaluate
+from torchedge.forests.trees import Forest, evaluate
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchedge.errors import InputError, ProfileError
-from torchedge.prediction import forests as forests_module
-from torchedge.prediction.forest_files import read_forests, write_forests
-from torchedge.prediction.forests import (
+from torchedge.forests import trees as forests_module
+from torchedge.forests.files import read_forests, write_forests
+from torchedge.forests.trees import (
     Forest,
     build_forest,
     evaluate,

@@ -2,7 +2,7 @@
 
 Forest ``gamma`` is the four tensors ``gamma.feature`` (int16, -1 marks a leaf), ``gamma.payload`` (float32),
 ``gamma.sizes`` (int32, nodes of each tree) and ``gamma.hull`` (float32, 2 x features), with the JSON document
-``gamma`` in the metadata for what is not an array. Six bytes a node; ``forests`` explains a tree's layout.
+``gamma`` in the metadata for what is not an array. Six bytes a node; ``trees`` explains a tree's layout.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchedge.errors import ProfileError
-from torchedge.prediction.forests import LEAF, MAX_FEATURES, Forest, build_forest, feature_hash
+from torchedge.forests.trees import LEAF, MAX_FEATURES, Forest, build_forest, feature_hash
 from torchedge.storage.documents import parse_json
 from torchedge.storage.tensors import read_tensors, write_tensors
 

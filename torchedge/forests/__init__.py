@@ -1,0 +1,1 @@
+"""Forests of regression trees: evaluated with numpy alone, stored without pickle."""
