@@ -115,7 +115,7 @@ def search(
                 known = following.get(after)
                 if known is None or total < known[0]:
                     following[after] = (total, (past, refused) if refused else past)
-        seen += len(following)
+        seen += sum(1 + len(state) // 16 for state in following)
         if seen > most_states:
             return Labels(None, frozenset(), False, seen)
         states = _undominated(following, slot + 1, best, outlook, width)

@@ -11,7 +11,7 @@ from torchedge.errors import MissingExtraError
 from torchedge.streaming.solving.packing import Packing, residency
 from torchedge.streaming.solving.problems import Job, Part, Problem
 
-__all__ = ["Smallest", "rooms", "smallest_memory", "whole_chunks"]
+__all__ = ["Smallest", "rooms", "smallest_memory", "staying_chunks", "whole_chunks"]
 
 NODES = 2_000
 """Nodes after which the search for the smallest limit settles for what it has."""
@@ -35,19 +35,26 @@ def whole_chunks(problem: Problem, jobs: Sequence[Job], packing: Packing) -> lis
     return [int(x) for x in np.cumsum(change)[:-1]]
 
 
-def rooms(problem: Problem, part: Part, limit: int) -> list[int]:
-    """Most chunks that a part may have in flight by slot.
-
-    Weights of other parts that are used again later (their last use is after their first) stay in flight in
-    its slots: they are counted as if all of them were streamed.
-    """
-    own = {job.weight for job in part.jobs}
+def staying_chunks(problem: Problem, jobs: Iterable[Job]) -> list[int]:
+    """Chunks in flight by slot of weights that are used again later, between those uses."""
     change = [0] * (problem.layers + 1)
-    for job in problem.jobs:
-        if job.last < job.release - 1 and job.weight not in own:
+    for job in jobs:
+        if job.last < job.release - 1:
             change[job.last] += job.chunks
             change[job.release - 1] -= job.chunks
-    return [max(0, limit - int(x)) for x in np.cumsum(change)[:-1]]
+    return [int(x) for x in np.cumsum(change)[:-1]]
+
+
+def rooms(problem: Problem, part: Part, limit: int, staying: Sequence[int]) -> list[int]:
+    """Most chunks that a part may have in flight by slot.
+
+    staying: of all weights. Those of other parts are counted as if all of them were streamed.
+    """
+    room = [limit - chunks for chunks in staying]
+    for job in part.jobs:
+        for slot in range(job.last, job.release - 1):
+            room[slot] += job.chunks
+    return [max(0, chunks) for chunks in room]
 
 
 def smallest_memory(problem: Problem) -> Smallest:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
-import numpy as np
-
+from torchedge.streaming.solving.ascent import ascend
 from torchedge.streaming.solving.labels import Outlook, search
-from torchedge.streaming.solving.packing import ORDERS, pack, residency
+from torchedge.streaming.solving.packing import ORDERS, pack
 from torchedge.streaming.solving.prices import Bound, Floats, Relaxation
-from torchedge.streaming.solving.problems import Job, Part, Problem
+from torchedge.streaming.solving.problems import Part, Problem
 from torchedge.streaming.solving.selection import Choice, Judge, improve, judge, repair
 
 __all__ = ["Solved", "solve_part"]
@@ -21,6 +21,12 @@ STAGES = 4
 ROUNDS = 10
 """Rounds of column generation a stage."""
 EVALUATIONS = 3_000
+ASCENT = 1_000
+"""Rounds of subgradient ascent."""
+FULL_WORK = 200_000
+"""Jobs x slots up to which all rounds are made; beyond, fewer in proportion."""
+MOST_WORK = 2_000_000
+"""Jobs x slots of a part beyond which its bound is that of the ascent."""
 BEAM_WIDTH = 24
 BEAM_WORK = 40_000
 """A beam is tried where slots x jobs are fewer."""
@@ -54,11 +60,18 @@ def solve_part(
         if quick.cost is not None and quick.proven:
             return Solved(Choice(quick.cost, quick.refused, orders[0]), quick.cost, "exact")
     price = judge(problem, part, room, orders)
+    choice = repair(part, price, frozenset(), [float(job.chunks) for job in part.jobs])
+    climbed, prices = ascend(problem, part, choice.cost, rounds=int(ASCENT * effort))
+    work = len(part.jobs) * (part.end - part.start)
+    if work > MOST_WORK:
+        lowest = max(0, ceil(climbed - 1e-6 * max(1.0, abs(climbed))))
+        return Solved(choice, min(choice.cost, lowest), "ascent")
     relaxation = Relaxation(problem, part, in_flight=limit if room is not None else None)
-    choice = _first(problem, part, price, relaxation)
+    _begin(problem, part, choice, prices, relaxation)
     lowest, method = 0, "priced"
+    rounds = max(1, int(ROUNDS * effort * min(1.0, FULL_WORK / work)))
     for stage in range(1, STAGES + 1):
-        bound = relaxation.improve(max(1, int(ROUNDS * effort)), target=choice.cost)
+        bound = relaxation.improve(rounds, target=choice.cost)
         lowest = max(lowest, bound.whole)
         final = stage == STAGES or relaxation.tight
         if choice.cost > lowest and uniform and room is None:
@@ -77,39 +90,17 @@ def solve_part(
     return Solved(choice, min(lowest, choice.cost), method)
 
 
-def _first(problem: Problem, part: Part, price: Judge, relaxation: Relaxation) -> Choice:
-    """Refuse the fewest, largest first, and give the relaxation the schedules of what is streamed."""
-    choice = repair(part, price, frozenset(), [float(job.chunks) for job in part.jobs])
+def _begin(problem: Problem, part: Part, choice: Choice, prices: Floats, relaxation: Relaxation) -> None:
+    """Give a relaxation the schedules of a plan, and prices to start from."""
     positions = {job.weight: k for k, job in enumerate(part.jobs)}
     streamed = [job for job in part.jobs if job.weight not in choice.refused]
     served: dict[int, list[tuple[int, int]]] = {}
-    packing = pack(problem, streamed, ORDERS[choice.order], end=part.end, record=True)
-    for slot, weight, chunks in packing.served:
+    for slot, weight, chunks in pack(
+        problem, streamed, ORDERS[choice.order], end=part.end, record=True
+    ).served:
         served.setdefault(positions[weight], []).append((slot, chunks))
     relaxation.add(served)
-    relaxation.seed(_guess(problem, part, streamed, packing.finish))
-    return choice
-
-
-def _guess(problem: Problem, part: Part, streamed: Sequence[Job], finish: Mapping[int, int]) -> Floats:
-    """Guess prices from a packing.
-
-    A chunk more in a slot lets every job that ends later in the same busy stretch end earlier, by one chunk
-    over the capacity of the slot it ends in.
-    """
-    worth = np.zeros(part.end - part.start)
-    for job in streamed:
-        slot = finish[job.weight]
-        worth[slot - part.start] += job.late / max(1, int(problem.capacity[slot]))
-    prices = np.zeros(part.end - part.start)
-    held = residency(problem, streamed)
-    running = 0.0
-    for slot in range(part.end - 1, part.start - 1, -1):
-        if slot + 1 >= part.end or held[slot + 1] <= 0:
-            running = 0.0
-        running += float(worth[slot - part.start])
-        prices[slot - part.start] = running
-    return prices
+    relaxation.seed(prices)
 
 
 def _beam(problem: Problem, part: Part, choice: Choice, outlook: Outlook, width: int) -> Choice:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 from torchedge.errors import InputError
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import Load, Plan
-from torchedge.streaming.solving.limits import Smallest, rooms, smallest_memory, whole_chunks
+from torchedge.streaming.solving.limits import Smallest, rooms, smallest_memory, staying_chunks, whole_chunks
 from torchedge.streaming.solving.packing import ORDERS, pack, residency
 from torchedge.streaming.solving.parts import Solved, solve_part
 from torchedge.streaming.solving.problems import Job, Part, Problem, make_problem, segments
@@ -24,6 +25,8 @@ PREMIUMS = (0, 1, 4, 1000)
 """What preloading is made dearer by, in whole prices per chunk, where memory limits preloaded weights too."""
 FLIGHTS = 12
 """How many limits on chunks in flight are tried there."""
+MOST_FORCED = 1_000
+"""Refusals forced one by one; beyond them everything is refused."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class _Draft:
     cost: int
     bound: int
 
-    @property
+    @cached_property
     def refused(self) -> frozenset[int]:
         return frozenset(w for _, solved in self.parts for w in solved.choice.refused)
 
@@ -75,10 +78,11 @@ def _draft(problem: Problem, limit: int | None, effort: float) -> _Draft:
     parts = []
     cost = bound = problem.fixed_cost
     full = residency(problem, problem.jobs) if limit is not None else []
+    staying = staying_chunks(problem, problem.jobs) if limit is not None else []
     for part in segments(problem, limit):
         room = None
         if limit is not None and any(x > limit for x in full[max(0, part.start - 1) : part.end]):
-            room = rooms(problem, part, limit)
+            room = rooms(problem, part, limit, staying)
         key = _signature(problem, part, room)
         solved = known.get(key)
         if solved is None:
@@ -145,11 +149,16 @@ def _held(problem: Problem, draft: _Draft, whole: bool) -> list[int]:
 def _limited(problem: Problem, free: _Draft, whole: bool, effort: float) -> tuple[_Draft | None, int]:
     """The cheapest draft that keeps the limits (None: none was found), and a lower bound."""
     bound = free.bound
-    drafts = [_forced(problem, free, whole)]
+    drafts: list[_Draft] = []
+    if problem.memory is not None and not whole:
+        smallest = smallest_memory(problem)
+        if smallest.proven and smallest.chunks > problem.memory:
+            return None, bound
+        drafts += _refusing(problem, smallest.refused)
     if problem.memory is None and not whole:
         draft = _draft(problem, problem.in_flight, effort)
-        drafts += [draft, _forced(problem, draft, whole)]
         bound = max(bound, draft.bound)
+        drafts.append(_forced(problem, draft, whole))
     elif problem.memory is not None:
         for flight in _flights(problem):
             for premium in PREMIUMS:
@@ -158,24 +167,26 @@ def _limited(problem: Problem, free: _Draft, whole: bool, effort: float) -> tupl
                 if _kept(problem, draft, whole):
                     break
     kept = [draft for draft in drafts if _kept(problem, draft, whole)]
-    if not kept and not whole:
-        drafts = _refusing(problem, smallest_memory(problem).refused)
+    if not kept:
+        drafts = [_forced(problem, free, whole)]
         kept = [draft for draft in drafts if _kept(problem, draft, whole)]
     return (min(kept, key=lambda d: d.cost) if kept else None), bound
 
 
 def _forced(problem: Problem, draft: _Draft, whole: bool) -> _Draft:
     """Refuse the largest of what is in flight where most is, until the limits are kept or nothing is left."""
-    while not _kept(problem, draft, whole):
+    for _ in range(MOST_FORCED):
+        if _kept(problem, draft, whole):
+            return draft
         held = _held(problem, draft, whole)
         worst = max(range(len(held)), key=held.__getitem__)
         streamed = [job for job in problem.jobs if job.weight not in draft.refused]
         there = [job for job in streamed if job.last <= worst] or streamed
         if not there:
-            break
+            return draft
         victim = max(there, key=lambda job: (job.release > worst, job.chunks, job.weight))
         draft = _without(draft, problem, victim)
-    return draft
+    return _refusing(problem, frozenset(job.weight for job in problem.jobs))[0]
 
 
 def _without(draft: _Draft, problem: Problem, victim: Job) -> _Draft:
