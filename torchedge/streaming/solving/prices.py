@@ -138,6 +138,8 @@ class Relaxation:
         """Generate columns for some more rounds, or until the bound is tight or reaches `target`."""
         if self._prices is None:
             self._prices = self._no_prices()
+        if not self._columns:
+            self.tight = not self._tried(self._prices)
         for _ in range(rounds):
             if self.tight or self._best > target - 1 + TOLERANCE:
                 break
