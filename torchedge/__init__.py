@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchedge.api import Predictor, capture, features, predict, search, simulate
+    from torchedge.api import Predictor, capture, features, plan, predict, search, simulate
     from torchedge.devices import Device, find_device, list_devices
     from torchedge.errors import (
         CaptureError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchedge.searching.pruning_space import PruningSpace
     from torchedge.searching.results import Search
     from torchedge.searching.spaces import SearchSpace
+    from torchedge.streaming.streaming_plans import StreamingPlan
 
 __version__ = "0.1.0"
 
@@ -45,19 +46,21 @@ __all__ = [
     "PruningSpace",
     "Search",
     "SearchSpace",
+    "StreamingPlan",
     "TorchedgeError",
     "__version__",
     "capture",
     "features",
     "find_device",
     "list_devices",
+    "plan",
     "predict",
     "search",
     "simulate",
 ]
 
 _HOMES = {
-    "torchedge.api": ("Predictor", "capture", "features", "predict", "search", "simulate"),
+    "torchedge.api": ("Predictor", "capture", "features", "plan", "predict", "search", "simulate"),
     "torchedge.devices": ("Device", "find_device", "list_devices"),
     "torchedge.errors": (
         "CaptureError",
@@ -74,6 +77,7 @@ _HOMES = {
     "torchedge.searching.pruning_space": ("PruningSpace",),
     "torchedge.searching.results": ("Search",),
     "torchedge.searching.spaces": ("SearchSpace",),
+    "torchedge.streaming.streaming_plans": ("StreamingPlan",),
 }
 _LAZY = {name: module for module, names in _HOMES.items() for name in names}
 """Public name -> module that defines it: the one table to extend."""

@@ -19,12 +19,17 @@ from torchedge.searching.driver import SearchProgress, check_score, make_task, r
 from torchedge.searching.evolution import Recipe
 from torchedge.searching.results import Search
 from torchedge.searching.spaces import SearchSpace
+from torchedge.streaming.capacities import LAMBDA
 from torchedge.tracing.capturing import capture
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Predictor", "capture", "features", "predict", "search", "simulate"]
+    from torchedge.streaming.layering import Precision
+    from torchedge.streaming.planning import Fusion
+    from torchedge.streaming.streaming_plans import StreamingPlan
+
+__all__ = ["Predictor", "capture", "features", "plan", "predict", "search", "simulate"]
 
 Mode = Literal["train", "infer"]
 Model = Any
@@ -193,6 +198,50 @@ def search(
     )
     path = None if journal is None else Path(journal)
     return run_search(task, check_score(score, batched), workers=workers, journal=path, progress=progress)
+
+
+def plan(
+    model: Model,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    *,
+    device: str | Path | Device | None = None,
+    memory_limit: int | str | None = None,
+    input_size: tuple[int, ...] | None = None,
+    precision: Precision = "float16",
+    m_peak: int | str | None = "500MiB",
+    lam: float = LAMBDA,
+    chunk: int | str = "256KiB",
+    fusion: Fusion = "adaptive",
+    effort: float = 1.0,
+) -> StreamingPlan:
+    """Plan which layer of an inference loads which weights, for models larger than the memory (FlashMem).
+
+    model, example, input_size, device: as in `predict`; batch size 1. Weights may be on the meta device.
+    memory_limit: all that the run may hold (weights, activations, what is read ahead), in bytes or as
+    "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
+    precision: "float16", "float32" or "model", in which weights and activations are stored.
+    lam: the weight of preloaded chunks against loading distances (section 3.1): towards 1 fewer weights are
+    resident, towards 0 more are preloaded and executing takes less time.
+    chunk: the unit of loading. fusion: "adaptive" (section 4.3), "all" or "none". effort: how hard the solver
+    tries; the same effort gives the same plan.
+    Returns a StreamingPlan, verified: `print` it, `.to_json()`, `.plot()`, `.layers`, `.timeline`.
+    Raises InputError, CaptureError, DeviceError, and PlanError, which names a limit that works.
+    """
+    from torchedge.streaming.planning import plan_graph
+
+    found = device if isinstance(device, Device) else _chosen_device(device)
+    graph = _graph(model, 1, mode="infer", input_size=input_size, example=example)
+    return plan_graph(
+        graph,
+        found,
+        memory_limit=memory_limit,
+        m_peak=m_peak,
+        lam=lam,
+        chunk=chunk,
+        precision=precision,
+        fusion=fusion,
+        effort=effort,
+    )
 
 
 def _graph(

@@ -1,0 +1,190 @@
+"""The result of `torchedge.plan`: which layer loads what, what that takes, and what it saves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from torchedge.devices import Device
+from torchedge.errors import InputError
+from torchedge.storage import Document
+from torchedge.streaming.budgets import Budgeted
+from torchedge.streaming.capacities import Capacities
+from torchedge.streaming.instances import MEBIBYTE, Instance, instance_document
+from torchedge.streaming.operations import InferenceGraph
+from torchedge.streaming.plans import Plan, plan_document
+from torchedge.streaming.rates import Rates, framework_rates
+from torchedge.streaming.simulation import simulate_plan
+from torchedge.streaming.strategies.naive import preload_everything
+from torchedge.streaming.timelines import Timeline, timeline_document
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["LayerRow", "Picture", "StreamingPlan"]
+
+Picture = Literal["memory", "gantt", "comparison"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One layer of a plan: number from 1, class, capacity and loads (chunks), times (ms), memory (MiB)."""
+
+    number: int
+    name: str
+    load_class: str
+    capacity_chunks: int
+    loaded_chunks: int
+    loads: tuple[str, ...]
+    latency_ms: float
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True)
+class StreamingPlan:
+    """An overlap plan of a model on a device, verified, with its simulated run (FlashMem).
+
+    `plan` and `instance` are what the files hold; `timeline` is the simulated run, `preloading` that of
+    loading everything before, as existing frameworks do. `memory_limit` is in bytes. `relaxation` above 1
+    says that load capacities had to be exceeded, by that factor at most, for the limit to be kept.
+    """
+
+    graph: InferenceGraph
+    device: Device
+    capacities: Capacities
+    rates: Rates
+    budgeted: Budgeted
+    memory_limit: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def instance(self) -> Instance:
+        """The problem that the plan solves; its capacities are the relaxed ones where there are such."""
+        return self.budgeted.planned
+
+    @property
+    def plan(self) -> Plan:
+        """The overlap plan."""
+        return self.budgeted.plan
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulated run of the plan."""
+        return self.budgeted.timeline
+
+    @property
+    def relaxation(self) -> float:
+        """The factor by which load capacities may be exceeded: 1 unless the limit asked for more."""
+        return self.budgeted.relaxation
+
+    @property
+    def status(self) -> str:
+        """OPTIMAL (proven) or FEASIBLE (with a gap)."""
+        return self.plan.status
+
+    @cached_property
+    def preloading(self) -> Timeline:
+        """The simulated run that preloads every weight, at the rates of existing frameworks."""
+        plan = preload_everything(self.budgeted.instance)
+        return simulate_plan(
+            self.budgeted.instance, plan, framework_rates(self.device), self.graph.activation_bytes
+        )
+
+    @property
+    def layers(self) -> tuple[LayerRow, ...]:
+        """The per-layer table."""
+        loads: dict[int, list[tuple[str, int]]] = {}
+        for load in self.plan.loads:
+            loads.setdefault(load.layer, []).append((load.weight, load.chunks))
+        runs = self.timeline.layers
+        return tuple(
+            LayerRow(
+                number,
+                layer.name,
+                layer.load_class,
+                layer.capacity_chunks,
+                sum(chunks for _, chunks in loads.get(number, [])),
+                tuple(f"{weight} ({chunks})" for weight, chunks in loads.get(number, [])),
+                layer.latency_ms,
+                float(runs.starts_ms[number - 1]),
+                float(runs.ends_ms[number - 1]),
+            )
+            for number, layer in enumerate(self.budgeted.instance.layers, 1)
+        )
+
+    def __str__(self) -> str:
+        from torchedge.streaming.plan_texts import describe
+
+        return describe(self)
+
+    def document(self) -> Document:
+        """Return everything as plain data: plan, instance, simulated runs, provenance."""
+        return {
+            "model": self.graph.name,
+            "device": self.device.name,
+            "precision": self.graph.precision,
+            "memory_limit_bytes": self.memory_limit,
+            "relaxation": self.relaxation,
+            "plan": plan_document(self.plan),
+            "instance": instance_document(self.instance),
+            "simulated": timeline_document(self.timeline),
+            "preload_everything": timeline_document(self.preloading),
+            "capacities": {
+                "provenance": str(self.capacities.provenance),
+                "source": self.capacities.source,
+            },
+            "notes": list(self.notes),
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return everything as JSON text; with a path, write it there too (atomically).
+
+        Raises:
+            ProfileError: the file cannot be written.
+        """
+        from torchedge.storage import write_json
+
+        document = self.document()
+        if path is not None:
+            write_json(path, document)
+        return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
+
+    def plot(self, kind: Picture = "memory", *, layers: tuple[int, int] | None = None) -> Figure:
+        """Draw the memory over time, the loads against the layers ("gantt"), or the run beside preloading.
+
+        layers: first and last layer of a Gantt chart.
+
+        Raises:
+            InputError: there is no such picture.
+            MissingExtraError: matplotlib is not installed.
+        """
+        from torchedge.streaming.figures import draw_comparison, draw_memory
+        from torchedge.streaming.gantt_charts import draw_gantt
+
+        if kind not in get_args(Picture):
+            raise InputError(f"the picture is {kind!r}; expected one of {', '.join(get_args(Picture))}")
+        if kind == "gantt":
+            return draw_gantt(self.timeline, layers=layers)
+        if kind == "comparison":
+            return draw_comparison([self.timeline, self.preloading], labels=["streamed", "preloaded"])
+        return draw_memory(self.timeline, limit_bytes=self.memory_limit)
+
+    def sources(self) -> Sequence[str]:
+        """Where the figures behind the plan come from, with their provenance."""
+        figures = (self.rates.disk_read, self.rates.inline_load, self.rates.weight_transform)
+        names = ("disk read", "load inside a kernel", "transform before the run")
+        told = [
+            f"{name} {figure.value:g} {figure.unit} ({figure.provenance})"
+            for name, figure in zip(names, figures, strict=True)
+        ]
+        return [f"capacities: {self.capacities.source} ({self.capacities.provenance})", *told]
+
+    @property
+    def preloaded_mib(self) -> float:
+        """MiB of weights loaded before the first layer."""
+        return self.timeline.preloaded_bytes / MEBIBYTE
