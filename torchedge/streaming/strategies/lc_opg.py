@@ -42,7 +42,7 @@ def plan_lc_opg(
     seconds: float | None = None,
     deterministic_limit: float = 30.0,
     hybrid: bool = True,
-    workers: int = 2,
+    workers: int = 4,
 ) -> Plan:
     """Plan as LC-OPG does, for comparison.
 
@@ -139,6 +139,9 @@ class _Run:
         """Decide all weights but the first layer's; None where a limit on memory cannot be kept."""
         first = [w for w in self.instance.weights if w.first_use == 1]
         left = decide(whole_window(self.instance), first, {})
+        if left.memory is not None and min(left.memory[1:]) < 0:
+            self.proven_infeasible = True  # the first layer's weights alone are too many
+            return None
         backup = pack(left)
         layers = len(self.instance.layers)
         self.rolling = sum(count_pairs(left, layers)) + len(left.weights) > WHOLE_SIZE
