@@ -13,9 +13,10 @@ that have not slowed down by half. Tensors are stored in half precision and comp
 extra bytes are taken from all over a pool that is larger than caches.
 
 The output starts with a row on the machine ("environment"); then each row is a kernel of one size and one
-work-group shape, with its time alone and under each load (medians of interleaved runs, ms; events of the
-device where it times them), or a stand-alone copy from buffer to image ("copy"). Started again with the same
---out, it goes on where it stopped. Sizes that take too long on a slow device are left out.
+work-group shape, with its time alone and under each load ("loads": bytes, median of interleaved runs, the
+shortest of them, in ms, by the events of the device where it times them), or a stand-alone copy from buffer
+to image ("copy"). Started again with the same --out, it goes on where it stopped. Sizes that take too long on
+a slow device are left out.
 """
 
 import argparse
@@ -245,6 +246,11 @@ def cases(quick):
 # how it is measured -----------------------------------------------------------------------------------------
 
 
+def rounded(ms):
+    """Return a time to five digits."""
+    return float("{:.5g}".format(ms))
+
+
 class Bench:
     """A device's context, queue and compiled kernels, and the buffers of the case at hand."""
 
@@ -336,12 +342,14 @@ class Bench:
         return times
 
     def measure(self, loads, repeats):
-        """Return the median times under each load, in ms, and the number of runs."""
+        """Return the median and the shortest time under each load, in ms, and the number of runs."""
         start = time.perf_counter()
         self.round(loads)
         seconds = max(time.perf_counter() - start, 1e-6)
         rounds = [self.round(loads) for _ in range(max(repeats, min(10 * repeats, int(WARM_S / seconds))))]
-        return [float("{:.5g}".format(statistics.median(times))) for times in zip(*rounds)], len(rounds)
+        return [(rounded(statistics.median(times)), rounded(min(times))) for times in zip(*rounds)], len(
+            rounds
+        )
 
     def run(self, made, repeats, quick):
         """Measure a case alone and under loads; return its row."""
@@ -359,7 +367,7 @@ class Bench:
         self.round(loads)
         times, runs = self.measure(loads, repeats)
         row = {key: made[key] for key in made if key not in ("inputs", "scalars", "options")}
-        row["loads"] = [[count * TEXEL, ms] for count, ms in zip(loads, times)]
+        row["loads"] = [[count * TEXEL, ms, least] for count, (ms, least) in zip(loads, times)]
         return dict(row, runs=runs)
 
     def copy(self, nbytes, local, repeats):
@@ -368,8 +376,15 @@ class Bench:
         self.prepare(case("copy", "copy", [nbytes], 0, [], 0, [min(texels, 1 << 20)], [local]))
         self.target = self.texture(texels)
         self.round([texels])
-        (ms,), runs = self.measure([texels], repeats)
-        return {"kernel": "copy", "size": [nbytes], "local": [local], "ms": ms, "runs": runs}
+        ((ms, least),), runs = self.measure([texels], repeats)
+        return {
+            "kernel": "copy",
+            "size": [nbytes],
+            "local": [local],
+            "ms": ms,
+            "least_ms": least,
+            "runs": runs,
+        }
 
 
 # the rows ---------------------------------------------------------------------------------------------------
@@ -491,7 +506,7 @@ def rows_of(bench, environment, done, arguments):
                 row = {name: made[name] for name in ("kernel", "size", "local")}
                 row["reason"] = " ".join(str(error).split())[:200]
             yield row
-        if sum(ms for _, ms in row.get("loads", ())) > most_ms:
+        if sum(ms for _, ms, _ in row.get("loads", ())) > most_ms:
             slow.add(kind)
     for nbytes in (1 << 20, 4 << 20, 16 << 20, 64 << 20):
         for local in (64, 256):
