@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torchedge.devices import Device, find_device
 from torchedge.streaming.capacities import make_instance
@@ -23,6 +24,7 @@ from torchedge.streaming.operations import InferenceGraph
 from torchedge.streaming.plans import Plan
 from torchedge.streaming.rates import derive_rates
 from torchedge.streaming.simulation import simulate_plan
+from torchedge.streaming.solving import solve
 from torchedge.streaming.splitting import AdaptiveFusion, Outcome, split_adaptively
 from torchedge.streaming.strategies import STRATEGIES
 from torchedge.streaming.verification import check_plan
@@ -50,16 +52,22 @@ class Found:
     fusion: AdaptiveFusion
     solved: int
     seconds: float
+    slowest: float
 
 
-def study(name: str, device: Device, solve: Callable[[Instance], Plan], options: argparse.Namespace) -> Found:
+def study(
+    name: str, device: Device, planner: Callable[[Instance], Plan], options: argparse.Namespace
+) -> Found:
     """Capture one model, fuse and split it, check and simulate the three plans."""
     model, _ = load_model(name)
     graph = lay_out(capture(model, mode="infer", batch_size=1))
     solved: list[tuple[Instance, Plan]] = []
+    times: list[float] = []
 
     def remember(instance: Instance) -> Plan:
-        plan = solve(instance)
+        begun = time.perf_counter()
+        plan = planner(instance)
+        times.append(time.perf_counter() - begun)
         check_plan(instance, plan)
         solved.append((instance, plan))
         return plan
@@ -81,7 +89,7 @@ def study(name: str, device: Device, solve: Callable[[Instance], Plan], options:
         run(assemble(graph, find_groups(graph)), fusion.fused, *solved[1], device),
         run(fusion.graph, fusion.chosen, fusion.instance, fusion.plan, device),
     )
-    return Found(name, stages, fusion, len(solved), seconds)
+    return Found(name, stages, fusion, len(solved), seconds, max(times))
 
 
 def run(graph: InferenceGraph, outcome: Outcome, instance: Instance, plan: Plan, device: Device) -> Stage:
@@ -151,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(PAPER_MODELS), default=list(PAPER_MODELS))
     parser.add_argument("--strategy", choices=["solve", *STRATEGIES], default="solve")
+    parser.add_argument("--effort", type=float, default=1.0, help="of solve; less is faster")
     parser.add_argument("--device", default="adreno-750")
     parser.add_argument("--latency-price", type=float, default=1.0)
     parser.add_argument("--alpha", type=float, default=0.1)
@@ -159,15 +168,14 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=int, default=24)
     options = parser.parse_args()
-    if options.strategy == "solve":
-        from torchedge.streaming.solving import solve
-    else:
-        solve = STRATEGIES[options.strategy]
+    strategies = {"solve": partial(solve, effort=options.effort), **STRATEGIES}
     device = find_device(options.device)
     found = []
     for name in options.only:
-        found.append(study(name, device, solve, options))
-        print(f"{name}: {found[-1].fusion.gain:,.1f} gained", flush=True)
+        found.append(study(name, device, strategies[options.strategy], options))
+        last = found[-1]
+        gained = f"{last.fusion.gain:,.1f} gained; {last.solved} solved, the slowest in {last.slowest:.1f} s"
+        print(f"{name}: {gained}", flush=True)
     print_found(found)
 
 
