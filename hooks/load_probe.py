@@ -346,10 +346,9 @@ class Bench:
         start = time.perf_counter()
         self.round(loads)
         seconds = max(time.perf_counter() - start, 1e-6)
-        rounds = [self.round(loads) for _ in range(max(repeats, min(10 * repeats, int(WARM_S / seconds))))]
-        return [(rounded(statistics.median(times)), rounded(min(times))) for times in zip(*rounds)], len(
-            rounds
-        )
+        count = max(repeats, min(10 * repeats, int(WARM_S / seconds)))
+        rounds = [self.round(loads) for _ in range(count)]
+        return [(rounded(statistics.median(times)), rounded(min(times))) for times in zip(*rounds)], count
 
     def run(self, made, repeats, quick):
         """Measure a case alone and under loads; return its row."""
@@ -377,14 +376,8 @@ class Bench:
         self.target = self.texture(texels)
         self.round([texels])
         ((ms, least),), runs = self.measure([texels], repeats)
-        return {
-            "kernel": "copy",
-            "size": [nbytes],
-            "local": [local],
-            "ms": ms,
-            "least_ms": least,
-            "runs": runs,
-        }
+        row = {"kernel": "copy", "size": [nbytes], "local": [local]}
+        return dict(row, ms=ms, least_ms=least, runs=runs)
 
 
 # the rows ---------------------------------------------------------------------------------------------------
