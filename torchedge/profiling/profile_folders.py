@@ -20,6 +20,7 @@ from torchedge import __version__
 from torchedge.devices import Device, Provenance, find_device, write_device
 from torchedge.devices.parsing import DEVICE_FILE
 from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.forests.trees import Forest
 from torchedge.prediction.memory.workspace_files import FILE as WORKSPACES_FILE
 from torchedge.prediction.memory.workspace_files import TABLE as WORKSPACES
 from torchedge.prediction.memory.workspace_files import write_workspaces
@@ -32,11 +33,16 @@ from torchedge.profiling.samples import Samples
 from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
 from torchedge.profiling.workspace_fitting import CONVOLUTIONS, fit_workspaces, read_workspaces
 from torchedge.storage import read_toml, resolve_inside
+from torchedge.streaming.instances import LoadClassName
+from torchedge.streaming.load_models import FILE as LOADING_FILE
+from torchedge.streaming.load_models import TABLE as LOADING
+from torchedge.streaming.load_models import write_load_model
 
 __all__ = [
     "SCORES",
     "TARGETS",
     "Accuracy",
+    "LoadingFit",
     "ModeFit",
     "WorkspaceFit",
     "check_target",
@@ -86,6 +92,18 @@ class WorkspaceFit:
 
     model: WorkspaceModel
     described: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingFit:
+    """A device's latency under load: a forest a class, what `[profile.loading]` says, figures measured along.
+
+    figures: entries of `[figures]`, which take the place of those that the profile has.
+    """
+
+    forests: Mapping[LoadClassName, Forest]
+    described: Mapping[str, Any]
+    figures: Mapping[str, Mapping[str, Any]]
 
 
 def fit_device_workspaces(folder: Path) -> WorkspaceFit | None:
@@ -173,10 +191,11 @@ def write_profile(
     device: Device,
     fits: Mapping[Mode, ModeFit],
     workspaces: WorkspaceFit | None = None,
+    loading: LoadingFit | None = None,
 ) -> Device:
-    """Write a device's profile with the models of one or both modes; return the device as read back.
+    """Write a device's profile with the models of some modes; return the device as read back.
 
-    What the device's profile holds of a mode that is not given is kept, and so are its workspaces. The same
+    What the device's profile holds and is not given is kept: modes, workspaces, latency under load. The same
     data and versions give the same bytes but for the date. Files are made aside and moved into place,
     `device.toml`, which names the others' digests, last: an interrupted write is noticed at load.
     """
@@ -196,6 +215,10 @@ def write_profile(
         if workspaces is not None:
             digest = write_workspaces(made, workspaces.model)
             profile[WORKSPACES] = {**workspaces.described, "sha256": digest}
+        if loading is not None:
+            digest = write_load_model(made, loading.forests)
+            profile[LOADING] = {**loading.described, "sha256": digest}
+            source = {**source, "figures": {**source["figures"], **loading.figures}}  # type: ignore[dict-item]
         write_device({**source, "profile": profile}, made)
         names = sorted(path.name for path in made.iterdir() if path.name != DEVICE_FILE)
         for name in (*names, DEVICE_FILE):
@@ -209,9 +232,10 @@ def write_profile(
 def _copy_other_modes(
     device: Device, profile: Mapping[str, Any], fits: Mapping[Mode, ModeFit], made: Path
 ) -> None:
-    """Copy the files of modes that are not written anew, and of workspaces."""
-    if WORKSPACES in profile:
-        shutil.copyfile(resolve_inside(device.folder, WORKSPACES_FILE), made / WORKSPACES_FILE)
+    """Copy the files of modes that are not written anew, of workspaces and of latency under load."""
+    for table, name in ((WORKSPACES, WORKSPACES_FILE), (LOADING, LOADING_FILE)):
+        if table in profile:
+            shutil.copyfile(resolve_inside(device.folder, name), made / name)
     for mode, table in MODE_TABLES.items():
         if mode not in fits and isinstance(profile.get(table), Mapping):
             for name in profile[table].get("files", {}):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 from torchedge.devices import Device, Provenance
 from torchedge.errors import InputError
-from torchedge.streaming.instances import Distance, Instance, Layer, LoadClassName, Residency, Weight
+from torchedge.streaming.instances import Distance, Instance, Layer, Residency, Weight
 from torchedge.streaming.latencies import estimate_latencies, inline_rate, roofline_of
+from torchedge.streaming.load_models import THRESHOLDS, FittedLoads, load_model_of
 from torchedge.streaming.operations import InferenceGraph, Operation
 
 __all__ = [
@@ -23,11 +22,6 @@ __all__ = [
     "make_instance",
     "rate_capacities",
 ]
-
-THRESHOLDS: Mapping[LoadClassName, float] = MappingProxyType(
-    {"hierarchical": 0.0, "reusable": 0.2, "elemental": 3.0}
-)
-"""Share of its own latency that a layer may spend on loading, by operator class (FlashMem, section 4.2)."""
 
 _THRESHOLD_SOURCE = (
     "thresholds of the operator classes (FlashMem, section 4.2) on the roofline of each layer's latency"
@@ -70,25 +64,44 @@ def rate_capacities(
 ) -> Capacities:
     """Return C_l of every layer: from a fitted model of latency under load, else from the thresholds.
 
-    By the thresholds a layer loads for a share of its own latency at the device's unified-to-texture rate;
-    these capacities are "assumed", those of a fitted model "measured".
+    The model is the one given, else the one in the device's profile. Without either a layer loads for a share
+    of its own latency at the device's unified-to-texture rate: the thresholds. Such capacities are "assumed",
+    those of a fitted model "measured".
 
     Raises:
         DeviceError: the profile lacks a figure that this takes.
         InputError: `chunk_bytes` is no whole number above 0.
+        ProfileError: the profile's model is damaged.
     """
     if type(chunk_bytes) is not int or chunk_bytes < 1:
         raise InputError(f"chunk_bytes is {chunk_bytes!r}; expected a whole number of at least 1")
     roofline = roofline_of(device, graph.precision)
     latencies = estimate_latencies(graph.operations, roofline)
     layers = list(zip(graph.operations, latencies, strict=True))
+    notes = roofline.notes
+    if model is None and (fitted := load_model_of(device)) is not None:
+        model, model_source = fitted, fitted.source
+        notes += _outside(fitted, layers)
     if model is not None:
         chunks = tuple(max(0, model.capacity_bytes(op, ms)) // chunk_bytes for op, ms in layers)
         source = model_source or "a fitted model of latency under load"
-        return Capacities(chunks, latencies, Provenance.MEASURED, source, roofline.notes)
+        return Capacities(chunks, latencies, Provenance.MEASURED, source, notes)
     per_ms = inline_rate(device).value * 1e6
     chunks = tuple(int(THRESHOLDS[op.load_class] * ms * per_ms / chunk_bytes) for op, ms in layers)
-    return Capacities(chunks, latencies, Provenance.ASSUMED, _THRESHOLD_SOURCE, roofline.notes)
+    return Capacities(chunks, latencies, Provenance.ASSUMED, _THRESHOLD_SOURCE, notes)
+
+
+def _outside(model: FittedLoads, layers: list[tuple[Operation, float]]) -> tuple[str, ...]:
+    """Say how many of the layers that load lie outside what was measured."""
+    loading = [(op, ms) for op, ms in layers if THRESHOLDS[op.load_class] > 0]
+    found = [names for op, ms in loading if (names := model.outside(op, ms))]
+    if not found:
+        return ()
+    features = ", ".join(dict.fromkeys(name for names in found for name in names))
+    return (
+        f"{len(found)} of {len(loading)} layers that may load lie outside what was measured ({features}); "
+        "they count as the nearest that was",
+    )
 
 
 def make_instance(
@@ -106,7 +119,7 @@ def make_instance(
     """Return the overlap problem of a graph on a device; limits are in bytes and rounded down to chunks.
 
     `memory_bytes` limits the weights preloaded and in flight together; activations are not part of it.
-    `capacities` (of the same graph and chunk size) default to `rate_capacities` by thresholds.
+    `capacities` (of the same graph and chunk size) default to `rate_capacities`.
 
     Raises:
         DeviceError: the profile lacks a figure that this takes.
