@@ -16,7 +16,7 @@ from torchedge.forests.trees import Forest, feature_hash
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import ErrorModel, read_scale
 from torchedge.prediction.latency.model import LatencyModel
-from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, FORMER_COUNT
+from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES
 from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Process
 from torchedge.prediction.memory.settings import AMP_DTYPES
@@ -161,8 +161,9 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
             )
     tensors, metadata = read_tensors(device.folder / tables, max_bytes=_MOST_BYTES)
     source = str(device.folder / tables)
-    known = [feature_hash(names) for names in (COEFFICIENT_NAMES, COEFFICIENT_NAMES[:FORMER_COUNT])]
-    if metadata.get("schema") != _schema(mode) or metadata.get("coefficients") not in known:
+    if metadata.get("schema") != _schema(mode) or metadata.get("coefficients") != feature_hash(
+        COEFFICIENT_NAMES
+    ):
         raise ProfileError(f"{source} was made for another version of torchedge; {_REBUILD}")
     expected = _expected_forests(source, metadata, tensors) if forests_file in files else {}
     path = device.folder / forests_file
@@ -220,8 +221,6 @@ def _read_latency(source: str, tensors: Tensors, forest: Forest | None, amp: str
             f"{source}: latency.amp is {amp[:40]!r}, expected {' or '.join(AMP_DTYPES)}; {_REBUILD}"
         )
     coefficients = tensors["latency.coefficients"]
-    if coefficients.shape == (FORMER_COUNT,):
-        coefficients = np.pad(coefficients, (0, len(COEFFICIENT_NAMES) - FORMER_COUNT))
     if coefficients.shape != (len(COEFFICIENT_NAMES),):
         raise ProfileError(
             f"{source}: latency.coefficients has shape {coefficients.shape}, "

@@ -77,15 +77,12 @@ def _catalogue() -> tuple[Coefficient, ...]:
     for name, cost in zip(LAUNCHES, (0.15, 0.2, 0.12, 0.1, 0.06, 0.05, 0.2), strict=True):
         table.append(Coefficient(f"launch_{name}", log(cost), 0.5, "launch"))
     table += [Coefficient("step", log(3.0), 0.7, "launch"), Coefficient("overlap", log(4.0), 0.5)]
-    # Last, so that profiles fitted before these were known read them as zero.
     table += [Coefficient(f"{kind}_{phase}", 0.0, 0.7) for kind in _SPECIAL for phase in PHASES]
     return tuple(table)
 
 
 COEFFICIENTS = _catalogue()
 COEFFICIENT_NAMES = tuple(c.name for c in COEFFICIENTS)
-FORMER_COUNT = len(COEFFICIENTS) - len(_SPECIAL) * len(PHASES)
-"""How many of them profiles fitted before the last ones were added hold; the others count as zero there."""
 
 
 _AMP_SCALED = frozenset(
