@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from torchedge.devices import Device, Provenance
@@ -66,7 +68,7 @@ def rate_capacities(
 
     The model is the one given, else the one in the device's profile. Without either a layer loads for a share
     of its own latency at the device's unified-to-texture rate: the thresholds. Such capacities are "assumed",
-    those of a fitted model "measured".
+    those of a fitted model "measured". A fused kernel loads what the least of its parts could (section 4.3).
 
     Raises:
         DeviceError: the profile lacks a figure that this takes.
@@ -77,18 +79,27 @@ def rate_capacities(
         raise InputError(f"chunk_bytes is {chunk_bytes!r}; expected a whole number of at least 1")
     roofline = roofline_of(device, graph.precision)
     latencies = estimate_latencies(graph.operations, roofline)
-    layers = list(zip(graph.operations, latencies, strict=True))
+    parts = [part for op in graph.operations for part in op.parts or (op,)]
+    layers = list(zip(parts, estimate_latencies(parts, roofline), strict=True))
     notes = roofline.notes
     if model is None and (fitted := load_model_of(device)) is not None:
         model, model_source = fitted, fitted.source
         notes += _outside(fitted, layers)
     if model is not None:
-        chunks = tuple(max(0, model.capacity_bytes(op, ms)) // chunk_bytes for op, ms in layers)
+        chunks = _weakest([max(0, model.capacity_bytes(op, ms)) // chunk_bytes for op, ms in layers], graph)
         source = model_source or "a fitted model of latency under load"
         return Capacities(chunks, latencies, Provenance.MEASURED, source, notes)
     per_ms = inline_rate(device).value * 1e6
-    chunks = tuple(int(THRESHOLDS[op.load_class] * ms * per_ms / chunk_bytes) for op, ms in layers)
+    chunks = _weakest(
+        [int(THRESHOLDS[op.load_class] * ms * per_ms / chunk_bytes) for op, ms in layers], graph
+    )
     return Capacities(chunks, latencies, Provenance.ASSUMED, _THRESHOLD_SOURCE, notes)
+
+
+def _weakest(chunks: Sequence[int], graph: InferenceGraph) -> tuple[int, ...]:
+    """What each kernel loads: of its parts, which `chunks` goes through in order, the least."""
+    rest = iter(chunks)
+    return tuple(min(islice(rest, max(1, len(op.parts)))) for op in graph.operations)
 
 
 def _outside(model: FittedLoads, layers: list[tuple[Operation, float]]) -> tuple[str, ...]:
