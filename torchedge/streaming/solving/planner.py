@@ -66,7 +66,7 @@ def solve(instance: Instance, *, effort: float = 1.0) -> Plan:
     plan = None if found is None else _plan(instance, problem, found, bound)
     if plan is None or plan.status != "OPTIMAL":
         plan = settle(instance, plan) or plan
-    return plan if plan is not None else _infeasible(instance, problem, whole)
+    return plan if plan is not None else _infeasible(instance, whole)
 
 
 # drafts -----------------------------------------------------------------------------------------------------
@@ -287,8 +287,11 @@ def _loads(instance: Instance, problem: Problem, served: Iterable[tuple[int, int
     return sorted(loads, key=lambda load: (load.layer, order[load.weight]))
 
 
-def _infeasible(instance: Instance, problem: Problem, whole: bool) -> Plan:
-    smallest: Smallest = settle_memory(instance) if whole else smallest_memory(problem)
+def _infeasible(instance: Instance, whole: bool) -> Plan:
+    if whole:
+        smallest: Smallest = settle_memory(instance)
+    else:  # without the limit: under it weights larger than it are preloaded for good
+        smallest = smallest_memory(make_problem(replace(instance, memory_chunks=None)))
     return Plan(
         "INFEASIBLE",
         None,
