@@ -61,6 +61,9 @@ _ITEM_BYTES = 8
 _MOST_BYTES = 8 * 2**20
 _MOST_ITEMS = 65536
 _POINTS = 65
+_HIGHEST = 2.0**32
+"""No feature of a kernel on any device is above; a forest that says so is damaged."""
+
 _REBUILD = "measure with hooks/load_probe.py and rebuild it with `torchedge fit`"
 
 FloatArray = npt.NDArray[np.float64]
@@ -108,7 +111,8 @@ class FittedLoads:
 
     def increase(self, load_class: LoadClassName, work: Work, extra_bytes: npt.ArrayLike) -> FloatArray:
         """Return by how much of its own latency a kernel slows under each of some loads (0.2: a fifth)."""
-        return np.expm1(evaluate(self.forests[load_class], load_features(work, extra_bytes)))
+        with np.errstate(over="ignore"):
+            return np.expm1(evaluate(self.forests[load_class], load_features(work, extra_bytes)))
 
     def most_bytes(self, load_class: LoadClassName, work: Work) -> int:
         """Return the largest load that the measurements speak of: of any kernel, of this input and latency.
@@ -143,11 +147,11 @@ class FittedLoads:
         low, high = -1, self.most_bytes(load_class, work)  # low is within, or no load at all is
         while low < high:
             points = np.unique(np.linspace(low + 1, high, _POINTS).astype(np.int64))
-            within = int((self.increase(load_class, work, points) <= threshold).sum())  # it never falls
-            low, high = (
-                int(points[within - 1]) if within else low,
-                int(points[within]) - 1 if within < len(points) else high,
-            )
+            over = np.flatnonzero(self.increase(load_class, work, points) > threshold)
+            if len(over):
+                high = int(points[over[0]]) - 1
+                points = points[: over[0]]
+            low = int(points[-1]) if len(points) else low
         return max(low, 0)
 
     def outside(self, operation: Operation, latency_ms: float) -> tuple[str, ...]:
@@ -167,8 +171,8 @@ def load_model_of(device: Device) -> FittedLoads | None:
         return None
     if not isinstance(described, Mapping):
         raise ProfileError(f"{device.folder}: [profile.{TABLE}] is no table; {_REBUILD}")
-    told: dict[str, Any] = {key: described.get(key, "?") for key in ("date", "rows", "dataset")}
-    source = "latency under load, {rows} rows of {dataset}, measured by {date}".format(**told)
+    told: dict[str, Any] = {key: described.get(key, "?") for key in ("measured", "rows", "dataset")}
+    source = "latency under load, {rows} rows of {dataset}, measured {measured}".format(**told)
     return _loaded(device.folder, str(described.get("sha256")), source)
 
 
@@ -183,6 +187,7 @@ def _loaded(folder: Path, digest: str, source: str) -> FittedLoads:
     read = read_forests(path, expected=dict.fromkeys(THRESHOLDS, LOAD_FEATURES), max_bytes=_MOST_BYTES)
     forests: dict[LoadClassName, Forest] = {name: read[name] for name in THRESHOLDS}
     for name, forest in forests.items():
+        _check_range(path, name, forest)
         items = forest.metadata.get(GROUP_ITEMS, "")
         if not items.isdecimal() or not items.isascii() or not 1 <= int(items[:9]) <= _MOST_ITEMS:
             raise ProfileError(
@@ -190,6 +195,14 @@ def _loaded(folder: Path, digest: str, source: str) -> FittedLoads:
                 f"from 1 to {_MOST_ITEMS}; {_REBUILD}"
             )
     return FittedLoads(forests, source)
+
+
+def _check_range(path: Path, name: str, forest: Forest) -> None:
+    """Refuse a measured range that none can have: capacities are bounded by it."""
+    of_loads = [forest.feature_names.index(feature) for feature in LOADS]
+    highest = np.where(np.isin(np.arange(forest.n_features), of_loads), _HIGHEST, 128.0)
+    if (np.abs(forest.low) > highest).any() or (np.abs(forest.high) > highest).any():
+        raise ProfileError(f"{path}: forest {name} claims a measured range beyond any device; {_REBUILD}")
 
 
 def write_load_model(folder: Path, forests: Mapping[LoadClassName, Forest]) -> str:

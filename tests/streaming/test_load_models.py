@@ -1,0 +1,230 @@
+"""Capacities from a model of latency under load: exact, within what was measured, safe on damaged files."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchedge.devices import Provenance, find_device, write_device
+from torchedge.errors import ProfileError
+from torchedge.forests.trees import build_forest
+from torchedge.storage import read_toml
+from torchedge.streaming.capacities import make_instance, rate_capacities
+from torchedge.streaming.instances import MEBIBYTE
+from torchedge.streaming.load_models import (
+    FILE,
+    LOAD_FEATURES,
+    LOADS,
+    THRESHOLDS,
+    FittedLoads,
+    Work,
+    load_features,
+    load_model_of,
+    write_load_model,
+)
+from torchedge.streaming.operations import InferenceGraph, Operation
+
+HIGH = {
+    "log2_bytes": 14.0,
+    "log2_latency_us": 10.0,
+    "extra_ratio": 8.0,
+    "extra_gb_s": 50.0,
+    "extra_mib": 0.05,
+}
+
+
+def stairs(steps, *, high=HIGH, items="64", names=LOAD_FEATURES):
+    """A forest: a tree for each (feature, threshold, rise) that adds `rise` to the logarithm above it."""
+    feature, payload = [], []
+    for name, threshold, rise in steps:
+        feature += [names.index(name), -1, -1]
+        payload += [threshold, 0.0, rise]
+    low, top = np.full(len(names), -20.0), [high.get(name, 40.0) for name in names]
+    low[[place for place, name in enumerate(names) if name in LOADS]] = 0
+    return build_forest(
+        learner="stairs",
+        feature_names=names,
+        feature=np.array(feature, np.int16),
+        payload=np.array(payload, np.float32),
+        sizes=np.full(len(steps), 3, np.int32),
+        hull=np.array([low, top], np.float32),
+        scale=1.0,
+        metadata={"group_items": items},
+    )
+
+
+def model(*steps, **options):
+    return FittedLoads(dict.fromkeys(THRESHOLDS, stairs(steps, **options)), "stairs")
+
+
+def operation(load_class="reusable", flops=1000, nbytes=3000, output=1000):
+    return Operation("op", "op", load_class, flops, nbytes, (), (), output)
+
+
+def test_features_of_a_kernel_under_loads():
+    work = Work(
+        flops=4096, input_bytes=1024, output_bytes=1024, work_items=128, group_items=64, latency_ms=1.0
+    )
+    rows = load_features(work, [0, 2048, MEBIBYTE])
+    assert rows.shape == (3, len(LOAD_FEATURES))
+    assert rows[:, :6] == pytest.approx(np.tile([12, 11, 1, 7, 6, np.log2(1000)], (3, 1)))
+    assert rows[:, 6:] == pytest.approx(
+        np.array([[0, 0, 0], [2, 2048e-6, 2048 / MEBIBYTE], [1024, MEBIBYTE / 1e6, 1]])
+    )
+
+
+def test_an_operation_counts_as_the_probes_kernels_are_launched():
+    assert model(("extra_ratio", 1, 1), items="256").work_of(operation(), 2.0) == Work(
+        1000, 2000, 1000, 125, 256, 2.0
+    )
+    assert model(("extra_ratio", 1, 1)).work_of(operation(flops=0, nbytes=0, output=0), 1.0).input_bytes == 1
+
+
+def test_capacity_is_the_last_byte_within_the_threshold():
+    slower = model(("extra_ratio", 0.5, np.log(1.1)), ("extra_ratio", 2.5, np.log(1.1)))  # 10 %, then 21 %
+    assert slower.capacity_bytes(operation("reusable"), 1.0) == 5000
+    work = slower.work_of(operation(), 1.0)
+    assert slower.increase("reusable", work, [0, 1000, 1001, 5000, 5001]) == pytest.approx(
+        [0, 0, 0.1, 0.1, 0.21]
+    )
+
+
+def test_classes_have_their_own_thresholds_and_hierarchical_operators_load_nothing():
+    slower = model(("extra_ratio", 1, np.log(1.5)), ("extra_ratio", 4, np.log(3)))
+    assert slower.capacity_bytes(operation("reusable"), 1.0) == 2000
+    assert slower.capacity_bytes(operation("elemental"), 1.0) == 8000
+    assert slower.capacity_bytes(operation("hierarchical"), 1.0) == 0
+
+
+def test_a_kernel_that_slows_under_any_load_loads_nothing():
+    assert model(("log2_flops", -30, 1.0)).capacity_bytes(operation(), 1.0) == 0
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(LOADS), st.floats(0, 10, width=32), st.floats(0, 0.25, width=32)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(steps, st.integers(1, 40_000), st.integers(1, 4000), st.floats(1e-4, 10))
+def test_capacity_by_trying_every_byte(found, nbytes, output, latency_ms):
+    slower = model(*found)
+    op = operation("reusable", nbytes=nbytes + output, output=output)
+    work = slower.work_of(op, latency_ms)
+    most = slower.most_bytes("reusable", work)
+    increases = slower.increase("reusable", work, np.arange(most + 1))
+    assert (np.diff(increases) >= 0).all()
+    within = np.flatnonzero(increases <= 0.2)
+    assert slower.capacity_bytes(op, latency_ms) == (within[-1] if len(within) else 0)
+
+
+@given(st.integers(1, 10**12), st.floats(1e-4, 1e4))
+def test_never_more_than_was_measured(nbytes, latency_ms):
+    free = model(("extra_ratio", 100, 1.0))
+    capacity = free.capacity_bytes(operation(nbytes=nbytes + 1000), latency_ms)
+    input_bytes = min(nbytes, 2**14 * nbytes / (nbytes + 1000))
+    limits = (8 * input_bytes, 50e6 * min(latency_ms, 1.024), 0.05 * MEBIBYTE)
+    assert capacity == pytest.approx(min(limits), rel=1e-6, abs=1)
+    assert capacity <= 0.05 * MEBIBYTE * (1 + 1e-6)
+
+
+def test_what_lies_outside_is_named():
+    slower = model(("extra_ratio", 1, 1.0))
+    assert slower.outside(operation(), 1.0) == ()
+    assert slower.outside(operation(nbytes=10**6), 2.0) == ("log2_bytes", "log2_latency_us")
+
+
+# in a profile -----------------------------------------------------------------------------------------------
+
+
+def put(folder, forests=None, **described):
+    """A copy of a phone's profile with a model of latency under load."""
+    folder.mkdir(exist_ok=True)
+    chosen = model(("extra_ratio", 1, np.log(1.5))).forests if forests is None else forests
+    digest = write_load_model(folder, chosen)
+    table = {"provenance": "measured", "dataset": "loads.jsonl", "measured": "2026-11-21", "rows": 7}
+    document = read_toml(find_device("adreno-750").folder / "device.toml")
+    loading = {**table, "sha256": digest, **described}
+    return write_device({**document, "profile": {"loading": loading}}, folder)
+
+
+GRAPH = InferenceGraph(
+    "two",
+    (operation("reusable"), operation("hierarchical"), operation("elemental", nbytes=10**6)),
+    (),
+    0,
+    (2,),
+)
+
+
+def test_planning_uses_the_measured_capacities(tmp_path):
+    device = put(tmp_path / "mine")
+    capacities = rate_capacities(GRAPH, device, chunk_bytes=100)
+    fitted = load_model_of(device)
+    layers = zip(GRAPH.operations, capacities.latencies_ms, strict=True)
+    assert capacities.chunks == tuple(fitted.capacity_bytes(op, ms) // 100 for op, ms in layers)
+    assert capacities.chunks[:2] == (20, 0)
+    assert capacities.provenance is Provenance.MEASURED
+    assert capacities.source == "latency under load, 7 rows of loads.jsonl, measured 2026-11-21"
+    assert "1 of 2 layers that may load lie outside what was measured (log2_bytes)" in capacities.notes[-1]
+    instance = make_instance(GRAPH, device, chunk_bytes=100)
+    assert tuple(layer.capacity_chunks for layer in instance.layers) == capacities.chunks
+
+
+def test_without_measurements_the_thresholds_remain():
+    device = find_device("adreno-750")
+    assert load_model_of(device) is None
+    assert rate_capacities(GRAPH, device).provenance is Provenance.ASSUMED
+
+
+def test_a_file_that_is_another_or_missing_is_refused(tmp_path):
+    device = put(tmp_path / "other", sha256="0" * 64)
+    with pytest.raises(ProfileError, match="is not the file that device"):
+        load_model_of(device)
+    device = put(tmp_path / "missing")
+    (device.folder / FILE).unlink()
+    with pytest.raises(ProfileError, match="cannot be read"):
+        rate_capacities(GRAPH, device)
+    with pytest.raises(ProfileError, match=r"\[profile.loading\] is no table"):
+        load_model_of(replace(device, profile={"loading": "measured"}))
+
+
+def test_forests_of_another_version_are_refused(tmp_path):
+    good = model(("extra_ratio", 1, 1.0)).forests
+    wrong = {
+        "order": ({**good, "reusable": stairs([("extra_ratio", 1, 1.0)], names=LOAD_FEATURES[::-1])}, "hash"),
+        "class": ({name: good[name] for name in ("reusable", "elemental")}, "expected hierarchical too"),
+    }
+    for items in ("", "0", "-1", "65537", "9" * 5000, "many", "٣"):
+        forests = {**good, "elemental": stairs([("extra_ratio", 1, 1.0)], items=items)}
+        wrong[f"items-{len(wrong)}"] = (forests, "forest elemental has group_items")
+    for name in ("log2_bytes", "extra_mib"):
+        far = stairs([("extra_ratio", 1, 1.0)], high={**HIGH, name: 1e30})
+        wrong[name] = ({**good, "reusable": far}, "forest reusable claims a measured range beyond any device")
+    for name, (forests, message) in wrong.items():
+        with pytest.raises(ProfileError, match=message):
+            load_model_of(put(tmp_path / name, forests))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_damaged_bytes_are_refused_or_evaluate(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged") / "mine"
+    device = put(folder)
+    content = bytearray((folder / FILE).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    (folder / FILE).write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    from torchedge.storage import file_sha256
+
+    document = read_toml(folder / "device.toml")
+    document["profile"]["loading"]["sha256"] = file_sha256(folder / FILE, max_bytes=2**20)
+    device = write_device(document, folder)
+    try:
+        fitted = load_model_of(device)
+    except ProfileError:
+        return
+    assert 0 <= fitted.capacity_bytes(operation(), 1.0) < 2**63
