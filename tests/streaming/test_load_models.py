@@ -109,6 +109,7 @@ steps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps, st.integers(1, 40_000), st.integers(1, 4000), st.floats(1e-4, 10))
 def test_capacity_by_trying_every_byte(found, nbytes, output, latency_ms):
     slower = model(*found)
@@ -121,6 +122,7 @@ def test_capacity_by_trying_every_byte(found, nbytes, output, latency_ms):
     assert slower.capacity_bytes(op, latency_ms) == (within[-1] if len(within) else 0)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**12), st.floats(1e-4, 1e4))
 def test_never_more_than_was_measured(nbytes, latency_ms):
     free = model(("extra_ratio", 100, 1.0))

@@ -26,8 +26,8 @@ def fit_load_table(arguments: argparse.Namespace) -> int:
         print_json({"device": device.name, "folder": str(written.folder), TABLE: table})
         return 0
     print_wrapped(
-        f"{device.name}: latency under load fitted on {table['points']} points of {table['rows']} kernels "
-        f"from {table['dataset']}, without {table['disturbed']} disturbed ones"
+        f"{device.name}: latency under load fitted on {table['points'] - table['disturbed']} points of "
+        f"{table['rows']} kernels from {table['dataset']}; {table['disturbed']} disturbed points left out"
     )
     _print_scores(table["accuracy"])
     for name, figure in fit.figures.items():
