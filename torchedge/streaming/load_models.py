@@ -7,7 +7,7 @@ textures; `torchedge fit` grows a forest a class from its rows. Here the forests
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -97,6 +97,8 @@ class FittedLoads:
 
     forests: Mapping[LoadClassName, Forest]
     source: str
+    _found: dict[tuple[LoadClassName, Work], int] = field(default_factory=dict, repr=False, compare=False)
+    """Capacities found: layers repeat."""
 
     def work_of(self, operation: Operation, latency_ms: float) -> Work:
         """Return an operation as the probe's kernels are launched: four results of two bytes a work-item."""
@@ -140,7 +142,10 @@ class FittedLoads:
         threshold = THRESHOLDS[operation.load_class]
         if threshold <= 0:
             return 0
-        return self.most_within(operation.load_class, self.work_of(operation, latency_ms), threshold)
+        key = operation.load_class, self.work_of(operation, latency_ms)
+        if key not in self._found:
+            self._found[key] = self.most_within(*key, threshold)
+        return self._found[key]
 
     def most_within(self, load_class: LoadClassName, work: Work, threshold: float) -> int:
         """Return the most bytes whose predicted increase stays within a threshold, up to `most_bytes`."""
