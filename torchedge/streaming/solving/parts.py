@@ -20,7 +20,7 @@ SMALL_STATES = 1_500
 STAGES = 4
 ROUNDS = 10
 """Rounds of column generation a stage."""
-EVALUATIONS = 3_000
+EVALUATIONS = 6_000
 ASCENT = 1_000
 """Rounds of subgradient ascent."""
 FULL_WORK = 200_000
@@ -120,6 +120,6 @@ def _refined(
     refused = frozenset(job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5)
     eager = [u + 1e-6 * x for u, x in zip(unshared, excess, strict=True)]
     choice = min(first, repair(part, price, refused, eager), key=lambda c: (c.cost, sorted(c.refused)))
-    work = max(1, len(part.jobs) * (part.end - part.start) // 50_000)
+    work = max(1, len(part.jobs) * (part.end - part.start) // 100_000)
     evaluations = int(EVALUATIONS * effort / work)
     return improve(part, price, choice, excess, evaluations=evaluations, target=bound.whole)

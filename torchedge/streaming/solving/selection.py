@@ -11,7 +11,7 @@ from torchedge.streaming.solving.problems import Job, Part, Problem
 __all__ = ["Choice", "improve", "judge", "repair"]
 
 NEIGHBOURS = 60
-"""How many jobs, nearest to indifference first, local search flips and swaps."""
+"""How many jobs, nearest to indifference first, local search swaps; it flips all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ def improve(
 
     excess: by job, what streaming it costs at the relaxation's prices less refusing it.
     """
-    near = sorted(range(len(part.jobs)), key=lambda k: abs(excess[k]))[:NEIGHBOURS]
-    weights = [part.jobs[k].weight for k in near]
+    ranked = [part.jobs[k].weight for k in sorted(range(len(part.jobs)), key=lambda k: abs(excess[k]))]
+    weights = ranked[:NEIGHBOURS]
     best, left, moved = start, evaluations, True
     while moved and left > 0 and best.cost > target:
         moved = False
         inside = [w for w in weights if w in best.refused]
         outside = [w for w in weights if w not in best.refused]
-        moves = [frozenset([w]) for w in weights]
+        moves = [frozenset([w]) for w in ranked]
         moves += [frozenset([a, b]) for a in inside for b in outside]
         for move in moves:
             if left <= 0:
