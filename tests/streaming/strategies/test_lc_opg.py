@@ -126,7 +126,7 @@ def test_no_time_still_gives_a_plan():
 
 
 def test_huge_instances_are_left_to_the_heuristic(monkeypatch, narrow):
-    monkeypatch.setattr(lc_opg, "MAX_WORK", 10)
+    monkeypatch.setattr(lc_opg, "MAX_WINDOWS", 2)
     instance = random_instance(8, "medium")
     plan = plan_lc_opg(instance)
     assert set(plan.solver["outcomes"]) == {"greedy"}

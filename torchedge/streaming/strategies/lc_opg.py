@@ -29,8 +29,8 @@ WHOLE_SIZE = 4_000
 WINDOW_SIZE = 1_000
 REACH = 32
 """Layers before its first use that may load a weight where windows roll."""
-MAX_WORK = 2_000_000
-"""Windows times layers: more are left to the heuristic."""
+MAX_WINDOWS = 60
+"""More are left to the heuristic: presolve alone would take each one's time."""
 ATTEMPTS = 3
 RELAXED = (1.1, 1.25, 1.5, 2.0, 4.0)
 """Soft thresholds: factors on every layer's capacity, taken one after the other."""
@@ -51,8 +51,8 @@ def plan_lc_opg(
     where CP-SAT finds nothing: its largest weight is preloaded and it is asked again (incremental
     preloading), at last the greedy heuristic packs it. Soft thresholds (higher capacities) are tried only
     where there is no plan otherwise, as `memory_chunks` alone can bring about: such a plan breaks C3, its
-    `solver` says `respects_capacity` False and `capacity_factor`. Instances beyond MAX_WORK are left to the
-    heuristic.
+    `solver` says `respects_capacity` False and `capacity_factor`. Instances of more than MAX_WINDOWS windows
+    are left to the heuristic.
 
     Args:
         instance: the problem.
@@ -147,7 +147,7 @@ class _Run:
         self.rolling = sum(count_pairs(left, layers)) + len(left.weights) > WHOLE_SIZE
         groups = list(_groups(left)) if self.rolling else [left.weights]
         self.windows = len(groups)
-        if len(groups) * layers > MAX_WORK:
+        if len(groups) > MAX_WINDOWS:
             self.outcomes["greedy"] = len(groups)
             return backup
         streamed: dict[str, Mapping[int, int]] = {}
