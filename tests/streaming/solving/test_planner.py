@@ -1,0 +1,114 @@
+"""The planner on what has a closed form, on hostile instances, and on its limits."""
+
+from dataclasses import replace
+
+import pytest
+from oracles.random_instances import random_instance
+
+from torchedge.errors import InputError
+from torchedge.streaming.instances import Instance, Layer, Weight
+from torchedge.streaming.solving import solve
+from torchedge.streaming.solving.limits import smallest_memory
+from torchedge.streaming.solving.problems import make_problem
+from torchedge.streaming.verification import check_plan
+
+
+def line(capacities, weights, **options):
+    layers = tuple(Layer(f"l{k}", c, 1.0, "elemental") for k, c in enumerate(capacities, 1))
+    made = tuple(Weight(f"w{k}", c, c, first, last) for k, (c, first, last) in enumerate(weights))
+    return Instance(1, layers, made, **options)
+
+
+def solved(instance, **options):
+    plan = solve(instance, **options)
+    check_plan(instance, plan)
+    return plan
+
+
+def test_largest_weight_first_is_not_the_smallest_preload():
+    # Five chunks of capacity for sizes 5, 3, 3: preloading 3 + 3 leaves 5, preloading 5 leaves 3 + 3.
+    plan = solved(line([5, 0], [(5, 2, 2), (3, 2, 2), (3, 2, 2)]))
+    assert plan.status == "OPTIMAL"
+    assert set(plan.preload) == {"w1", "w2"}
+    assert plan.objective == pytest.approx(0.9 * 6 + 0.1 * 1)
+
+
+def test_what_the_first_layer_uses_is_preloaded():
+    plan = solved(line([9, 9], [(2, 1, 2), (1, 2, 2)]))
+    assert plan.preload == ("w0",)
+    assert [(x.weight, x.layer, x.chunks) for x in plan.loads] == [("w1", 1, 1)]
+
+
+def test_waiting_is_given_up_where_preloading_is_cheaper():
+    far = [1] + [0] * 12 + [0]
+    assert solved(line(far, [(1, 14, 14)])).preload == ("w0",)  # 13 layers at 0.1 against 0.9
+    assert solved(line(far, [(1, 9, 9)])).preload == ()
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_every_lambda(lam):
+    for seed in range(10):
+        solved(replace(random_instance(seed, "small"), lam=lam))
+
+
+def test_a_limit_in_flight_binds():
+    instance = line([3] * 7, [(6, 7, 7), (3, 7, 7)], m_peak_chunks=6)
+    plan = solved(instance)
+    assert plan.status == "OPTIMAL"
+    assert plan.preload == ("w1",)
+    assert plan.peak_chunks == 6
+
+
+def test_too_little_memory_is_told_with_what_works():
+    instance = line([3] * 7, [(6, 7, 7), (3, 5, 5)], memory_chunks=2)
+    plan = solved(instance)
+    assert plan.status == "INFEASIBLE"
+    works = plan.solver["smallest_memory_chunks"]
+    assert solved(replace(instance, memory_chunks=works)).status == "OPTIMAL"
+    assert solved(replace(instance, memory_chunks=works - 1)).status == "INFEASIBLE"
+
+
+def test_the_smallest_memory_is_that_of_the_busiest_layer():
+    problem = make_problem(line([9] * 7, [(6, 3, 3), (4, 5, 5), (2, 7, 7)]))
+    assert smallest_memory(problem).chunks == 6
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        line([0], []),
+        line([0] * 50, [(3, k, 50) for k in range(1, 51)]),
+        line([5] * 300, [(10**7, 200, 200), (10**7, 300, 300)]),
+        line([10**6] * 300, [(10**7, 200 + k, 300) for k in range(20)], m_peak_chunks=10**8),
+        line([2] * 100, [(1, k, k) for k in range(1, 101)], m_peak_chunks=0),
+        line([2] * 100, [(1, k, k) for k in range(1, 101)], memory_chunks=1),
+        line([1] * 200, [(2, k, 200) for k in range(1, 201)], residency="weights", m_peak_chunks=30),
+        line([1] * 100, [(k % 5 + 1, k, k) for k in range(1, 101)], distance="chunks"),
+    ],
+    ids=["nothing", "no capacity", "huge", "huge and shared", "no flight", "one chunk", "whole", "bytes"],
+)
+def test_hostile_instances_get_a_plan_or_a_reason(instance):
+    solved(instance, effort=0.1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_effort_is_no_worse_proven(seed):
+    instance = random_instance(seed, "medium")
+    little, much = solved(instance, effort=0.02), solved(instance)
+    if "INFEASIBLE" not in (little.status, much.status):
+        assert much.lower_bound <= little.objective + 1e-9
+        assert little.lower_bound <= much.objective + 1e-9
+
+
+def test_equal_parts_are_solved_alike():
+    block = [(4, 3, 3), (2, 5, 5), (7, 6, 6)]
+    weights = [(c, first + 8 * k, last + 8 * k) for k in range(5) for c, first, last in block]
+    plan = solved(line([0, 3, 0, 2, 4, 0, 9, 9] * 5, weights))
+    per_block = [[x.layer % 8 for x in plan.loads if 8 * k < x.layer <= 8 * k + 8] for k in range(1, 4)]
+    assert all(entry == per_block[0] for entry in per_block)
+
+
+@pytest.mark.parametrize("effort", [0, -1, 1e9, float("nan")])
+def test_effort_is_checked(effort):
+    with pytest.raises(InputError, match="effort"):
+        solve(line([1], []), effort=effort)
