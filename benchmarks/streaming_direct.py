@@ -5,7 +5,8 @@
 
 Models by name are laid out for the Adreno 750 in half precision; instance files are taken as they are. Each
 solver runs in a process of its own, whose peak memory is told; every plan goes through the verifier. CP-SAT
-gets `--seconds` of solving (told are those of building its model, too) and no hint. Its model has two
+gets `--seconds` of solving (told are those of building its model, too; and what the processor spent on both,
+which on a machine that does other work is less than its cores would allow) and no hint. Its model has two
 variables for each pair of a weight and a layer that may load it: where those are more than CP-SAT can hold,
 it gets the widest window of layers before a first use that it can hold, and its bound then says nothing. It
 runs four workers: on two cores it finds and proves more with them than with two. The exit status is 1 where
@@ -43,7 +44,7 @@ PAPER = (
     ),
 )
 TITLES = ("model", "layers", "weights", "pairs", "window", "planner", "bound", "s", "MiB")
-TITLES_DIRECT = ("CP-SAT", "its bound", "s", "MiB", "planner is")
+TITLES_DIRECT = ("CP-SAT", "its bound", "s", "of the processor", "MiB", "planner is")
 
 
 def write_model(name: str, path: Path) -> None:
@@ -95,15 +96,15 @@ def plan_directly(path: Path, arguments: argparse.Namespace) -> Timed:
 
 def apart(
     work: Callable[[Path, argparse.Namespace], Timed], path: Path, arguments: argparse.Namespace
-) -> tuple[Plan | None, float, float]:
-    """Plan in a forked process; return the plan, its seconds and the process' peak MiB."""
+) -> tuple[Plan | None, float, float, float]:
+    """Plan in a forked process; return the plan, its seconds, the processor's and the process' peak MiB."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_report, args=(sender, work, path, arguments))
     process.start()
     sender.close()
     try:
-        found: tuple[Plan | None, float, float] = receiver.recv()
+        found: tuple[Plan | None, float, float, float] = receiver.recv()
     except EOFError:
         sys.exit(f"{work.__name__} of {path.name} ended without a result")
     finally:
@@ -118,7 +119,8 @@ def _report(
     arguments: argparse.Namespace,
 ) -> None:
     plan, seconds = work(path, arguments)
-    sender.send((plan, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    sender.send((plan, seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024))
 
 
 def verdict(ours: Plan, direct: Plan | None) -> str:
@@ -151,14 +153,14 @@ def compare(name: str, path: Path, arguments: argparse.Namespace) -> str:
     whole = whole_window(read_instance(path))
     layers = len(whole.capacity) - 1
     reach = widest_reach(whole, MAX_PAIRS) if arguments.window is None else arguments.window
-    ours, seconds, mib = apart(plan_exactly, path, arguments)
-    direct, direct_seconds, direct_mib = apart(plan_directly, path, arguments)
+    ours, seconds, _, mib = apart(plan_exactly, path, arguments)
+    direct, direct_seconds, processor, direct_mib = apart(plan_directly, path, arguments)
     assert ours is not None
     said = verdict(ours, direct)
     cells = (
         *(name, f"{layers:,}", f"{len(whole.weights):,}", f"{sum(count_pairs(whole, layers)):,}"),
         *("all" if reach >= layers else str(reach), *told(ours), f"{seconds:.2f}", f"{mib:,.0f}"),
-        *(*told(direct), f"{direct_seconds:.0f}", f"{direct_mib:,.0f}", said),
+        *(*told(direct), f"{direct_seconds:.0f}", f"{processor:.0f}", f"{direct_mib:,.0f}", said),
     )
     print(f"| {' | '.join(cells)} |", flush=True)
     return said

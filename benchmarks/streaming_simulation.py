@@ -1,9 +1,10 @@
 """Simulate overlap plans of FlashMem's models on an Adreno 750: `python benchmarks/streaming_simulation.py`.
 
 Plans of `--strategy` beside preloading everything, always-next and same-type (its Tables 7 and 8, Fig. 9),
-then what the assumptions do: the disk, reading ahead, what loads beyond a layer's capacity cost, and weights
-that lie prepared in the file. Last, what the paper's own measurements say of its rates. `--figures FOLDER`
-also draws. `--only NAME ...` takes some models. Needs torchvision, transformers, diffusers and vit-pytorch.
+then what the assumptions do: the disk, reading ahead, what loads beyond a layer's capacity cost, weights that
+lie prepared in the file, loads that are kernels of their own. Last, what the paper's own measurements say of
+its rates. `--figures FOLDER` also draws. `--only NAME ...` takes some models. Needs torchvision,
+transformers, diffusers and vit-pytorch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torchedge.streaming.figures import draw_comparison, draw_gantt, draw_memory
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.layering import lay_out
 from torchedge.streaming.plans import Plan
-from torchedge.streaming.rates import Rates, derive_rates, framework_rates
+from torchedge.streaming.rates import Rates, Slowdown, derive_rates, framework_rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.solving import solve
 from torchedge.streaming.strategies import STRATEGIES
@@ -62,6 +63,11 @@ class Case:
     def run(self, strategy: str, rates: Rates) -> Timeline:
         """Simulate one of its plans."""
         return simulate_plan(self.instance, self.plans[strategy], rates, self.activations)
+
+    def bare(self) -> Case:
+        """The same where no layer can load anything beside its work."""
+        layers = tuple(replace(layer, capacity_chunks=0) for layer in self.instance.layers)
+        return replace(self, instance=replace(self.instance, layers=layers))
 
 
 def make_case(name: str, planner: Callable[[Instance], Plan]) -> Case:
@@ -129,6 +135,33 @@ def print_naive(cases: list[Case], rates: Rates) -> None:
             row(disk, times, "naive: none", *slower(cases, assumed, replace(assumed, staging_bytes=0)))
 
 
+def print_separate(cases: list[Case], rates: Rates) -> None:
+    """The naive strategies where no kernel was rewritten to load: each load is a kernel of its own.
+
+    Layers and transforms then run one after the other, and the loads of one layer are read when those before
+    have moved. The first rate is that of existing frameworks' transforms.
+    """
+    head("separate transforms, GB/s; always-next; least; at most; same-type; least; at most")
+    for gb_s in (rates.weight_transform.value, 0.5, 1.0, 2.0, rates.inline_load.value):
+        kernels = replace(
+            rates,
+            inline_load=replace(rates.inline_load, value=gb_s),
+            slowdowns=dict.fromkeys(rates.slowdowns, Slowdown(threshold=0, overload=1)),
+            staging_bytes=0,
+        )
+        told: list[object] = []
+        for strategy in NAIVE:
+            ratios = {
+                case.instance.name: case.bare().run(strategy, kernels).latency_ms
+                / case.run("ours", rates).latency_ms
+                for case in cases
+            }
+            ends = [choose(ratios, key=ratios.__getitem__) for choose in (min, max)]
+            told.append(f"{geomean(list(ratios.values())):.2f}")
+            told += [f"{ratios[name]:.2f} ({name})" for name in ends]
+        row(f"{gb_s:g}", *told)
+
+
 def print_staging(cases: list[Case], rates: Rates, framework: Rates) -> None:
     """What reading ahead does: how many times preloading everything takes, over all models."""
     head("staging limit, MiB; prepared weights; latency, times; average memory, times; peak, times")
@@ -180,6 +213,7 @@ def main() -> None:
     print_comparison(cases, rates, framework)
     print_staging(cases, rates, framework)
     print_naive(cases, rates)
+    print_separate(cases, rates)
     print_published()
     if given.figures:
         draw(cases, rates, framework, given.figures)

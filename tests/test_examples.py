@@ -17,10 +17,13 @@ EXAMPLES = {
     "batch_size_finder.py",
     "before_training.py",
     "fit_my_device.py",
+    "latency_memory_tradeoff.py",
     "ofa_search.py",
     "prune_until_it_fits.py",
     "search_widths.py",
+    "stream_gpt_neo.py",
     "test_features_example.py",
+    "two_models_one_phone.py",
     "whats_in_memory.py",
 }
 
@@ -154,6 +157,57 @@ def test_what_is_in_memory(run, tmp_path):
     sizes = dict(re.findall(r"^  (SGD|SGD with momentum|AdamW) +([\d.]+) MiB", out, re.MULTILINE))
     assert float(sizes["SGD"]) < float(sizes["SGD with momentum"]) < float(sizes["AdamW"])
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _need_streaming(*packages):
+    for package in ("matplotlib", "ortools", "scipy", *packages):
+        pytest.importorskip(package)
+
+
+def test_a_gpt_neo_is_planned_within_a_budget(run, tmp_path):
+    _need_streaming("transformers")
+    words = ("out", "--model", "gpt-neo-small", "--limit")
+    status, out, err = run("stream_gpt_neo.py", *words, "160MiB")
+    assert status == 0, err
+    assert "proven optimal" in out and len(re.findall(r"^ +\d+ \S+ at .* chunks, first of ", out, re.M)) == 5
+    document = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))
+    assert document["simulated"]["peak"]["total_bytes"] <= document["memory_limit_bytes"] == 160 << 20
+    for name in ("memory.png", "gantt.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+    status, out, err = run("stream_gpt_neo.py", *words, "50MiB")
+    assert status == 3 and out == "" and re.fullmatch(r"gpt-neo-small does not run within .* works.*\n", err)
+
+
+def test_latency_is_traded_for_memory(run, tmp_path):
+    _need_streaming()
+    _need_torchvision()
+    words = ("--model", "resnet-50", "--lambdas", "0.9", "0.1", "--m-peaks", "500", "10")
+    status, out, err = run("latency_memory_tradeoff.py", "out.png", *words)
+    assert status == 0, err
+    rows = [
+        [float(x.replace(",", "")) for x in re.findall(r"([\d,]+) M?i?[Bm]s?", line)]
+        for line in out.splitlines()[2:-1]
+    ]
+    assert len(rows) == 4
+    preloaded, latency = [row[-5] for row in rows], [row[-2] for row in rows]
+    assert preloaded[0] < preloaded[2] < preloaded[3] and latency[0] < latency[2] < latency[3]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_models_share_a_phone(run, tmp_path):
+    _need_streaming("transformers")
+    words = ("lanes.png", "--models", "depth-anything-small", "gpt-neo-small", "--limit")
+    status, out, err = run("two_models_one_phone.py", *words, "160MiB")
+    assert status == 0, err
+    apart, together = (
+        [float(x) for x in re.search(rf"^{label} +(\d+) ms.*peak ([\d.]+) MiB$", out, re.MULTILINE).groups()]
+        for label in ("one at a time", "planned together")
+    )
+    assert together[0] < apart[0] and together[1] <= 160
+    assert float(re.search(r"gpt-neo-small: .* ([\d.]+) MiB loaded by the models before", out)[1]) > 70
+    assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
+    status, out, err = run("two_models_one_phone.py", *words, "60MiB")
+    assert status == 3 and out == "" and "gpt-neo-small alone has no plan" in err
 
 
 def test_the_notebook_prints_what_it_shows(checkout, monkeypatch, tmp_path):
