@@ -9,6 +9,7 @@ __all__ = [
     "CaptureError",
     "DeviceError",
     "InputError",
+    "LimitError",
     "MissingExtraError",
     "PlanError",
     "ProfileError",
@@ -38,6 +39,14 @@ class DeviceError(TorchedgeError, LookupError):
 
 class PlanError(TorchedgeError):
     """An overlap plan breaks a rule of its instance."""
+
+
+class LimitError(PlanError):
+    """No plan stays within the memory limit; `works_bytes` is a limit that works, where one is known."""
+
+    def __init__(self, *args: object, works_bytes: int | None = None) -> None:
+        super().__init__(*args)
+        self.works_bytes = works_bytes
 
 
 class ProfileError(TorchedgeError):

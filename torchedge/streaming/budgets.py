@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torchedge.errors import InputError, PlanError
+from torchedge.errors import InputError, LimitError, PlanError
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import Plan
 from torchedge.streaming.rates import STAGING_BYTES, Rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.timelines import Timeline
-from torchedge.streaming.verification import check_plan
+from torchedge.streaming.verification import check_plan, verify_plan
 
-__all__ = ["Budgeted", "parse_bytes", "plan_within"]
+__all__ = ["Budgeted", "parse_bytes", "plan_by_strategy", "plan_within"]
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 MOST_BYTES = 2**50
 
-RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 256.0)
-"""Factors of the load capacities that are tried in turn: the paper's soft thresholds (C4)."""
+RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 64.0, 256.0)
+"""Factors of the load capacities that may be tried: the paper's soft thresholds (C4)."""
 
-_REFINEMENTS = 6
-"""Plans made with ever less memory for weights until the simulated peak is within the limit."""
+_STAGINGS = (*(STAGING_BYTES >> halvings for halvings in range(5)), 0)
+"""How much may be read ahead, where a tight limit leaves less room for it than is usual."""
+
+_HALVINGS = 3
+"""How often the memory left to weights is halved between what is too much and what works."""
+
+_SLACK = 0.1
+"""Below the smallest memory times 1 + this, planning takes long and gains little."""
+
+Solve = Callable[[Instance], Plan]
 
 
 def parse_bytes(amount: int | str, what: str = "the limit") -> int:
@@ -40,9 +49,10 @@ def parse_bytes(amount: int | str, what: str = "the limit") -> int:
     elif type(amount) is int:
         value = amount
     else:
-        raise InputError(f"{what} is {amount!r}; {expected}")
+        told = f"{amount[:40]!r}" if isinstance(amount, str) else f"{amount!r:.40}"
+        raise InputError(f"{what} is {told}; {expected}")
     if not 1 <= value <= MOST_BYTES:
-        raise InputError(f"{what} is {amount!r}; expected 1 byte to 1 PiB")
+        raise InputError(f"{what} is {amount!r:.40}; expected 1 byte to 1 PiB")
     return value
 
 
@@ -50,14 +60,23 @@ def parse_bytes(amount: int | str, what: str = "the limit") -> int:
 class Budgeted:
     """A plan and its simulated run; `relaxation` is the factor by which load capacities had to be exceeded.
 
-    `instance` holds the device's own capacities, `planned` the relaxed ones that the plan keeps.
+    `instance` holds the device's own capacities, `planned` the relaxed ones that the plan keeps. `rates` are
+    those of the run: reading ahead may hold less than usual where the limit leaves no room. `problems` are
+    the rules that a strategy for comparison breaks.
     """
 
     instance: Instance
     planned: Instance
     plan: Plan
     timeline: Timeline
-    relaxation: float
+    rates: Rates
+    relaxation: float = 1.0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is in memory at any time."""
+        return int(self.timeline.memory.peak.total)
 
 
 def plan_within(
@@ -65,53 +84,166 @@ def plan_within(
     limit_bytes: int | None,
     rates: Rates,
     activation_bytes: Sequence[int],
-    solve: Callable[[Instance], Plan],
+    solve: Solve,
+    *,
+    quick: Solve | None = None,
 ) -> Budgeted:
     """Plan an instance such that the simulated run stays within `limit_bytes` of memory altogether.
 
     The limit covers weights preloaded and in flight, unified memory that reading ahead takes, activations.
-    Where no plan keeps the load capacities, they are exceeded as little as possible (soft thresholds,
-    FlashMem, section 3.2): the run takes longer, never more memory. Every plan is verified.
+    Of what keeps it, the first of these is taken: the plan without any limit; one with less memory for
+    weights, as little less as needed; then load capacities are exceeded, as little as needed (soft
+    thresholds, FlashMem, section 3.2). Each is tried with ever less reading ahead. The run then takes longer,
+    never more memory. Every plan is verified.
+
+    quick: a solver for the search, default `solve`, which gives the plan that is returned.
 
     Raises:
-        PlanError: no plan stays within the limit; the message names a limit that works.
+        LimitError: no plan stays within the limit; the message names a limit that works.
     """
-    if limit_bytes is None:
-        return _simulated(instance, instance, solve(instance), rates, activation_bytes, 1.0)
-    weights = limit_bytes - max(activation_bytes, default=0) - (rates.staging_bytes or STAGING_BYTES)
-    needed: int | None = None
-    for factor in RELAXATIONS:
-        relaxed = _relaxed(instance, factor)
-        room = weights
-        for _ in range(_REFINEMENTS):
-            if room < 0:
-                break
-            limited = replace(relaxed, memory_chunks=room // instance.chunk_bytes)
-            plan = solve(limited)
-            if plan.status == "INFEASIBLE":
-                smallest = plan.solver.get("smallest_memory_chunks")
-                if isinstance(smallest, int):
-                    needed = smallest if needed is None else min(needed, smallest)
-                break
-            found = _simulated(instance, limited, plan, rates, activation_bytes, factor)
-            excess = int(found.timeline.memory.peak.total) - limit_bytes
-            if excess <= 0:
-                return found
-            room = min(room, (found.plan.peak_chunks + _preloaded(limited, plan)) * instance.chunk_bytes)
-            room -= max(excess, instance.chunk_bytes)
-    raise PlanError(_too_small(instance, limit_bytes, needed, rates, activation_bytes, solve))
+    search = _Search(instance, rates, activation_bytes, quick or solve)
+    free = search.simulated(instance, solve(instance), 1.0, limit_bytes)
+    if limit_bytes is None or free.peak_bytes <= limit_bytes:
+        return free
+    found = search.find(limit_bytes, free)
+    if found.plan.status == "OPTIMAL":
+        return found
+    better = solve(found.planned)
+    if better.status == "INFEASIBLE":
+        return found
+    refined = search.simulated(found.planned, better, found.relaxation, limit_bytes)
+    return refined if refined.peak_bytes <= limit_bytes else found
 
 
-def _simulated(
+def plan_by_strategy(
     instance: Instance,
-    planned: Instance,
-    plan: Plan,
+    limit_bytes: int | None,
     rates: Rates,
     activation_bytes: Sequence[int],
-    factor: float,
+    strategy: Solve,
 ) -> Budgeted:
-    check_plan(planned, plan)
-    return Budgeted(instance, planned, plan, simulate_plan(instance, plan, rates, activation_bytes), factor)
+    """Plan an instance by a strategy to compare with, which may break capacities and M_peak: `problems`.
+
+    Of the limit weights get what activations and reading ahead leave; nothing is relaxed for it.
+
+    Raises:
+        LimitError: the strategy finds no plan within the limit.
+        PlanError: its plan is none.
+    """
+    asked = instance
+    if limit_bytes is not None:
+        room = limit_bytes - max(activation_bytes, default=0) - (rates.staging_bytes or 0)
+        asked = replace(instance, memory_chunks=max(0, room) // instance.chunk_bytes)
+    plan = strategy(asked)
+    name = str(plan.solver.get("strategy", "the strategy"))
+    if plan.status == "INFEASIBLE":
+        reason = plan.solver.get("reason", "no reason was given")
+        raise LimitError(
+            f"{name} finds no plan of {instance.name} ({reason}); raise the memory limit, or leave out the "
+            "strategy"
+        )
+    kept = verify_plan(asked, plan, limits=False)
+    if not kept.ok:
+        raise PlanError(f"the plan of {name} is none: {kept.problems[0]}; leave out the strategy")
+    search = _Search(instance, rates, activation_bytes, strategy)
+    found = search.run(asked, plan, 1.0, limit_bytes)
+    if limit_bytes is not None and found.peak_bytes > limit_bytes:
+        raise LimitError(
+            f"{instance.name} as {name} plans it takes {_mib(found.peak_bytes)} MiB, more than "
+            f"{_mib(limit_bytes)} MiB; raise the memory limit, or leave out the strategy"
+        )
+    return replace(found, problems=verify_plan(asked, plan).problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Looks for the plan of one instance that keeps a limit."""
+
+    instance: Instance
+    rates: Rates
+    activation_bytes: Sequence[int]
+    solve: Solve
+
+    def find(self, limit: int, free: Budgeted) -> Budgeted:
+        """Return a plan within the limit, which `free` exceeds; its relaxation is the least that was found.
+
+        What can be done at all does not depend on the limit: a limit that works goes on working if raised.
+        """
+        least = min(self.least(RELAXATIONS[-1], slack=0.0), free, key=lambda found: found.peak_bytes)
+        if least.peak_bytes > limit:
+            raise _too_small(self.instance, limit, least)
+        found = self.within(1.0, limit, free)
+        low, high = 1, len(RELAXATIONS) - 1
+        best = least
+        while found is None and low < high:
+            middle = (low + high) // 2
+            factor = RELAXATIONS[middle]
+            relaxed = _relaxed(self.instance, factor)
+            wide = self.simulated(relaxed, self.solve(relaxed), factor, limit)
+            keeps = self.within(factor, limit, wide)
+            if keeps is None:
+                low = middle + 1
+            else:
+                best, high = keeps, middle
+        return best if found is None else found
+
+    def within(self, factor: float, limit: int, wide: Budgeted) -> Budgeted | None:
+        """Return the plan with the most memory for weights that keeps the limit; None: none was found.
+
+        wide: the plan without a limit on it.
+        """
+        if wide.peak_bytes <= limit:
+            return wide
+        best = self.least(factor, slack=_SLACK, limit=limit)
+        if best.peak_bytes > limit:
+            return None
+        low, high = best.planned.memory_chunks or 0, _used(wide)
+        for _ in range(_HALVINGS):
+            middle = (low + high) // 2
+            if middle <= low:
+                break
+            planned = replace(best.planned, memory_chunks=middle)
+            plan = self.solve(planned)
+            if plan.status == "INFEASIBLE":
+                break
+            found = self.simulated(planned, plan, factor, limit)
+            if found.peak_bytes <= limit:
+                best, low = found, middle
+            else:
+                high = middle
+        return best
+
+    def least(self, factor: float, *, slack: float, limit: int = 0) -> Budgeted:
+        """Return the plan that takes the least memory for weights, or a share of `slack` more."""
+        relaxed = _relaxed(self.instance, factor)
+        planned = replace(relaxed, memory_chunks=0)
+        plan = self.solve(planned)
+        if plan.status == "INFEASIBLE":
+            told = plan.solver.get("smallest_memory_chunks")
+            smallest = told if isinstance(told, int) else self.instance.total_chunks
+            chunks = min(self.instance.total_chunks, smallest + int(slack * smallest))
+            planned = replace(relaxed, memory_chunks=chunks)
+            plan = self.solve(planned)
+        if plan.status == "INFEASIBLE":  # none was found with what was said to do
+            planned, plan = relaxed, self.solve(relaxed)
+        return self.simulated(planned, plan, factor, limit)
+
+    def simulated(self, planned: Instance, plan: Plan, factor: float, limit: int | None) -> Budgeted:
+        """Verify a plan and run it."""
+        check_plan(planned, plan)
+        return self.run(planned, plan, factor, limit)
+
+    def run(self, planned: Instance, plan: Plan, factor: float, limit: int | None) -> Budgeted:
+        """Run a plan with as much reading ahead as keeps the limit, without any if nothing does."""
+        usual = self.rates.staging_bytes
+        less = [staging for staging in _STAGINGS if usual is None or staging < usual]
+        for staging in (usual, *less):
+            rates = replace(self.rates, staging_bytes=staging)
+            timeline = simulate_plan(self.instance, plan, rates, self.activation_bytes)
+            found = Budgeted(self.instance, planned, plan, timeline, rates, factor)
+            if limit is None or found.peak_bytes <= limit:
+                break
+        return found
 
 
 def _relaxed(instance: Instance, factor: float) -> Instance:
@@ -127,32 +259,31 @@ def _relaxed(instance: Instance, factor: float) -> Instance:
     return replace(instance, layers=layers)
 
 
-def _preloaded(instance: Instance, plan: Plan) -> int:
-    chosen = set(plan.preload)
-    return sum(w.chunks for w in instance.weights if w.name in chosen)
+def _used(found: Budgeted) -> int:
+    """Chunks preloaded and, at most, in flight."""
+    chosen = set(found.plan.preload)
+    return found.plan.peak_chunks + sum(w.chunks for w in found.planned.weights if w.name in chosen)
 
 
-def _too_small(
-    instance: Instance,
-    limit_bytes: int,
-    needed: int | None,
-    rates: Rates,
-    activation_bytes: Sequence[int],
-    solve: Callable[[Instance], Plan],
-) -> str:
+def _too_small(instance: Instance, limit: int, least: Budgeted) -> LimitError:
     """Say what would do: the run of the plan that takes the least memory for weights."""
-    relaxed = _relaxed(instance, RELAXATIONS[-1])
-    if needed is None:
-        asked = solve(replace(relaxed, memory_chunks=0))
-        told = asked.solver.get("smallest_memory_chunks", 0)
-        needed = told if isinstance(told, int) else instance.total_chunks
-    least = solve(replace(relaxed, memory_chunks=needed))
-    peak = max(activation_bytes, default=0) + instance.total_chunks * instance.chunk_bytes
-    if least.status != "INFEASIBLE":
-        run = simulate_plan(instance, least, rates, activation_bytes)
-        peak = int(run.memory.peak.total)
-    works = -(-peak // MEBIBYTE)
-    return (
-        f"{instance.name} does not run within {limit_bytes / MEBIBYTE:,.1f} MiB, whatever is streamed; a "
-        f"memory limit of {works:,} MiB works"
+    works = _rounded_up(least.peak_bytes)
+    activations = least.timeline.memory.peak.activations
+    return LimitError(
+        f"{instance.name} does not run within {_mib(limit)} MiB, whatever is streamed; a memory limit of "
+        f"{works} works (activations take up to {_mib(activations)} MiB, and "
+        f"{_mib(least.timeline.preloaded_bytes)} MiB of weights have to be preloaded)",
+        works_bytes=parse_bytes(works),
     )
+
+
+def _rounded_up(nbytes: int) -> str:
+    """Return at least so many bytes in few digits, as `parse_bytes` reads them."""
+    if nbytes < 10 * MEBIBYTE:
+        return f"{max(1, -(-nbytes // 1024))}KiB"
+    return f"{math.ceil(10 * nbytes / MEBIBYTE) / 10:.1f}MiB"
+
+
+def _mib(nbytes: float) -> str:
+    mib = nbytes / MEBIBYTE
+    return f"{mib:,.1f}" if mib >= 1 or not mib else f"{mib:.2g}"

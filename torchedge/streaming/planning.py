@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
 
 from torchedge.devices import Device
-from torchedge.errors import InputError
+from torchedge.errors import DeviceError, InputError
 from torchedge.graphs import Graph
-from torchedge.streaming.budgets import parse_bytes, plan_within
+from torchedge.streaming.budgets import Budgeted, parse_bytes, plan_by_strategy, plan_within
 from torchedge.streaming.capacities import CHUNK_BYTES, LAMBDA, M_PEAK_BYTES, make_instance, rate_capacities
 from torchedge.streaming.fusion import fuse
 from torchedge.streaming.instances import Distance, Instance, Residency
 from torchedge.streaming.layering import Precision, lay_out
 from torchedge.streaming.operations import InferenceGraph
 from torchedge.streaming.plans import Plan
-from torchedge.streaming.rates import derive_rates
+from torchedge.streaming.rates import Rates, derive_rates
 from torchedge.streaming.solving import solve
 from torchedge.streaming.splitting import split_adaptively
 from torchedge.streaming.streaming_plans import StreamingPlan
 
-__all__ = ["Fusion", "plan_graph"]
+__all__ = ["Fusion", "check_rates", "plan_graph"]
 
 Fusion = Literal["adaptive", "all", "none"]
 Amount = int | str | None
+
+QUICK = 0.1
+"""The share of the effort with which kernels are chosen and a memory limit is searched for."""
 
 
 def plan_graph(
@@ -39,29 +43,29 @@ def plan_graph(
     residency: Residency = "chunks",
     distance: Distance = "layers",
     effort: float = 1.0,
-    solver: Callable[[Instance], Plan] | None = None,
+    strategy: Callable[[Instance], Plan] | None = None,
 ) -> StreamingPlan:
     """Plan the streaming of a captured forward pass. The options are those of `torchedge.plan`.
 
-    solver: replaces the solver (a strategy to compare with); its plans are verified all the same.
+    graph: a graph of inference, or an InferenceGraph, whose kernels are fused as `fusion` says unless they
+    are already ("none").
+    strategy: plans in the solver's place, to be compared with it; kernels are chosen as without it. It may
+    break capacities and M_peak: `notes` tell.
 
     Raises:
         DeviceError: the device's profile lacks a figure that planning takes.
         InputError: an option is out of range.
-        PlanError: no plan stays within the memory limit; the message names one that works.
+        LimitError: no plan stays within the memory limit; the message names one that works.
     """
     if fusion not in get_args(Fusion):
         raise InputError(f"fusion is {fusion!r}; expected one of {', '.join(get_args(Fusion))}")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
     peak = None if m_peak is None else parse_bytes(m_peak, "m_peak")
     chunk_bytes = parse_bytes(chunk, "chunk")
+    rates = check_rates(device)
     laid = graph if isinstance(graph, InferenceGraph) else lay_out(graph, precision=precision)
-
-    def chosen(instance: Instance) -> Plan:
-        return solve(instance, effort=effort) if solver is None else solver(instance)
-
-    def quick(instance: Instance) -> Plan:
-        return solve(instance, effort=max(0.01, effort / 10)) if solver is None else solver(instance)
+    solver = partial(solve, effort=effort)
+    quick = partial(solve, effort=max(0.01, QUICK * effort))
 
     def posed(kernels: InferenceGraph) -> Instance:
         return make_instance(
@@ -78,8 +82,36 @@ def plan_graph(
         laid = split_adaptively(laid, posed, quick).graph
     elif fusion == "all":
         laid = fuse(laid)
+    instance, alive = posed(laid), laid.activation_bytes
+    if strategy is None:
+        budgeted = plan_within(instance, limit, rates, alive, solver, quick=quick)
+    else:
+        budgeted = plan_by_strategy(instance, limit, rates, alive, strategy)
     capacities = rate_capacities(laid, device, chunk_bytes=chunk_bytes)
-    rates = derive_rates(device)
-    budgeted = plan_within(posed(laid), limit, rates, laid.activation_bytes, chosen)
-    notes = (*laid.notes, *capacities.notes)
-    return StreamingPlan(laid, device, capacities, rates, budgeted, limit, tuple(dict.fromkeys(notes)))
+    notes = (*laid.notes, *capacities.notes, *_broken(budgeted))
+    return StreamingPlan(laid, device, capacities, budgeted, limit, tuple(dict.fromkeys(notes)))
+
+
+def check_rates(device: Device) -> Rates:
+    """Return how fast a device moves weights.
+
+    Raises:
+        DeviceError: its profile does not say how fast its storage is read.
+    """
+    if "disk_read_gb_s" not in device.figures:
+        raise DeviceError(
+            f"{device.name} gives no disk_read_gb_s, the rate at which weights are read from storage; add "
+            f"[figures.disk_read_gb_s] with value, unit, provenance and source to "
+            f"{device.folder / 'device.toml'}, or plan for another device, such as adreno-750"
+        )
+    return derive_rates(device)
+
+
+def _broken(budgeted: Budgeted) -> list[str]:
+    """Say which rule a strategy breaks, if any."""
+    if not budgeted.problems:
+        return []
+    name = budgeted.plan.solver.get("strategy", "the strategy")
+    more = len(budgeted.problems) - 1
+    rest = f", and {more:,} more" if more else ""
+    return [f"{name} breaks rules of the overlap problem: {budgeted.problems[0]}{rest}"]

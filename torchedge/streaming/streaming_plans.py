@@ -57,7 +57,6 @@ class StreamingPlan:
     graph: InferenceGraph
     device: Device
     capacities: Capacities
-    rates: Rates
     budgeted: Budgeted
     memory_limit: int | None = None
     notes: tuple[str, ...] = ()
@@ -71,6 +70,11 @@ class StreamingPlan:
     def plan(self) -> Plan:
         """The overlap plan."""
         return self.budgeted.plan
+
+    @property
+    def rates(self) -> Rates:
+        """How fast weights move, and how much is read ahead."""
+        return self.budgeted.rates
 
     @property
     def timeline(self) -> Timeline:
@@ -122,16 +126,24 @@ class StreamingPlan:
 
         return describe(self)
 
-    def document(self) -> Document:
-        """Return everything as plain data: plan, instance, simulated runs, provenance."""
+    def summary(self) -> Document:
+        """Return what was planned, proven and simulated as plain data: bytes and ms, with its provenance."""
+        plan, graph = self.plan, self.graph
         return {
-            "model": self.graph.name,
+            "model": graph.name,
             "device": self.device.name,
-            "precision": self.graph.precision,
+            "precision": graph.precision,
+            "kernels": len(graph.operations),
+            "weights": len(graph.weights),
+            "streamed_weights": self.streamed_weights,
+            "weight_bytes": graph.weight_bytes,
+            "status": plan.status,
+            "objective": plan.objective,
+            "lower_bound": plan.lower_bound,
+            "gap": plan.gap,
             "memory_limit_bytes": self.memory_limit,
             "relaxation": self.relaxation,
-            "plan": plan_document(self.plan),
-            "instance": instance_document(self.instance),
+            "staging_bytes": self.rates.staging_bytes,
             "simulated": timeline_document(self.timeline),
             "preload_everything": timeline_document(self.preloading),
             "capacities": {
@@ -140,6 +152,11 @@ class StreamingPlan:
             },
             "notes": list(self.notes),
         }
+
+    def document(self) -> Document:
+        """Return everything as plain data: the summary, the plan, and the instance that it solves."""
+        files = {"plan": plan_document(self.plan), "instance": instance_document(self.instance)}
+        return {**self.summary(), **files}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return everything as JSON text; with a path, write it there too (atomically).
@@ -183,6 +200,11 @@ class StreamingPlan:
             for name, figure in zip(names, figures, strict=True)
         ]
         return [f"capacities: {self.capacities.source} ({self.capacities.provenance})", *told]
+
+    @property
+    def streamed_weights(self) -> int:
+        """How many weights are loaded while layers run."""
+        return len({load.weight for load in self.plan.loads})
 
     @property
     def preloaded_mib(self) -> float:

@@ -65,7 +65,7 @@ def solve(instance: Instance, *, effort: float = 1.0) -> Plan:
         found, bound = _limited(problem, free, whole, effort)
     plan = None if found is None else _plan(instance, problem, found, bound)
     if plan is None or plan.status != "OPTIMAL":
-        plan = settle(instance, plan) or plan
+        plan = settle(instance, plan, effort=effort) or plan
     return plan if plan is not None else _infeasible(instance, whole)
 
 

@@ -20,16 +20,17 @@ def _pairs(instance: Instance) -> int:
     return sum(w.first_use - 1 for w in instance.weights)
 
 
-def settle(instance: Instance, known: Plan | None) -> Plan | None:
+def settle(instance: Instance, known: Plan | None, *, effort: float = 1.0) -> Plan | None:
     """Solve a small instance exactly, starting from a plan; None where it is too large or stays open.
 
-    An infeasible instance gives None, too: what works instead is for the caller to tell.
+    effort: scales the time of CP-SAT. An infeasible instance gives None, too: what works instead is for the
+    caller to tell.
     """
     if _pairs(instance) > MAX_PAIRS:
         return None
     from torchedge.streaming.strategies.cp_sat import direct_cp_sat
 
-    plan = direct_cp_sat(instance, deterministic_limit=LIMIT, hint=known)
+    plan = direct_cp_sat(instance, deterministic_limit=LIMIT * effort, hint=known)
     if plan is None or plan.status != "OPTIMAL":
         return None
     return replace(plan, solver={**plan.solver, "strategy": "optimal", "methods": {"CP-SAT": 1}})
