@@ -22,8 +22,13 @@ def load_named(text: str) -> tuple[Any, str]:
         return load_model(text)
 
 
-def capture_named(text: str, *, mode: str, input_size: tuple[int, ...] | None) -> Graph:
-    """Return the graph of the model that a word names; it bears the model's label."""
+def capture_named(
+    text: str, *, mode: str, input_size: tuple[int, ...] | None, batch_size: int | None = None
+) -> Graph:
+    """Return the graph of the model that a word names; it bears the model's label.
+
+    batch_size: the only one that it has to hold for, default any.
+    """
     from torchedge.graphs import Graph
     from torchedge.tracing.capturing import capture
 
@@ -32,7 +37,7 @@ def capture_named(text: str, *, mode: str, input_size: tuple[int, ...] | None) -
     if isinstance(model, Graph):
         return model
     with contextlib.redirect_stdout(sys.stderr):
-        return capture(model, input_size=input_size, mode=chosen, name=label)
+        return capture(model, input_size=input_size, mode=chosen, name=label, batch_size=batch_size)
 
 
 def check_mode(mode: str) -> Any:  # noqa: ANN401 - a Literal, which argparse knows nothing of

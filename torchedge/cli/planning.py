@@ -1,254 +1,168 @@
-"""`torchedge plan`: an overlap plan for a model that is larger than the memory."""
+"""`torchedge plan`: which layer loads which weights of a model that is larger than the memory."""
 
 from __future__ import annotations
 
 import argparse
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.arguments import add_json
-from torchedge.cli.output import number, print_json, print_table, print_wrapped, warn
-from torchedge.cli.progress import Progress
+from torchedge.cli.arguments import MODEL_HELP, add_json, shape
 from torchedge.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torchedge.streaming.instances import Instance
-    from torchedge.streaming.plans import Plan
-    from torchedge.streaming.verification import Verification
 
 NAME = "plan"
 SUMMARY = "plan which layer loads which chunk of which weight"
-DESCRIPTION = """\
-Decide which weights are loaded before the first layer runs and which layer
-loads which chunks of the others while it computes: an overlap plan (FlashMem).
+DESCRIPTION = f"""\
+Plan an inference whose weights are larger than the memory (FlashMem): which are
+loaded before the first layer runs, and which layer loads which chunks of the
+others while it computes. The plan is verified and simulated on the device.
 
-FILE is an overlap instance, PLAN an overlap plan, both JSON; docs/streaming.md
-describes them. Every plan is verified by code of its own before it is written.
-With --verify nothing is planned: PLAN is held against the rules of FILE.
+{MODEL_HELP}
+The models that FlashMem was evaluated on have names, too, such as gpt-neo-1.3b.
 
-The exit status is 3 where there is no plan within the memory limit, and where
-PLAN breaks a rule. Needs torchedge[plan]."""
+The memory limit covers all that the run holds: weights, activations, what is
+read ahead. Several MODELs run one after the other within it. With --sweep one
+MODEL is planned at several lambdas and M_peaks. SIZE is a number with its unit:
+256KiB, 500MiB, 1.5GiB.
 
-_SHOWN = 20
-"""How many problems of a plan are printed."""
+With --instance the overlap problem is read from a file, and with --verify
+nothing is planned: PLAN is held against its rules. docs/streaming.md describes
+both kinds of JSON file.
 
+The exit status is 3 where there is no plan within the memory limit (one that
+works is named), and where PLAN breaks a rule. Needs torchedge[plan]."""
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, what the verifier found, and what took how long (None: the plan was read)."""
+_LEAST_EFFORT, _MOST_EFFORT = 0.01, 1000.0
 
-    instance: Instance
-    plan: Plan
-    found: Verification
-    seconds: float | None
+_GOES_WITH = {
+    "device": "MODEL",
+    "memory_limit": "MODEL",
+    "m_peak": "MODEL",
+    "lam": "MODEL",
+    "chunk": "MODEL",
+    "precision": "MODEL",
+    "fusion": "MODEL",
+    "input_size": "MODEL",
+    "effort": "MODEL",
+    "sweep": "MODEL",
+    "plot": "MODEL",
+    "picture": "MODEL",
+    "layers": "MODEL",
+    "write_instance": "MODEL",
+    "verify": "--instance",
+}
+"""Options that belong to one of the two forms alone."""
+
+_NOT_WITH = {
+    "several MODELs": ("out", "write_instance", "layers", "picture", "strategy", "sweep"),
+    "--sweep": ("out", "write_instance", "layers", "picture", "strategy", "memory_limit", "lam"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--instance", type=Path, metavar="FILE", help="overlap instance to plan")
+    """Add the command's arguments; None stands for what was not given, so that it can be refused."""
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--device", "-d", help="name, alias or profile folder; see `torchedge devices`")
+    parser.add_argument("--memory-limit", metavar="SIZE", help="all that the run may hold")
+    parser.add_argument(
+        "--m-peak", metavar="SIZE", help="most that is in flight beside what is preloaded, or none (500MiB)"
+    )
+    parser.add_argument(
+        "--lambda", dest="lam", type=_share, metavar="X",
+        help="price of preloading, 0 to 1: the higher, the less memory (0.9)",
+    )  # fmt: skip
+    parser.add_argument("--chunk", metavar="SIZE", help="the unit of loading (256KiB)")
+    parser.add_argument(
+        "--precision", choices=("float16", "float32", "model"), metavar="NAME",
+        help="of weights and activations: float16 (default), float32 or model, as the model has them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fusion", choices=("adaptive", "all", "none"), metavar="NAME",
+        help="of operators into kernels: adaptive (default), all or none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--input-size", type=shape, metavar="CxHxW",
+        help="shape of one sample, such as 3x224x224 (default: the model's own)",
+    )  # fmt: skip
+    parser.add_argument("--effort", type=_effort, metavar="X", help="how hard the solver tries (1)")
+    parser.add_argument(
+        "--strategy", metavar="NAME",
+        help="a strategy to compare with: lc-opg, greedy, always-next, same-type or preload-all",
+    )  # fmt: skip
+    parser.add_argument("--sweep", action="store_true", default=None, help="latency against memory")
+    parser.add_argument(
+        "--layers", action="store_true", default=None, help="also print what each layer loads"
+    )
     parser.add_argument(
         "--out", "-o", type=Path, metavar="PLAN", help="where the plan goes (.json, .json.gz)"
     )
     parser.add_argument(
-        "--strategy",
-        metavar="NAME",
-        help="a strategy to compare with: lc-opg, greedy, always-next, same-type or preload-all",
+        "--write-instance", type=Path, metavar="FILE", help="where the overlap problem that it solves goes"
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw to a .png, .svg or .pdf file")
+    parser.add_argument(
+        "--picture", choices=("memory", "gantt", "comparison"), metavar="NAME",
+        help="what to draw: memory (default), gantt or comparison",
+    )  # fmt: skip
+    parser.add_argument("--instance", type=Path, metavar="FILE", help="overlap instance to plan")
     parser.add_argument("--verify", type=Path, metavar="PLAN", help="only verify the plan in a file")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan (or verify), write and print; return 0, or 3 where there is no plan or it breaks a rule."""
+    """Plan, write and print; return 0, or 3 where there is no plan or one breaks a rule."""
     _check(arguments)
-    instance = _read(arguments)
-    if arguments.verify is not None:
-        planned = read_planned(instance, arguments.verify)
-    else:
-        planned = plan_instance(instance, arguments.strategy)
-    if arguments.out is not None:
-        from torchedge.streaming.plans import write_plan
+    if arguments.instance is not None:
+        from torchedge.cli.planning_instances import run_instance
 
-        write_plan(arguments.out, planned.plan)
-    return report(planned, arguments)
+        return run_instance(arguments)
+    from torchedge.cli import planning_models
 
-
-def plan_instance(instance: Instance, strategy: str | None) -> Planned:
-    """Plan an instance and verify the plan.
-
-    Strategies for comparison may break the limits, which is warned of.
-
-    Raises:
-        PlanError: the plan is none.
-        InputError: no strategy is called so.
-    """
-    from torchedge.streaming.verification import check_plan, verify_plan
-
-    make = _strategy(strategy)
-    with Progress(1, f"planning {instance.name}") as progress:
-        start = time.perf_counter()
-        plan = make(instance)
-        seconds = time.perf_counter() - start
-        progress.step()
-    if strategy is None or not verify_plan(instance, plan, limits=False).ok:
-        return Planned(instance, plan, check_plan(instance, plan), seconds)
-    found = verify_plan(instance, plan)
-    if not found.ok:
-        warn(f"{strategy} keeps no limits: {found.problems[0]}")
-    return Planned(instance, plan, found, seconds)
-
-
-def read_planned(instance: Instance, path: Path) -> Planned:
-    """Read a plan and verify it."""
-    from torchedge.streaming.plans import read_plan
-    from torchedge.streaming.verification import verify_plan
-
-    plan = read_plan(path)
-    return Planned(instance, plan, verify_plan(instance, plan), None)
-
-
-def report(planned: Planned, arguments: argparse.Namespace) -> int:
-    """Print what was planned or verified; return the exit status."""
-    from torchedge.cli import DOES_NOT_FIT
-
-    if arguments.json:
-        print_json(summary(planned))
-    else:
-        _print(planned)
-        if arguments.out is not None:
-            print_wrapped(f"written to {arguments.out}")
-    refused = planned.seconds is None and not planned.found.ok
-    return DOES_NOT_FIT if refused or planned.plan.status == "INFEASIBLE" else 0
-
-
-# what is asked for ------------------------------------------------------------------------------------------
+    if arguments.sweep:
+        return planning_models.run_sweep(arguments)
+    if len(arguments.models) > 1:
+        return planning_models.run_queue(arguments)
+    return planning_models.run_model(arguments)
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be meant before anything takes time."""
-    if arguments.instance is None:
-        raise InputError("nothing to plan is given; expected --instance FILE")
-    out: Path | None = arguments.out
-    if arguments.verify is not None and (out is not None or arguments.strategy is not None):
-        raise InputError("--verify plans nothing; leave out --out and --strategy")
-    if out is None:
-        return
-    if out.is_dir() or not out.parent.is_dir():
-        raise InputError(f"--out {out}: expected a file in a folder that is there; correct the path")
-    if out.exists() and arguments.instance.exists() and out.samefile(arguments.instance):
-        raise InputError(f"--out {out} is the instance itself; choose another name")
+    """Refuse options that do not belong together."""
+    models, instance = arguments.models, arguments.instance
+    if not models and instance is None:
+        raise InputError("nothing to plan is given; expected a MODEL, or --instance FILE")
+    if models and instance is not None:
+        raise InputError(f"--instance and the MODEL {models[0]} are given; expected one of the two")
+    form = "--instance" if instance is not None else "MODEL"
+    for name, wanted in _GOES_WITH.items():
+        if getattr(arguments, name) is not None and wanted != form:
+            raise InputError(f"{_option(name)} goes with {wanted}, not with {form}; leave it out")
+    if arguments.sweep and len(models) > 1:
+        raise InputError(f"--sweep goes with one MODEL, and {len(models)} are given; leave the others out")
+    special = "--sweep" if arguments.sweep else "several MODELs" if len(models) > 1 else None
+    for name in _NOT_WITH.get(special or "", ()):
+        if getattr(arguments, name) is not None:
+            raise InputError(f"{_option(name)} does not go with {special}; leave it out")
+    if special == "several MODELs" and arguments.memory_limit is None:
+        raise InputError("several MODELs share a memory limit; give it, such as --memory-limit 500MiB")
+    if arguments.picture is not None and arguments.plot is None:
+        raise InputError("--picture says what to draw; expected --plot FILE, too")
 
 
-def _read(arguments: argparse.Namespace) -> Instance:
-    from torchedge.streaming.instances import read_instance
-
-    return read_instance(arguments.instance)
+def _option(name: str) -> str:
+    return "--lambda" if name == "lam" else f"--{name.replace('_', '-')}"
 
 
-def _strategy(name: str | None) -> Callable[[Instance], Plan]:
-    if name is None:
-        from torchedge.streaming.solving import solve
-
-        return solve
-    from torchedge.streaming.strategies import STRATEGIES
-
-    if name not in STRATEGIES:
-        raise InputError(f"--strategy is {name!r}; expected one of {', '.join(STRATEGIES)}, or none")
-    return STRATEGIES[name]
+def _share(text: str) -> float:
+    return _number(text, 0.0, 1.0)
 
 
-# what came out ----------------------------------------------------------------------------------------------
+def _effort(text: str) -> float:
+    return _number(text, _LEAST_EFFORT, _MOST_EFFORT)
 
 
-def summary(planned: Planned) -> dict[str, Any]:
-    """Return what is printed as plain data; MiB count whole chunks."""
-    instance, plan, found = planned.instance, planned.plan, planned.found
-    streamed = len({load.weight for load in plan.loads})
-    total = instance.total_chunks
-    document: dict[str, Any] = {
-        "instance": instance.name,
-        "status": plan.status,
-        "objective": plan.objective,
-        "lower_bound": plan.lower_bound,
-        "gap": plan.gap,
-        "weights": len(instance.weights),
-        "streamed_weights": streamed,
-        "seconds": planned.seconds,
-        "accepted": found.ok,
-        "problems": list(found.problems),
-    }
-    if plan.status == "INFEASIBLE":
-        smallest = plan.solver.get("smallest_memory_chunks")
-        document |= {"reason": plan.solver.get("reason"), "smallest_memory_chunks": smallest}
-        return document
-    for name, chunks in (
-        ("total", total),
-        ("preloaded", found.preloaded_chunks),
-        ("peak", found.peak_chunks),
-    ):
-        document |= {f"{name}_chunks": chunks, f"{name}_mib": _mib(instance, chunks)}
-    return document
-
-
-def _mib(instance: Instance, chunks: int) -> float:
-    from torchedge.streaming.instances import MEBIBYTE
-
-    return chunks * instance.chunk_bytes / MEBIBYTE
-
-
-def _print(planned: Planned) -> None:
-    instance, plan, found = planned.instance, planned.plan, planned.found
-    print_wrapped(
-        f"{instance.name}: {len(instance.layers):,} layers, {len(instance.weights):,} weights, lambda "
-        f"{instance.lam:g}, {_limits(instance)}"
-    )
-    if plan.status == "INFEASIBLE":
-        print_wrapped(f"there is no plan: {plan.solver.get('reason')}")
-        smallest = plan.solver.get("smallest_memory_chunks")
-        if isinstance(smallest, int):
-            size = f"{smallest:,} chunks ({number(_mib(instance, smallest))} MiB)"
-            print_wrapped(f"the smallest memory limit that works is {size}")
-    else:
-        _print_tables(planned)
-    for problem in found.problems[:_SHOWN]:
-        print_wrapped(problem, first="problem: ", rest="  ")
-    if len(found.problems) > _SHOWN:
-        print(f"problem: and {len(found.problems) - _SHOWN} more")
-    print_wrapped("the verifier accepts it" if found.ok else "the verifier refuses it")
-
-
-def _print_tables(planned: Planned) -> None:
-    plan, told = planned.plan, summary(planned)
-    rows = [
-        ["status", plan.status],
-        ["objective", _exact(plan.objective)],
-        ["lower bound", _exact(plan.lower_bound)],
-        ["gap", "-" if plan.gap is None else f"{100 * plan.gap:.3g} %"],
-        ["streamed weights", f"{told['streamed_weights']:,} of {told['weights']:,}"],
-        ["seconds", "-" if planned.seconds is None else f"{planned.seconds:.2f}"],
-    ]
-    print_table(["", "plan"], rows)
-    print()
-    sizes = [
-        [text, f"{told[f'{name}_chunks']:,}", number(told[f"{name}_mib"])]
-        for text, name in (
-            ("all weights", "total"),
-            ("preloaded", "preloaded"),
-            ("in flight at most", "peak"),
-        )
-    ]
-    print_table(["", "chunks", "MiB"], sizes)
-
-
-def _exact(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.12g}"
-
-
-def _limits(instance: Instance) -> str:
-    limits = (("M_peak", instance.m_peak_chunks), ("memory", instance.memory_chunks))
-    told = [f"{name} {number(_mib(instance, chunks))} MiB" for name, chunks in limits if chunks is not None]
-    return " and ".join(told) or "no limits"
+def _number(text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from {low:g} to {high:g}")
+    return value

@@ -24,7 +24,7 @@ MOST_BYTES = 2**50
 RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 64.0, 256.0)
 """Factors of the load capacities that may be tried: the paper's soft thresholds (C4)."""
 
-_STAGINGS = (*(STAGING_BYTES >> halvings for halvings in range(5)), 0)
+_STAGINGS = tuple(STAGING_BYTES * part // 16 for part in (16, 12, 8, 6, 4, 3, 2, 1, 0))
 """How much may be read ahead, where a tight limit leaves less room for it than is usual."""
 
 _HALVINGS = 3
@@ -269,19 +269,26 @@ def _too_small(instance: Instance, limit: int, least: Budgeted) -> LimitError:
     """Say what would do: the run of the plan that takes the least memory for weights."""
     works = _rounded_up(least.peak_bytes)
     activations = least.timeline.memory.peak.activations
+    preloaded = least.timeline.preloaded_bytes
+    parts = f"activations take up to {_mib(activations)} MiB"
+    if preloaded:
+        parts += (
+            f", and weights of {_mib(preloaded)} MiB have to be preloaded, each of them held twice while it "
+            "is transformed"
+        )
     return LimitError(
         f"{instance.name} does not run within {_mib(limit)} MiB, whatever is streamed; a memory limit of "
-        f"{works} works (activations take up to {_mib(activations)} MiB, and "
-        f"{_mib(least.timeline.preloaded_bytes)} MiB of weights have to be preloaded)",
+        f"{works} works ({parts})",
         works_bytes=parse_bytes(works),
     )
 
 
 def _rounded_up(nbytes: int) -> str:
     """Return at least so many bytes in few digits, as `parse_bytes` reads them."""
-    if nbytes < 10 * MEBIBYTE:
+    if nbytes < MEBIBYTE:
         return f"{max(1, -(-nbytes // 1024))}KiB"
-    return f"{math.ceil(10 * nbytes / MEBIBYTE) / 10:.1f}MiB"
+    digits = 1 if nbytes >= 10 * MEBIBYTE else 2
+    return f"{math.ceil(10**digits * nbytes / MEBIBYTE) / 10**digits:.{digits}f}MiB"
 
 
 def _mib(nbytes: float) -> str:

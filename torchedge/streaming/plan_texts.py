@@ -22,8 +22,8 @@ def describe(found: StreamingPlan) -> str:
     """Return the lines that `print(plan)` shows: what is planned, proven, simulated, and on what grounds."""
     graph = found.graph
     head = (
-        f"{graph.name} on {found.device.name}: {len(graph.operations):,} kernels, {len(graph.weights):,} "
-        f"weights of {_mib(graph.weight_bytes)} ({graph.precision})"
+        f"{graph.name} on {found.device.name}: {len(graph.operations):,} kernels, "
+        f"{_weights(len(graph.weights), graph.weight_bytes)} ({graph.precision})"
     )
     lines = [
         *textwrap.wrap(head, _WIDTH, break_on_hyphens=False),
@@ -62,12 +62,16 @@ def _comparison(run: Timeline, whole: Timeline) -> list[str]:
 
 
 def _preloaded(found: StreamingPlan) -> str:
-    streamed, count = found.streamed_weights, len(found.graph.weights)
-    before = found.timeline.preloaded_bytes
-    return (
-        f"{count - streamed:,} weights of {_mib(before)}; {streamed:,} of "
-        f"{_mib(found.graph.weight_bytes - before)} are loaded while layers run"
-    )
+    graph, before = found.graph, found.timeline.preloaded_bytes
+    streamed, count = found.streamed_weights, len(graph.weights)
+    whole = _weights(count - streamed, before)
+    return f"{whole}; {_weights(streamed, graph.weight_bytes - before)} loaded while layers run"
+
+
+def _weights(count: int, nbytes: int) -> str:
+    if not count:
+        return "nothing"
+    return f"{count:,} {'weight' if count == 1 else 'weights'} of {_mib(nbytes)}"
 
 
 def _proven(found: StreamingPlan) -> str:
