@@ -200,7 +200,18 @@ HELP = {
     "profile": ("DEVICE", "local-cpu"),
     "fit": ("DATASET", "--out FOLDER", "--force", "SOURCE_DATE_EPOCH"),
     "accuracy": ("DATASET", "--ablation"),
-    "plan": ("--instance FILE", "--out PLAN", "--strategy NAME", "--verify PLAN", "--json"),
+    "plan": (
+        *(
+            "MODEL",
+            "--memory-limit SIZE",
+            "--m-peak SIZE",
+            "--lambda X",
+            "--sweep",
+            "--layers",
+            "exit status",
+        ),
+        *("--instance FILE", "--out PLAN", "--strategy NAME", "--verify PLAN", "--json", "gpt-neo-1.3b"),
+    ),
 }
 
 

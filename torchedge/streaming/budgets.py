@@ -15,7 +15,7 @@ from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.timelines import Timeline
 from torchedge.streaming.verification import check_plan, verify_plan
 
-__all__ = ["Budgeted", "parse_bytes", "plan_by_strategy", "plan_within"]
+__all__ = ["Budgeted", "less_read_ahead", "parse_bytes", "plan_by_strategy", "plan_within"]
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
@@ -235,15 +235,19 @@ class _Search:
 
     def run(self, planned: Instance, plan: Plan, factor: float, limit: int | None) -> Budgeted:
         """Run a plan with as much reading ahead as keeps the limit, without any if nothing does."""
-        usual = self.rates.staging_bytes
-        less = [staging for staging in _STAGINGS if usual is None or staging < usual]
-        for staging in (usual, *less):
-            rates = replace(self.rates, staging_bytes=staging)
+        for rates in less_read_ahead(self.rates):
             timeline = simulate_plan(self.instance, plan, rates, self.activation_bytes)
             found = Budgeted(self.instance, planned, plan, timeline, rates, factor)
             if limit is None or found.peak_bytes <= limit:
                 break
         return found
+
+
+def less_read_ahead(rates: Rates) -> list[Rates]:
+    """Return rates, then the same with ever less unified memory for reading ahead, down to none."""
+    usual = rates.staging_bytes
+    less = [staging for staging in _STAGINGS if usual is None or staging < usual]
+    return [rates, *(replace(rates, staging_bytes=staging) for staging in less)]
 
 
 def _relaxed(instance: Instance, factor: float) -> Instance:

@@ -30,7 +30,7 @@ def describe(found: StreamingPlan) -> str:
         "",
         *_comparison(found.timeline, found.preloading),
         "",
-        *_entry("preloaded", _preloaded(found)),
+        *_loads(found),
         *_entry("objective", f"{found.plan.objective:,.6g}, {_proven(found)} ({_settings(found.instance)})"),
     ]
     if found.memory_limit is not None:
@@ -61,16 +61,19 @@ def _comparison(run: Timeline, whole: Timeline) -> list[str]:
     return lines
 
 
-def _preloaded(found: StreamingPlan) -> str:
+def _loads(found: StreamingPlan) -> list[str]:
     graph, before = found.graph, found.timeline.preloaded_bytes
-    streamed, count = found.streamed_weights, len(graph.weights)
-    whole = _weights(count - streamed, before)
-    return f"{whole}; {_weights(streamed, graph.weight_bytes - before)} loaded while layers run"
+    count = len(graph.weights) - found.streamed_weights
+    streamed = _weights(found.streamed_weights, graph.weight_bytes - before)
+    return [
+        *_entry("preloaded", _weights(count, before)),
+        *_entry("streamed", f"{streamed}, loaded while layers run" if found.streamed_weights else streamed),
+    ]
 
 
 def _weights(count: int, nbytes: int) -> str:
     if not count:
-        return "nothing"
+        return "no weights"
     return f"{count:,} {'weight' if count == 1 else 'weights'} of {_mib(nbytes)}"
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torchedge.errors import InputError
+from torchedge.streaming.budgets import less_read_ahead
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import Plan
-from torchedge.streaming.queues import QueuePlan, QueueRun, plan_queue, simulate_queue
+from torchedge.streaming.queues import Group, QueuePlan, QueueRun, plan_queue
+from torchedge.streaming.rates import Rates
+from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.streaming_plans import StreamingPlan
+from torchedge.streaming.timelines import Timeline
 
 __all__ = ["plan_queue_within"]
 
@@ -37,18 +42,17 @@ def plan_queue_within(
     """
     if not models:
         raise InputError("no models were given; expected at least one, planned within the limit")
-    usual = models[0].rates
-    read_ahead = [m.rates.staging_bytes for m in models if m.rates.staging_bytes is not None]
-    rates = replace(usual, staging_bytes=min(read_ahead, default=None))
+    known = {id(m.instance.weights): m.plan for m in models}
 
     def tried(chunks: int, joint: Solve) -> QueueRun:
+        def solved(instance: Instance) -> Plan:
+            return known.get(id(instance.weights)) or joint(instance)
+
         size = models[0].instance.chunk_bytes
-        queue = plan_queue([m.instance for m in models], chunks * size, _own_plans(models, joint))
+        queue = plan_queue([m.instance for m in models], chunks * size, solved)
         if progress is not None:
             progress()
-        return simulate_queue(
-            _as_devices_are(queue, models), rates, [m.graph.activation_bytes for m in models]
-        )
+        return _run(queue, models, limit_bytes)
 
     low = max(_used(m) for m in models)
     high = sum(m.instance.total_chunks for m in models)
@@ -68,35 +72,36 @@ def plan_queue_within(
     return best
 
 
-def _own_plans(models: Sequence[StreamingPlan], joint: Solve) -> Solve:
-    """Return a solver that knows the plan of each model alone."""
-    known = {id(m.instance.weights): m.plan for m in models}
-
-    def solve(instance: Instance) -> Plan:
-        plan = known.get(id(instance.weights))
-        return joint(instance) if plan is None else plan
-
-    return solve
-
-
 def _refuse(instance: Instance) -> Plan:
     return Plan("INFEASIBLE", None, None, (), (), 0, {"reason": "the models do not run together"})
 
 
-def _as_devices_are(queue: QueuePlan, models: Sequence[StreamingPlan]) -> QueuePlan:
-    """Give the models' layers their own capacities, where plans exceed them: that takes its time."""
+def _run(queue: QueuePlan, models: Sequence[StreamingPlan], limit: int) -> QueueRun:
+    """Run a queue; layers get their own capacities, as exceeding them takes its time."""
     alone = tuple(m.budgeted.instance for m in models)
-    groups = tuple(
-        replace(
-            group,
-            instance=replace(
-                group.instance,
-                layers=tuple(x for m in alone[group.first - 1 : group.last] for x in m.layers),
-            ),
-        )
-        for group in queue.groups
-    )
-    return replace(queue, instances=alone, groups=groups)
+    groups, together = [], []
+    for group in queue.groups:
+        members = models[group.first - 1 : group.last]
+        layers = tuple(layer for m in members for layer in m.budgeted.instance.layers)
+        groups.append(replace(group, instance=replace(group.instance, layers=layers)))
+        single = members[0].timeline if len(members) == 1 else None
+        together.append(single or _run_group(groups[-1], members, limit))
+    found = replace(queue, instances=alone, groups=tuple(groups))
+    return QueueRun(found, tuple(together), tuple(m.timeline for m in models))
+
+
+def _run_group(group: Group, members: Sequence[StreamingPlan], limit: int) -> Timeline:
+    """Run models planned together with as much reading ahead as keeps the limit, and any of them has."""
+    held = [nbytes for m in members for nbytes in m.graph.activation_bytes]
+    for rates in less_read_ahead(max((m.rates for m in members), key=_read_ahead)):
+        run = simulate_plan(group.instance, group.plan, rates, held, keep_preloaded=False)
+        if run.memory.peak.total <= limit:
+            break
+    return run
+
+
+def _read_ahead(rates: Rates) -> float:
+    return math.inf if rates.staging_bytes is None else rates.staging_bytes
 
 
 def _used(model: StreamingPlan) -> int:

@@ -1,0 +1,289 @@
+"""`torchedge plan MODEL`: one model, a queue, a sweep; what they print and write, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from torchedge.cli import DOES_NOT_FIT, main
+
+pytest.importorskip("ortools")
+pytest.importorskip("scipy")
+
+NETS = """
+from torch import nn
+
+def chain(width, depth):
+    return nn.Sequential(*(x for _ in range(depth) for x in (nn.Linear(width, width), nn.ReLU())))
+
+def small():
+    return chain(512, 6)
+
+def other():
+    return chain(512, 4)
+
+def wide():
+    return chain(2048, 2)
+
+def raises():
+    print("out of the model")
+    raise RuntimeError("out of ideas")
+"""
+
+DEVICE = """
+name = "bare"
+title = "A device of which little is known"
+kind = "gpu"
+vendor = "nobody"
+memory = "unified"
+
+[figures.bandwidth_gb_s]
+value = 10.0
+unit = "GB/s"
+provenance = "assumed"
+source = "a test"
+"""
+
+SMALL = ("plan", "nets.py:small", "--input-size", "512", "-d", "adreno-750", "--chunk", "64KiB")
+TWO = ("plan", "nets.py:small", "nets.py:other", *SMALL[2:])
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch, tmp_path):
+    """A folder with models and a device."""
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
+    monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETS)
+    Path("bare").mkdir()
+    Path("bare/device.toml").write_text(DEVICE)
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words, status=0):
+        capsys.readouterr()
+        assert main(words) == status, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return call
+
+
+# one model --------------------------------------------------------------------------------------------------
+
+
+def test_one_model(run):
+    out = run(*SMALL, "--memory-limit", "3MiB")
+    for words in (
+        "nets:small on adreno-750: 6 kernels, 12 weights of 3.0 MiB (float16)",
+        "this plan     preloading everything",
+        "memory at most",
+        "proven optimal (lambda 0.9, M_peak 500.0 MiB)",
+        "memory limit   3.0 MiB, of which",
+        "loaded while layers run",
+        "simulated      assumed figures.",
+    ):
+        assert words in out, out
+    assert max(map(len, out.splitlines())) <= 80
+    assert not list(Path().glob("*.json"))
+
+
+def test_progress_goes_to_stderr(capsys):
+    assert main(SMALL) == 0
+    out, err = capsys.readouterr()
+    assert "capturing nets.py:small" in err and "planning: planning nets:small" in err and "done after" in err
+    assert "planning:" not in out
+
+
+def test_what_is_written_is_accepted(run):
+    out = run(*SMALL, "--memory-limit", "2.3MiB", "-o", "plan.json", "--write-instance", "problem.json.gz")
+    assert "written to plan.json\n" in out and "its instance is written to problem.json.gz" in out
+    out = run("plan", "--instance", "problem.json.gz", "--verify", "plan.json")
+    assert "the verifier accepts it" in out
+    again = run("plan", "--instance", "problem.json.gz", "--json")
+    assert json.loads(again)["objective"] == json.loads(Path("plan.json").read_text())["objective"]
+
+
+def test_the_layers(run):
+    out = run(*SMALL, "--layers")
+    assert re.search(r"^layer name +class +capacity loads start ms takes ms$", out, re.MULTILINE)
+    assert re.search(r"^1 +0\.linear +reusable +\d+ +\d+ +\d+\.\d +\d\.\d\d$", out, re.MULTILINE)
+    assert "\n      2.weight (8), 2.bias (1)\n" in out
+    assert max(map(len, out.splitlines())) <= 80
+    rows = json.loads(run(*SMALL, "--layers", "--json"))["layers"]
+    assert [row["number"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_json(run):
+    document = json.loads(run(*SMALL, "--json", "--memory-limit", "3MiB", "--out", "plan.json"))
+    assert document["model"] == "nets:small" and document["status"] == "OPTIMAL"
+    assert document["simulated"]["peak"]["total_bytes"] <= document["memory_limit_bytes"] == 3 * 2**20
+    assert document["weights"] == 12 and "layers" not in document and Path("plan.json").exists()
+
+
+def test_no_plan_within_the_limit(run):
+    out = run(*SMALL, "--memory-limit", "1MiB", "--out", "plan.json", status=DOES_NOT_FIT)
+    works = re.search(r"a memory limit of (\S+) works", " ".join(out.split()))[1]
+    assert "does not run within 1.0 MiB" in out and not Path("plan.json").exists()
+    assert "memory limit   " in run(*SMALL, "--memory-limit", works)
+    document = json.loads(run(*SMALL, "--memory-limit", "1MiB", "--json", status=DOES_NOT_FIT))
+    assert document["status"] == "INFEASIBLE" and document["works_bytes"] > 2**20
+    assert works in document["reason"]
+
+
+def test_options_of_planning(run):
+    single = json.loads(run(*SMALL, "--precision", "float32", "--json"))
+    assert single["precision"] == "float32" and single["weight_bytes"] > 6 * 10**6
+    free = run(*SMALL, "--m-peak", "none", "--lambda", "0.5", "--effort", "0.1", "--fusion", "none")
+    assert "lambda 0.5, M_peak none" in free and ": 12 kernels" in free
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "always-next", "preload-all"])
+def test_strategies(run, strategy):
+    wide = ("plan", "nets.py:wide", "--input-size", "2048", "-d", "adreno-750", "--chunk", "64KiB")
+    out = run(*wide, "--strategy", strategy)
+    assert ("breaks rules of the overlap problem" in " ".join(out.split())) == (strategy == "always-next")
+    if strategy == "preload-all":
+        out = run(*wide, "--strategy", strategy, "--memory-limit", "10MiB", status=DOES_NOT_FIT)
+        assert "as preload-all plans it takes" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("picture", [None, "memory", "gantt", "comparison"])
+def test_pictures(run, picture):
+    pytest.importorskip("matplotlib")
+    words = () if picture is None else ("--picture", picture)
+    assert "drawn to run.svg" in run(*SMALL, "--plot", "run.svg", *words)
+    assert "<svg" in Path("run.svg").read_text()
+
+
+# several models, several settings ---------------------------------------------------------------------------
+
+
+def test_a_queue(run):
+    out = run(*TWO, "--memory-limit", "3MiB")
+    for words in (
+        "nets:small, nets:other on adreno-750, one after the other within 3.0 MiB",
+        "1. nets:small",
+        "2. nets:other",
+        "planned together  one at a time",
+        "latency, ms",
+        "planned together: 1 to 2",
+    ):
+        assert words in out, out
+    assert max(map(len, out.splitlines())) <= 80
+    document = json.loads(run(*TWO, "--memory-limit", "3MiB", "--json"))
+    assert document["together"]["latency_ms"] < document["one_at_a_time"]["latency_ms"]
+    assert document["together"]["peak_bytes"] <= 3 * 2**20 and document["groups"] == [[1, 2]]
+    assert [m["model"] for m in document["models"]] == ["nets:small", "nets:other"]
+
+
+def test_a_queue_of_which_one_does_not_fit(run):
+    out = run(*TWO, "--memory-limit", "1MiB", status=DOES_NOT_FIT)
+    assert "nets:small does not run within 1.0 MiB" in out
+
+
+def test_a_sweep(run):
+    out = run(*SMALL, "--sweep")
+    assert "nets:small on adreno-750: latency (ms) against memory (MiB)" in out
+    assert out.count("\nlambda ") == 7 and "\npreloading everything " in out
+    assert max(map(len, out.splitlines())) <= 80
+    points = json.loads(run(*SMALL, "--sweep", "--json", "--m-peak", "none"))
+    assert len(points) == 7 and {0.9, 0.03} <= {point["lambda"] for point in points}
+
+
+@pytest.mark.parametrize("words", [(*TWO, "--memory-limit", "3MiB"), (*SMALL, "--sweep")])
+def test_pictures_of_several(run, words):
+    pytest.importorskip("matplotlib")
+    assert "drawn to all.png" in run(*words, "--plot", "all.png")
+    assert Path("all.png").read_bytes().startswith(b"\x89PNG")
+
+
+# what cannot be meant ---------------------------------------------------------------------------------------
+
+
+WRONG = {
+    "nothing": (("plan",), "expected a MODEL, or --instance FILE"),
+    "both": ((*SMALL, "--instance", "x.json"), "expected one of the two"),
+    "unknown model": (("plan", "gpt-neo-1.4b", "-d", "adreno-750"), "did you mean gpt-neo-1.3b"),
+    "unknown device": ((*SMALL[:4], "-d", "adreno-75"), "adreno-750"),
+    "a device without storage": ((*SMALL[:4], "-d", "./bare"), "add [figures.disk_read_gb_s]"),
+    "a model that raises": (("plan", "nets.py:raises", "-d", "adreno-750"), "out of ideas"),
+    "no number": ((*SMALL, "--memory-limit", "much"), "--memory-limit is 'much'"),
+    "no unit": ((*SMALL, "--memory-limit", "500"), "a number with its unit, such as 500MiB"),
+    "decimal unit": ((*SMALL, "--memory-limit", "500MB"), "500MiB"),
+    "no memory": ((*SMALL, "--memory-limit", "0MiB"), "1 byte to 1 PiB"),
+    "a negative limit": ((*SMALL, "--memory-limit", "-5MiB"), "--memory-limit"),
+    "an empty limit": ((*SMALL, "--memory-limit", ""), "--memory-limit is ''"),
+    "m-peak": ((*SMALL, "--m-peak", "nothing"), "--m-peak is 'nothing'"),
+    "chunk": ((*SMALL, "--chunk", "0KiB"), "--chunk is '0KiB'"),
+    "a huge chunk": ((*SMALL, "--chunk", "2000000GiB"), "--chunk"),
+    "lambda of two": ((*SMALL, "--lambda", "2"), "not a number from 0 to 1"),
+    "lambda that is none": ((*SMALL, "--lambda", "nan"), "not a number from 0 to 1"),
+    "effort": ((*SMALL, "--effort", "0"), "not a number from 0.01 to 1000"),
+    "precision": ((*SMALL, "--precision", "int4"), "--precision"),
+    "fusion": ((*SMALL, "--fusion", "some"), "--fusion"),
+    "strategy": ((*SMALL, "--strategy", "best"), "always-next"),
+    "input size": ((*SMALL, "--input-size", "3x"), "not a shape"),
+    "another input size": ((*SMALL, "--input-size", "7"), "nets:small"),
+    "picture": ((*SMALL, "--plot", "x.png", "--picture", "pie"), "--picture"),
+    "a picture of nothing": ((*SMALL, "--picture", "gantt"), "expected --plot FILE"),
+    "kind of file": ((*SMALL, "--plot", "x.gif"), ".png, .svg, .pdf"),
+    "plot into nowhere": ((*SMALL, "--plot", "nowhere/x.png"), "expected a file in a folder"),
+    "out into nowhere": ((*SMALL, "--out", "nowhere/x.json"), "--out nowhere"),
+    "instance into a folder": ((*SMALL, "--write-instance", "."), "--write-instance ."),
+    "one file for two": ((*SMALL, "-o", "x.json", "--write-instance", "./x.json"), "written twice"),
+    "a model verified": ((*SMALL, "--verify", "x.json"), "--verify goes with --instance, not with MODEL"),
+    "two without limit": (TWO, "give it, such as --memory-limit 500MiB"),
+    "two into a file": ((*TWO, "--memory-limit", "3MiB", "-o", "x.json"), "--out does not go with several"),
+    "layers of two": ((*TWO, "--memory-limit", "3MiB", "--layers"), "--layers does not go with several"),
+    "a strategy for two": (
+        (*TWO, "--memory-limit", "3MiB", "--strategy", "greedy"),
+        "--strategy does not go",
+    ),
+    "a sweep of two": ((*TWO, "--sweep"), "--sweep goes with one MODEL, and 2 are given"),
+    "a sweep in a limit": ((*SMALL, "--sweep", "--memory-limit", "1GiB"), "--memory-limit does not go with"),
+    "a sweep of one lambda": ((*SMALL, "--sweep", "--lambda", "0.5"), "--lambda does not go with --sweep"),
+    "a sweep into a file": ((*SMALL, "--sweep", "--out", "x.json"), "--out does not go with --sweep"),
+    "an unknown option": ((*SMALL, "--limit", "500"), "--limit"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused_in_one_line(case, capsys):
+    words, says = WRONG[case]
+    before = sorted(Path().rglob("*.*"))
+    status = main(words)
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if line.startswith("torchedge: ")]
+    assert status == 2 and not out and "Traceback" not in err, (status, out, err)
+    assert len(lines) == 1 and lines[0].startswith("torchedge: error: ") and says in lines[0], lines
+    assert [path for path in sorted(Path().rglob("*.*")) if "__pycache__" not in str(path)] == before
+
+
+MODEL_ONLY = {
+    "--device": "adreno-750",
+    "--memory-limit": "1GiB",
+    "--m-peak": "1GiB",
+    "--lambda": "0.5",
+    "--chunk": "1KiB",
+    "--precision": "model",
+    "--fusion": "all",
+    "--input-size": "3x8x8",
+    "--effort": "1",
+    "--plot": "x.png",
+    "--picture": "gantt",
+    "--write-instance": "x.json",
+    "--sweep": None,
+    "--layers": None,
+}
+
+
+@pytest.mark.parametrize("option", MODEL_ONLY)
+def test_options_of_models_are_none_of_instances(option, capsys):
+    value = MODEL_ONLY[option]
+    words = (option,) if value is None else (option, value)
+    assert main(("plan", "--instance", "x.json", *words)) == 2
+    assert f"{option} goes with MODEL, not with --instance; leave it out" in capsys.readouterr().err
