@@ -11,18 +11,20 @@ import argparse
 from pathlib import Path
 
 import torchedge
+from torchedge.devices import find_device
 from torchedge.streaming.figures import draw_tradeoff
 from torchedge.streaming.timelines import Timeline
+from torchedge.streaming.tradeoffs import trade_off
 from torchedge.tracing.sources import load_model
 
 MIB = 2**20
-ROW = "{:>12}{:>12}{:>12}{:>12}{:>12}"
+ROW = "{:<8}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}"
 
 
-def figures(run: Timeline) -> str:
+def figures(run: Timeline) -> list[str]:
     sizes = (run.preloaded_bytes, run.memory.average.total, run.memory.peak.total)
     times = (run.latency_ms, run.execution_ms)
-    return ROW.format(*(f"{size / MIB:,.0f} MiB" for size in sizes), *(f"{time:,.0f} ms" for time in times))
+    return [*(f"{size / MIB:,.0f} MiB" for size in sizes), *(f"{time:,.0f} ms" for time in times)]
 
 
 def main() -> None:
@@ -30,27 +32,20 @@ def main() -> None:
     parser.add_argument("plot", type=Path, help="file to draw to: .png, .pdf or .svg")
     parser.add_argument("--model", default="gpt-neo-1.3b", help="what `torchedge plan` takes")
     parser.add_argument("--device", default="adreno-750")
-    parser.add_argument("--lambdas", nargs="+", type=float, default=[0.9, 0.2, 0.1, 0.05, 0.03], metavar="L")
-    parser.add_argument("--m-peaks", nargs="+", type=int, default=[500, 50, 20], metavar="MIB")
     arguments = parser.parse_args()
 
-    # Captured once; the first lambda with every M_peak, then the first M_peak with every other lambda.
     model, name = load_model(arguments.model)
     graph = torchedge.capture(model, mode="infer", batch_size=1)
-    settings = [(arguments.lambdas[0], m_peak) for m_peak in arguments.m_peaks]
-    settings += [(lam, arguments.m_peaks[0]) for lam in arguments.lambdas[1:]]
+    found = trade_off(graph, find_device(arguments.device))
 
     print(f"{name} on {arguments.device}")
-    print(
-        f"{'lambda':<8}{'M_peak':>8}" + ROW.format("preloaded", "average", "peak", "integrated", "execution")
-    )
+    print(ROW.format("lambda", "M_peak", "preloaded", "average", "peak", "integrated", "execution"))
     points = []
-    for lam, m_peak in settings:
-        plan = torchedge.plan(graph, device=arguments.device, lam=lam, m_peak=f"{m_peak}MiB")
-        print(f"{lam:<8g}{m_peak:>4} MiB" + figures(plan.timeline))
-        points.append((f"lambda {lam:g}, M_peak {m_peak} MiB", plan.timeline))
-    print(f"{'all preloaded':<16}" + figures(plan.preloading))
-    points.sort(key=lambda point: point[1].memory.average.total)
+    for setting in found:
+        m_peak = f"{(setting.m_peak or 0) / MIB:,.1f} MiB"
+        print(ROW.format(f"{setting.lam:g}", m_peak, *figures(setting.plan.timeline)))
+        points.append((f"lambda {setting.lam:g}, M_peak {m_peak}", setting.plan.timeline))
+    print(ROW.format("all", "preloaded", *figures(found[0].plan.preloading)))
     draw_tradeoff(points, title=f"{name} on {arguments.device}, simulated").savefig(arguments.plot)
     print(f"drawn to {arguments.plot}")
 

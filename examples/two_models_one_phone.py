@@ -9,21 +9,14 @@ models need transformers (`pip install 'torchedge[dev]'`); nothing is downloaded
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torchedge
-from torchedge.devices import find_device
-from torchedge.errors import TorchedgeError
+from torchedge.errors import PlanError
 from torchedge.streaming.budgets import parse_bytes
-from torchedge.streaming.capacities import make_instance
 from torchedge.streaming.figures import draw_lanes
-from torchedge.streaming.fusion import fuse
-from torchedge.streaming.layering import lay_out
-from torchedge.streaming.queues import plan_queue, simulate_queue
-from torchedge.streaming.rates import STAGING_BYTES, derive_rates
+from torchedge.streaming.queue_budgets import plan_queue_within
 from torchedge.streaming.solving import solve
-from torchedge.tracing.sources import load_model
 
 MIB = 2**20
 
@@ -33,31 +26,26 @@ def main() -> None:
     parser.add_argument("plot", type=Path, help="file to draw to: .png, .pdf or .svg")
     parser.add_argument("--models", nargs="+", default=["depth-anything-large", "gpt-neo-small"])
     parser.add_argument("--device", default="adreno-750")
-    parser.add_argument("--limit", default="200MiB", help="all that may be in memory (default 200MiB)")
+    parser.add_argument("--limit", default="160MiB", help="all that may be in memory (default 160MiB)")
     arguments = parser.parse_args()
 
-    device = find_device(arguments.device)
-    graphs = []
-    for name in arguments.models:
-        model, _ = load_model(name)
-        graphs.append(fuse(lay_out(torchedge.capture(model, mode="infer", batch_size=1))))
-    instances = [
-        replace(make_instance(graph, device), name=name)
-        for graph, name in zip(graphs, arguments.models, strict=True)
-    ]
-    activations = [graph.activation_bytes for graph in graphs]
-
-    # The limit of a queue is on weights; activations and what is read ahead come on top.
-    limit = parse_bytes(arguments.limit, "--limit")
-    weights = limit - max(max(held) for held in activations) - STAGING_BYTES
     try:
-        queue = plan_queue(instances, max(0, weights), solve)
-    except TorchedgeError as error:
+        alone = [
+            torchedge.plan(name, device=arguments.device, memory_limit=arguments.limit)
+            for name in arguments.models
+        ]
+    except PlanError as error:  # it names a limit that works
         print(error, file=sys.stderr)
         sys.exit(3)
-    found = simulate_queue(queue, derive_rates(device), activations)
+    limit = parse_bytes(arguments.limit)
+    found = plan_queue_within(alone, limit, solve)
 
-    print(queue)
+    print(f"{len(alone)} models on {arguments.device} within {arguments.limit}, loaded:")
+    for model, share in zip(alone, found.plan.shares, strict=True):
+        chunk = model.instance.chunk_bytes / MIB
+        first, before, own = (chunk * chunks for chunks in (share.preloaded, share.carried, share.own))
+        loaded = f"{first:,.1f} MiB first, {before:,.1f} MiB by the models before, {own:,.1f} MiB by itself"
+        print(f"  {model.graph.name}: {loaded}")
     for label, runs in (("one at a time", found.apart), ("planned together", found.together)):
         latency = sum(run.latency_ms for run in runs)
         starting = sum(run.initialisation_ms for run in runs)

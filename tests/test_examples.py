@@ -181,16 +181,15 @@ def test_a_gpt_neo_is_planned_within_a_budget(run, tmp_path):
 def test_latency_is_traded_for_memory(run, tmp_path):
     _need_streaming()
     _need_torchvision()
-    words = ("--model", "resnet-50", "--lambdas", "0.9", "0.1", "--m-peaks", "500", "10")
-    status, out, err = run("latency_memory_tradeoff.py", "out.png", *words)
+    status, out, err = run("latency_memory_tradeoff.py", "out.png", "--model", "resnet-50")
     assert status == 0, err
     rows = [
-        [float(x.replace(",", "")) for x in re.findall(r"([\d,]+) M?i?[Bm]s?", line)]
+        [int(x.replace(",", "")) for x in re.findall(r"([\d,]+) (?:MiB|ms)", line)[-5:]]
         for line in out.splitlines()[2:-1]
     ]
-    assert len(rows) == 4
-    preloaded, latency = [row[-5] for row in rows], [row[-2] for row in rows]
-    assert preloaded[0] < preloaded[2] < preloaded[3] and latency[0] < latency[2] < latency[3]
+    preloaded, _, _, integrated, execution = zip(*rows, strict=True)
+    assert len(rows) == 8 and preloaded[0] < preloaded[-1]
+    assert integrated[0] < integrated[-1] and execution[0] >= execution[-1]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -204,10 +203,10 @@ def test_two_models_share_a_phone(run, tmp_path):
         for label in ("one at a time", "planned together")
     )
     assert together[0] < apart[0] and together[1] <= 160
-    assert float(re.search(r"gpt-neo-small: .* ([\d.]+) MiB loaded by the models before", out)[1]) > 70
+    assert float(re.search(r"gpt-neo-small: .* ([\d.]+) MiB by the models before", out)[1]) > 70
     assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
     status, out, err = run("two_models_one_phone.py", *words, "60MiB")
-    assert status == 3 and out == "" and "gpt-neo-small alone has no plan" in err
+    assert status == 3 and out == "" and re.search("gpt-neo-small does not run within .* works", err)
 
 
 def test_the_notebook_prints_what_it_shows(checkout, monkeypatch, tmp_path):
