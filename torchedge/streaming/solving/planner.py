@@ -23,8 +23,10 @@ __all__ = ["solve"]
 STRATEGY = "optimal"
 PREMIUMS = (0, 1, 4, 1000)
 """What preloading is made dearer by, in whole prices per chunk, where memory limits preloaded weights too."""
-FLIGHTS = 12
+FLIGHTS = 8
 """How many limits on chunks in flight are tried there."""
+SWEEP = 0.05
+"""The share of the effort that each of these drafts gets."""
 MOST_FORCED = 1_000
 """Refusals forced one by one; beyond them everything is refused."""
 
@@ -162,7 +164,7 @@ def _limited(problem: Problem, free: _Draft, whole: bool, effort: float) -> tupl
     elif problem.memory is not None:
         for flight in _flights(problem):
             for premium in PREMIUMS:
-                draft = _repriced(problem, _draft(_dearer(problem, premium), flight, effort / 4))
+                draft = _repriced(problem, _draft(_dearer(problem, premium), flight, effort * SWEEP))
                 drafts.append(draft)
                 if _kept(problem, draft, whole):
                     break

@@ -10,6 +10,7 @@ of thetas bounds it from below.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isfinite
@@ -87,6 +88,7 @@ class Relaxation:
     _columns: list[Column] = field(default_factory=list)
     _seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
     _limited: list[int] = field(default_factory=list)
+    _known_held: list[list[int]] = field(default_factory=list)
     _best: float = float("-inf")
     _prices: _Duals | None = None
     _levels: int = LEVELS
@@ -124,6 +126,7 @@ class Relaxation:
         self._seen.add(key)
         cost = self.problem.cost(self.jobs[position], slots[-1])
         self._columns.append(Column(position, cost, slots, chunks))
+        self._known_held.append([])
         return True
 
     def seed(self, guess: Floats) -> None:
@@ -265,12 +268,12 @@ class Relaxation:
             values: list[float] = []
             starts = [0]
             cost = []
-            for column in self._columns:
+            for place, column in enumerate(self._columns):
                 index += [self._place[slot] for slot in column.slots]
                 values += column.chunks
                 index.append(len(self._usable) + column.job)
                 values.append(1.0)
-                self._limit_entries(column, rows, index, values)
+                self._limit_entries(place, rows, index, values)
                 starts.append(len(index))
                 cost.append(column.cost - self.jobs[column.job].refusal)
             right = [*self._capacity, *np.ones(len(self.jobs)), *self._limit_sides()]
@@ -300,12 +303,15 @@ class Relaxation:
         less = {"in_flight": 0.0, "memory": self._all_chunks}
         return [float(sides[k] or 0) - less[k] for _ in self._limited for k in self._limit_kinds()]
 
-    def _limit_entries(self, column: Column, rows: int, index: list[int], values: list[float]) -> None:
-        kinds = self._limit_kinds()
-        for offset, slot in enumerate(self._limited):
-            held = self._held(column, slot)
+    def _limit_entries(self, place: int, rows: int, index: list[int], values: list[float]) -> None:
+        """Add what a column holds in the limited slots; what it holds does not change, so it is kept."""
+        column, kinds, known = self._columns[place], self._limit_kinds(), self._known_held[place]
+        for slot in self._limited[len(known) :]:
+            known.append(self._held(column, slot))
+        chunks = self.jobs[column.job].chunks
+        for offset, held in enumerate(known):
             for number, kind in enumerate(kinds):
-                amount = held if kind == "in_flight" else held - self.jobs[column.job].chunks
+                amount = held if kind == "in_flight" else held - chunks
                 if amount:
                     index.append(rows + offset * len(kinds) + number)
                     values.append(float(amount))
@@ -314,7 +320,7 @@ class Relaxation:
         """Chunks of a column in flight in a slot."""
         if slot < self.jobs[column.job].last:
             return 0
-        return sum(chunks for at, chunks in zip(column.slots, column.chunks, strict=True) if at >= slot)
+        return sum(column.chunks[bisect_left(column.slots, slot) :])
 
     def _separate(self, shares: Floats) -> bool:
         """Add the slots in which the present solution holds most beyond a limit; False where none is."""
