@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -269,3 +270,16 @@ def test_a_graph_of_training():
     graph = torchedge.capture(mlp(), input_size=(512,))
     with pytest.raises(InputError, match="captured for training"):
         torchedge.plan(graph, device=PHONE)
+
+
+def test_the_snippet_of_the_documentation_runs(checkout, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    text = (checkout / "docs" / "streaming.md").read_text(encoding="utf-8")
+    snippet = next(
+        s for s in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S) if "torchedge.plan(" in s
+    )
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(snippet, names)
+    assert names["plan"].timeline.memory.peak.total <= 48 * 2**20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.json", "gantt.png"]
