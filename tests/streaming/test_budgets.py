@@ -209,6 +209,25 @@ def test_the_same_comes_out_again():
     assert (one.plan, one.planned, one.rates) == (other.plan, other.planned, other.rates)
 
 
+def plenty():
+    """Sixty equal weights; lambda is so low that all of them are preloaded."""
+    layers = tuple(Layer(f"l{n}", 2, 1.0, "elemental") for n in range(61))
+    weights = tuple(Weight(f"w{n}", MEBIBYTE, 1, n + 2, n + 2) for n in range(60))
+    return Instance(MEBIBYTE, layers, weights, lam=0.3, name="plenty")
+
+
+@pytest.mark.parametrize("mib", [20, 30, 40, 50, 60])
+def test_the_limit_is_filled(mib):
+    free = plan_within(plenty(), None, RATES, [0] * 61, solve)
+    assert len(free.plan.preload) == 60 and free.plan.status == "OPTIMAL"
+    found = plan_within(plenty(), mib * MEBIBYTE, RATES, [0] * 61, solve)
+    assert (mib - 1) * MEBIBYTE < found.peak_bytes <= mib * MEBIBYTE
+    assert found.relaxation == 1 and found.plan.solver["made_with_lambda"] > 0.3
+    assert found.plan.lower_bound == free.plan.objective < found.plan.objective
+    own = verify_plan(plenty(), found.plan)
+    assert own.ok and float(own.objective) == pytest.approx(found.plan.objective)
+
+
 def test_a_quick_solver_searches_and_the_other_has_the_last_word():
     asked = []
 

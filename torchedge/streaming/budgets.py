@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from torchedge.errors import InputError, LimitError, PlanError
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import Plan
+from torchedge.streaming.preloading import preload_also, restate_plan, worth_preloading
 from torchedge.streaming.rates import STAGING_BYTES, Rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.timelines import Timeline
@@ -27,8 +28,17 @@ RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 64.0, 256.0)
 _STAGINGS = tuple(STAGING_BYTES * part // 16 for part in (16, 12, 8, 6, 4, 3, 2, 1, 0))
 """How much may be read ahead, where a tight limit leaves less room for it than is usual."""
 
-_HALVINGS = 3
-"""How often the memory left to weights is halved between what is too much and what works."""
+_TRIALS = 5
+"""How often a plan is tried with an amount of memory for weights between too much and too little."""
+
+_NEAR = 0.02
+"""The share of the way from what works to what is too much that is not worth a trial."""
+
+_PRICES, _CHEAPEST, _DEAREST = 9, 1e-3, 0.95
+"""How many lambdas are tried, and from which to which, to make plans that preload less."""
+
+_PRICED = "made_with_lambda"
+"""What a plan's facts call such a lambda."""
 
 _SLACK = 0.1
 """Below the smallest memory times 1 + this, planning takes long and gains little."""
@@ -91,10 +101,10 @@ def plan_within(
     """Plan an instance such that the simulated run stays within `limit_bytes` of memory altogether.
 
     The limit covers weights preloaded and in flight, unified memory that reading ahead takes, activations.
-    Of what keeps it, the first of these is taken: the plan without any limit; one with less memory for
-    weights, as little less as needed; then load capacities are exceeded, as little as needed (soft
-    thresholds, FlashMem, section 3.2). Each is tried with ever less reading ahead. The run then takes longer,
-    never more memory. Every plan is verified.
+    Of what keeps it, the first of these is taken: the plan without any limit; one that preloads less, by a
+    higher lambda, filled up to the limit; one with less memory for weights, preloaded and in flight; then
+    load capacities are exceeded, as little as needed (soft thresholds, FlashMem, section 3.2). Each is tried
+    with ever less reading ahead. The run then takes longer, never more memory. Every plan is verified.
 
     quick: a solver for the search, default `solve`, which gives the plan that is returned.
 
@@ -106,7 +116,7 @@ def plan_within(
     if limit_bytes is None or free.peak_bytes <= limit_bytes:
         return free
     found = search.find(limit_bytes, free)
-    if found.plan.status == "OPTIMAL":
+    if found.plan.status == "OPTIMAL" or _PRICED in found.plan.solver:
         return found
     better = solve(found.planned)
     if better.status == "INFEASIBLE":
@@ -194,24 +204,73 @@ class _Search:
         """
         if wide.peak_bytes <= limit:
             return wide
+        priced = self.priced(factor, limit, wide)
+        if priced is not None:
+            return priced
         best = self.least(factor, slack=_SLACK, limit=limit)
         if best.peak_bytes > limit:
             return None
         low, high = best.planned.memory_chunks or 0, _used(wide)
-        for _ in range(_HALVINGS):
-            middle = (low + high) // 2
-            if middle <= low:
+        over = wide.peak_bytes
+        for _ in range(_TRIALS):
+            share = (limit - best.peak_bytes) / (over - best.peak_bytes)
+            chunks = low + int(min(max(share, 0.1), 0.9) * (high - low))
+            if chunks <= low or share < _NEAR:
                 break
-            planned = replace(best.planned, memory_chunks=middle)
+            planned = replace(best.planned, memory_chunks=chunks)
             plan = self.solve(planned)
             if plan.status == "INFEASIBLE":
                 break
             found = self.simulated(planned, plan, factor, limit)
             if found.peak_bytes <= limit:
-                best, low = found, middle
+                best, low = found, chunks
             else:
-                high = middle
+                high, over = chunks, found.peak_bytes
         return best
+
+    def priced(self, factor: float, limit: int, wide: Budgeted) -> Budgeted | None:
+        """Return a plan that keeps the limit because preloading is dearer in it, by as little as is needed.
+
+        Such plans come quickly, one for each price: none is better with what it preloads. What then is left
+        of the limit is filled with weights that the next cheaper price preloads.
+        """
+        low, high, lam = max(wide.planned.lam, _CHEAPEST), _DEAREST, _DEAREST
+        best, over = None, wide
+        for _ in range(_PRICES if low < high else 0):
+            planned = replace(wide.planned, lam=round(lam, 6))
+            found = self.simulated(planned, self.solve(planned), factor, limit)
+            if found.peak_bytes <= limit:
+                best, high = found, lam
+            elif best is None:
+                return None
+            else:
+                over, low = found, lam
+            lam = math.sqrt(low * high)
+        return None if best is None else self.filled(best, over, limit, wide)
+
+    def filled(self, best: Budgeted, over: Budgeted, limit: int, wide: Budgeted) -> Budgeted:
+        """Return a plan with as many of the weights preloaded that `over` preloads as the limit allows.
+
+        Its objective is that of the lambda of `wide`, whose bound holds for it.
+        """
+        worth = worth_preloading(wide.planned, best.plan, over.plan.preload)
+        facts = {_PRICED: best.planned.lam}
+
+        def filled(count: int) -> Budgeted:
+            plan = preload_also(best.plan, worth[:count])
+            plan = restate_plan(wide.planned, plan, wide.plan.lower_bound, **facts)
+            found = self.simulated(wide.planned, plan, best.relaxation, limit)
+            return replace(found, planned=replace(wide.planned, memory_chunks=_used(found)))
+
+        low, high, found = 0, len(worth), filled(0)
+        while low < high:
+            middle = (low + high + 1) // 2
+            more = filled(middle)
+            if more.peak_bytes <= limit:
+                low, found = middle, more
+            else:
+                high = middle - 1
+        return found
 
     def least(self, factor: float, *, slack: float, limit: int = 0) -> Budgeted:
         """Return the plan that takes the least memory for weights, or a share of `slack` more."""

@@ -82,7 +82,8 @@ def _proven(found: StreamingPlan) -> str:
         return "proven optimal"
     if found.plan.gap is None:
         return "no bound is known"
-    return f"at most {100 * found.plan.gap:.2g} % above the optimum"
+    limited = " without a memory limit" if found.instance.memory_chunks is not None else ""
+    return f"at most {100 * found.plan.gap / (1 - found.plan.gap):.2g} % above the optimum{limited}"
 
 
 def _settings(instance: Instance) -> str:
