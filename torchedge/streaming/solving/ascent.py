@@ -9,13 +9,15 @@ number of jobs. The bound is valid for any prices; where work does not wait all 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import MissingExtraError
 from torchedge.streaming.solving.problems import Part, Problem
 
-__all__ = ["ascend"]
+__all__ = ["Ascent", "ascend"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,8 +54,8 @@ class _Tables:
         self.possible = earliest < len(usable)
         self.earliest = np.minimum(earliest, len(usable) - 1)
 
-    def evaluate(self, prices: Floats) -> tuple[float, Floats]:
-        """The bound at some prices, and how much of each slot's capacity it would use."""
+    def evaluate(self, prices: Floats) -> tuple[float, Floats, Floats]:
+        """The bound at some prices, how much of each slot's capacity it would use, and each job's excess."""
         cost = prices * self.capacity
         paid = np.cumsum(cost)
         before = np.concatenate([[0.0], paid])[self.first]
@@ -71,11 +73,23 @@ class _Tables:
         np.add.at(cover, end + 1, -1.0)
         used = np.cumsum(cover[:-1]) * self.capacity
         np.add.at(used, self.first[kinds, end], -self.skipped[kinds, end])
-        return value, used
+        return value, used, streaming - self.refusal
 
 
-def ascend(problem: Problem, part: Part, upper: int, *, rounds: int) -> tuple[float, Floats]:
-    """Return a lower bound of a part's cost and the prices (by slot of the part) behind it.
+@dataclass(frozen=True, slots=True)
+class Ascent:
+    """A lower bound of a part's cost and the prices (by slot of the part) behind it.
+
+    `excess`: by job, what streaming it costs at these prices less what refusing it costs.
+    """
+
+    value: float
+    prices: Floats
+    excess: Floats
+
+
+def ascend(problem: Problem, part: Part, upper: int, *, rounds: int) -> Ascent:
+    """Climb to prices of capacity that bound a part's cost well.
 
     upper: the cost of a plan that is known, from which step lengths follow.
 
@@ -92,13 +106,13 @@ def ascend(problem: Problem, part: Part, upper: int, *, rounds: int) -> tuple[fl
     best, best_prices = -NEVER, prices
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         trial = np.full(len(tables.slots), share * rate)
-        value, _ = tables.evaluate(trial)
+        value, _, _ = tables.evaluate(trial)
         if value > best:
             best, best_prices = value, trial
     prices, direction = best_prices, np.zeros(len(tables.slots))
     step, stalled = 1.0, 0
     for _ in range(rounds):
-        value, used = tables.evaluate(prices)
+        value, used, _ = tables.evaluate(prices)
         if value > best + 1e-7 * abs(best):
             best, best_prices, stalled = value, prices, 0
         else:
@@ -108,7 +122,7 @@ def ascend(problem: Problem, part: Part, upper: int, *, rounds: int) -> tuple[fl
         if stalled >= STALLED:
             step, stalled, prices = step * SHRINK, 0, best_prices
             direction = np.zeros(len(prices))
-            value, used = tables.evaluate(prices)
+            value, used, _ = tables.evaluate(prices)
         gradient = used / tables.capacity - 1.0
         direction = MOMENTUM * direction + (1 - MOMENTUM) * gradient
         length = float((direction * direction * tables.capacity).sum())
@@ -119,4 +133,5 @@ def ascend(problem: Problem, part: Part, upper: int, *, rounds: int) -> tuple[fl
         prices = np.maximum(fitted, 0.0)
     found = np.zeros(part.end - part.start)
     found[tables.slots - part.start] = best_prices
-    return best, found
+    _, _, excess = tables.evaluate(best_prices)
+    return Ascent(best, found, excess)

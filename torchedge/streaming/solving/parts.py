@@ -21,12 +21,14 @@ STAGES = 4
 ROUNDS = 10
 """Rounds of column generation a stage."""
 EVALUATIONS = 6_000
-ASCENT = 1_000
-"""Rounds of subgradient ascent."""
+ASCENT, CLIMBED = 1_000, 10_000_000
+"""Rounds of subgradient ascent, and rounds x slots at most."""
 FULL_WORK = 200_000
 """Jobs x slots up to which all rounds are made; beyond, fewer in proportion."""
 MOST_WORK = 2_000_000
 """Jobs x slots of a part beyond which its bound is that of the ascent."""
+PASSES, PACKED = 3, 6_000_000
+"""How often local search goes over the jobs of such a part, and jobs and slots that it packs at most."""
 BEAM_WIDTH = 24
 BEAM_WORK = 40_000
 """A beam is tried where slots x jobs are fewer."""
@@ -61,13 +63,15 @@ def solve_part(
             return Solved(Choice(quick.cost, quick.refused, orders[0]), quick.cost, "exact")
     price = judge(problem, part, room, orders)
     choice = repair(part, price, frozenset(), [float(job.chunks) for job in part.jobs])
-    climbed, prices = ascend(problem, part, choice.cost, rounds=int(ASCENT * effort))
+    rounds = min(ASCENT, CLIMBED // (part.end - part.start))
+    climbed = ascend(problem, part, choice.cost, rounds=int(rounds * effort))
     work = len(part.jobs) * (part.end - part.start)
     if work > MOST_WORK:
-        lowest = max(0, ceil(climbed - 1e-6 * max(1.0, abs(climbed))))
+        lowest = max(0, ceil(climbed.value - 1e-6 * max(1.0, abs(climbed.value))))
+        choice = _rounded(part, price, choice, climbed.excess, effort, target=lowest)
         return Solved(choice, min(choice.cost, lowest), "ascent")
     relaxation = Relaxation(problem, part, in_flight=limit if room is not None else None)
-    _begin(problem, part, choice, prices, relaxation)
+    _begin(problem, part, choice, climbed.prices, relaxation)
     lowest, method = 0, "priced"
     rounds = max(1, int(ROUNDS * effort * min(1.0, FULL_WORK / work)))
     for stage in range(1, STAGES + 1):
@@ -88,6 +92,17 @@ def solve_part(
         if choice.cost <= lowest or final:
             break
     return Solved(choice, min(lowest, choice.cost), method)
+
+
+def _rounded(
+    part: Part, price: Judge, first: Choice, excess: Floats, effort: float, *, target: int
+) -> Choice:
+    """Refuse what is dearer to stream at given prices, repair, and flip every job a few times."""
+    dear = frozenset(job.weight for job, over in zip(part.jobs, excess, strict=True) if over > 0)
+    known = [min(float(over), 1e15) for over in excess]
+    choice = min(first, repair(part, price, dear, known), key=lambda c: (c.cost, sorted(c.refused)))
+    flips = min(PASSES * len(part.jobs), PACKED // (len(part.jobs) + part.end - part.start))
+    return improve(part, price, choice, known, evaluations=int(flips * effort), target=target)
 
 
 def _begin(problem: Problem, part: Part, choice: Choice, prices: Floats, relaxation: Relaxation) -> None:
