@@ -24,10 +24,10 @@ accepts. DATASET is the folder of a campaign (`torchedge profile --plan`), or
 one with measurements.csv (network, pruning_level, batch_size, memory_fits,
 gamma_mb, allocated_mb, reserved_mb, latency_fits, phi_ms) and
 topologies.jsonl, or that of a public table (docs/public-data.md): latency.csv,
-steps.csv or memory.csv. Where DATASET is a file, the rows of hooks/load_probe.py,
-the latency under load that streaming plans with is fitted. The same data gives
-the same bytes, but for the date (SOURCE_DATE_EPOCH fixes it). Needs
-torchedge[fit]."""
+steps.csv or memory.csv. Where DATASET is a file, the rows of
+hooks/load_probe.py, the latency under load that streaming plans with is fitted.
+The same data gives the same bytes, but for the date (SOURCE_DATE_EPOCH fixes
+it). Needs torchedge[fit]."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
