@@ -164,5 +164,5 @@ def test_every_optimizer_of_the_simulation_is_known(probe, name):
 def test_syntax_is_that_of_python_3_6(file):
     tree = ast.parse(file.read_text(), feature_version=(3, 6))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    allowed = sys.stdlib_module_names | {"torch", "pynvml"}
+    allowed = sys.stdlib_module_names | {"torch", "pynvml", "numpy", "pyopencl"}
     assert {name.split(".")[0] for name in imported} <= allowed
