@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from torchedge.streaming.solving.ascent import ascend
+from torchedge.streaming.solving.ascent import Ascent, ascend
 from torchedge.streaming.solving.labels import Outlook, search
 from torchedge.streaming.solving.packing import ORDERS, pack
 from torchedge.streaming.solving.prices import Bound, Floats, Relaxation
@@ -68,7 +68,7 @@ def solve_part(
     work = len(part.jobs) * (part.end - part.start)
     if work > MOST_WORK:
         lowest = max(0, ceil(climbed.value - 1e-6 * max(1.0, abs(climbed.value))))
-        choice = _rounded(part, price, choice, climbed.excess, effort, target=lowest)
+        choice = _ascended(part, price, choice, climbed, effort, lowest)
         return Solved(choice, min(choice.cost, lowest), "ascent")
     relaxation = Relaxation(problem, part, in_flight=limit if room is not None else None)
     _begin(problem, part, choice, climbed.prices, relaxation)
@@ -88,21 +88,35 @@ def solve_part(
             if last.proven:
                 lowest, method = choice.cost, "exact with bounds"
         if choice.cost > lowest and (stage == 1 or final):
-            choice = _refined(part, price, choice, bound, problem, effort / 2)
+            choice = _refined(part, price, choice, bound, effort / 2)
         if choice.cost <= lowest or final:
             break
     return Solved(choice, min(lowest, choice.cost), method)
 
 
-def _rounded(
-    part: Part, price: Judge, first: Choice, excess: Floats, effort: float, *, target: int
+def _searched(
+    part: Part,
+    price: Judge,
+    first: Choice,
+    refused: frozenset[int],
+    eagerness: Sequence[float],
+    excess: Sequence[float],
+    *,
+    evaluations: int,
+    target: int,
 ) -> Choice:
-    """Refuse what is dearer to stream at given prices, repair, and flip every job a few times."""
-    dear = frozenset(job.weight for job, over in zip(part.jobs, excess, strict=True) if over > 0)
-    known = [min(float(over), 1e15) for over in excess]
-    choice = min(first, repair(part, price, dear, known), key=lambda c: (c.cost, sorted(c.refused)))
+    """Start from refusals that prices suggest, or from `first` where it is better, and search from there."""
+    rounded = repair(part, price, refused, eagerness)
+    choice = min(first, rounded, key=lambda c: (c.cost, sorted(c.refused)))
+    return improve(part, price, choice, excess, evaluations=evaluations, target=target)
+
+
+def _ascended(part: Part, price: Judge, first: Choice, climbed: Ascent, effort: float, target: int) -> Choice:
+    """Refuse what is dearer to stream at the ascent's prices, and flip every job a few times."""
+    dear = frozenset(job.weight for job, over in zip(part.jobs, climbed.excess, strict=True) if over > 0)
+    excess = [min(float(over), 1e15) for over in climbed.excess]
     flips = min(PASSES * len(part.jobs), PACKED // (len(part.jobs) + part.end - part.start))
-    return improve(part, price, choice, known, evaluations=int(flips * effort), target=target)
+    return _searched(part, price, first, dear, excess, excess, evaluations=int(flips * effort), target=target)
 
 
 def _begin(problem: Problem, part: Part, choice: Choice, prices: Floats, relaxation: Relaxation) -> None:
@@ -126,15 +140,11 @@ def _beam(problem: Problem, part: Part, choice: Choice, outlook: Outlook, width:
     return choice if found.cost is None else Choice(found.cost, found.refused, choice.order)
 
 
-def _refined(
-    part: Part, price: Judge, first: Choice, bound: Bound, problem: Problem, effort: float
-) -> Choice:
-    """Round the relaxation and search from there."""
+def _refined(part: Part, price: Judge, first: Choice, bound: Bound, effort: float) -> Choice:
+    """Refuse what the relaxation streams less than half of, and search from there."""
     excess = [float(x) for x in bound.excess]
-    unshared = [1.0 - float(share) for share in bound.shares]
     refused = frozenset(job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5)
-    eager = [u + 1e-6 * x for u, x in zip(unshared, excess, strict=True)]
-    choice = min(first, repair(part, price, refused, eager), key=lambda c: (c.cost, sorted(c.refused)))
+    eager = [1.0 - float(share) + 1e-6 * x for share, x in zip(bound.shares, excess, strict=True)]
     work = max(1, len(part.jobs) * (part.end - part.start) // 100_000)
     evaluations = int(EVALUATIONS * effort / work)
-    return improve(part, price, choice, excess, evaluations=evaluations, target=bound.whole)
+    return _searched(part, price, first, refused, eager, excess, evaluations=evaluations, target=bound.whole)

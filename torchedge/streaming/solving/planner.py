@@ -62,13 +62,16 @@ def solve(instance: Instance, *, effort: float = 1.0) -> Plan:
     whole = instance.residency == "weights"
     free = _draft(problem, None, effort)
     found: _Draft | None = free
-    bound = free.bound
+    bound, smallest = free.bound, None
     if not _kept(problem, free, whole):
-        found, bound = _limited(problem, free, whole, effort)
+        if instance.memory_chunks is not None and not whole:
+            # without the limit: under it weights larger than it are preloaded for good
+            smallest = smallest_memory(make_problem(replace(instance, memory_chunks=None)))
+        found, bound = _limited(problem, free, whole, effort, smallest)
     plan = None if found is None else _plan(instance, problem, found, bound)
     if plan is None or plan.status != "OPTIMAL":
         plan = settle(instance, plan, effort=effort) or plan
-    return plan if plan is not None else _infeasible(instance, whole)
+    return plan if plan is not None else _infeasible(instance, smallest or settle_memory(instance))
 
 
 # drafts -----------------------------------------------------------------------------------------------------
@@ -148,12 +151,13 @@ def _held(problem: Problem, draft: _Draft, whole: bool) -> list[int]:
     return held
 
 
-def _limited(problem: Problem, free: _Draft, whole: bool, effort: float) -> tuple[_Draft | None, int]:
+def _limited(
+    problem: Problem, free: _Draft, whole: bool, effort: float, smallest: Smallest | None
+) -> tuple[_Draft | None, int]:
     """The cheapest draft that keeps the limits (None: none was found), and a lower bound."""
     bound = free.bound
     drafts: list[_Draft] = []
-    if problem.memory is not None and not whole:
-        smallest = smallest_memory(problem)
+    if problem.memory is not None and smallest is not None:
         if smallest.proven and smallest.chunks > problem.memory:
             return None, bound
         drafts += _refusing(problem, smallest.refused)
@@ -289,11 +293,7 @@ def _loads(instance: Instance, problem: Problem, served: Iterable[tuple[int, int
     return sorted(loads, key=lambda load: (load.layer, order[load.weight]))
 
 
-def _infeasible(instance: Instance, whole: bool) -> Plan:
-    if whole:
-        smallest: Smallest = settle_memory(instance)
-    else:  # without the limit: under it weights larger than it are preloaded for good
-        smallest = smallest_memory(make_problem(replace(instance, memory_chunks=None)))
+def _infeasible(instance: Instance, smallest: Smallest) -> Plan:
     return Plan(
         "INFEASIBLE",
         None,

@@ -63,28 +63,25 @@ class Bound:
 
 @dataclass
 class _Duals:
-    """Prices of capacity (by usable slot), of chunks in flight and of memory taken (by slot)."""
+    """Prices of capacity (by usable slot) and of chunks in flight (by slot)."""
 
     capacity: Floats
     in_flight: Floats
-    memory: Floats
 
     def mixed(self, other: _Duals, share: float) -> _Duals:
         return _Duals(
             share * self.capacity + (1 - share) * other.capacity,
             share * self.in_flight + (1 - share) * other.in_flight,
-            share * self.memory + (1 - share) * other.memory,
         )
 
 
 @dataclass
 class Relaxation:
-    """The relaxation of a part of a problem; holds its columns. Limits: see `Problem`."""
+    """The relaxation of a part of a problem; holds its columns. `in_flight` as in `Problem`."""
 
     problem: Problem
     part: Part
     in_flight: int | None = None
-    memory: int | None = None
     _columns: list[Column] = field(default_factory=list)
     _seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
     _limited: list[int] = field(default_factory=list)
@@ -108,7 +105,6 @@ class Relaxation:
         self._first = np.searchsorted(self._usable, [job.release for job in self.jobs], "left")
         needed = total[self._first] + self._chunks - 0.5
         self._earliest = np.searchsorted(total, needed, "left") - 1
-        self._all_chunks = float(self._chunks.sum())
 
     def add(self, columns: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """Add one schedule for each job given: by the job's position, `(slot, chunks)` each."""
@@ -165,8 +161,7 @@ class Relaxation:
         return added
 
     def _no_prices(self) -> _Duals:
-        width = self.end - self.start
-        return _Duals(np.zeros(len(self._usable)), np.zeros(width), np.zeros(width))
+        return _Duals(np.zeros(len(self._usable)), np.zeros(self.end - self.start))
 
     def _bound(self) -> Bound:
         assert self._prices is not None
@@ -177,15 +172,13 @@ class Relaxation:
 
     def _unit_prices(self, prices: _Duals) -> tuple[Floats, Floats]:
         """Price of a chunk by usable slot, holding it to slot `start` included, and the holding by slot."""
-        held = np.concatenate([[0.0], np.cumsum(prices.in_flight + prices.memory)])
+        held = np.concatenate([[0.0], np.cumsum(prices.in_flight)])
         return prices.capacity + held[self._usable - self.start + 1], held
 
     def _income(self, prices: _Duals) -> float:
         income = float((prices.capacity * self._capacity).sum())
         if self.in_flight is not None:
             income += self.in_flight * float(prices.in_flight.sum())
-        if self.memory is not None:
-            income += (self.memory - self._all_chunks) * float(prices.memory.sum())
         return income
 
     def _tables(self, unit: Floats, levels: int) -> tuple[Floats, Floats]:
@@ -212,16 +205,17 @@ class Relaxation:
         end = int(costs.argmin())
         return float(costs[end]) - refund, low + end
 
-    def _refunds(self, prices: _Duals, held: Floats) -> Floats:
+    def _refunds(self, held: Floats) -> Floats:
+        """What each job is not charged for: being held in slots before its last use."""
         last = np.array([max(job.last, self.start) - self.start for job in self.jobs], dtype=np.int64)
-        refunds: Floats = self._chunks * (held[last] + prices.memory.sum())
+        refunds: Floats = self._chunks * held[last]
         return refunds
 
     def _values(self, prices: _Duals, levels: int) -> tuple[float, Floats]:
         """The bound at some prices, and what streaming each job costs at them."""
         unit, held = self._unit_prices(prices)
         thetas, table = self._tables(unit, levels)
-        refunds = self._refunds(prices, held)
+        refunds = self._refunds(held)
         cost = np.array(
             [self._cheapest(p, thetas, table, float(refunds[p]))[0] for p in range(len(self.jobs))]
         )
@@ -231,7 +225,7 @@ class Relaxation:
         """The bound at some prices; adds the schedules that it uses. Returns it and how many were new."""
         unit, held = self._unit_prices(prices)
         thetas, table = self._tables(unit, levels)
-        refunds = self._refunds(prices, held)
+        refunds = self._refunds(held)
         total, added = -self._income(prices), 0
         for position, job in enumerate(self.jobs):
             cost, end = self._cheapest(position, thetas, table, float(refunds[position]))
@@ -276,7 +270,7 @@ class Relaxation:
                 self._limit_entries(place, rows, index, values)
                 starts.append(len(index))
                 cost.append(column.cost - self.jobs[column.job].refusal)
-            right = [*self._capacity, *np.ones(len(self.jobs)), *self._limit_sides()]
+            right = [*self._capacity, *np.ones(len(self.jobs)), *[self.in_flight] * len(self._limited)]
             matrix = csc_matrix((values, index, starts), shape=(len(right), len(cost)))
             solved = linprog(cost, A_ub=matrix, b_ub=right, bounds=(0, None), method="highs")
             if solved.x is None:
@@ -286,35 +280,21 @@ class Relaxation:
         duals = -solved.ineqlin.marginals
         shares = np.zeros(len(self.jobs))
         np.add.at(shares, [column.job for column in self._columns], solved.x)
-        width = self.end - self.start
-        prices = _Duals(np.maximum(duals[: len(self._usable)], 0.0), np.zeros(width), np.zeros(width))
-        kinds = self._limit_kinds()
+        prices = self._no_prices()
+        prices.capacity = np.maximum(duals[: len(self._usable)], 0.0)
         for offset, slot in enumerate(self._limited):
-            for number, kind in enumerate(kinds):
-                held = prices.in_flight if kind == "in_flight" else prices.memory
-                held[slot - self.start] = max(0.0, duals[rows + offset * len(kinds) + number])
+            prices.in_flight[slot - self.start] = max(0.0, duals[rows + offset])
         return float(solved.fun) + float(self._refusal.sum()), prices, shares
-
-    def _limit_kinds(self) -> list[str]:
-        return [kind for kind in ("in_flight", "memory") if getattr(self, kind) is not None]
-
-    def _limit_sides(self) -> list[float]:
-        sides = {"in_flight": self.in_flight, "memory": self.memory}
-        less = {"in_flight": 0.0, "memory": self._all_chunks}
-        return [float(sides[k] or 0) - less[k] for _ in self._limited for k in self._limit_kinds()]
 
     def _limit_entries(self, place: int, rows: int, index: list[int], values: list[float]) -> None:
         """Add what a column holds in the limited slots; what it holds does not change, so it is kept."""
-        column, kinds, known = self._columns[place], self._limit_kinds(), self._known_held[place]
+        known = self._known_held[place]
         for slot in self._limited[len(known) :]:
-            known.append(self._held(column, slot))
-        chunks = self.jobs[column.job].chunks
+            known.append(self._held(self._columns[place], slot))
         for offset, held in enumerate(known):
-            for number, kind in enumerate(kinds):
-                amount = held if kind == "in_flight" else held - chunks
-                if amount:
-                    index.append(rows + offset * len(kinds) + number)
-                    values.append(float(amount))
+            if held:
+                index.append(rows + offset)
+                values.append(float(held))
 
     def _held(self, column: Column, slot: int) -> int:
         """Chunks of a column in flight in a slot."""
@@ -323,28 +303,23 @@ class Relaxation:
         return sum(column.chunks[bisect_left(column.slots, slot) :])
 
     def _separate(self, shares: Floats) -> bool:
-        """Add the slots in which the present solution holds most beyond a limit; False where none is."""
-        kinds = self._limit_kinds()
-        if not kinds:
+        """Add the slots in which the present solution holds most beyond the limit; False where none is."""
+        if self.in_flight is None:
             return False
         change = np.zeros(self.end - self.start + 1)
-        streamed = 0.0
         for column, share in zip(self._columns, shares, strict=True):
             if share > TOLERANCE:
                 job = self.jobs[column.job]
-                streamed += share * job.chunks
                 change[max(job.last - self.start, 0)] += share * job.chunks
                 for slot, chunks in zip(column.slots, column.chunks, strict=True):
                     change[slot + 1 - self.start] -= share * chunks
-        held = np.cumsum(change)[:-1]
-        limit = float("inf")
-        if self.in_flight is not None:
-            limit = float(self.in_flight)
-        if self.memory is not None:
-            limit = min(limit, self.memory - self._all_chunks + streamed)
-        over = held - limit
+        over = np.cumsum(change)[:-1] - self.in_flight
         over[[slot - self.start for slot in self._limited]] = 0.0
-        worst = [int(t) for t in np.argsort(-over, kind="stable")[:200] if over[t] > 1e-6 * max(1.0, limit)]
+        worst = [
+            int(t)
+            for t in np.argsort(-over, kind="stable")[:200]
+            if over[t] > 1e-6 * max(1.0, self.in_flight)
+        ]
         picked: list[int] = []
         for slot in worst:
             if all(abs(slot - other) > 8 for other in picked):

@@ -7,6 +7,8 @@ from dataclasses import replace
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import Plan
 from torchedge.streaming.solving.limits import Smallest
+from torchedge.streaming.strategies.cp_sat import count_pairs, direct_cp_sat
+from torchedge.streaming.strategies.windows import whole_window
 
 __all__ = ["settle", "settle_memory"]
 
@@ -17,7 +19,7 @@ LIMIT = 20.0
 
 
 def _pairs(instance: Instance) -> int:
-    return sum(w.first_use - 1 for w in instance.weights)
+    return sum(count_pairs(whole_window(instance), len(instance.layers)))
 
 
 def settle(instance: Instance, known: Plan | None, *, effort: float = 1.0) -> Plan | None:
@@ -28,8 +30,6 @@ def settle(instance: Instance, known: Plan | None, *, effort: float = 1.0) -> Pl
     """
     if _pairs(instance) > MAX_PAIRS:
         return None
-    from torchedge.streaming.strategies.cp_sat import direct_cp_sat
-
     plan = direct_cp_sat(instance, deterministic_limit=LIMIT * effort, hint=known)
     if plan is None or plan.status != "OPTIMAL":
         return None
@@ -45,8 +45,6 @@ def settle_memory(instance: Instance) -> Smallest:
     low, high = 0, total  # high works
     if _pairs(instance) > MAX_PAIRS:
         return Smallest(total, frozenset(), False)
-    from torchedge.streaming.strategies.cp_sat import direct_cp_sat
-
     while low < high:
         middle = (low + high) // 2
         plan = direct_cp_sat(replace(instance, memory_chunks=middle), deterministic_limit=LIMIT)
