@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.errors import InputError, LimitError, PlanError
+from torchedge.streaming.decisions import used_chunks
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import Plan
 from torchedge.streaming.preloading import preload_also, restate_plan, worth_preloading
@@ -210,7 +211,7 @@ class _Search:
         best = self.least(factor, slack=_SLACK, limit=limit)
         if best.peak_bytes > limit:
             return None
-        low, high = best.planned.memory_chunks or 0, _used(wide)
+        low, high = best.planned.memory_chunks or 0, used_chunks(wide.planned, wide.plan)
         over = wide.peak_bytes
         for _ in range(_TRIALS):
             share = (limit - best.peak_bytes) / (over - best.peak_bytes)
@@ -260,7 +261,9 @@ class _Search:
             plan = preload_also(best.plan, worth[:count])
             plan = restate_plan(wide.planned, plan, wide.plan.lower_bound, **facts)
             found = self.simulated(wide.planned, plan, best.relaxation, limit)
-            return replace(found, planned=replace(wide.planned, memory_chunks=_used(found)))
+            return replace(
+                found, planned=replace(wide.planned, memory_chunks=used_chunks(found.planned, found.plan))
+            )
 
         low, high, found = 0, len(worth), filled(0)
         while low < high:
@@ -320,12 +323,6 @@ def _relaxed(instance: Instance, factor: float) -> Instance:
         for layer in instance.layers
     )
     return replace(instance, layers=layers)
-
-
-def _used(found: Budgeted) -> int:
-    """Chunks preloaded and, at most, in flight."""
-    chosen = set(found.plan.preload)
-    return found.plan.peak_chunks + sum(w.chunks for w in found.planned.weights if w.name in chosen)
 
 
 def _too_small(instance: Instance, limit: int, least: Budgeted) -> LimitError:

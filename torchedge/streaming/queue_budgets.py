@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torchedge.errors import InputError
 from torchedge.streaming.budgets import less_read_ahead
+from torchedge.streaming.decisions import used_chunks
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import Plan
 from torchedge.streaming.queues import Group, QueuePlan, QueueRun, plan_queue
@@ -54,7 +55,7 @@ def plan_queue_within(
             progress()
         return _run(queue, models, limit_bytes)
 
-    low = max(_used(m) for m in models)
+    low = max(used_chunks(m.instance, m.plan) for m in models)
     high = sum(m.instance.total_chunks for m in models)
     best = tried(high, solve)
     if _peak(best) <= limit_bytes:
@@ -102,11 +103,6 @@ def _run_group(group: Group, members: Sequence[StreamingPlan], limit: int) -> Ti
 
 def _read_ahead(rates: Rates) -> float:
     return math.inf if rates.staging_bytes is None else rates.staging_bytes
-
-
-def _used(model: StreamingPlan) -> int:
-    chosen = set(model.plan.preload)
-    return model.plan.peak_chunks + sum(w.chunks for w in model.instance.weights if w.name in chosen)
 
 
 def _peak(run: QueueRun) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 
 from torchedge.errors import InputError
+from torchedge.streaming.decisions import make_plan, refuse
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import Plan
 from torchedge.streaming.solving.limits import Smallest, rooms, smallest_memory, staying_chunks, whole_chunks
 from torchedge.streaming.solving.packing import ORDERS, pack, residency
 from torchedge.streaming.solving.parts import Solved, solve_part
@@ -252,60 +252,31 @@ def _refusing(problem: Problem, refused: frozenset[int]) -> list[_Draft]:
 
 
 def _plan(instance: Instance, problem: Problem, draft: _Draft, bound: int) -> Plan:
-    _, _, unit = instance.prices
-    served: list[tuple[int, int, int]] = []
+    streamed: dict[str, dict[int, int]] = {}
     refused = draft.refused
-    streamed = {job.weight for job in problem.jobs if job.weight not in refused}
     for part, solved in draft.parts:
-        jobs = [job for job in part.jobs if job.weight in streamed]
-        served += pack(problem, jobs, ORDERS[solved.choice.order], end=part.end, record=True).served
-    held = _held(problem, draft, instance.residency == "weights")
+        jobs = [job for job in part.jobs if job.weight not in refused]
+        packing = pack(problem, jobs, ORDERS[solved.choice.order], end=part.end, record=True)
+        for slot, weight, chunks in packing.served:
+            loads = streamed.setdefault(instance.weights[weight].name, {})
+            loads[problem.layer(slot)] = loads.get(problem.layer(slot), 0) + chunks
     methods = Counter(solved.method for _, solved in draft.parts)
-    return Plan(
-        "OPTIMAL" if draft.cost <= bound else "FEASIBLE",
-        draft.cost / unit,
-        min(bound, draft.cost) / unit,
-        tuple(w.name for k, w in enumerate(instance.weights) if k not in streamed),
-        tuple(_loads(instance, problem, served)),
-        max(held, default=0),
-        {
-            "strategy": STRATEGY,
-            "streamed_weights": len(streamed),
-            "preloaded_chunks": sum(w.chunks for k, w in enumerate(instance.weights) if k not in streamed),
-            "parts": len(draft.parts),
-            "largest_part": max((len(part.jobs) for part, _ in draft.parts), default=0),
-            "methods": dict(sorted(methods.items())),
-        },
-    )
-
-
-def _loads(instance: Instance, problem: Problem, served: Iterable[tuple[int, int, int]]) -> Iterable[Load]:
-    """Number each weight's chunks in the order in which layers load them; sorted by layer."""
-    loads = []
-    by_weight = sorted((weight, problem.layer(slot), chunks) for slot, weight, chunks in served)
-    for weight, entries in groupby(by_weight, key=lambda entry: entry[0]):
-        first = 0
-        for layer, same in groupby(entries, key=lambda entry: entry[1]):
-            chunks = sum(entry[2] for entry in same)
-            loads.append(Load(instance.weights[weight].name, layer, chunks, first))
-            first += chunks
-    order = {w.name: k for k, w in enumerate(instance.weights)}
-    return sorted(loads, key=lambda load: (load.layer, order[load.weight]))
+    facts = {
+        "strategy": STRATEGY,
+        "parts": len(draft.parts),
+        "largest_part": max((len(part.jobs) for part, _ in draft.parts), default=0),
+        "methods": dict(sorted(methods.items())),
+    }
+    optimal, bound = draft.cost <= bound, min(bound, draft.cost)
+    return make_plan(instance, streamed, facts, optimal=optimal, bound=bound)
 
 
 def _infeasible(instance: Instance, smallest: Smallest) -> Plan:
-    return Plan(
-        "INFEASIBLE",
-        None,
-        None,
-        (),
-        (),
-        0,
-        {
-            "strategy": STRATEGY,
-            "reason": f"{instance.memory_chunks} chunks of memory are too few for any choice of what is "
-            "preloaded",
-            "smallest_memory_chunks": smallest.chunks,
-            "smallest_is_proven": smallest.proven,
-        },
+    facts = {
+        "strategy": STRATEGY,
+        "smallest_memory_chunks": smallest.chunks,
+        "smallest_is_proven": smallest.proven,
+    }
+    return refuse(
+        facts, f"{instance.memory_chunks} chunks of memory are too few for any choice of what is preloaded"
     )

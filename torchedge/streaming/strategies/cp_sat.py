@@ -10,9 +10,10 @@ from types import ModuleType
 from typing import Any
 
 from torchedge.errors import InputError, MissingExtraError
+from torchedge.streaming.decisions import Chunks, make_plan, refuse
 from torchedge.streaming.instances import Instance, Weight
 from torchedge.streaming.plans import Plan
-from torchedge.streaming.strategies.windows import Chunks, Window, make_plan, refuse, whole_window
+from torchedge.streaming.strategies.windows import Window, whole_window
 
 __all__ = ["MAX_PAIRS", "Answer", "Limits", "ask", "count_pairs", "direct_cp_sat", "widest_reach"]
 

@@ -7,16 +7,10 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import accumulate
 
+from torchedge.streaming.decisions import Chunks, in_flight, make_plan, refuse
 from torchedge.streaming.instances import Instance, Weight
 from torchedge.streaming.plans import Plan
-from torchedge.streaming.strategies.windows import (
-    Chunks,
-    Window,
-    in_flight,
-    make_plan,
-    refuse,
-    whole_window,
-)
+from torchedge.streaming.strategies.windows import Window, whole_window
 
 __all__ = ["pack", "plan_greedily"]
 

@@ -7,19 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torchedge.streaming.decisions import Chunks, make_plan, price, refuse
 from torchedge.streaming.instances import MAX_CHUNKS, Instance, Weight
 from torchedge.streaming.plans import Plan
 from torchedge.streaming.strategies.cp_sat import Limits, ask, count_pairs
 from torchedge.streaming.strategies.greedy import pack
-from torchedge.streaming.strategies.windows import (
-    Chunks,
-    Window,
-    decide,
-    make_plan,
-    price,
-    refuse,
-    whole_window,
-)
+from torchedge.streaming.strategies.windows import Window, decide, whole_window
 
 __all__ = ["plan_lc_opg"]
 

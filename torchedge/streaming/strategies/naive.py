@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from torchedge.streaming.decisions import make_plan
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import Plan
-from torchedge.streaming.strategies.windows import make_plan
 
 __all__ = ["always_next", "preload_everything", "same_type"]
 
