@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchedge.streaming.planning import Fusion
     from torchedge.streaming.streaming_plans import StreamingPlan
 
-__all__ = ["Predictor", "capture", "features", "plan", "predict", "search", "simulate"]
+__all__ = ["Predictor", "capture", "choose_device", "features", "plan", "predict", "search", "simulate"]
 
 Mode = Literal["train", "infer"]
 Model = Any
@@ -83,7 +83,7 @@ class Predictor:
     """
 
     def __init__(self, device: str | Path | Device | None = None) -> None:
-        self.device = device if isinstance(device, Device) else _chosen_device(device)
+        self.device = device if isinstance(device, Device) else choose_device(device)
         load_models(self.device, "train")  # a damaged profile is told now, not in the loop
 
     def predict(
@@ -185,7 +185,7 @@ def search(
     the same result. progress: called after each iteration.
     Returns a Search: `best`, `build()`, `fronts`, and, where nothing meets the constraints, `violations`.
     """
-    found = device if isinstance(device, Device) else _chosen_device(device)
+    found = device if isinstance(device, Device) else choose_device(device)
     task = make_task(
         space,
         constraints,
@@ -229,7 +229,7 @@ def plan(
     """
     from torchedge.streaming.planning import plan_graph
 
-    found = device if isinstance(device, Device) else _chosen_device(device)
+    found = device if isinstance(device, Device) else choose_device(device)
     graph = _graph(model, 1, mode="infer", input_size=input_size, example=example)
     return plan_graph(
         graph,
@@ -282,7 +282,7 @@ def _graph(
     return captured(batch_size) if one and graph.fixed_batch not in (None, batch_size) else graph
 
 
-def _chosen_device(device: str | Path | None) -> Device:
+def choose_device(device: str | Path | None) -> Device:
     """Find a device by name; without one: environment, configuration file, this machine's GPU, its CPU."""
     if device is not None:
         return find_device(device)

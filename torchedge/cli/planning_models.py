@@ -148,7 +148,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
 def _read(arguments: argparse.Namespace) -> _Asked:
     """Check everything that can be checked before a model is captured."""
-    from torchedge.api import Predictor
+    from torchedge.api import choose_device
     from torchedge.streaming.capacities import CHUNK_BYTES, LAMBDA, M_PEAK_BYTES
     from torchedge.streaming.planning import check_rates
 
@@ -169,7 +169,7 @@ def _read(arguments: argparse.Namespace) -> _Asked:
         raise InputError(
             f"{targets[0].name} is to be written twice; choose another name for one of the files"
         )
-    device = Predictor(arguments.device).device
+    device = choose_device(arguments.device)
     check_rates(device)
     options = {
         "lam": LAMBDA if arguments.lam is None else arguments.lam,

@@ -10,7 +10,14 @@ from torchedge.devices import Device
 from torchedge.errors import DeviceError, InputError
 from torchedge.graphs import Graph
 from torchedge.streaming.budgets import Budgeted, parse_bytes, plan_by_strategy, plan_within
-from torchedge.streaming.capacities import CHUNK_BYTES, LAMBDA, M_PEAK_BYTES, make_instance, rate_capacities
+from torchedge.streaming.capacities import (
+    CHUNK_BYTES,
+    LAMBDA,
+    M_PEAK_BYTES,
+    Capacities,
+    make_instance,
+    rate_capacities,
+)
 from torchedge.streaming.fusion import fuse
 from torchedge.streaming.instances import Distance, Instance, Residency
 from torchedge.streaming.layering import Precision, lay_out
@@ -67,7 +74,7 @@ def plan_graph(
     solver = partial(solve, effort=effort)
     quick = partial(solve, effort=max(0.01, QUICK * effort))
 
-    def posed(kernels: InferenceGraph) -> Instance:
+    def posed(kernels: InferenceGraph, capacities: Capacities | None = None) -> Instance:
         return make_instance(
             kernels,
             device,
@@ -76,18 +83,19 @@ def plan_graph(
             lam=lam,
             residency=residency,
             distance=distance,
+            capacities=capacities,
         )
 
     if fusion == "adaptive":
         laid = split_adaptively(laid, posed, quick).graph
     elif fusion == "all":
         laid = fuse(laid)
-    instance, alive = posed(laid), laid.activation_bytes
+    capacities = rate_capacities(laid, device, chunk_bytes=chunk_bytes)
+    instance, alive = posed(laid, capacities), laid.activation_bytes
     if strategy is None:
         budgeted = plan_within(instance, limit, rates, alive, solver, quick=quick)
     else:
         budgeted = plan_by_strategy(instance, limit, rates, alive, strategy)
-    capacities = rate_capacities(laid, device, chunk_bytes=chunk_bytes)
     notes = (*laid.notes, *capacities.notes, *_broken(budgeted))
     return StreamingPlan(laid, device, capacities, budgeted, limit, tuple(dict.fromkeys(notes)))
 

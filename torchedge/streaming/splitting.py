@@ -111,8 +111,8 @@ def split_adaptively(
 
     Args:
         graph: operations as `lay_out` gives them, each without parts.
-        make_instance: the overlap problem of a graph, one layer an operation; the capacity of a fused one is
-            then set to the least of its parts'.
+        make_instance: the overlap problem of a graph, one layer an operation; a fused one loads what the
+            least of its parts could, as `capacities.rate_capacities` says.
         solve: gives the plan of an instance; splitting is as deterministic as it is.
         alpha: splitting must gain this share of the kernel's capacity.
         mu: weight of increased distances in the penalty; None: 1 - lambda of the instance.
@@ -315,13 +315,6 @@ class _Search:
     def _evaluate(self, groups: Groups, reference: Plan | None) -> _State:
         graph = assemble(self.graph, groups)
         instance = self.make_instance(graph)
-        layers = tuple(
-            layer
-            if len(group) == 1
-            else replace(layer, capacity_chunks=min(self.capacities[p] for p in group))
-            for layer, group in zip(instance.layers, groups, strict=True)
-        )
-        instance = replace(instance, layers=layers)
         plan = self.solve(instance)
         penalties: tuple[float, ...] = (0.0,) * len(groups)
         if reference is not None:
