@@ -1,10 +1,24 @@
-"""A profile and a dataset small enough to fit and damage in a test."""
+"""How commands are run, and a profile and a dataset small enough to fit and damage in a test."""
 
 import csv
 import json
 
 import numpy as np
 import pytest
+
+from torchedge.cli import main
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command that has to work; return its output."""
+
+    def call(*words, status=0):
+        capsys.readouterr()
+        assert main(words) == status, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -36,18 +36,6 @@ def small(tmp_path):
     return f"{file}:small"
 
 
-@pytest.fixture
-def run(capsys):
-    """Run a command that has to work; return its output."""
-
-    def call(*words, status=0):
-        capsys.readouterr()
-        assert main(words) == status, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    return call
-
-
 STEP = ("--input-size", "3x16x16", "--device", "jetson-tx2")
 
 

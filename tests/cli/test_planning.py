@@ -66,16 +66,6 @@ def wrong(instance):
     return replace(careless(instance), preload=())
 
 
-@pytest.fixture
-def run(capsys):
-    def call(*words, status=0):
-        capsys.readouterr()
-        assert main(words) == status, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    return call
-
-
 def test_a_plan_is_printed_and_written(run):
     out = run("plan", "--instance", "toy.json", "--out", "plan.json")
     plan = read_plan("plan.json")

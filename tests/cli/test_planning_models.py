@@ -62,16 +62,6 @@ def place(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def run(capsys):
-    def call(*words, status=0):
-        capsys.readouterr()
-        assert main(words) == status, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    return call
-
-
 # one model --------------------------------------------------------------------------------------------------
 
 

@@ -103,7 +103,7 @@ def report(planned: Planned, arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be meant before anything takes time."""
-    from torchedge.cli.planning_files import check_target
+    from torchedge.cli.writing import check_target
 
     out: Path | None = arguments.out
     if arguments.verify is not None and (out is not None or arguments.strategy is not None):

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.output import print_json, print_wrapped
-from torchedge.cli.planning_files import check_plot, check_target, save_figure
 from torchedge.cli.progress import Progress
+from torchedge.cli.writing import check_plot, check_target, save_figure
 from torchedge.errors import InputError, LimitError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchedge.cli.arguments import MODEL_HELP, add_json, add_model, add_step, whole
 from torchedge.cli.output import number, print_json
-from torchedge.errors import InputError, MissingExtraError
+from torchedge.cli.writing import check_plot, save_figure
 
 if TYPE_CHECKING:
     from torchedge.prediction.memory.simulation import MemoryProfile
@@ -21,8 +21,6 @@ allocator; nothing is fitted. With --device its framework's behaviour is
 simulated, else today's PyTorch on CUDA.
 
 {MODEL_HELP}"""
-
-_SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from torchedge.cli.loading import capture_named
 
     if arguments.plot is not None:
-        _check_plot(arguments.plot)
+        check_plot(arguments.plot)
     graph = capture_named(arguments.model, mode=arguments.mode, input_size=arguments.input_size)
     profile = simulate(
         graph,
@@ -101,30 +99,16 @@ def _print(profile: MemoryProfile) -> None:
         print(f"not known, taken to keep what it reads: {kind}")
 
 
-def _check_plot(path: Path) -> None:
-    """Refuse what could not be written before the work is done."""
-    if path.suffix.lower() not in _SUFFIXES:
-        raise InputError(f"--plot is {path}; expected a file that ends in {', '.join(_SUFFIXES)}")
-    if not path.absolute().parent.is_dir():
-        raise InputError(
-            f"--plot is {path}; expected a file in a folder that exists: make {path.parent} first"
-        )
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtraError.of("matplotlib", extra="plots", purpose="drawing") from error
-    matplotlib.use("Agg")
-
-
 def _draw(profile: MemoryProfile, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     from torchedge.prediction.memory.plotting import draw_timeline
 
     figure = draw_timeline(profile).figure
     try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from error
+        save_figure(figure, path, dpi=150)
     finally:
-        from matplotlib import pyplot
-
         pyplot.close(figure)

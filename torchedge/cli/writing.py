@@ -1,4 +1,4 @@
-"""Files that `torchedge plan` writes: refused before the work where they cannot be written."""
+"""Files and pictures that commands write: refused before the work where they cannot be written."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def check_plot(path: Path) -> None:
         raise MissingExtraError.of("matplotlib", extra="plots", purpose="drawing") from error
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path, dpi: int | None = None) -> None:
     """Write a picture; raises InputError where the file cannot be written."""
     try:
-        figure.savefig(path)
+        figure.savefig(path, dpi=dpi or "figure")
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from error
