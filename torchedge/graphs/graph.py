@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torchedge.errors import CaptureError
 from torchedge.graphs.dims import Affine, Poly, Shape, shape_at
 
-Role = Literal["input", "parameter", "buffer", "constant", "activation"]
+Role = Literal["input", "parameter", "buffer", "state", "constant", "activation"]
 
 ITEM_SIZES: Mapping[str, int] = MappingProxyType(
     {
