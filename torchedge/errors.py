@@ -10,6 +10,7 @@ __all__ = [
     "DeviceError",
     "InputError",
     "LimitError",
+    "LoweringError",
     "MissingExtraError",
     "PlanError",
     "ProfileError",
@@ -47,6 +48,10 @@ class LimitError(PlanError):
     def __init__(self, *args: object, works_bytes: int | None = None) -> None:
         super().__init__(*args)
         self.works_bytes = works_bytes
+
+
+class LoweringError(TorchedgeError):
+    """An operator, a dtype or a layout cannot be lowered to kernels."""
 
 
 class ProfileError(TorchedgeError):

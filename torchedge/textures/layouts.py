@@ -86,7 +86,9 @@ class Layout:
         from torchedge.textures.patterns import unpacked_image
 
         sizes = self.sizes(shape)
-        moved = held.reshape(-1)[: prod(sizes)] if self.storage == "buffer" else unpacked_image(self, held, shape)
+        moved = (
+            held.reshape(-1)[: prod(sizes)] if self.storage == "buffer" else unpacked_image(self, held, shape)
+        )
         back = np.argsort(self.order) if self.order else ()
         return np.ascontiguousarray(moved.reshape(sizes).transpose(back) if len(sizes) else moved.reshape(()))
 

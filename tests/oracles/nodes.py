@@ -1,0 +1,183 @@
+"""Nodes computed with numpy, in float64 where they are floating: an oracle that shares nothing with the kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import special
+
+from torchedge.expressions.indices import Axis, Fetched, Floor, Rest
+from torchedge.expressions.scalars import Apply, Constant, Guarded, Load, Local, Position
+from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Scatter, Stored
+
+_NUMPY = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide, "neg": np.negative, "abs": np.abs,
+    "abs_int": np.abs, "pow": np.power, "square": np.square, "reciprocal": lambda a: 1 / a, "relu": lambda a: np.where(a < 0, 0, a),
+    "sigmoid": special.expit, "maximum": np.maximum, "minimum": np.minimum, "round": np.rint, "sign": np.sign,
+    "isnan": np.isnan, "isinf": np.isinf, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
+    "not": np.logical_not, "bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
+    "bit_not": np.invert, "shift_left": np.left_shift, "shift_right": np.right_shift,
+    "int_div": lambda a, b: (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))), "int_mod": np.fmod,
+    "mad": lambda a, b, c: a * b + c, "where": np.where, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "rsqrt": lambda a: 1 / np.sqrt(a), "erf": special.erf,
+    "erfc": special.erfc, "lgamma": special.gammaln, "fmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
+    "copysign": np.copysign, "nextafter": lambda a, b: np.nextafter(np.float32(a), np.float32(b)),
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+}  # fmt: skip
+_REDUCE = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all}
+
+
+def compute(node, data, known=None):
+    """Return a node's content. data: arrays by `Stored.name`."""
+    known = {} if known is None else known
+    if node not in known:
+        with np.errstate(all="ignore"):
+            known[node] = _compute(node, data, known)
+    return known[node]
+
+
+def _compute(node, data, known):
+    if isinstance(node, Stored):
+        array = np.asarray(data[node.name])
+        assert array.shape == node.shape, (node.name, array.shape, node.shape)
+        return array.astype(np.float64) if array.dtype.kind == "f" else array
+    if isinstance(node, Part):
+        return compute(node.whole, data, known)[node.position]
+    if isinstance(node, Pointwise):
+        return _typed(_full(_value(node.body, _grid(node.axes), {}, data, known), node.axes), node.dtype)
+    if isinstance(node, Contraction):
+        grid = _grid((*node.axes, *node.inner))
+        both = _value(node.a, grid, {}, data, known) * _value(node.b, grid, {}, data, known)
+        both = np.broadcast_to(both, [a.extent for a in (*node.axes, *node.inner)])
+        return both.sum(axis=tuple(range(len(node.axes), both.ndim)))
+    if isinstance(node, Rows):
+        return _rows(node, data, known)
+    assert isinstance(node, Scatter)
+    return _scatter(node, data, known)
+
+
+def _rows(node, data, known):
+    loops = (*node.outer, *node.inner)
+    grid, local = _grid(loops), {}
+    over = tuple(range(len(node.outer), len(loops)))
+    for stage in node.stages:
+        found = _full(_value(stage.body, grid, local, data, known), loops)
+        if stage.kind in ("argmax", "argmin"):
+            flat = found.reshape(*found.shape[: len(node.outer)], -1)
+            result = getattr(np, stage.kind)(flat, axis=-1)
+        else:
+            result = _REDUCE[stage.kind](found, axis=over)
+        local[stage.name] = result.reshape(result.shape + (1,) * len(over))
+    results = []
+    for output in node.outputs:
+        if set(output.axes) & set(node.inner):
+            found = _full(_value(output.body, grid, local, data, known), loops)
+            found = found.transpose([loops.index(a) for a in output.axes])
+        else:
+            kept = {k: v.reshape(v.shape[: len(node.outer)]) for k, v in local.items()}
+            found = _full(_value(output.body, _grid(node.outer), kept, data, known), node.outer)
+            found = found.transpose([node.outer.index(a) for a in output.axes])
+        results.append(_typed(found, output.dtype))
+    return results
+
+
+def _scatter(node, data, known):
+    result = np.zeros(node.shape, np.float64 if node.dtype.startswith("float") else node.dtype)
+    if node.base is not None:
+        result = _full(_value(node.base, _grid(node.axes), {}, data, known), node.axes).copy()
+    rows = _full(_value(node.row, _grid(node.source_axes), {}, data, known), node.source_axes).reshape(-1)
+    loops = (*node.source_axes, *node.axes[1:])
+    values = _full(_value(node.value, _grid(loops), {}, data, known), loops).reshape(
+        len(rows), *node.shape[1:]
+    )
+    for row, value in zip(rows, values, strict=True):
+        if 0 <= row < node.shape[0]:
+            result[row] = value if node.replace else result[row] + value
+    return result
+
+
+def _grid(loops):
+    count = len(loops)
+    return {
+        a: np.arange(a.extent).reshape([-1 if k == place else 1 for k in range(count)])
+        for place, a in enumerate(loops)
+    }
+
+
+def _full(value, loops):
+    return np.broadcast_to(value, [a.extent for a in loops])
+
+
+def _typed(value, dtype):
+    if dtype.startswith(("float", "bfloat")):
+        return np.asarray(value, np.float64)
+    return np.asarray(value).astype(dtype)
+
+
+def _index(index, *state):
+    total = index.const
+    for atom, coefficient in index.terms:
+        total = total + coefficient * _atom(atom, *state)
+    return np.asarray(total)
+
+
+def _atom(atom, grid, *state):
+    if isinstance(atom, Axis):
+        return grid[atom]
+    if isinstance(atom, Fetched):
+        return _value(atom.value, grid, *state).astype(np.int64)
+    inner = _index(atom.index, grid, *state)
+    assert isinstance(atom, (Floor, Rest)) and np.all(inner >= 0)
+    return inner // atom.divisor if isinstance(atom, Floor) else inner % atom.divisor
+
+
+def _value(scalar, grid, local, data, known):
+    state = (grid, local, data, known)
+    if isinstance(scalar, Constant):
+        return np.asarray(scalar.value)
+    if isinstance(scalar, Local):
+        return local[scalar.name]
+    if isinstance(scalar, Position):
+        return _typed(_index(scalar.index, *state), scalar.dtype)
+    if isinstance(scalar, Load):
+        array = compute(scalar.tensor, data, known)
+        where = [_index(i, *state) for i in scalar.indices]
+        where = [
+            np.clip(w, 0, max(0, n - 1)) if _clipped(state) else w
+            for w, n in zip(where, array.shape, strict=True)
+        ]
+        return array[tuple(where)] if where else array
+    if isinstance(scalar, Guarded):
+        holds = np.asarray(True)
+        for index, low, high in scalar.bounds:
+            found = _index(index, *state)
+            holds = holds & (found >= low) & (found < high)
+        inner = (grid, {**local, _GUARD: True}, data, known)
+        return np.where(holds, _value(scalar.value, *inner), _value(scalar.other, *state))
+    assert isinstance(scalar, Apply)
+    args = [_value(a, *state) for a in scalar.args]
+    if scalar.function == "cast":
+        return args[0] != 0 if scalar.dtype == "bool" else _typed(args[0], scalar.dtype)
+    if scalar.function == "uniform":
+        return _uniform(*args)
+    function = _NUMPY.get(scalar.function) or getattr(np, scalar.function)
+    return function(*args)
+
+
+_GUARD = "within a guard"
+
+
+def _clipped(state):
+    return _GUARD in state[1]
+
+
+def _uniform(seed, counter, position):
+    """Philox-2x32-10, written down again from the paper (Salmon et al., SC 2011)."""
+    position = np.asarray(position, np.uint64)
+    mask = np.uint64(0xFFFFFFFF)
+    left, right = position & mask, np.broadcast_to(np.uint64(counter) & mask, position.shape)
+    key = (np.uint64(seed) & mask) ^ ((position >> np.uint64(32)) * np.uint64(0x85EBCA6B) & mask)
+    for _ in range(10):
+        product = left * np.uint64(0xD256D193)
+        left, right = (product >> np.uint64(32)) ^ key ^ right, product & mask
+        key = (key + np.uint64(0x9E3779B9)) & mask
+    return (left >> np.uint64(8)).astype(np.float64) * 2.0**-24

@@ -1,0 +1,311 @@
+"""Integer index expressions: sums of loop axes, quotients and remainders, kept in a normal form.
+
+Views (reshape, permute, slice, pad, ...) are rewritings of indices; the normal form undoes what cancels, so that
+a chain of views costs what its sum costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop variable that runs from 0 to `extent` - 1."""
+
+    name: str
+    extent: int
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest value."""
+        return 0, self.extent - 1
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The floor of an index over a positive number; the index is never negative."""
+
+    index: Index
+    divisor: int
+
+    @cached_property
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest value."""
+        low, high = self.index.range
+        return low // self.divisor, high // self.divisor
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The remainder of an index by a positive number; the index is never negative."""
+
+    index: Index
+    divisor: int
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest value."""
+        return 0, self.divisor - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An index that is itself the value of a scalar expression (gather, embedding), within a range."""
+
+    value: Any
+    low: int
+    high: int
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest value."""
+        return self.low, self.high
+
+
+Atom = Axis | Floor | Rest | Fetched
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """A sum of atoms with whole coefficients and a constant.
+
+    Supports + - * // % with whole numbers (and + - with other indices). Equal indices have equal normal forms.
+    """
+
+    terms: tuple[tuple[Atom, int], ...]
+    const: int = 0
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        return (frozenset(self.terms), self.const)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return not self.terms and self.const == other
+        return isinstance(other, Index) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    @cached_property
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest value."""
+        low = high = self.const
+        for atom, coefficient in self.terms:
+            ends = atom.range[0] * coefficient, atom.range[1] * coefficient
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+    def __add__(self, other: Index | int) -> Index:
+        if isinstance(other, int):
+            return Index(self.terms, self.const + other) if other else self
+        merged = dict(self.terms)
+        for atom, coefficient in other.terms:
+            merged[atom] = merged.get(atom, 0) + coefficient
+        return _sum(merged, self.const + other.const)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: int) -> Index:
+        if factor == 1:
+            return self
+        if factor == 0:
+            return ZERO
+        return Index(tuple([(a, c * factor) for a, c in self.terms]), self.const * factor)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Index:
+        return self * -1
+
+    def __sub__(self, other: Index | int) -> Index:
+        return self + -other
+
+    def __rsub__(self, other: int) -> Index:
+        return -self + other
+
+    def __floordiv__(self, divisor: int) -> Index:
+        return _divided(self, divisor)[0]
+
+    def __mod__(self, divisor: int) -> Index:
+        return _divided(self, divisor)[1]
+
+    def __repr__(self) -> str:
+        return show(self)
+
+    @property
+    def constant(self) -> int | None:
+        """The number it always is, or None."""
+        return None if self.terms else self.const
+
+    def substitute(self, axes: Mapping[Axis, Index]) -> Index:
+        """Return the index with axes replaced."""
+        return rewrite(self, lambda atom: axes.get(atom) if isinstance(atom, Axis) else None)
+
+
+ZERO = Index(())
+
+
+def constant(value: int) -> Index:
+    """Return the index that is one number."""
+    return Index((), value)
+
+
+def of(axis: Atom) -> Index:
+    """Return the index that is one atom."""
+    return Index(((axis, 1),))
+
+
+def as_index(value: Index | int) -> Index:
+    """Return a number as an index, an index as it is."""
+    return constant(value) if isinstance(value, int) else value
+
+
+def _sum(terms: dict[Atom, int], const: int) -> Index:
+    """Return the normal form: no vanished terms, q(x//d) + r(x%d) joined where they make x again."""
+    kept = {a: c for a, c in terms.items() if c}
+    for atom in list(kept):
+        if isinstance(atom, Rest) and atom in kept:
+            whole = Floor(atom.index, atom.divisor)
+            factor = kept[atom]
+            if kept.get(whole) == factor * atom.divisor:
+                del kept[atom], kept[whole]
+                return Index(tuple(kept.items()), const) + atom.index * factor
+    return Index(tuple(kept.items()), const)
+
+
+def _divided(index: Index, divisor: int) -> tuple[Index, Index]:
+    """Return the floor and the remainder of an index by a positive number."""
+    if divisor <= 0:
+        raise ValueError(f"an index is divided by {divisor}; expected a positive number")
+    if divisor == 1:
+        return index, ZERO
+    whole = {a: c // divisor for a, c in index.terms if c % divisor == 0}
+    rest = Index(tuple([(a, c) for a, c in index.terms if c % divisor]), index.const % divisor)
+    quotient = Index(tuple(whole.items()), index.const // divisor)
+    low, high = rest.range
+    if low < 0:
+        shift = -(low // divisor)
+        rest, quotient = rest + shift * divisor, quotient - shift
+        low, high = rest.range
+    if low // divisor == high // divisor:
+        step = low // divisor
+        return quotient + step, rest - step * divisor
+    floor, remainder = _split_atom(rest, divisor)
+    return quotient + floor, remainder
+
+
+def _split_atom(rest: Index, divisor: int) -> tuple[Index, Index]:
+    """Return floor and remainder of what did not simplify term by term."""
+    common = gcd(divisor, *[c for _, c in rest.terms])
+    if common > 1:
+        small = Index(tuple([(a, c // common) for a, c in rest.terms]), rest.const // common)
+        floor, remainder = _divided(small, divisor // common)
+        return floor, remainder * common + rest.const % common
+    if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1:
+        atom = rest.terms[0][0]
+        if isinstance(atom, Floor):
+            floor = atom.index // (atom.divisor * divisor)
+            return floor, Index(((Rest(rest, divisor), 1),))
+        if isinstance(atom, Rest) and atom.divisor % divisor == 0:
+            return Index(((Floor(rest, divisor), 1),)), atom.index % divisor
+    return Index(((Floor(rest, divisor), 1),)), Index(((Rest(rest, divisor), 1),))
+
+
+def rewrite(index: Index, change: Callable[[Atom], Index | None]) -> Index:
+    """Return the index with atoms replaced where `change` gives an index, from the inside out."""
+    total = constant(index.const)
+    for atom, coefficient in index.terms:
+        new = change(atom)
+        if new is None:
+            if isinstance(atom, Floor):
+                new = rewrite(atom.index, change) // atom.divisor
+            elif isinstance(atom, Rest):
+                new = rewrite(atom.index, change) % atom.divisor
+            else:
+                new = of(atom)
+        total = total + new * coefficient
+    return total
+
+
+def atoms_of(index: Index) -> Iterable[Atom]:
+    """Yield all atoms, those inside quotients and remainders too."""
+    for atom, _ in index.terms:
+        yield atom
+        if isinstance(atom, (Floor, Rest)):
+            yield from atoms_of(atom.index)
+
+
+def axes_of(index: Index) -> set[Axis]:
+    """Return the loop axes an index depends on directly (not through fetched values)."""
+    return {atom for atom in atoms_of(index) if isinstance(atom, Axis)}
+
+
+def flatten(indices: Sequence[Index], sizes: Sequence[int]) -> Index:
+    """Return the row-major position of a multi-dimensional index."""
+    position = ZERO
+    for index, size in zip(indices, sizes, strict=True):
+        position = position * size + index
+    return position
+
+
+def unflatten(position: Index, sizes: Sequence[int]) -> tuple[Index, ...]:
+    """Return the multi-dimensional index of a row-major position."""
+    found: list[Index] = []
+    for size in reversed(sizes[1:]):
+        position, rest = position // size, position % size
+        found.append(rest)
+    if sizes:
+        found.append(position)
+    return tuple(reversed(found))
+
+
+def reshape(indices: Sequence[Index], sizes: Sequence[int], new_sizes: Sequence[int]) -> tuple[Index, ...]:
+    """Return the index into a tensor of `sizes` for an index into its reshaping to `new_sizes`.
+
+    Runs of dimensions that agree are taken over as they are, so that no quotients arise for them.
+    """
+    found: list[Index] = []
+    old, new = 0, 0
+    while old < len(sizes) or new < len(new_sizes):
+        old_end, new_end, left, right = old, new, 1, 1
+        if old_end < len(sizes):
+            left, old_end = sizes[old_end], old_end + 1
+        if new_end < len(new_sizes):
+            right, new_end = new_sizes[new_end], new_end + 1
+        while left != right:
+            if left < right and old_end < len(sizes):
+                left, old_end = left * sizes[old_end], old_end + 1
+            elif new_end < len(new_sizes):
+                right, new_end = right * new_sizes[new_end], new_end + 1
+            else:
+                left, old_end = left * sizes[old_end], old_end + 1
+        found += unflatten(flatten(indices[new:new_end], new_sizes[new:new_end]), sizes[old:old_end])
+        old, new = old_end, new_end
+    return tuple([ZERO if size == 1 else index for index, size in zip(found, sizes, strict=True)])
+
+
+def show(index: Index) -> str:
+    """Return an index as text, for people."""
+    parts = []
+    for atom, coefficient in index.terms:
+        if isinstance(atom, Axis):
+            name = atom.name
+        elif isinstance(atom, Fetched):
+            name = f"[{atom.value}]"
+        else:
+            sign = "//" if isinstance(atom, Floor) else "%"
+            name = f"(({show(atom.index)}) {sign} {atom.divisor})"
+        parts.append(name if coefficient == 1 else f"{coefficient}*{name}")
+    if index.const or not parts:
+        parts.append(str(index.const))
+    return " + ".join(parts)

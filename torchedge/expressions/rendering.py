@@ -1,0 +1,410 @@
+"""Scalar expressions as OpenCL C statements, one value or a vector of neighbouring values at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd, isinf, isnan
+from typing import Any
+
+from torchedge.expressions.functions import FUNCTIONS, HELPERS
+from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Rest, atoms_of, constant, of, rewrite
+from torchedge.expressions.scalars import (
+    Apply,
+    Bound,
+    Constant,
+    Guarded,
+    Load,
+    Local,
+    Position,
+    Scalar,
+    children,
+    walk,
+)
+
+COMPUTE: Mapping[str, str] = {
+    "float32": "float", "float16": "float", "bfloat16": "float", "float64": "double", "int64": "long",
+    "int32": "int", "int16": "int", "int8": "int", "uint8": "int", "bool": "int", "uint32": "uint",
+}  # fmt: skip
+"""OpenCL type in which values of a dtype are computed. Bools are masks: 1 in scalars, -1 in vectors."""
+STORED: Mapping[str, str] = {
+    "float32": "float", "float16": "half", "float64": "double", "int64": "long", "int32": "int",
+    "int16": "short", "int8": "char", "uint8": "uchar", "bool": "uchar", "uint32": "uint",
+}  # fmt: skip
+"""OpenCL type of a dtype in buffers."""
+
+LANE = Axis("lane", 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a tensor lies for a kernel: its argument's name, shape, dtype and layout (`textures.layouts.Layout`)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Any
+
+
+@dataclass(slots=True)
+class Renderer:
+    """Turns scalars into statements of one scope.
+
+    sites: where tensors lie. lane: the axis along which `width` neighbouring values are computed at once (its
+    extent a multiple of the width), None for one value. Statements collect in `lines`, helpers in `helpers`.
+    """
+
+    site_of: Callable[[Any], Site]
+    lane: Axis | None = None
+    width: int = 1
+    lines: list[str] = field(default_factory=list)
+    helpers: dict[str, None] = field(default_factory=dict)
+    prefix: str = "v"
+    _known: dict[Any, str] = field(default_factory=dict)
+    _count: int = 0
+
+    # -- indices -------------------------------------------------------------------------------------------
+
+    def widened(self, index: Index) -> Index:
+        """Return the index with the lane's axis split into its block and the lane within."""
+        if self.lane is None or self.width == 1:
+            return index
+        lane = self.lane
+        block = of(Axis(lane.name, -(-lane.extent // self.width))) * self.width + of(Axis("lane", self.width))
+        return rewrite(index, lambda atom: block if atom == lane else None)
+
+    def integer(self, index: Index, guard: str = "", lane: int | None = None) -> str:
+        """Return an index (already widened, without lanes) as a C expression."""
+        parts: list[str] = []
+        for atom, coefficient in sorted(index.terms, key=lambda t: (-abs(t[1]), str(t[0]))):
+            text = self._atom(atom, guard, lane)
+            sign = "-" if coefficient < 0 else "+"
+            body = text if abs(coefficient) == 1 else f"{abs(coefficient)} * {text}"
+            parts.append(f"{sign} {body}" if parts else (f"-{body}" if sign == "-" else body))
+        if index.const or not parts:
+            value = index.const
+            parts.append(f"{'-' if value < 0 else '+'} {abs(value)}" if parts else str(value))
+        return " ".join(parts)
+
+    def _atom(self, atom: Any, guard: str, lane: int | None) -> str:
+        if isinstance(atom, Axis):
+            return atom.name
+        if isinstance(atom, (Floor, Rest)):
+            sign = "/" if isinstance(atom, Floor) else "%"
+            return self._named(f"({self._bracket(atom.index, guard, lane)} {sign} {atom.divisor})", "int")
+        text = self._lane_of(self._render(atom.value, guard), lane)
+        return f"((int){text})" if COMPUTE[atom.value.dtype] == "long" else text
+
+    def _bracket(self, index: Index, guard: str, lane: int | None) -> str:
+        text = self.integer(index, guard, lane)
+        return f"({text})" if len(index.terms) > 1 or index.const else text
+
+    def _named(self, text: str, kind: str) -> str:
+        """Return the variable that holds a text, declaring it once."""
+        if text not in self._known:
+            self._count += 1
+            name = f"{self.prefix}{self._count}"
+            self.lines.append(f"const {kind} {name} = {text};")
+            self._known[text] = name
+        return self._known[text]
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def value(self, scalar: Scalar, *, wide: bool = False) -> str:
+        """Return the C expression of a scalar; with `wide`, as a vector even where all lanes agree."""
+        text, vector = self._render(scalar, "")
+        return self._wide(text, scalar.dtype) if wide and not vector and self.width > 1 else text
+
+    def type_of(self, dtype: str, vector: bool = True) -> str:
+        """Return the OpenCL type values of a dtype have here."""
+        return COMPUTE[dtype] + (str(self.width) if vector and self.width > 1 else "")
+
+    def _render(self, scalar: Scalar, guard: str) -> tuple[str, bool]:
+        key = (scalar, guard)
+        if key in self._known:
+            return self._known[key]  # type: ignore[return-value]
+        text, vector = self._text(scalar, guard)
+        if isinstance(scalar, (Apply, Load, Guarded)) and not (
+            isinstance(scalar, Apply) and scalar.function == "cast" and " " not in text
+        ):
+            self._count += 1
+            name = f"{self.prefix}{self._count}"
+            self.lines.append(f"const {self._declared(scalar.dtype, vector)} {name} = {text};")
+            text = name
+        self._known[key] = (text, vector)  # type: ignore[assignment]
+        return text, vector
+
+    def _declared(self, dtype: str, vector: bool) -> str:
+        if not vector:
+            return COMPUTE[dtype]
+        return f"{COMPUTE[dtype]}{self.width}"
+
+    def _text(self, scalar: Scalar, guard: str) -> tuple[str, bool]:
+        if isinstance(scalar, Constant):
+            return literal(scalar.value, scalar.dtype), False
+        if isinstance(scalar, Local):
+            return scalar.name, self.width > 1 and not scalar.uniform
+        if isinstance(scalar, Position):
+            return self._position(scalar, guard)
+        if isinstance(scalar, Load):
+            return self._load(scalar, guard)
+        if isinstance(scalar, Guarded):
+            return self._guarded(scalar, guard)
+        assert isinstance(scalar, Apply)
+        return self._apply(scalar, guard)
+
+    def _position(self, scalar: Position, guard: str) -> tuple[str, bool]:
+        kind = COMPUTE[scalar.dtype]
+        index = self.widened(scalar.index)
+        if not self._depends(index):
+            text = self.integer(index, guard)
+            return (text if kind == "int" and not index.terms else f"(({kind})({text}))"), False
+        lanes = [f"({kind})({self.integer(self._at_lane(index, k), guard, k)})" for k in range(self.width)]
+        return f"({kind}{self.width})({', '.join(lanes)})", True
+
+    def _apply(self, scalar: Apply, guard: str) -> tuple[str, bool]:
+        rendered = [self._render(a, guard) for a in scalar.args]
+        vector = any(v for _, v in rendered)
+        if scalar.function == "cast":
+            return self._cast(rendered[0], scalar.args[0].dtype, scalar.dtype)
+        function = FUNCTIONS[scalar.function]
+        if function.helper:
+            self.helpers[HELPERS[function.helper]] = None
+        kind = COMPUTE[scalar.dtype]
+        if not vector:
+            texts = [t for t, _ in rendered]
+            return function.scalar.format(*texts, T=kind, Z=literal(0, scalar.dtype)), False
+        if function.lanewise:
+            lanes = [
+                function.scalar.format(*[self._lane_of(r, k) for r in rendered], T=kind, Z="0")
+                for k in range(self.width)
+            ]
+            return f"({kind}{self.width})({', '.join(lanes)})", True
+        texts = [t if v else self._wide(t, a.dtype) for (t, v), a in zip(rendered, scalar.args, strict=True)]
+        masks = [a.dtype for a in scalar.args if a.dtype != "bool"]
+        if function.predicate and masks and COMPUTE[masks[0]] in ("double", "long"):
+            text = function.for_vectors.format(*texts, T=f"{kind}{self.width}", Z="0")
+            return f"convert_int{self.width}({text})", True
+        if scalar.function == "where" and kind in ("double", "long"):
+            texts[0] = f"convert_long{self.width}({texts[0]})"
+        zero = self._wide(literal(0, scalar.dtype), scalar.dtype)
+        return function.for_vectors.format(*texts, T=f"{kind}{self.width}", Z=zero), True
+
+    def _cast(self, rendered: tuple[str, bool], old: str, new: str) -> tuple[str, bool]:
+        text, vector = rendered
+        kind, suffix = COMPUTE[new], str(self.width) if vector else ""
+        if new == "bool":
+            return (
+                f"({text} != {literal(0, old) if not vector else self._wide(literal(0, old), old)})",
+                vector,
+            )
+        if old == "bool" and vector:
+            text = f"-{text}"
+        narrow = {"int8": "char", "uint8": "uchar", "int16": "short"}.get(new)
+        if narrow:
+            text = f"convert_{narrow}{suffix}({text})"
+        if COMPUTE[old] == kind and not narrow:
+            return text, vector
+        return f"convert_{kind}{suffix}({text})", vector
+
+    def _wide(self, text: str, dtype: str) -> str:
+        if dtype == "bool":
+            return f"((int{self.width})(-({text})))"
+        return f"(({COMPUTE[dtype]}{self.width})({text}))"
+
+    def _lane_of(self, rendered: tuple[str, bool], lane: int | None) -> str:
+        text, vector = rendered
+        if not vector:
+            return text
+        if lane is None:
+            raise AssertionError("an index that differs between lanes is read as one")
+        return f"{text}.s{lane:x}"
+
+    # -- loads ---------------------------------------------------------------------------------------------
+
+    def _depends(self, index: Index) -> bool:
+        for atom in atoms_of(index):
+            if isinstance(atom, Axis) and atom.name == "lane":
+                return True
+            if isinstance(atom, Fetched) and any(self._varies(s) for s in walk(atom.value)):
+                return True
+        return False
+
+    def _varies(self, scalar: Scalar) -> bool:
+        """Return whether a part of an expression differs between lanes."""
+        if self.width == 1:
+            return False
+        if isinstance(scalar, Local):
+            return not scalar.uniform
+        if isinstance(scalar, Load):
+            return any(self._depends(self.widened(i)) for i in scalar.indices)
+        return isinstance(scalar, Position) and self._depends(self.widened(scalar.index))
+
+    def _at_lane(self, index: Index, lane: int) -> Index:
+        return rewrite(index, lambda a: constant(lane) if isinstance(a, Axis) and a.name == "lane" else None)
+
+    def _guarded(self, scalar: Guarded, guard: str) -> tuple[str, bool]:
+        bounds = [(self.widened(i), low, high) for i, low, high in scalar.bounds]
+        if self.width > 1 and any(self._depends(i) for i, _, _ in bounds):
+            return self._guarded_lanes(scalar, bounds, guard)
+        test = self._named(self._test(bounds, guard, None), "int")
+        inner = f"{guard} && {test}" if guard else test
+        (value, vector), (other, other_vector) = (
+            self._render(scalar.value, inner),
+            self._render(scalar.other, guard),
+        )
+        if vector or other_vector:
+            value = value if vector else self._wide(value, scalar.dtype)
+            other = other if other_vector else self._wide(other, scalar.dtype)
+        return f"({test} ? {value} : {other})", vector or other_vector
+
+    def _guarded_lanes(self, scalar: Guarded, bounds: Sequence[Bound], guard: str) -> tuple[str, bool]:
+        """Bounds that differ between lanes: each lane on its own."""
+        lanes = []
+        for lane in range(self.width):
+            single = Renderer(self.site_of, None, 1, self.lines, self.helpers, self.prefix, {}, self._count)
+            lanes.append(single.value(self._lane_scalar(scalar, lane)))
+            self._count = single._count
+        kind = COMPUTE[scalar.dtype]
+        negated = "-" if scalar.dtype == "bool" else ""
+        return f"({kind}{self.width})({', '.join(negated + t for t in lanes)})", True
+
+    def _lane_scalar(self, scalar: Scalar, lane: int) -> Scalar:
+        """Return the expression as one lane computes it, variables of vectors included."""
+
+        def index_at(index: Index) -> Index:
+            def change(atom: Any) -> Index | None:
+                if isinstance(atom, Axis) and atom.name == "lane":
+                    return constant(lane)
+                if isinstance(atom, Fetched):
+                    return of(Fetched(again(atom.value), atom.low, atom.high))
+                return None
+
+            return rewrite(self.widened(index), change)
+
+        def again(item: Scalar) -> Scalar:
+            if isinstance(item, Load):
+                return Load(item.tensor, tuple(map(index_at, item.indices)), item.dtype)
+            if isinstance(item, Position):
+                return Position(index_at(item.index), item.dtype)
+            if isinstance(item, Apply):
+                return Apply(item.function, tuple(map(again, item.args)), item.dtype)
+            if isinstance(item, Guarded):
+                bounds = tuple([(index_at(i), low, high) for i, low, high in item.bounds])
+                return Guarded(bounds, again(item.value), again(item.other))
+            if isinstance(item, Local) and not item.uniform:
+                return Local(f"{item.name}.s{lane:x}", item.dtype, True)
+            return item
+
+        return again(scalar)
+
+    def _test(self, bounds: Sequence[Bound], guard: str, lane: int | None) -> str:
+        tests = []
+        for index, low, high in bounds:
+            text = self.integer(index, guard, lane)
+            smallest, largest = index.range
+            if smallest < low:
+                tests.append(f"{text} >= {low}")
+            if largest >= high:
+                tests.append(f"{text} < {high}")
+        return "(" + " && ".join(tests) + ")"
+
+    def _load(self, scalar: Load, guard: str) -> tuple[str, bool]:
+        site = self.site_of(scalar.tensor)
+        indices = tuple([self.widened(i) for i in scalar.indices])
+        if site.layout.storage != "buffer":
+            from torchedge.expressions.texels import load_texel
+
+            return load_texel(self, site, indices, guard)
+        offset = offset_of(site, indices)
+        if self.width == 1 or not self._depends(offset):
+            return self._element(site, self._safe(offset, guard, None)), False
+        step = self._lane_step(offset)
+        if step == 1:
+            base = self._at_lane(offset, 0)
+            return self._vector(site, base, guard), True
+        lanes = [
+            self._element(site, self._safe(self._at_lane(offset, k), guard, k)) for k in range(self.width)
+        ]
+        text = f"({COMPUTE[site.dtype]}{self.width})({', '.join(lanes)})"
+        return (f"-{text}" if site.dtype == "bool" else text), True
+
+    def _safe(self, offset: Index, guard: str, lane: int | None) -> str:
+        text = self.integer(offset, guard, lane)
+        return f"({guard} ? {text} : 0)" if guard and offset.terms else text
+
+    def _lane_step(self, offset: Index) -> int | None:
+        """Return by how much the offset grows from lane to lane, None where it is no constant."""
+        step = 0
+        for atom, coefficient in offset.terms:
+            if isinstance(atom, Axis) and atom.name == "lane":
+                step += coefficient
+            elif self._depends(Index(((atom, 1),))):
+                return None
+        return step
+
+    def _element(self, site: Site, offset: str) -> str:
+        if site.dtype == "float16":
+            return f"vload_half({offset}, {site.name})"
+        text = f"{site.name}[{offset}]"
+        return f"({text} != 0)" if site.dtype == "bool" else text
+
+    def _vector(self, site: Site, offset: Index, guard: str) -> str:
+        text, width = self._safe(offset, guard, None), self.width
+        if site.dtype == "float16":
+            return f"vload_half{width}(0, {site.name} + {text})"
+        stored, kind = STORED[site.dtype], COMPUTE[site.dtype]
+        if aligned(offset, width):
+            loaded = f"*(__global const {stored}{width}*)({site.name} + {text})"
+        else:
+            loaded = f"vload{width}(0, {site.name} + {text})"
+        if site.dtype == "bool":
+            return f"(convert_int{width}({loaded}) != (int{width})(0))"
+        return loaded if stored == kind else f"convert_{kind}{width}({loaded})"
+
+
+def offset_of(site: Site, indices: Sequence[Index]) -> Index:
+    """Return the offset, in elements, of an element in a buffer."""
+    total = constant(0)
+    for index, stride in zip(indices, site.layout.strides(site.shape), strict=True):
+        total = total + index * stride
+    return total
+
+
+def aligned(offset: Index, width: int) -> bool:
+    """Return whether an offset is always a multiple of the width."""
+    return gcd(offset.const, *[c for _, c in offset.terms]) % width == 0
+
+
+def literal(value: float, dtype: str) -> str:
+    """Return a number as OpenCL C text of the type its dtype is computed in."""
+    kind = COMPUTE[dtype]
+    if kind in ("int", "uint", "long"):
+        number = int(value)
+        if kind == "long":
+            return "(-9223372036854775807L - 1)" if number == -(2**63) else f"{number}L"
+        return "(-2147483647 - 1)" if number == -(2**31) else str(number)
+    if isnan(value):
+        return "NAN" if kind == "float" else "((double)NAN)"
+    if isinf(value):
+        sign = "-" if value < 0 else ""
+        return f"({sign}INFINITY)" if kind == "float" else f"((double)({sign}INFINITY))"
+    if kind == "double":
+        return repr(float(value))
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    if np.isinf(single):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    return (
+        f"{np.format_float_scientific(single, trim='0')}f"
+        if single and not 1e-4 <= abs(single) < 1e7
+        else f"{float(str(single))!r}f"
+    )
+
+
+def count_uses(*roots: Scalar) -> Counter[Scalar]:
+    """Return how often each scalar is read below the roots."""
+    return Counter(child for scalar in walk(*roots) for child in children(scalar))

@@ -1,0 +1,274 @@
+"""Scalar expressions: what one element of a tensor is made of. Immutable, compared by content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torchedge.errors import InputError
+from torchedge.expressions.functions import FUNCTIONS
+from torchedge.expressions.indices import Index
+
+Number = int | float | bool
+Bound = tuple[Index, int, int]
+"""(index, low, high): low <= index < high."""
+
+
+class Scalar:
+    """One value of a known dtype. Arithmetic with another Scalar of that dtype, or a number, gives a Scalar."""
+
+    dtype: str
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((type(self).__name__, self._content))
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(self) is type(other) and hash(self) == hash(other) and self._content == other._content  # type: ignore[attr-defined]
+
+    def __add__(self, other: Scalar | Number) -> Scalar:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Number) -> Scalar:
+        return apply("add", self, other)
+
+    def __sub__(self, other: Scalar | Number) -> Scalar:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Number) -> Scalar:
+        return apply("sub", constant(other, self.dtype), self)
+
+    def __mul__(self, other: Scalar | Number) -> Scalar:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Number) -> Scalar:
+        return apply("mul", self, other)
+
+    def __truediv__(self, other: Scalar | Number) -> Scalar:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Number) -> Scalar:
+        return apply("div", constant(other, self.dtype), self)
+
+    def __neg__(self) -> Scalar:
+        return apply("neg", self)
+
+    def __lt__(self, other: Scalar | Number) -> Scalar:
+        return apply("lt", self, other)
+
+    def __le__(self, other: Scalar | Number) -> Scalar:
+        return apply("le", self, other)
+
+    def __gt__(self, other: Scalar | Number) -> Scalar:
+        return apply("gt", self, other)
+
+    def __ge__(self, other: Scalar | Number) -> Scalar:
+        return apply("ge", self, other)
+
+    def equals(self, other: Scalar | Number) -> Scalar:
+        """Return whether both are equal, as a bool (== compares the expressions themselves)."""
+        return apply("eq", self, other)
+
+    def __and__(self, other: Scalar) -> Scalar:
+        return apply("and", self, other)
+
+    def __or__(self, other: Scalar) -> Scalar:
+        return apply("or", self, other)
+
+    def __invert__(self) -> Scalar:
+        return apply("not", self)
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Scalar):
+    """A number."""
+
+    value: Number
+    dtype: str
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        return (repr(self.value), self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Scalar):
+    """An element of a tensor that lies in memory. `tensor` is whatever the kernel's maker knows it by."""
+
+    tensor: Any
+    indices: tuple[Index, ...]
+    dtype: str
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        return (id(self.tensor), self.indices, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Local(Scalar):
+    """A variable of the kernel: an accumulator, the result of a reduction stage. `uniform`: the same in all lanes."""
+
+    name: str
+    dtype: str
+    uniform: bool = False
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        return (self.name, self.dtype, self.uniform)
+
+
+@dataclass(frozen=True, eq=False)
+class Position(Scalar):
+    """The number that an index is."""
+
+    index: Index
+    dtype: str
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        return (self.index, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Scalar):
+    """A function of `expressions.functions` of its arguments."""
+
+    function: str
+    args: tuple[Scalar, ...]
+    dtype: str
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        return (self.function, self.args, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded(Scalar):
+    """`value` where all bounds hold, `other` elsewhere; what `value` loads is not touched elsewhere."""
+
+    bounds: tuple[Bound, ...]
+    value: Scalar
+    other: Scalar
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """That of the value."""
+        return self.value.dtype
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        return (self.bounds, self.value, self.other)
+
+
+def constant(value: Number, dtype: str) -> Constant:
+    """Return a number as a scalar of the dtype."""
+    if dtype == "bool":
+        return Constant(bool(value), dtype)
+    if dtype.startswith(("int", "uint")):
+        return Constant(int(value), dtype)
+    return Constant(float(value), dtype)
+
+
+def apply(function: str, *args: Scalar | Number, dtype: str | None = None) -> Scalar:
+    """Return a function of scalars; numbers take the dtype of the first scalar.
+
+    dtype: of the result; by default "bool" for predicates, else that of the first scalar argument.
+    Raises InputError for an unknown function.
+    """
+    if function not in FUNCTIONS:
+        raise InputError(
+            f"a kernel was to apply {function!r}; expected one of {', '.join(sorted(FUNCTIONS))}"
+        )
+    first = next(a for a in args if isinstance(a, Scalar))
+    given = tuple([a if isinstance(a, Scalar) else constant(a, first.dtype) for a in args])
+    simple = _simplified(function, given)
+    if simple is not None:
+        return simple
+    return Apply(function, given, dtype or ("bool" if FUNCTIONS[function].predicate else first.dtype))
+
+
+def _simplified(function: str, args: tuple[Scalar, ...]) -> Scalar | None:
+    """Return what x+0, x*1 and the like are; nothing that would change a NaN or an infinity."""
+    if len(args) == 2 and isinstance(args[1], Constant):
+        value = args[1].value
+        if (function in ("add", "sub") and value == 0) or (function in ("mul", "div") and value == 1):
+            return args[0]
+    if len(args) == 2 and isinstance(args[0], Constant):
+        if (function == "add" and args[0].value == 0) or (function == "mul" and args[0].value == 1):
+            return args[1]
+    return None
+
+
+def cast(value: Scalar, dtype: str) -> Scalar:
+    """Return the value converted to a dtype, as `Tensor.to` does."""
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, Constant):
+        return constant(value.value, dtype)
+    return Apply("cast", (value,), dtype)
+
+
+def where(condition: Scalar, value: Scalar, other: Scalar | Number) -> Scalar:
+    """Return `value` where the bool holds, else `other`; both sides are computed."""
+    given = other if isinstance(other, Scalar) else constant(other, value.dtype)
+    return Apply("where", (condition, value, given), value.dtype)
+
+
+def guarded(bounds: Iterable[Bound], value: Scalar, other: Scalar | Number = 0) -> Scalar:
+    """Return `value` where the bounds hold, else `other`; bounds that always hold are dropped."""
+    needed = tuple([b for b in bounds if b[0].range[0] < b[1] or b[0].range[1] >= b[2]])
+    if not needed:
+        return value
+    fallback = other if isinstance(other, Scalar) else constant(other, value.dtype)
+    if any(b[0].range[1] < b[1] or b[0].range[0] >= b[2] for b in needed):
+        return fallback
+    return Guarded(needed, value, fallback)
+
+
+def children(scalar: Scalar) -> tuple[Scalar, ...]:
+    """Return the scalars a scalar is directly made of, fetched indices included."""
+    if isinstance(scalar, Apply):
+        return scalar.args
+    if isinstance(scalar, Guarded):
+        return (scalar.value, scalar.other, *_fetched([b[0] for b in scalar.bounds]))
+    if isinstance(scalar, Load):
+        return _fetched(scalar.indices)
+    if isinstance(scalar, Position):
+        return _fetched([scalar.index])
+    return ()
+
+
+def _fetched(indices: Sequence[Index]) -> tuple[Scalar, ...]:
+    from torchedge.expressions.indices import Fetched, atoms_of
+
+    return tuple([a.value for index in indices for a in atoms_of(index) if isinstance(a, Fetched)])
+
+
+def walk(*roots: Scalar) -> Iterable[Scalar]:
+    """Yield every distinct scalar below the roots once, parts before wholes."""
+    seen: set[Scalar] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        scalar, ready = stack.pop()
+        if ready:
+            yield scalar
+        elif scalar not in seen:
+            seen.add(scalar)
+            stack.append((scalar, True))
+            stack += [(child, False) for child in reversed(children(scalar))]
+
+
+def loads_of(*roots: Scalar) -> list[Load]:
+    """Return every distinct load below the roots."""
+    return [s for s in walk(*roots) if isinstance(s, Load)]

@@ -1,0 +1,104 @@
+"""The table of rules, filled by the family files when it is first asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from torchedge.errors import LoweringError
+from torchedge.lowering.nodes import Node
+
+FAMILIES = ("elementwise",)
+"""Files of this folder, one a family of operators."""
+
+Rule = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Rule)
+_RULES: dict[str, Rule] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an operator is to make: shape and dtype of each output, as PyTorch gives them."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first output."""
+        return self.shapes[0]
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the first output."""
+        return self.dtypes[0]
+
+
+def rule(*kinds: str) -> Callable[[_Function], _Function]:
+    """Register a function as the rule of ATen operators (base names).
+
+    It is called as `function(result, **arguments)`: `result` is a `Result`, the arguments have the names of the
+    ATen schema (`self` is `input`; only those given), tensors are Nodes. It returns a Node, or one for each
+    output (None for an output that nobody can read).
+    """
+
+    def register(function: _Function) -> _Function:
+        for kind in kinds:
+            if kind in _RULES:
+                raise LoweringError(f"operator {kind} has two rules; expected one")
+            _RULES[kind] = function
+        return function
+
+    return register
+
+
+@cache
+def all_rules() -> Mapping[str, Rule]:
+    """Return every rule by operator."""
+    for family in FAMILIES:
+        import_module(f"torchedge.lowering.rules.{family}")
+    return MappingProxyType(_RULES)
+
+
+def rule_for(kind: str) -> Rule:
+    """Return the rule of an operator.
+
+    Raises:
+        LoweringError: there is none.
+    """
+    rules = all_rules()
+    if kind in rules:
+        return rules[kind]
+    near = difflib.get_close_matches(kind, rules, n=1)
+    hint = f" (the nearest one known is {near[0]})" if near else ""
+    raise LoweringError(
+        f"operator aten.{kind} has no kernel{hint}; run this part of the model in PyTorch, or add a rule for it in "
+        "torchedge/lowering/rules"
+    )
+
+
+def apply_rule(kind: str, result: Result, arguments: Mapping[str, Any]) -> tuple[Node | None, ...]:
+    """Return the nodes of an operator's outputs.
+
+    Raises:
+        LoweringError: it has no rule, or the rule refuses these arguments.
+    """
+    try:
+        made = rule_for(kind)(result, **arguments)
+    except TypeError as error:
+        raise LoweringError(
+            f"operator aten.{kind} was called in a way its rule does not know: {error}"
+        ) from error
+    nodes = made if isinstance(made, tuple) else (made,)
+    for node, shape, dtype in zip(nodes, result.shapes, result.dtypes, strict=True):
+        if node is not None and (node.shape, node.dtype) != (shape, dtype):
+            raise LoweringError(
+                f"the rule of aten.{kind} made {node.dtype}{list(node.shape)}, PyTorch makes {dtype}{list(shape)}; "
+                "this is a defect of the rule, please report it"
+            )
+    return nodes

@@ -1,0 +1,89 @@
+"""From a Step to nodes: every operator through its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchedge.errors import LoweringError
+from torchedge.graphs.steps import Input, Step
+from torchedge.lowering.nodes import Node, Stored
+from torchedge.lowering.rules.registry import Result, all_rules, apply_rule
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """The nodes of a step: `outputs` in the graph's order, `updates` as (stored tensor, its new content)."""
+
+    outputs: tuple[Node, ...]
+    updates: tuple[tuple[Stored, Node], ...]
+    stored: Mapping[int, Stored]
+
+
+def unsupported_operators(step: Step) -> tuple[str, ...]:
+    """Return the kinds of operators without a rule, each once, in order of appearance."""
+    rules = all_rules()
+    return tuple(dict.fromkeys(op.kind for op in step.graph.ops if op.kind not in rules))
+
+
+def translate(step: Step) -> Translation:
+    """Return a step as nodes.
+
+    Raises:
+        LoweringError: operators without a rule, all of them named; or a rule's own refusal.
+    """
+    graph = step.graph
+    missing = unsupported_operators(step)
+    if missing:
+        raise LoweringError(
+            f"{graph.name} uses operators that have no kernel: {', '.join('aten.' + m for m in missing)}; run them in "
+            "PyTorch (torch.compile's backend does), or add a rule for each in torchedge/lowering/rules"
+        )
+    made: dict[int, Node] = {}
+    stored: dict[int, Stored] = {}
+    for index, value in enumerate(graph.values):
+        if value.role != "activation":
+            made[index] = stored[index] = Stored(_shape(value.shape), value.dtype, value.name, index)
+    for op in graph.ops:
+        inputs = [None if i is None else made[i] for i in op.inputs]
+        values = [graph.values[i] for i in op.outputs]
+        result = Result(tuple([_shape(v.shape) for v in values]), tuple([v.dtype for v in values]))
+        arguments = {name: _filled(item, inputs) for name, item in op.attrs.items()}
+        try:
+            nodes = apply_rule(op.kind, result, arguments)
+        except LoweringError as error:
+            where = f" in {op.scope}" if op.scope else ""
+            raise LoweringError(f"{error}{where}") from error
+        for index, node in zip(op.outputs, nodes, strict=True):
+            if node is not None:
+                node.scope = node.scope or op.scope
+                made[index] = node
+    return Translation(
+        tuple([_made(made, i, step) for i in graph.outputs]),
+        tuple([(stored[before], _made(made, after, step)) for before, after in step.updates]),
+        stored,
+    )
+
+
+def _made(made: Mapping[int, Node], index: int, step: Step) -> Node:
+    if index not in made:
+        raise LoweringError(
+            f"value {step.graph.values[index].name} is returned, but its rule does not make it"
+        )
+    return made[index]
+
+
+def _shape(shape: Sequence[Any]) -> tuple[int, ...]:
+    if not all(isinstance(d, int) for d in shape):
+        raise LoweringError(f"a shape {shape} depends on the batch size; expected a step of one batch size")
+    return tuple(shape)
+
+
+def _filled(item: Any, inputs: Sequence[Node | None]) -> Any:  # noqa: ANN401 - any plain argument
+    """Return an argument with tensors in place of `Input`s."""
+    if isinstance(item, Input):
+        return inputs[item.position]
+    if isinstance(item, (list, tuple)):
+        return [_filled(i, inputs) for i in item]
+    return item
