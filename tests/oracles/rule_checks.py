@@ -1,4 +1,4 @@
-"""Rules of operators held against the operators themselves: PyTorch in float64, nodes through numpy and as text."""
+"""Rules held against their operators: PyTorch in float64, nodes through numpy and as kernel text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchedge.lowering.rules.registry import Result, apply_rule
 from torchedge.textures.layouts import Layout
 
 DTYPES = {
-    torch.float64: "float32", torch.float32: "float32", torch.int64: "int64", torch.int32: "int32", torch.bool: "bool",
-    torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16",
+    torch.float64: "float32", torch.float32: "float32", torch.int64: "int64", torch.int32: "int32",
+    torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16",
 }  # fmt: skip
 """What dtype the nodes bear: float64 is how the oracle computes what a device holds in float32."""
 
