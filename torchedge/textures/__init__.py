@@ -1,1 +1,1 @@
-"""How tensors lie in buffers and in 2.5-D texture memory, and how kernels walk them (TMModel, sections 3 and 5)."""
+"""How tensors lie in buffers and in 2.5-D texture memory, and how kernels walk them (TMModel, 3 and 5)."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.errors import DeviceError
 from torchedge.graphs import ITEM_SIZES
+from torchedge.textures.patterns import LANES, PATTERNS, packed_image, unpacked_image
 
 Storage = Literal["buffer", "image", "image_buffer"]
-
-LANES = 4
-"""Channels of a texel: RGBA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +22,8 @@ class Layout:
     """How a tensor lies in memory.
 
     order: its dimensions from the outermost to the innermost one in memory. storage "buffer": dense in that
-    order. "image": an RGBA image2d; the innermost dimension is packed four to a texel (padded to a multiple of
-    four), the `split` outermost dimensions number the lines, the others the steps within a line.
+    order. "image": an RGBA image2d; the innermost dimension is packed four to a texel (padded to a multiple
+    of four), the `split` outermost dimensions number the lines, the others the steps within a line.
     "image_buffer": the same image made from a buffer (pitch in `row_texels`).
     pattern: how lines and steps become x and y (see `textures.patterns`): "row", "column", "block-2",
     "block-4" or "block-8".
@@ -65,17 +64,21 @@ class Layout:
         return max(width, self.row_texels) * height * LANES * ITEM_SIZES[dtype]
 
     def extent(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return (width, height) of the image in texels."""
-        from torchedge.textures.patterns import PATTERNS
-
+        """Return (width, height) of the image in texels, at least one each."""
         steps, lines = self.texels(shape)
-        width, height = PATTERNS[self.pattern].extent(steps, lines)
+        width, height = PATTERNS[self.pattern].extent(max(steps, 1), max(lines, 1))
         return -(-width // self.fold), height * self.fold
+
+    def place(self, step: Any, line: Any, shape: Sequence[int]) -> tuple[Any, Any]:  # noqa: ANN401
+        """Return (x, y) of a texel, fold included; step and line: numbers, arrays or index expressions."""
+        x, y = PATTERNS[self.pattern].place(step, line)
+        if self.fold == 1:
+            return x, y
+        width, _ = self.extent(shape)
+        return x % width, y * self.fold + x // width
 
     def pack(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a C-contiguous array as the device holds it: 1-d, or (height, width, 4) for an image."""
-        from torchedge.textures.patterns import packed_image
-
         moved = np.ascontiguousarray(array.transpose(self.order) if array.ndim else array)
         if self.storage == "buffer":
             return moved.reshape(-1)
@@ -83,14 +86,12 @@ class Layout:
 
     def unpack(self, held: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
         """Return the logical array of what `pack` made."""
-        from torchedge.textures.patterns import unpacked_image
-
         sizes = self.sizes(shape)
         moved = (
             held.reshape(-1)[: prod(sizes)] if self.storage == "buffer" else unpacked_image(self, held, shape)
         )
-        back = np.argsort(self.order) if self.order else ()
-        return np.ascontiguousarray(moved.reshape(sizes).transpose(back) if len(sizes) else moved.reshape(()))
+        back = sorted(range(len(sizes)), key=self.order.__getitem__)
+        return np.ascontiguousarray(moved.reshape(sizes).transpose(back)).reshape(shape)
 
 
 def row_major(rank: int) -> Layout:
@@ -101,3 +102,21 @@ def row_major(rank: int) -> Layout:
 def channels_last(rank: int) -> Layout:
     """Return the dense buffer with dimension 1 innermost: N, spatial dimensions, C."""
     return Layout((0, *range(2, rank), 1))
+
+
+def fitted(layout: Layout, shape: Sequence[int], max_width: int, max_height: int) -> Layout:
+    """Return the layout with the least fold whose image is at most `max_width` by `max_height` texels.
+
+    Raises:
+        DeviceError: no fold fits; another pattern, another split or a buffer has to hold the tensor.
+    """
+    if layout.storage == "buffer":
+        return layout
+    width, height = replace(layout, fold=1).extent(shape)
+    fold = -(-width // max_width)
+    if height * fold > max_height:
+        raise DeviceError(
+            f"shape {list(shape)} as a {layout.pattern} image takes {width} x {height} texels, the device has "
+            f"{max_width} x {max_height} and no fold fits; choose another pattern or split, or a buffer"
+        )
+    return replace(layout, fold=fold, row_texels=0 if fold != layout.fold else layout.row_texels)
