@@ -8,10 +8,15 @@ from __future__ import annotations
 __all__ = [
     "CaptureError",
     "DeviceError",
+    "DeviceLostError",
+    "DeviceMemoryError",
     "InputError",
+    "KernelBuildError",
+    "KernelCheckError",
     "LimitError",
     "LoweringError",
     "MissingExtraError",
+    "OpenCLError",
     "PlanError",
     "ProfileError",
     "TorchedgeError",
@@ -36,6 +41,34 @@ class InputError(TorchedgeError, ValueError):
 
 class DeviceError(TorchedgeError, LookupError):
     """A device is unknown, cannot be reached or cannot do what was asked of it."""
+
+
+class OpenCLError(TorchedgeError, RuntimeError):
+    """An OpenCL driver refused or failed what was asked of it; base of the errors below."""
+
+
+class KernelBuildError(OpenCLError):
+    """A kernel does not compile: `kernel` is its name, `log` all that the driver's compiler said."""
+
+    def __init__(self, *args: object, kernel: str = "", log: str = "") -> None:
+        super().__init__(*args)
+        self.kernel, self.log = kernel, log
+
+
+class DeviceMemoryError(OpenCLError, MemoryError):
+    """An allocation on a device failed or is beyond its limits; `nbytes` is what was asked for."""
+
+    def __init__(self, *args: object, nbytes: int = 0) -> None:
+        super().__init__(*args)
+        self.nbytes = nbytes
+
+
+class DeviceLostError(OpenCLError):
+    """A device stopped answering (reset, unplugged, a kernel that crashed): what it held is gone."""
+
+
+class KernelCheckError(OpenCLError):
+    """A kernel built with checks found an access outside a tensor."""
 
 
 class PlanError(TorchedgeError):

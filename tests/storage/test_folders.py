@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchedge.errors import InputError, ProfileError
-from torchedge.storage import data_folder, resolve_inside, user_folder
+from torchedge.storage import cache_folder, data_folder, resolve_inside, user_folder
 
 
 @pytest.mark.parametrize("name", ["profiles", "hooks", "export"])
@@ -18,6 +18,17 @@ def test_data_folders_exist(name):
 def test_an_unknown_data_folder_is_refused():
     with pytest.raises(InputError, match="expected one of profiles"):
         data_folder("../etc")  # type: ignore[arg-type]
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("TORCHEDGE_CACHE")
+    assert cache_folder() == Path("/elsewhere/torchedge")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache/torchedge"
 
 
 def test_the_user_folder_follows_the_environment(monkeypatch, tmp_path):

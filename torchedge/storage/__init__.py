@@ -11,10 +11,11 @@ from torchedge.storage.documents import (
     write_json,
     write_toml,
 )
-from torchedge.storage.folders import data_folder, resolve_inside, user_folder
+from torchedge.storage.folders import cache_folder, data_folder, resolve_inside, user_folder
 
 __all__ = [
     "Document",
+    "cache_folder",
     "data_folder",
     "file_sha256",
     "read_json",

@@ -8,12 +8,13 @@ from typing import Literal, get_args
 
 from torchedge.errors import InputError, ProfileError
 
-__all__ = ["DataName", "data_folder", "resolve_inside", "user_folder"]
+__all__ = ["DataName", "cache_folder", "data_folder", "resolve_inside", "user_folder"]
 
 DataName = Literal["profiles", "hooks", "export"]
 """The data folders that travel with the package."""
 
 HOME_VARIABLE = "TORCHEDGE_HOME"
+CACHE_VARIABLE = "TORCHEDGE_CACHE"
 MAX_NAME = 255
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -40,6 +41,17 @@ def data_folder(name: DataName) -> Path:
     )
 
 
+def cache_folder() -> Path:
+    """Return the folder for what can be made again (compiled kernels); it need not exist.
+
+    `$TORCHEDGE_CACHE` where set, else `$XDG_CACHE_HOME/torchedge`, else `~/.cache/torchedge`.
+
+    Raises:
+        InputError: neither variable is set and the user has no home folder.
+    """
+    return _own_folder(CACHE_VARIABLE, "XDG_CACHE_HOME", Path(".cache"), "cache folder")
+
+
 def user_folder() -> Path:
     """Return the user's own folder (profiles measured here, config.toml); it need not exist.
 
@@ -49,17 +61,21 @@ def user_folder() -> Path:
     Raises:
         InputError: neither variable is set and the user has no home folder.
     """
-    chosen = os.environ.get(HOME_VARIABLE)
+    return _own_folder(HOME_VARIABLE, "XDG_DATA_HOME", Path(".local", "share"), "user folder")
+
+
+def _own_folder(variable: str, standard: str, below_home: Path, what: str) -> Path:
+    chosen = os.environ.get(variable)
     if chosen:
         return Path(chosen).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME", "")
+    data = os.environ.get(standard, "")
     if os.path.isabs(data):
         return Path(data) / "torchedge"
     try:
-        return Path.home() / ".local" / "share" / "torchedge"
+        return Path.home() / below_home / "torchedge"
     except RuntimeError as error:
         raise InputError(
-            f"user folder: found no home folder ({error}), expected one; set {HOME_VARIABLE} to a folder"
+            f"{what}: found no home folder ({error}), expected one; set {variable} to a folder"
         ) from error
 
 

@@ -116,7 +116,7 @@ def fitted(layout: Layout, shape: Sequence[int], max_width: int, max_height: int
     fold = -(-width // max_width)
     if height * fold > max_height:
         raise DeviceError(
-            f"shape {list(shape)} as a {layout.pattern} image takes {width} x {height} texels, the device has "
+            f"shape {list(shape)} as {layout.pattern} image takes {width} x {height} texels; the device has "
             f"{max_width} x {max_height} and no fold fits; choose another pattern or split, or a buffer"
         )
     return replace(layout, fold=fold, row_texels=0 if fold != layout.fold else layout.row_texels)
