@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 from torchedge.errors import LoweringError
 from torchedge.lowering.nodes import Node
 
-FAMILIES = ("elementwise",)
+FAMILIES = (
+    "elementwise",
+    "views",
+)
 """Files of this folder, one a family of operators."""
 
 Rule = Callable[..., Any]
