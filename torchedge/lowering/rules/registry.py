@@ -16,6 +16,8 @@ from torchedge.lowering.nodes import Node
 FAMILIES = (
     "elementwise",
     "views",
+    "movement",
+    "borders",
 )
 """Files of this folder, one a family of operators."""
 
