@@ -64,7 +64,7 @@ def capture(
         raise InputError(
             f"batch_size is {batch_size!r}; expected a whole number of at least 1, or None for every one"
         )
-    model = _unwrapped(model)
+    model = unwrapped(model)
     refuse_unsuitable(model)
     if example is None and input_size is None:
         example = getattr(model, "example_inputs", None)
@@ -164,11 +164,12 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else "no message"
 
 
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside wrappers for parallel training and compilation."""
     while isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         model = model.module
     inner = getattr(model, "_orig_mod", None)  # torch.compile
-    return _unwrapped(inner) if isinstance(inner, torch.nn.Module) else model
+    return unwrapped(inner) if isinstance(inner, torch.nn.Module) else model
 
 
 def _arguments(model: torch.nn.Module, example: Any, input_size: tuple[int, ...] | None) -> _Inputs:

@@ -1,0 +1,326 @@
+"""Graphs of ATen operators that PyTorch traced, as values and operators of a Graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchedge.errors import CaptureError
+from torchedge.graphs.drafts import Draft, Ref
+from torchedge.graphs.graph import Op, Role
+from torchedge.graphs.steps import Step
+from torchedge.tracing.canonical_forms import canonical
+from torchedge.tracing.random_numbers import RANDOM, Randomness
+from torchedge.tracing.recorder import DTYPE_NAMES
+
+_SAME = frozenset(("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy"))
+"""Operators whose result equals their input in a functional graph."""
+_SHAPING = frozenset(("expand", "squeeze", "unsqueeze", "view"))
+_RENAMED = {"_unsafe_view": "view", "reshape": "view"}
+_PLACES = frozenset(("memory_format", "device", "layout", "pin_memory", "non_blocking"))
+_CHECKS = frozenset(
+    ("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range_for_size")
+)
+_LIKE = frozenset(
+    ("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
+)
+"""Operators that read only the shape and dtype of their input."""
+_LARGEST_CONSTANT = 1 << 20
+"""Elements up to which what depends on constants alone is computed during capture."""
+
+Scopes = Callable[[Node], str]
+
+
+def step_of(
+    module: GraphModule, inputs: Sequence[tuple[str, Role]], *, name: str = "graph", seed: int = 0
+) -> tuple[Step, dict[str, torch.Tensor]]:
+    """Return the Step that a GraphModule of functional ATen operators computes, and its constants by name.
+
+    module: its nodes carry fake tensors of concrete shapes in `meta["val"]`, as AOTAutograd leaves them.
+    inputs: name and role of each placeholder, in order; those of role "input" are the step's inputs. seed: of
+    the random operators in it. The step's outputs are the tensors that the module returns, in order, those
+    that are None left out. Raises CaptureError for what cannot stand in a Step.
+    """
+    draft, constants, randomness = Draft(), dict[str, torch.Tensor](), Randomness(seed)
+    holders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    bound = {
+        node: draft.add(title, *form_of(node), role=role)
+        for node, (title, role) in zip(holders, inputs, strict=True)
+    }
+    returned = add_nodes(draft, module, bound, constants, randomness)
+    step = draft.finish(
+        [i for i in bound.values() if draft.values[i].role == "input"],
+        [i for i in returned if i is not None],
+        updates=randomness.updates(draft),
+        initial=randomness.initial,
+        name=name,
+    )
+    names = {value.name for value in step.graph.values}
+    return step, {key: tensor for key, tensor in constants.items() if key in names}
+
+
+def add_nodes(
+    draft: Draft,
+    module: GraphModule,
+    bound: Mapping[Node, int | torch.Tensor],
+    constants: dict[str, torch.Tensor],
+    randomness: Randomness,
+    scope: Scopes | None = None,
+) -> list[int | None]:
+    """Add a module's operators to a draft; returns the values that it returns, None where it returns None.
+
+    bound: the draft's value for each placeholder, or the constant it stands for. constants: receives the
+    tensors that the draft's values of role "constant" hold, by their names.
+    """
+    return _Conversion(draft, module, constants, randomness, scope or scope_of).run(bound)
+
+
+def scope_of(node: Node) -> str:
+    """Return the path of the module that a node was traced in, where the node knows."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and isinstance(entry[0], str)]
+    return paths[-1] if paths else ""
+
+
+def form_of(node: Node, tensor: Any = None) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of a node's tensor; raises CaptureError unless both can stand in a Graph."""
+    tensor = node.meta.get("val") if tensor is None else tensor
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in DTYPE_NAMES:
+        raise CaptureError(
+            f"{node.target} makes a {getattr(tensor, 'dtype', type(tensor).__name__)}; "
+            "expected a tensor of a dtype that a graph may hold"
+        )
+    if tensor.layout is not torch.strided:
+        raise CaptureError(
+            f"{node.target} makes a tensor of layout {tensor.layout}; expected dense tensors "
+            "(an embedding with sparse=True: set it to False)"
+        )
+    if any(not isinstance(size, int) for size in tensor.shape):
+        raise CaptureError(
+            f"{node.target} makes a tensor of the symbolic shape {tuple(tensor.shape)}; "
+            "capture for one fixed input shape (dynamic=False)"
+        )
+    return tuple(tensor.shape), DTYPE_NAMES[tensor.dtype]
+
+
+class _Conversion:
+    """One module's nodes on their way into a draft.
+
+    A node is a value of the draft, a list of those (of several results), or a tensor that is known already,
+    which becomes a value when an operator reads it that does not depend on constants alone.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        module: GraphModule,
+        constants: dict[str, torch.Tensor],
+        randomness: Randomness,
+        scope: Scopes,
+    ) -> None:
+        self.draft, self.module, self.constants = draft, module, constants
+        self.randomness, self.scope = randomness, scope
+        self.made: dict[Node, Any] = {}
+        self.known: dict[Node, Any] = {}
+
+    def run(self, bound: Mapping[Node, int | torch.Tensor]) -> list[int | None]:
+        for node, item in bound.items():
+            (self.made if isinstance(item, int) else self.known)[node] = item
+        for node in self.module.graph.nodes:
+            if node.op == "output":
+                returned = node.args[0] if isinstance(node.args[0], (tuple, list)) else [node.args[0]]
+                return [self._value(n) if isinstance(n, Node) else None for n in returned]
+            if node.op == "get_attr":
+                self.known[node] = self._attribute(node)
+            elif node.op == "call_function":
+                self._function(node)
+        raise CaptureError(
+            "the traced graph has no output; this is a defect of the capture, please report it"
+        )
+
+    def _attribute(self, node: Node) -> torch.Tensor:
+        tensor: Any = self.module
+        for part in str(node.target).split("."):
+            tensor = getattr(tensor, part)
+        if not isinstance(tensor, torch.Tensor):
+            raise CaptureError(
+                f"the traced graph holds {node.target}, a {type(tensor).__name__}: control flow that depends "
+                "on values cannot be captured; make it a torch.where or an argument"
+            )
+        return tensor.detach()
+
+    def _function(self, node: Node) -> None:
+        if node.target is operator.getitem:
+            source, place = node.args
+            held = self.known if source in self.known else self.made
+            held[node] = held[source][place]  # type: ignore[index]
+        elif not self._is_known(node):
+            self.made[node] = self._operator(node, _overload(node))
+
+    def _is_known(self, node: Node) -> bool:
+        """Compute a node that depends on constants alone, unless it is large; returns whether it did."""
+        target, found = _overload(node), node.meta.get("val")
+        kind = str(target._schema.name).split("::")[-1]
+        tensors = found if isinstance(found, (tuple, list)) else [found]
+        if kind in _LIKE and isinstance(found, torch.Tensor):
+            fill: Any = node.args[-1] if "full" in kind else 1 if "ones" in kind else 0
+            self.known[node] = torch.full((), fill, dtype=found.dtype).expand(form_of(node)[0])
+            return True
+        if (
+            any(n not in self.known for n in node.all_input_nodes)
+            or kind in RANDOM
+            or not all(isinstance(t, torch.Tensor) and t.numel() <= _LARGEST_CONSTANT for t in tensors)
+        ):
+            return False
+        if kind == "native_dropout" or torch.Tag.nondeterministic_seeded in target.tags:
+            return False
+        args, kwargs = map_arg((node.args, node.kwargs), self.known.__getitem__)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        with _disable_current_modes(), torch.no_grad():
+            self.known[node] = target(*args, **kwargs)
+        return True
+
+    def _operator(self, node: Node, target: torch._ops.OpOverload) -> Any:
+        kind = str(target._schema.name).split("::")[-1]
+        if kind in _CHECKS:
+            return None
+        attrs = self._attributes(node, target)
+        found: Any = node.meta.get("val")
+        if kind == "native_dropout":
+            return self.randomness.add_dropout(self.draft, attrs, form_of(node, found[0]), self.scope(node))
+        if not isinstance(found, torch.Tensor):
+            return self._many(node, kind, attrs, found)
+        form = form_of(node)
+        if kind in RANDOM:
+            return self.randomness.add(self.draft, kind, attrs, form, self.scope(node))
+        return self._one(node, _RENAMED.get(kind, kind), attrs, form)
+
+    def _one(self, node: Node, kind: str, attrs: dict[str, Any], form: tuple[tuple[int, ...], str]) -> int:
+        """Add an operator of one result, unless it changes nothing."""
+        if kind in ("as_strided", "as_strided_scatter"):
+            kind, attrs = _without_strides(node, kind, attrs)
+        first = attrs.get("input", next(iter(attrs.get("tensors", ())), None))
+        shape: tuple[Any, ...] = self.draft.values[first.value].shape if isinstance(first, Ref) else ()
+        attrs = canonical(kind, attrs, shape, form[0])
+        if kind in ("view", "permute"):
+            attrs = self._past_views(kind, attrs)
+        source = attrs.get("input")
+        if isinstance(source, Ref):
+            value = self.draft.values[source.value]
+            shaping = kind in _SHAPING | {"_to_copy"} or (
+                kind == "permute" and attrs["dims"] == tuple(range(len(form[0])))
+            )
+            if kind in _SAME or (shaping and (value.shape, value.dtype) == form):
+                return source.value
+        return self.draft.call(kind, attrs, [form], scope=self.scope(node))[0]
+
+    def _past_views(self, kind: str, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Return a view of a view as one of what that one reads, a permutation of a permutation as one."""
+        maker = self.draft.maker(attrs["input"].value)
+        if kind == "view" and maker is not None and maker.kind in ("view", "squeeze", "unsqueeze"):
+            return {**attrs, "input": Ref(_read(maker))}
+        if kind == "permute" and maker is not None and maker.kind == "permute":
+            inner = maker.attrs["dims"]
+            return {"input": Ref(_read(maker)), "dims": tuple([inner[d] for d in attrs["dims"]])}
+        return attrs
+
+    def _many(self, node: Node, kind: str, attrs: dict[str, Any], found: Any) -> list[int | None]:
+        """Add an operator of several results; what its mask leaves out, or what is None, is absent."""
+        if not isinstance(found, (tuple, list)):
+            raise CaptureError(
+                f"the traced graph's {kind} returns a {type(found).__name__}; expected tensors of concrete "
+                "shapes (dynamic=False)"
+            )
+        mask = attrs.get("output_mask", (True,) * len(found))
+        present = [i for i, (t, on) in enumerate(zip(found, mask, strict=True)) if on and t is not None]
+        forms = [form_of(node, found[i]) for i in present]
+        outputs = dict(zip(present, self.draft.call(kind, attrs, forms, scope=self.scope(node)), strict=True))
+        return [outputs.get(i) for i in range(len(found))]
+
+    def _attributes(self, node: Node, target: torch._ops.OpOverload) -> dict[str, Any]:
+        names = [a.name for a in target._schema.arguments]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        return {
+            "input" if name == "self" else name: self._plain(node, item)
+            for name, item in given.items()
+            if item is not None and name not in _PLACES
+        }
+
+    def _plain(self, node: Node, item: Any) -> Any:
+        if isinstance(item, Node):
+            made = self._value(item)
+            if isinstance(made, int):
+                return Ref(made)
+            raise CaptureError(
+                f"{node.target} reads {item.target}, which makes no tensor of a concrete shape; "
+                "capture for one fixed input shape"
+            )
+        if isinstance(item, (tuple, list)):
+            return tuple([self._plain(node, entry) for entry in item])
+        if isinstance(item, torch.dtype):
+            return DTYPE_NAMES[item]
+        if item is None or isinstance(item, (bool, int, float, complex, str)):
+            return item
+        raise CaptureError(
+            f"{node.target} takes a {type(item).__name__} as argument; expected tensors, numbers and their "
+            "lists, of concrete shapes (dynamic=False)"
+        )
+
+    def _value(self, node: Node) -> Any:
+        """Return the draft's value for a node; a known tensor becomes a `full` or a constant now."""
+        tensor = self.known.get(node)
+        if node not in self.made and isinstance(tensor, torch.Tensor):
+            shape, dtype = form_of(node, tensor)
+            first = tensor[(0,) * tensor.dim()] if tensor.numel() else torch.zeros((), dtype=tensor.dtype)
+            if bool((tensor == first).all()):
+                attrs = {"size": shape, "fill_value": first.item(), "dtype": dtype}
+                self.made[node] = self.draft.call("full", attrs, [(shape, dtype)])[0]
+            else:
+                self.made[node] = index = self.draft.add(f"constant.{node.name}", shape, dtype, "constant")
+                self.constants[self.draft.values[index].name] = tensor.contiguous()
+        return self.made.get(node)
+
+
+def _read(op: Op) -> int:
+    index = op.inputs[0]
+    assert index is not None
+    return index
+
+
+def _overload(node: Node) -> torch._ops.OpOverload:
+    """Return the ATen operator that a node calls; raises CaptureError for anything else."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        raise CaptureError(
+            f"the traced graph calls {getattr(target, '__name__', target)}, which is no ATen operator; "
+            "expected a functional graph of ATen operators with concrete shapes (dynamic=False)"
+        )
+    if target._schema.is_mutable:
+        raise CaptureError(
+            f"the traced graph calls {target}, which writes to its input; expected a functional graph"
+        )
+    return target
+
+
+def _without_strides(node: Node, kind: str, attrs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the view that `as_strided` stands for where it only reshapes dense tensors."""
+    source, size = node.args[0], attrs["size"]
+    held = source.meta["val"] if isinstance(source, Node) else None
+    dense = torch.empty(size, device="meta").stride()
+    whole = (
+        isinstance(held, torch.Tensor) and held.is_contiguous() and held.numel() == torch.Size(size).numel()
+    )
+    relevant = [(a, b) for a, b, n in zip(attrs["stride"], dense, size, strict=True) if n != 1]
+    if not whole or attrs.get("storage_offset") or any(a != b for a, b in relevant):
+        raise CaptureError(
+            f"the model reads a tensor through strides ({kind} of size {size}, strides {attrs['stride']}); "
+            "expected views, slices and unfold"
+        )
+    return "view", {"input": attrs["input"] if kind == "as_strided" else attrs["src"]}

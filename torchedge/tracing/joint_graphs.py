@@ -1,0 +1,183 @@
+"""Forward and backward of a module as one ATen graph, by AOTAutograd on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.nn.utils import stateless
+
+from torchedge.errors import CaptureError
+from torchedge.tracing.decompositions import Table
+
+LOSS_SCOPE = "loss"
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """What AOTAutograd made of a module: its graph, and what each placeholder and each result stands for.
+
+    parameters, buffers: name by placeholder. inputs: placeholders of the arguments, None where an argument
+    has none. tangents: placeholders of the gradients at the outputs. The rest are positions among the graph's
+    results: outputs in order, mutated by the placeholder that the result takes the place of, gradients by the
+    parameter's name.
+    """
+
+    module: GraphModule
+    parameters: Mapping[Node, str]
+    buffers: Mapping[Node, str]
+    inputs: tuple[Node | None, ...]
+    tangents: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    mutated: Mapping[Node, int]
+    gradients: Mapping[str, int]
+
+
+def trace_joint(
+    module: torch.nn.Module, tensors: list[torch.Tensor], table: Table, *, gradients: bool
+) -> JointGraph:
+    """Trace `module(*tensors)`, and its backward if asked for; nothing is computed.
+
+    tensors: fake ones. The module's parameters and buffers are fake too (`faked`).
+    """
+    try:
+        from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    except ImportError as error:
+        raise CaptureError(
+            f"torch {torch.__version__} cannot export joint graphs; a training step needs torch 2.9 or newer"
+        ) from error
+    with ExitStack() as stack:
+        stack.enter_context(torch.fx.traceback.preserve_node_meta())
+        stack.enter_context(_scopes(module))
+        stack.enter_context(_plain_kernels())
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors), decompositions=table)
+    return _described(joint.graph_module, len(tensors))
+
+
+@contextmanager
+def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool]) -> Iterator[FakeTensorMode]:
+    """Let fake CPU tensors stand for a module's parameters and buffers, whatever device holds them."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in fakes:
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            if isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=trains(tensor))
+            fakes[id(tensor)] = made
+        return fakes[id(tensor)]
+
+    named = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    with mode:
+        stand_ins = {name: fake(tensor) for name, tensor in named}
+    with stateless._reparametrize_module(module, stand_ins):
+        yield mode
+
+
+def scope_of(node: Node) -> str:
+    """Return the path of the module whose forward a node computes, or belongs to the backward of."""
+    return str((node.meta.get("custom") or {}).get("scope", ""))
+
+
+@contextmanager
+def _scopes(module: torch.nn.Module) -> Iterator[None]:
+    """Note at each node the path of the module that runs; AOTAutograd carries it over to the backward."""
+    path: list[str] = []
+
+    def note() -> None:
+        torch.fx.traceback.current_meta["custom"] = {"scope": path[-1] if path else LOSS_SCOPE}
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(*args: Any) -> None:
+            path.append(name)
+            note()
+
+        return hook
+
+    def leave(*args: Any) -> None:
+        path.pop()
+        note()
+
+    handles = []
+    for name, inner in module.named_modules():
+        if name:
+            handles.append(inner.register_forward_pre_hook(enter(name.partition(".")[2]), prepend=True))
+            handles.append(inner.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Choose the plain forms of attention, encoders and recurrent layers, which consist of ATen operators."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fast, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(mkldnn)
+
+
+def _described(module: GraphModule, count: int) -> JointGraph:
+    """Read what AOTAutograd notes at the placeholders and at the output node."""
+    from torch._functorch._aot_autograd import descriptors as d
+
+    parameters: dict[Node, str] = {}
+    buffers: dict[Node, str] = {}
+    inputs: list[Node | None] = [None] * count
+    tangents: list[Node] = []
+    by_description: dict[Any, Node] = {}
+    for node in module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        what = node.meta.get("desc")
+        by_description[what] = node
+        if isinstance(what, d.ParamAOTInput):
+            parameters[node] = what.target
+        elif isinstance(what, d.BufferAOTInput):
+            buffers[node] = what.target
+        elif isinstance(what, d.PlainAOTInput):
+            inputs[what.idx] = node
+        elif isinstance(what, d.TangentAOTInput):
+            tangents.append(node)
+        else:
+            raise CaptureError(f"AOTAutograd added the input {what}; a step has no place for it")
+    outputs: dict[int, int] = {}
+    mutated: dict[Node, int] = {}
+    gradients: dict[str, int] = {}
+    for place, what in enumerate(next(iter(module.graph.find_nodes(op="output"))).meta["desc"]):
+        if isinstance(what, d.PlainAOTOutput):
+            outputs[what.idx] = place
+        elif isinstance(what, d.InputMutationAOTOutput):
+            mutated[by_description[what.mutated_input]] = place
+        elif isinstance(what, d.GradAOTOutput):
+            if isinstance(what.grad_of, d.ParamAOTInput):
+                gradients[what.grad_of.target] = place
+        elif what is not None:  # None stands where an input needs no gradient
+            raise CaptureError(f"AOTAutograd added the output {what}; a step has no place for it")
+    ordered = tuple([outputs[i] for i in sorted(outputs)])
+    return JointGraph(
+        module, parameters, buffers, tuple(inputs), tuple(tangents), ordered, mutated, gradients
+    )
+
+
+__all__ = ["LOSS_SCOPE", "FakeTensor", "JointGraph", "faked", "scope_of", "trace_joint"]

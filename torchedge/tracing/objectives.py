@@ -1,0 +1,94 @@
+"""The model and its loss as one module from tensors to tensors, which AOTAutograd traces."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torchedge.errors import CaptureError, InputError
+from torchedge.tracing.symbolic import tensors_in
+
+Loss = Callable[..., Any] | Literal["model"]
+
+
+class Objective(torch.nn.Module):
+    """The model and its loss as one module from tensors to tensors; both keep their modes."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: tuple[Any, ...],
+        loss: Loss | None,
+    ) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+        self.leaves, self.structure = tree_flatten((args, kwargs, targets))
+        self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the loss alone, or without one the tensors that the model returns."""
+        filled = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            filled[place] = tensor
+        args, kwargs, targets = tree_unflatten(filled, self.structure)
+        outputs = self.model(*args, **kwargs)
+        if self.loss is not None:
+            return (self._scalar(outputs, targets),)
+        found = tuple(tensors_in(outputs, torch.Tensor))
+        if not found:
+            raise CaptureError(
+                f"{type(self.model).__name__} returns no tensor; expected tensors in tuples, lists or dicts"
+            )
+        return found
+
+    def _scalar(self, outputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
+        if self.loss == "model":
+            value = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        else:
+            value = self.loss(outputs, *targets)  # type: ignore[misc]
+        if not isinstance(value, torch.Tensor):
+            which = "the model's own loss" if self.loss == "model" else "the loss"
+            raise InputError(
+                f"{which} is a {type(value).__name__}; expected a 0-d tensor made from the model's outputs"
+            )
+        if value.dim():
+            raise InputError(
+                f"the loss has shape {tuple(value.shape)}; expected a 0-d tensor, for example its mean"
+            )
+        if not value.requires_grad:
+            raise InputError(
+                "the loss does not depend on any parameter that is trained; check that the model's outputs "
+                "are used and not detached"
+            )
+        return value
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments and targets, in the order of `forward`'s."""
+        return [self.leaves[place] for place in self.places]
+
+    def data(self) -> dict[str, torch.Tensor]:
+        """The data of parameters and buffers, each once, by their names in this module."""
+        return {name: t.detach() for name, t in (*self.named_parameters(), *self.named_buffers())}
+
+    def input_names(self) -> list[str]:
+        """A name for each input, after the argument of `forward` that holds it."""
+        names: list[str] = []
+        args, kwargs, targets = tree_unflatten(self.leaves, self.structure)
+        try:
+            bound = inspect.signature(self.model.forward).bind_partial(*args, **kwargs).arguments
+        except (TypeError, ValueError):
+            bound = {"x": args, **kwargs}
+        for title, item in (*bound.items(), ("target", targets)):
+            names += [title for leaf in tree_flatten(item)[0] if isinstance(leaf, torch.Tensor)]
+        return names if len(names) == len(self.places) else ["x"] * len(self.places)
+
+
+def public_name(name: str) -> str:
+    """Return the name of a parameter or buffer as the user knows it: without `Objective`'s prefix."""
+    return name.removeprefix("model.")

@@ -1,0 +1,191 @@
+"""Updates of PyTorch's optimizers as operators of a step: SGD, Adam and AdamW, by PyTorch's own formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchedge.errors import InputError
+from torchedge.graphs.drafts import Draft, Ref
+
+SCOPE = "optimizer"
+_SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+Group = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A parameter that is trained: its name, its value before the step and as it is now, its gradient."""
+
+    name: str
+    before: int
+    now: int
+    gradient: int
+
+
+@dataclass
+class OptimizerPart:
+    """What an optimizer adds to a step.
+
+    dtype: of the 0-d hyperparameters and counters; updates: of parameters and states; hyperparameters: `lr`
+    (`lr_1`, ... of further groups), 0-d inputs; initial: what states hold before the first step; tensors: the
+    same where PyTorch's optimizer has state already, and the learning rates, by value name.
+    """
+
+    dtype: str = "float32"
+    updates: list[tuple[int, int]] = field(default_factory=list)
+    hyperparameters: dict[str, int] = field(default_factory=dict)
+    initial: dict[int, float] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Raise InputError unless this is an SGD, Adam or AdamW over parameters of the model."""
+    if type(optimizer) not in _SUPPORTED:
+        raise InputError(
+            f"optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; expected SGD, Adam or "
+            "AdamW of torch.optim, or None to get the gradients and update the parameters yourself"
+        )
+    known = {id(p) for p in parameters}
+    for number, group in enumerate(optimizer.param_groups):
+        foreign = [p for p in group["params"] if id(p) not in known]
+        if foreign:
+            raise InputError(
+                f"{len(foreign)} of the optimizer's parameters in group {number} (the first of shape "
+                f"{tuple(foreign[0].shape)}) are not the model's; build the optimizer from model.parameters()"
+            )
+
+
+def learning_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Return each parameter group's learning rate by the name of its hyperparameter."""
+    return {
+        f"lr_{number}" if number else "lr": float(group["lr"])
+        for number, group in enumerate(optimizer.param_groups)
+    }
+
+
+def add_updates(
+    draft: Draft, optimizer: torch.optim.Optimizer, trained: Mapping[int, Trained]
+) -> OptimizerPart:
+    """Add an optimizer's update of each parameter to a draft.
+
+    trained: by the parameter's id. A parameter that is not in it (frozen, or without a gradient) is left
+    alone, as PyTorch does.
+    """
+    exact = all(draft.values[place.before].dtype == "float64" for place in trained.values())
+    part = OptimizerPart("float64" if exact else "float32")
+    rule: Callable[..., int] = _sgd if isinstance(optimizer, torch.optim.SGD) else _adam
+    for (name, rate), group in zip(learning_rates(optimizer).items(), optimizer.param_groups, strict=True):
+        found = [(p, trained[id(p)]) for p in group["params"] if id(p) in trained]
+        if not found:
+            continue
+        lr = part.hyperparameters[name] = draft.add(name, (), part.dtype, "input")
+        part.tensors[name] = torch.tensor(rate, dtype=getattr(torch, part.dtype))
+        for parameter, place in found:
+            pen = _Pen(draft, part, place.name, optimizer.state.get(parameter, {}))
+            gradient = pen("neg", place.gradient) if group["maximize"] else place.gradient
+            part.updates.append((place.before, rule(pen, group, lr, place.now, gradient)))
+    return part
+
+
+class _Pen:
+    """Writes operators of one parameter's update, all of its shape, and its states."""
+
+    def __init__(self, draft: Draft, part: OptimizerPart, parameter: str, held: Mapping[str, Any]) -> None:
+        self.draft, self.part, self.parameter, self.held = draft, part, parameter, held
+
+    def __call__(self, kind: str, source: int, other: Ref | float | None = None, **attrs: float) -> int:
+        """Add an operator on a value, and perhaps on a second one (a Ref) or a number."""
+        second = {} if other is None else {"other": other}
+        return self.draft.like(source, kind, {"input": Ref(source), **second, **attrs}, SCOPE)
+
+    def state(self, kind: str, like: int) -> int:
+        """Return a state of the parameter's shape: before the first step zero, or what PyTorch holds."""
+        model = self.draft.values[like]
+        index = self.draft.add(f"{SCOPE}.{self.parameter}.{kind}", model.shape, model.dtype, "state")
+        if isinstance(self.held.get(kind), torch.Tensor):
+            self.part.tensors[self.draft.values[index].name] = self.held[kind].detach()
+        return index
+
+    def counter(self, name: str, start: float) -> tuple[int, int]:
+        """Return a 0-d count before and after this step, one for all parameters that stand at `start`."""
+        title = f"{SCOPE}.{name}" if start == 0 else f"{SCOPE}.{name}.from_{start:g}"
+        known = {self.draft.values[old].name: (old, new) for old, new in self.part.updates}
+        if title not in known:
+            old = self.draft.add(title, (), self.part.dtype, "state")
+            new = self("add", old, 1.0)
+            self.part.updates.append((old, new))
+            self.part.initial[old] = start
+            return old, new
+        return known[title]
+
+    def keep(self, state: int, new: int) -> int:
+        """Let a value take a state's place at the end of the step; returns the value."""
+        self.part.updates.append((state, new))
+        return new
+
+
+def _sgd(pen: _Pen, group: Group, lr: int, value: int, gradient: int) -> int:
+    if group["weight_decay"]:
+        gradient = pen("add", gradient, Ref(value), alpha=float(group["weight_decay"]))
+    if group["momentum"]:
+        momentum, dampening = float(group["momentum"]), float(group["dampening"])
+        state = pen.state("momentum_buffer", value)
+        scaled = pen("mul", state, momentum)
+        if dampening == 0.0:
+            buffer = pen("add", scaled, Ref(gradient))
+        elif pen.held.get("momentum_buffer") is not None:
+            buffer = pen("add", scaled, Ref(gradient), alpha=1.0 - dampening)
+        else:
+            buffer = pen("add", scaled, Ref(pen("mul", gradient, Ref(_undampened_at_first(pen, dampening)))))
+        pen.keep(state, buffer)
+        gradient = pen("add", gradient, Ref(buffer), alpha=momentum) if group["nesterov"] else buffer
+    return pen("sub", value, Ref(pen("mul", gradient, Ref(lr))))
+
+
+def _undampened_at_first(pen: _Pen, dampening: float) -> int:
+    """Return the factor ``1 - dampening``, which is 1 in the first step: PyTorch starts from the gradient."""
+    steps, _ = pen.counter("step", 0.0)
+    later = pen("clamp", steps, max=1.0)
+    return pen("rsub", pen("mul", later, dampening), 1.0)
+
+
+def _adam(pen: _Pen, group: Group, lr: int, value: int, gradient: int) -> int:
+    (beta1, beta2), eps, decay = group["betas"], float(group["eps"]), float(group["weight_decay"])
+    if decay and group.get("decoupled_weight_decay"):
+        factor = pen("rsub", pen("mul", lr, decay), 1.0)
+        value = pen("mul", value, Ref(factor))
+    elif decay:
+        gradient = pen("add", gradient, Ref(value), alpha=decay)
+    _, step = pen.counter("step", float(pen.held.get("step", 0.0)))
+    first, second = pen.state("exp_avg", value), pen.state("exp_avg_sq", value)
+    mean = pen.keep(first, _lerp(pen, first, gradient, 1.0 - float(beta1)))
+    squares = pen("mul", pen("mul", gradient, Ref(gradient)), 1.0 - float(beta2))
+    square = pen.keep(second, pen("add", pen("mul", second, float(beta2)), Ref(squares)))
+    if group["amsgrad"]:
+        largest = pen.state("max_exp_avg_sq", value)
+        square = pen.keep(largest, pen("maximum", largest, Ref(square)))
+    root = pen("sqrt", square)
+    if beta2:
+        root = pen("div", root, Ref(pen("sqrt", _bias_correction(pen, step, float(beta2)))))
+    rate = pen("div", lr, Ref(_bias_correction(pen, step, float(beta1)))) if beta1 else lr
+    change = pen("div", mean, Ref(pen("add", root, eps)))
+    return pen("sub", value, Ref(pen("mul", change, Ref(rate))))
+
+
+def _lerp(pen: _Pen, start: int, end: int, weight: float) -> int:
+    """Return PyTorch's interpolation, which is exact at the nearer end."""
+    difference = pen("sub", end, Ref(start))
+    if weight < 0.5:
+        return pen("add", start, Ref(difference), alpha=weight)
+    return pen("sub", end, Ref(difference), alpha=1.0 - weight)
+
+
+def _bias_correction(pen: _Pen, step: int, beta: float) -> int:
+    """Return ``1 - beta^step``; by expm1, as the difference itself would cancel in float32."""
+    exponent = pen("mul", step, math.log(beta))
+    return pen("neg", pen("expm1", exponent))

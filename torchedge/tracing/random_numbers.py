@@ -1,0 +1,136 @@
+"""Random operators of ATen as one counter-based operator, `random_uniform`, and arithmetic on what it draws.
+
+`random_uniform(seed, counter)` with the attributes `shape` and `offset` fills a float32 tensor with numbers
+in [0, 1): element i (row-major) is ``w >> 8`` times 2^-24, w being the first word of Philox 4x32-10 with the
+counter (i, offset, step counter, 0) and the key (seed, 0), all modulo 2^32. A step so draws the same numbers
+wherever it runs and whatever runs beside it; `offset` tells the random operators of one step apart, the
+counter the steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchedge.errors import CaptureError
+from torchedge.graphs.drafts import Draft, Ref
+
+SEED, COUNTER = "random.seed", "random.counter"
+Form = tuple[tuple[int, ...], str]
+_Rule = Callable[["Randomness", Draft, Mapping[str, Any], Form, str], int]
+
+
+class Randomness:
+    """The random operators of one step: they share a seed and a counter, both 0-d int64 states."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._drawn = 0
+        self._sources: tuple[int, int] | None = None
+
+    @property
+    def initial(self) -> dict[int, float]:
+        """What the seed holds before the first step (the counter is zero); nothing if no number is drawn."""
+        return {} if self._sources is None else {self._sources[0]: self._seed}
+
+    def updates(self, draft: Draft) -> list[tuple[int, int]]:
+        """Add the counter's step by one; returns its update, or nothing if no number is drawn."""
+        if self._sources is None:
+            return []
+        counter = self._sources[1]
+        return [(counter, draft.like(counter, "add", {"input": Ref(counter), "other": 1}, "random"))]
+
+    def add(self, draft: Draft, kind: str, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+        """Add what the random operator `kind` (one of `RANDOM`) draws, of a shape and dtype."""
+        return RANDOM[kind](self, draft, attrs, form, scope)
+
+    def add_dropout(self, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> list[int | None]:
+        """Add a dropout; returns its output and its mask, as `aten.native_dropout` does."""
+        p, source, (shape, _) = float(attrs["p"]), attrs["input"], form
+        if attrs.get("train") is False or p == 0.0:
+            ones = draft.call("full", {"size": shape, "fill_value": True, "dtype": "bool"}, [(shape, "bool")])
+            return [source.value, ones[0]]
+        drawn = Ref(self.uniform(draft, shape, scope))
+        mask = draft.call("gt", {"input": drawn, "other": p}, [(shape, "bool")], scope=scope)[0]
+        kept = draft.call("mul", {"input": source, "other": Ref(mask)}, [form], scope=scope)[0]
+        scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+        return [draft.like(kept, "mul", {"input": Ref(kept), "other": scale}, scope), mask]
+
+    def uniform(self, draft: Draft, shape: tuple[int, ...], scope: str) -> int:
+        """Add a draw of float32 numbers in [0, 1)."""
+        if self._sources is None:
+            self._sources = (draft.add(SEED, (), "int64", "state"), draft.add(COUNTER, (), "int64", "state"))
+        seed, counter = map(Ref, self._sources)
+        attrs = {"seed": seed, "counter": counter, "shape": shape, "offset": self._drawn}
+        self._drawn += 1
+        return draft.call("random_uniform", attrs, [(shape, "float32")], scope=scope)[0]
+
+
+def _cast(draft: Draft, value: int, form: Form, scope: str) -> int:
+    shape, dtype = form
+    if draft.values[value].dtype == dtype:
+        return value
+    return draft.call("_to_copy", {"input": Ref(value), "dtype": dtype}, [(shape, dtype)], scope=scope)[0]
+
+
+def _rand(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    return _cast(draft, r.uniform(draft, form[0], scope), form, scope)
+
+
+def _uniform(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    low, high = attrs.get("from", 0.0), attrs.get("to", 1.0)
+    return _affine(draft, _rand(r, draft, attrs, form, scope), high - low, low, scope)
+
+
+def _affine(draft: Draft, value: int, scale: Any, shift: Any, scope: str) -> int:
+    if scale != 1:
+        value = draft.like(value, "mul", {"input": Ref(value), "other": scale}, scope)
+    return value if shift == 0 else draft.like(value, "add", {"input": Ref(value), "other": shift}, scope)
+
+
+def _bernoulli(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    """Ones where a draw lies below the probability: the argument `p`, or the input itself."""
+    chance = attrs.get("p", attrs["input"])
+    drawn = Ref(r.uniform(draft, form[0], scope))
+    below = draft.call("lt", {"input": drawn, "other": chance}, [(form[0], "bool")], scope=scope)[0]
+    return _cast(draft, below, form, scope)
+
+
+def _randn(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    """Box and Muller's transform of two draws; ``1 - u`` keeps the logarithm finite."""
+    first, second = r.uniform(draft, form[0], scope), r.uniform(draft, form[0], scope)
+    flipped = draft.like(first, "rsub", {"input": Ref(first), "other": 1.0}, scope)
+    logarithm = draft.like(flipped, "log", {"input": Ref(flipped)}, scope)
+    scaled = draft.like(logarithm, "mul", {"input": Ref(logarithm), "other": -2.0}, scope)
+    radius = draft.like(scaled, "sqrt", {"input": Ref(scaled)}, scope)
+    angle = draft.like(second, "mul", {"input": Ref(second), "other": 2.0 * math.pi}, scope)
+    cosine = draft.like(angle, "cos", {"input": Ref(angle)}, scope)
+    return _cast(
+        draft, draft.like(radius, "mul", {"input": Ref(radius), "other": Ref(cosine)}, scope), form, scope
+    )
+
+
+def _normal(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    mean, std = attrs.get("mean", 0.0), attrs.get("std", 1.0)
+    return _affine(draft, _randn(r, draft, attrs, form, scope), std, mean, scope)
+
+
+def _randint(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    low, high = attrs.get("low", 0), attrs["high"]
+    if high - low > 1 << 24:
+        raise CaptureError(
+            f"randint draws from {high - low} numbers; expected at most 2^24 of them, as draws have 24 bits"
+        )
+    drawn = r.uniform(draft, form[0], scope)
+    scaled = _affine(draft, drawn, high - low, 0, scope)
+    floor = draft.like(scaled, "floor", {"input": Ref(scaled)}, scope)
+    return _affine(draft, _cast(draft, floor, form, scope), 1, low, scope)
+
+
+RANDOM: dict[str, _Rule] = {
+    "rand": _rand, "rand_like": _rand, "uniform": _uniform, "bernoulli": _bernoulli, "randn": _randn,
+    "randn_like": _randn, "normal_functional": _normal, "normal": _normal, "randint": _randint,
+    "randint_like": _randint,
+}  # fmt: skip
+"""How each random operator of ATen with one result is made of uniform numbers."""

@@ -1,0 +1,296 @@
+"""`capture_step`: model, loss and optimizer to one Step of ATen operators, through AOTAutograd."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Node
+
+from torchedge.errors import CaptureError, InputError, TorchedgeError
+from torchedge.graphs.drafts import Draft, Ref
+from torchedge.graphs.steps import Step
+from torchedge.tracing.aten_graphs import add_nodes, form_of
+from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.decompositions import decompositions
+from torchedge.tracing.joint_graphs import JointGraph, faked, scope_of, trace_joint
+from torchedge.tracing.objectives import Loss, Objective, public_name
+from torchedge.tracing.optimizer_updates import SCOPE, OptimizerPart, Trained, add_updates, check_optimizer
+from torchedge.tracing.patches import LOCK
+from torchedge.tracing.random_numbers import Randomness
+from torchedge.tracing.recorder import DTYPE_NAMES
+from torchedge.tracing.refusals import refuse_unsuitable
+from torchedge.tracing.restoring import forget_cached, kept_attributes, kept_random_states
+from torchedge.tracing.symbolic import batch_of
+
+_SEED_MASK = 0x7FFFFFFF
+_READS_VALUES = frozenset(
+    ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
+)
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A captured step and what its values hold before the first call.
+
+    tensors: data by value name of parameters, buffers and constants, of hyperparameters ("lr"), and of those
+    states that the optimizer holds already; they share memory with the model and the optimizer. Other states
+    start as `Step.initial` says. accumulating: the step of the batches whose gradients are only added up,
+    with values of the same names (None where every batch updates).
+    """
+
+    step: Step
+    tensors: Mapping[str, torch.Tensor]
+    accumulating: Step | None = None
+
+
+def capture_step(
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    targets: Any = (),
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    accumulate: int = 1,
+    keep: Collection[str] = frozenset(),
+    seed: int | None = None,
+    name: str | None = None,
+) -> CapturedStep:
+    """Capture one call of `model(*args, **kwargs)`, with a loss and an optimizer one whole training step.
+
+    args: a tensor, or a tuple of any pytrees; kwargs: keyword arguments. Only shapes and dtypes of tensors
+    count, and nothing is computed; the step is for these shapes. The step's inputs are the tensors among args
+    and kwargs, then those among targets.
+    loss: called as ``loss(output, *targets)``, returns a 0-d tensor; "model" takes the `loss` that the model
+    itself returns (`.loss`, or the key). None: an inference, whose outputs are the tensors the model returns.
+    optimizer: a torch.optim.SGD, Adam or AdamW; its parameters are updated, every other one counts as frozen,
+    and the only output is the loss. None: the outputs are the loss and the gradient of each parameter that
+    requires one, called ``gradient.NAME``.
+    accumulate: gradients of so many batches are added up, each divided by their number, before one update
+    (TMModel trains with batches of one and updates after 32).
+    keep: ATen base names of operators to leave whole where PyTorch would take them apart.
+    seed: of dropout and other random operators, by default `torch.initial_seed()`, of which 31 bits count.
+    The model is left as found and runs in the mode it is in. Raises InputError for unusable arguments and
+    CaptureError, naming the reason, where the model cannot be captured.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    model = unwrapped(model)
+    refuse_unsuitable(model)
+    _check_choices(loss, optimizer, accumulate)
+    objective = Objective(model, _arguments(args), dict(kwargs or {}), _arguments(targets), loss)
+    trained = _trained(objective, optimizer) if loss is not None else set()
+    with LOCK, kept_random_states(), kept_attributes(model):
+        joint = _traced(objective, trained, keep)
+    capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
+    title = name or type(model).__name__
+    return capture.inference(title) if loss is None else capture.training(title, optimizer, accumulate)
+
+
+def _check_choices(loss: Any, optimizer: Any, accumulate: Any) -> None:
+    if loss is not None and loss != "model" and not callable(loss):
+        raise InputError(f'loss is {loss!r}; expected a callable, "model" or None')
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer or None"
+        )
+    if optimizer is not None and loss is None:
+        raise InputError('an optimizer is given without a loss; expected loss=, a callable or "model"')
+    if type(accumulate) is not int or accumulate < 1:
+        raise InputError(f"accumulate is {accumulate!r}; expected a whole number of batches from 1 on")
+    if accumulate > 1 and optimizer is None:
+        raise InputError(f"accumulate is {accumulate} without an optimizer; expected optimizer= beside it")
+
+
+def _arguments(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, (tuple, list)) else (given,)
+
+
+def _trained(objective: Objective, optimizer: torch.optim.Optimizer | None) -> set[int]:
+    """Return the ids of the parameters to differentiate by; raises InputError where there are none."""
+    parameters = list(objective.parameters())
+    wanted = {id(p) for p in parameters if p.requires_grad}
+    if not wanted:
+        raise InputError(
+            "the model has no parameter that requires a gradient; expected some to train "
+            "(requires_grad_(True)), or loss=None for inference"
+        )
+    if optimizer is None:
+        return wanted
+    check_optimizer(optimizer, parameters)
+    wanted &= {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not wanted:
+        raise InputError(
+            "no parameter of the optimizer requires a gradient; expected some that do (requires_grad_(True))"
+        )
+    return wanted
+
+
+def _traced(objective: Objective, trained: set[int], keep: Collection[str]) -> JointGraph:
+    """Trace on fake tensors; whatever the model raises becomes an error of one line."""
+    try:
+        with faked(objective, lambda parameter: id(parameter) in trained) as mode:
+            fakes = [_fake(objective.leaves[place], mode) for place in objective.places]
+            return trace_joint(objective, fakes, decompositions(keep), gradients=objective.loss is not None)
+    except TorchedgeError:
+        raise
+    except Exception as error:
+        raise _explained(error, objective) from error
+    finally:
+        forget_cached((FakeTensor,))
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    with mode:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _explained(error: Exception, objective: Objective) -> TorchedgeError:
+    lines = str(error).strip().splitlines() or ["no message"]
+    name, kind = type(objective.model).__name__, type(error).__name__
+    if kind in _READS_VALUES:
+        return CaptureError(
+            f"{name} decides by values of tensors ({lines[0]}), which only a run would tell; "
+            "use torch.where, or make the choice an argument"
+        )
+    if isinstance(error, TypeError) and "argument" in lines[0]:
+        return InputError(f"{lines[0]}; expected args, kwargs and targets to fit {name} and its loss")
+    return CaptureError(f"tracing {name} on these arguments raised {kind}: {lines[0]}")
+
+
+class _Capture:
+    """A traced objective in a draft, from which steps are made."""
+
+    def __init__(self, objective: Objective, joint: JointGraph, seed: int) -> None:
+        self.objective, self.joint = objective, joint
+        self.draft, self.randomness = Draft(), Randomness(seed)
+        self.data: dict[str, torch.Tensor] = {}
+        self.bound: dict[Node, int] = {}
+        held = objective.data()
+        for node, name in joint.parameters.items():
+            trains = name in joint.gradients
+            index = self.draft.add(public_name(name), *form_of(node), role="parameter", trainable=trains)
+            self._hold(node, index, held[name])
+        for node, name in joint.buffers.items():
+            self._hold(node, self.draft.add(public_name(name), *form_of(node), role="buffer"), held[name])
+        self.inputs: list[int] = []
+        named = zip(objective.input_names(), objective.tensors(), joint.inputs, strict=True)
+        for title, leaf, used in named:
+            self.inputs.append(self.draft.add(title, tuple(leaf.shape), DTYPE_NAMES[leaf.dtype], "input"))
+            if used is not None:
+                self.bound[used] = self.inputs[-1]
+
+    def _hold(self, node: Node, index: int, tensor: torch.Tensor) -> None:
+        self.bound[node] = index
+        self.data[self.draft.values[index].name] = tensor
+
+    def inference(self, title: str) -> CapturedStep:
+        """Return the step whose outputs are the tensors that the model returns."""
+        returned, updates = self._run(1.0)
+        outputs = [i for i in (returned[place] for place in self.joint.outputs) if i is not None]
+        return self._captured(self._finished(self.draft, outputs, updates, title))
+
+    def training(self, title: str, optimizer: torch.optim.Optimizer | None, accumulate: int) -> CapturedStep:
+        """Return the training step: its outputs are the loss, and the gradients without an optimizer."""
+        returned, updates = self._run(1.0 / accumulate)
+        loss = returned[self.joint.outputs[0]]
+        gradients = {
+            name: gradient
+            for name, place in self.joint.gradients.items()
+            if (gradient := returned[place]) is not None
+        }
+        if loss is None or not gradients:
+            raise InputError(f"no gradient flows from the loss of {title} to its parameters")
+        self.draft.rename(loss, "loss")
+        if optimizer is None:
+            for name, gradient in gradients.items():
+                self.draft.rename(gradient, f"gradient.{public_name(name)}")
+            outputs = [loss, *gradients.values()]
+            return self._captured(self._finished(self.draft, outputs, updates, title, loss=loss))
+        accumulating = None
+        if accumulate > 1:
+            sums = {name: self._accumulator(name, gradient) for name, gradient in gradients.items()}
+            added = [*updates, *sums.values()]
+            accumulating = self._finished(self.draft.copy(), [loss], added, title, loss=loss)
+            gradients = {name: total for name, (_, total) in sums.items()}
+            updates += [(state, self._zeros(state)) for state, _ in sums.values()]
+        part = self._optimized(optimizer, gradients, dict(updates))
+        self.data.update(part.tensors)
+        written = {old for old, _ in part.updates}
+        updates = [*[pair for pair in updates if pair[0] not in written], *part.updates]
+        step = self._finished(self.draft, [loss], updates, title, loss=loss, part=part)
+        return self._captured(step, accumulating)
+
+    def _run(self, scale: float) -> tuple[list[int | None], list[tuple[int, int]]]:
+        """Add what was traced, the gradient at the loss being `scale`; returns its results and updates."""
+        tangents = {n: torch.full((), scale, dtype=n.meta["val"].dtype) for n in self.joint.tangents}
+        returned = add_nodes(
+            self.draft,
+            self.joint.module,
+            {**self.bound, **tangents},
+            self.data,
+            self.randomness,
+            scope_of,
+        )
+        updates = self.randomness.updates(self.draft)
+        for node, place in self.joint.mutated.items():
+            after = returned[place]
+            if after is not None and self.draft.values[self.bound[node]].role != "input":
+                updates.append((self.bound[node], after))
+        return returned, updates
+
+    def _accumulator(self, name: str, gradient: int) -> tuple[int, int]:
+        """Add a state that gradients are added up in; returns it and the sum after this batch."""
+        value = self.draft.values[gradient]
+        title = f"accumulated.{public_name(name)}"
+        state = self.draft.add(title, value.shape, value.dtype, "state")
+        return state, self.draft.like(state, "add", {"input": Ref(state), "other": Ref(gradient)}, SCOPE)
+
+    def _zeros(self, state: int) -> int:
+        value = self.draft.values[state]
+        attrs = {"size": value.shape, "fill_value": 0.0, "dtype": value.dtype}
+        return self.draft.like(state, "full", attrs, SCOPE, f"{value.name}.zero")
+
+    def _optimized(
+        self, optimizer: torch.optim.Optimizer, gradients: Mapping[str, int], current: Mapping[int, int]
+    ) -> OptimizerPart:
+        values = {name: self.bound[node] for node, name in self.joint.parameters.items()}
+        parts = {
+            id(parameter): Trained(
+                public_name(name), values[name], current.get(values[name], values[name]), gradients[name]
+            )
+            for name, parameter in self.objective.named_parameters()
+            if name in gradients
+        }
+        return add_updates(self.draft, optimizer, parts)
+
+    def _finished(
+        self,
+        draft: Draft,
+        outputs: Sequence[int],
+        updates: Sequence[tuple[int, int]],
+        title: str,
+        loss: int | None = None,
+        part: OptimizerPart | None = None,
+    ) -> Step:
+        part = OptimizerPart() if part is None else part
+        return draft.finish(
+            self.inputs,
+            outputs,
+            updates=updates,
+            hyperparameters=part.hyperparameters,
+            initial={**self.randomness.initial, **part.initial},
+            loss=loss,
+            training=self.objective.model.training,
+            batch=batch_of(self.objective.tensors()),
+            name=title,
+        )
+
+    def _captured(self, step: Step, accumulating: Step | None = None) -> CapturedStep:
+        steps = [step] if accumulating is None else [step, accumulating]
+        names = {value.name for s in steps for value in s.graph.values if value.role != "activation"}
+        return CapturedStep(step, {n: t for n, t in self.data.items() if n in names}, accumulating)
