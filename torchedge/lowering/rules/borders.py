@@ -1,4 +1,4 @@
-"""Padding with what lies at the border, mirrored (reflection) or repeated (replication), and its gradients."""
+"""Padding with what lies at the border, mirrored (reflection) or repeated (replication); its gradients."""
 
 from __future__ import annotations
 

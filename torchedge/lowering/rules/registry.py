@@ -18,6 +18,7 @@ FAMILIES = (
     "views",
     "movement",
     "borders",
+    "matmul",
 )
 """Files of this folder, one a family of operators."""
 
