@@ -29,7 +29,35 @@ class Function:
 
 
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-_MATH = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc", "lgamma"]
+_MATH = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "floor",
+    "ceil",
+    "trunc",
+    "lgamma",
+]
 _TWO = {"fmod": "fmod", "atan2": "atan2", "hypot": "hypot", "copysign": "copysign", "nextafter": "nextafter"}
 
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(
@@ -45,12 +73,12 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "square": Function("({0} * {0})"),
         "reciprocal": Function("(1 / {0})", cost=4),
         "sigmoid": Function("(1 / (1 + exp(-{0})))", cost=12),
-        "relu": Function("({0} < 0 ? {Z} : {0})", "select({0}, {Z}, {0} < {Z})"),
+        "relu": Function("({0} < {Z} ? {Z} : {0})"),
         "maximum": Function(
-            "({0} > {1} || {0} != {0} ? {0} : {1})", "select({1}, {0}, ({0} > {1}) | ({0} != {0}))", cost=2
+            "({0} > {1} || {0} != {0} ? {0} : {1})", "((({0} > {1}) | ({0} != {0})) ? {0} : {1})", cost=2
         ),
         "minimum": Function(
-            "({0} < {1} || {0} != {0} ? {0} : {1})", "select({1}, {0}, ({0} < {1}) | ({0} != {0}))", cost=2
+            "({0} < {1} || {0} != {0} ? {0} : {1})", "((({0} < {1}) | ({0} != {0})) ? {0} : {1})", cost=2
         ),
         "round": Function("rint({0})"),
         "sign": Function("({T})(({0} > 0) - ({0} < 0))", "convert_{T}(({0} < {Z}) - ({0} > {Z}))"),
@@ -68,10 +96,13 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "shift_right": Function("({0} >> {1})"),
         "int_div": Function("({0} / {1})", cost=8),
         "int_mod": Function("({0} % {1})", cost=8),
-        "mad": Function("mad({0}, {1}, {2})"),
-        "where": Function("({0} ? {1} : {2})", "select({2}, {1}, {0})"),
+        "where": Function("({0} ? {1} : {2})"),
         "cast": Function("{0}"),
-        "uniform": Function("te_uniform({0}, {1}, {2})", cost=60, helper="uniform", lanewise=True),
+        "int_pow": Function("({T})te_int_pow({0}, {1})", cost=40, helper="int_pow", lanewise=True),
+        "digamma": Function("te_digamma({0})", cost=60, helper="digamma", lanewise=True),
+        "trigamma": Function("te_trigamma({0})", cost=60, helper="trigamma", lanewise=True),
+        "erfinv": Function("te_erfinv({0})", cost=30, helper="erfinv", lanewise=True),
+        "uniform": Function("te_uniform({0}, {1}, {2}, {3})", cost=60, helper="uniform", lanewise=True),
         **{name: Function(f"({{0}} {sign} {{1}})", predicate=True) for name, sign in _COMPARISONS.items()},
         **{name: Function(f"{name}({{0}})", cost=8) for name in _MATH},
         **{name: Function(f"{text}({{0}}, {{1}})", cost=8) for name, text in _TWO.items()},
@@ -81,17 +112,92 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
 
 HELPERS: Mapping[str, str] = MappingProxyType(
     {
-        # Philox-2x32-10: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
+        # Philox-4x32-10: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
         "uniform": """\
-inline float te_uniform(long seed, long counter, long position) {
-  uint left = (uint)position, right = (uint)counter, key = (uint)seed ^ (uint)((ulong)position >> 32) * 0x85EBCA6Bu;
+inline float te_uniform(long seed, long counter, long offset, long position) {
+  uint a = (uint)position, b = (uint)offset, c = (uint)counter, d = 0, left = (uint)seed, right = 0;
   for (int round = 0; round < 10; ++round) {
-    uint high = mul_hi(0xD256D193u, left), low = 0xD256D193u * left;
-    left = high ^ key ^ right;
-    right = low;
-    key += 0x9E3779B9u;
+    uint high = mul_hi(0xD2511F53u, a), low = 0xD2511F53u * a;
+    a = mul_hi(0xCD9E8D57u, c) ^ b ^ left;
+    b = 0xCD9E8D57u * c;
+    c = high ^ d ^ right;
+    d = low;
+    left += 0x9E3779B9u;
+    right += 0xBB67AE85u;
   }
-  return (float)(left >> 8) * 5.9604644775390625e-8f;
+  return (float)(a >> 8) * 5.9604644775390625e-8f;
+}
+""",
+        "int_pow": """\
+inline long te_int_pow(long base, long exponent) {
+  if (exponent < 0) return base == 1 ? 1 : (base == -1 ? 1 - 2 * (exponent & 1) : 0);
+  long result = 1;
+  for (; exponent; exponent >>= 1, base *= base)
+    if (exponent & 1) result *= base;
+  return result;
+}
+""",
+        # Recurrence up to 6, then the asymptotic series; reflection below 0 (Abramowitz and Stegun 6.3, 6.4).
+        "digamma": """\
+inline float te_digamma(float x) {
+  float sum = 0;
+  if (x == 0) return copysign(INFINITY, -x);
+  if (x < 0) {
+    if (x == floor(x)) return NAN;
+    sum = -3.14159265f / tanpi(x);
+    x = 1 - x;
+  }
+  for (; x < 6; x += 1) sum -= 1 / x;
+  float square = 1 / (x * x);
+  float series = square * (1.0f / 12 - square * (1.0f / 120 - square * (1.0f / 252 - square / 240)));
+  return sum + log(x) - 0.5f / x - series;
+}
+""",
+        "trigamma": """\
+inline float te_trigamma(float x) {
+  float sum = 0, sign = 1;
+  if (x < 0.5f) {
+    float sine = sinpi(x);
+    sum = -9.8696044f / (sine * sine);
+    sign = -1;
+    x = 1 - x;
+  }
+  float found = 0;
+  for (; x < 6; x += 1) found += 1 / (x * x);
+  float square = 1 / (x * x);
+  found += (1 + 0.5f / x + square * (1.0f / 6 - square * (1.0f / 30 - square / 42))) / x;
+  return sign * (sum + found);
+}
+""",
+        # M. Giles, Approximating the erfinv function (GPU Computing Gems 2, 2011).
+        "erfinv": """\
+inline float te_erfinv(float x) {
+  if (fabs(x) >= 1) return fabs(x) > 1 ? NAN : copysign(INFINITY, x);
+  float w = -log((1 - x) * (1 + x)), p;
+  if (w < 5) {
+    w -= 2.5f;
+    p = 2.81022636e-08f;
+    p = 3.43273939e-07f + p * w;
+    p = -3.5233877e-06f + p * w;
+    p = -4.39150654e-06f + p * w;
+    p = 0.00021858087f + p * w;
+    p = -0.00125372503f + p * w;
+    p = -0.00417768164f + p * w;
+    p = 0.246640727f + p * w;
+    p = 1.50140941f + p * w;
+  } else {
+    w = sqrt(w) - 3;
+    p = -0.000200214257f;
+    p = 0.000100950558f + p * w;
+    p = 0.00134934322f + p * w;
+    p = -0.00367342844f + p * w;
+    p = 0.00573950773f + p * w;
+    p = -0.0076224613f + p * w;
+    p = 0.00943887047f + p * w;
+    p = 1.00167406f + p * w;
+    p = 2.83297682f + p * w;
+  }
+  return p * x;
 }
 """,
         "lane": """\

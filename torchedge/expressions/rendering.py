@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, isinf, isnan
@@ -19,7 +18,6 @@ from torchedge.expressions.scalars import (
     Local,
     Position,
     Scalar,
-    children,
     walk,
 )
 
@@ -34,7 +32,17 @@ STORED: Mapping[str, str] = {
 }  # fmt: skip
 """OpenCL type of a dtype in buffers."""
 
-LANE = Axis("lane", 16)
+UNALIGNED = """\
+#ifdef TE_UNALIGNED
+typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored}))));
+#define te_load_{stored}{width}(p) (*(__global const te_{stored}{width}*)(p))
+#define te_store_{stored}{width}(v, p) (*(__global te_{stored}{width}*)(p) = (v))
+#else
+#define te_load_{stored}{width}(p) vload{width}(0, p)
+#define te_store_{stored}{width}(v, p) vstore{width}(v, 0, p)
+#endif
+"""
+"""Access to vectors at any address. Devices that run vloadn as a call (PoCL) are built with TE_UNALIGNED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Site:
 class Renderer:
     """Turns scalars into statements of one scope.
 
-    sites: where tensors lie. lane: the axis along which `width` neighbouring values are computed at once (its
+    site_of: where tensors lie. uniform: names of locals that are the same in all lanes. lane: the axis along which `width` neighbouring values are computed at once (its
     extent a multiple of the width), None for one value. Statements collect in `lines`, helpers in `helpers`.
     """
 
@@ -61,6 +69,7 @@ class Renderer:
     lines: list[str] = field(default_factory=list)
     helpers: dict[str, None] = field(default_factory=dict)
     prefix: str = "v"
+    uniform: frozenset[str] = frozenset()
     _known: dict[Any, str] = field(default_factory=dict)
     _count: int = 0
 
@@ -144,7 +153,7 @@ class Renderer:
         if isinstance(scalar, Constant):
             return literal(scalar.value, scalar.dtype), False
         if isinstance(scalar, Local):
-            return scalar.name, self.width > 1 and not scalar.uniform
+            return scalar.name, self.width > 1 and not self._is_uniform(scalar)
         if isinstance(scalar, Position):
             return self._position(scalar, guard)
         if isinstance(scalar, Load):
@@ -236,10 +245,13 @@ class Renderer:
         if self.width == 1:
             return False
         if isinstance(scalar, Local):
-            return not scalar.uniform
+            return not self._is_uniform(scalar)
         if isinstance(scalar, Load):
             return any(self._depends(self.widened(i)) for i in scalar.indices)
         return isinstance(scalar, Position) and self._depends(self.widened(scalar.index))
+
+    def _is_uniform(self, scalar: Local) -> bool:
+        return scalar.uniform or scalar.name in self.uniform
 
     def _at_lane(self, index: Index, lane: int) -> Index:
         return rewrite(index, lambda a: constant(lane) if isinstance(a, Axis) and a.name == "lane" else None)
@@ -263,7 +275,9 @@ class Renderer:
         """Bounds that differ between lanes: each lane on its own."""
         lanes = []
         for lane in range(self.width):
-            single = Renderer(self.site_of, None, 1, self.lines, self.helpers, self.prefix, {}, self._count)
+            single = Renderer(
+                self.site_of, None, 1, self.lines, self.helpers, self.prefix, self.uniform, {}, self._count
+            )
             lanes.append(single.value(self._lane_scalar(scalar, lane)))
             self._count = single._count
         kind = COMPUTE[scalar.dtype]
@@ -293,7 +307,7 @@ class Renderer:
             if isinstance(item, Guarded):
                 bounds = tuple([(index_at(i), low, high) for i, low, high in item.bounds])
                 return Guarded(bounds, again(item.value), again(item.other))
-            if isinstance(item, Local) and not item.uniform:
+            if isinstance(item, Local) and not self._is_uniform(item):
                 return Local(f"{item.name}.s{lane:x}", item.dtype, True)
             return item
 
@@ -358,10 +372,52 @@ class Renderer:
         if aligned(offset, width):
             loaded = f"*(__global const {stored}{width}*)({site.name} + {text})"
         else:
-            loaded = f"vload{width}(0, {site.name} + {text})"
+            self.helpers[UNALIGNED.format(stored=stored, width=width)] = None
+            loaded = f"te_load_{stored}{width}({site.name} + {text})"
         if site.dtype == "bool":
             return f"(convert_int{width}({loaded}) != (int{width})(0))"
         return loaded if stored == kind else f"convert_{kind}{width}({loaded})"
+
+    # -- stores --------------------------------------------------------------------------------------------
+
+    def store(self, site: Site, indices: Sequence[Index], scalar: Scalar) -> None:
+        """Add the statements that write a scalar to a tensor."""
+        if site.layout.storage != "buffer":
+            from torchedge.expressions.texels import store_texel
+
+            store_texel(self, site, tuple([self.widened(i) for i in indices]), scalar)
+            return
+        offset = offset_of(site, [self.widened(i) for i in indices])
+        if self.width == 1 or not self._depends(offset):
+            self.lines.append(self._put(site, self.integer(offset), self.value(scalar)))
+            return
+        text = self.value(scalar, wide=True)
+        if self._lane_step(offset) == 1:
+            self.lines.append(self._put_vector(site, self._at_lane(offset, 0), text))
+            return
+        for lane in range(self.width):
+            where, value = self.integer(self._at_lane(offset, lane), "", lane), f"{text}.s{lane:x}"
+            self.lines.append(self._put(site, where, f"-{value}" if site.dtype == "bool" else value))
+
+    def _put(self, site: Site, offset: str, value: str) -> str:
+        if site.dtype == "float16":
+            return f"vstore_half({value}, {offset}, {site.name});"
+        stored = STORED[site.dtype]
+        return (
+            f"{site.name}[{offset}] = {value if stored == COMPUTE[site.dtype] else f'({stored})({value})'};"
+        )
+
+    def _put_vector(self, site: Site, offset: Index, value: str) -> str:
+        text, width = self.integer(offset), self.width
+        if site.dtype == "float16":
+            return f"vstore_half{width}({value}, 0, {site.name} + {text});"
+        stored = STORED[site.dtype]
+        if stored != COMPUTE[site.dtype]:
+            value = f"convert_{stored}{width}({'-' if site.dtype == 'bool' else ''}({value}))"
+        if aligned(offset, width):
+            return f"*(__global {stored}{width}*)({site.name} + {text}) = {value};"
+        self.helpers[UNALIGNED.format(stored=stored, width=width)] = None
+        return f"te_store_{stored}{width}({value}, {site.name} + {text});"
 
 
 def offset_of(site: Site, indices: Sequence[Index]) -> Index:
@@ -403,8 +459,3 @@ def literal(value: float, dtype: str) -> str:
         if single and not 1e-4 <= abs(single) < 1e7
         else f"{float(str(single))!r}f"
     )
-
-
-def count_uses(*roots: Scalar) -> Counter[Scalar]:
-    """Return how often each scalar is read below the roots."""
-    return Counter(child for scalar in walk(*roots) for child in children(scalar))

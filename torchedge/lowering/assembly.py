@@ -1,0 +1,93 @@
+"""A step as a Program: rules, fusion, placement, kernels, arena."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torchedge.graphs.steps import Step
+from torchedge.lowering.fusion import Fused, Group, form_groups
+from torchedge.lowering.kernels.drafts import Draft
+from torchedge.lowering.kernels.pointwise import draft_pointwise
+from torchedge.lowering.kernels.rows import draft_rows
+from torchedge.lowering.kernels.substitutes import as_rows
+from torchedge.lowering.nodes import Contraction, Node, Rows, Scatter, Stored
+from torchedge.lowering.placement import place_tensors
+from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
+from torchedge.lowering.targets import Target, target_of
+from torchedge.lowering.translation import Translation, translate
+from torchedge.textures.layouts import Layout
+
+
+def lower(step: Step, target: str | Target = "cpu") -> Program:
+    """Return the Program of a step for a device class.
+
+    Raises:
+        LoweringError: operators without a rule, or what no kernel can do.
+    """
+    device = target_of(target) if isinstance(target, str) else target
+    translation = translate(step)
+    fused = form_groups(translation)
+    inputs = [translation.stored[i] for i in step.graph.inputs]
+    layouts = place_tensors(fused.groups, list(translation.stored.values()), inputs)
+    drafts = [_draft(group, layouts, device) for group in fused.groups]
+    return _program(step, translation, fused, drafts, layouts, device)
+
+
+def _draft(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
+    if isinstance(group.host, (Contraction, Scatter)):
+        group = as_rows(group)
+    return (
+        draft_rows(group, layouts, target)
+        if isinstance(group.host, Rows)
+        else draft_pointwise(group, layouts, target)
+    )
+
+
+def _program(
+    step: Step,
+    translation: Translation,
+    fused: Fused,
+    drafts: Sequence[Draft],
+    layouts: Mapping[Node, Layout],
+    target: Target,
+) -> Program:
+    tensors: list[StoredTensor] = []
+    number: dict[Node, int] = {}
+
+    def add(node: Node, tensor: StoredTensor) -> None:
+        number[node] = len(tensors)
+        tensors.append(tensor)
+
+    values = step.graph.values
+    for index, node in translation.stored.items():
+        role = values[index].role
+        assert role != "activation"
+        add(
+            node,
+            StoredTensor(
+                node.name, node.shape, node.dtype, role, layouts[node], step.initial.get(index, 0.0)
+            ),
+        )
+    overwritten = {n: t for g in fused.groups for n, t in g.stored.items()}
+    for node, over in overwritten.items():
+        if over is None:
+            role: TensorRole = "output" if node in fused.outputs else "intermediate"
+            add(node, StoredTensor(f"t{len(tensors)}", node.shape, node.dtype, role, layouts[node]))
+    kernels: dict[str, Kernel] = {}
+    launches = []
+    for draft in drafts:
+        kernels.setdefault(draft.kernel.source, draft.kernel)
+        place = list(kernels).index(draft.kernel.source)
+        given = tuple([number[t] for t in draft.tensors])
+        launches.append(Launch(place, given, draft.global_size, draft.local_size, draft.scope))
+    return Program(
+        step.graph.name,
+        tuple(tensors),
+        tuple(kernels.values()),
+        tuple(launches),
+        tuple([number[translation.stored[i]] for i in step.graph.inputs]),
+        tuple([number[overwritten[n] or n] for n in fused.outputs]),
+        Arena(0),
+        {name: number[translation.stored[i]] for name, i in step.hyperparameters.items()},
+        target.name,
+    )

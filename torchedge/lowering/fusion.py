@@ -1,0 +1,320 @@
+"""Groups: what is computed by one kernel. Element-wise followers ride along with the kernel that makes their input.
+
+A bias, an activation, a residual or the update of a parameter costs no launch where it reads the result of a
+product, a reduction or another element-wise kernel element by element (DNNFusion's point; TMModel, section 5).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from torchedge.expressions.indices import Axis, Index, reshape
+from torchedge.expressions.scalars import Load, Local, Scalar, loads_of
+from torchedge.lowering.expansion import Expander, substitute
+from torchedge.lowering.inlining import choose_kept, nodes_below
+from torchedge.lowering.nodes import (
+    Contraction,
+    Node,
+    Part,
+    Pointwise,
+    Rows,
+    Scatter,
+    Stored,
+    indices_of,
+)
+from torchedge.lowering.translation import Translation
+
+ACCUMULATED = "acc"
+"""The local under which the followers of a contraction or scatter read its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A tensor a group can store: its value at a point of the host's loops, and which element that is."""
+
+    value: Scalar
+    element: tuple[Index, ...]
+
+
+@dataclass(eq=False)
+class Group:
+    """One kernel to be: a host node, and what is computed at its points.
+
+    host: Pointwise, Rows, Contraction or Scatter. bodies: what the host is computed from, over tensors in memory
+    (stages of Rows, factors of a Contraction, roots of a Scatter). computed: by tensor. stored: the tensors to write, with the
+    stored tensor they overwrite (None: a tensor of their own). place: position in the order of the graph.
+    """
+
+    host: Node
+    computed: dict[Node, Computed]
+    place: int
+    bodies: tuple[Scalar, ...] = ()
+    reads: dict[Node, None] = field(default_factory=dict)
+    stored: dict[Node, Stored | None] = field(default_factory=dict)
+
+    @property
+    def scope(self) -> str:
+        """The module path of the host."""
+        return self.host.scope
+
+
+@dataclass(slots=True)
+class _Fuser:
+    """State of one fusion: groups, who makes what, who reads what."""
+
+    expander: Expander
+    groups: dict[Group, None]
+    maker: dict[Node, Group]
+    overwriter: dict[Stored, Node]
+    readers: dict[Node, set[Group]] = field(default_factory=dict)
+
+    def successors(self, group: Group) -> Iterator[Group]:
+        """Yield the groups that must run after one."""
+        for node in group.computed:
+            yield from self.readers.get(node, ())
+        yield from self._overwriters(group)
+
+    def _overwriters(self, group: Group) -> Iterator[Group]:
+        for node in group.reads:
+            if isinstance(node, Stored) and node in self.overwriter:
+                maker = self.maker[self.overwriter[node]]
+                if maker is not group:
+                    yield maker
+
+    def reaches(self, start: Iterable[Group], goal: Group) -> bool:
+        """Return whether a group must run after one of some others."""
+        seen: set[Group] = set()
+        stack = list(start)
+        while stack:
+            group = stack.pop()
+            if group is goal:
+                return True
+            if group not in seen:
+                seen.add(group)
+                stack += list(self.successors(group))
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The groups of a step in the order in which they run, and the nodes that are returned."""
+
+    groups: tuple[Group, ...]
+    outputs: tuple[Node, ...]
+
+
+def form_groups(translation: Translation) -> Fused:
+    """Return the groups of a step."""
+    roots, outputs, overwriter = _roots(translation)
+    kept = choose_kept(roots)
+    fuser = _Fuser(Expander(kept), {}, {}, overwriter)
+    for place, node in enumerate(nodes_below(roots)):
+        if isinstance(node, Part):
+            _add_part(fuser, node)
+        elif isinstance(node, (Rows, Contraction, Scatter)) or node in kept:
+            _add(fuser, node, place)
+    _index_readers(fuser)
+    _copy_where_unsafe(fuser)
+    for group in list(fuser.groups):
+        if group in fuser.groups:
+            _absorb_followers(fuser, group)
+    _choose_stores(fuser, set(roots))
+    return Fused(tuple(_ordered(fuser)), outputs)
+
+
+def _roots(translation: Translation) -> tuple[list[Node], tuple[Node, ...], dict[Stored, Node]]:
+    """Return what must be computed, what of it is returned, and by stored tensor what overwrites it."""
+    roots: list[Node] = []
+    overwriter: dict[Stored, Node] = {}
+    for target, node in translation.updates:
+        if node is target:
+            continue
+        own = not isinstance(node, Stored) and node not in roots
+        overwriter[target] = node if own else copy_of(node)
+        roots.append(overwriter[target])
+    outputs = tuple([copy_of(n) if isinstance(n, Stored) else n for n in translation.outputs])
+    return [*roots, *outputs], outputs, overwriter
+
+
+def copy_of(node: Node) -> Pointwise:
+    """Return a node that holds the same values in memory of its own."""
+    from torchedge.lowering.building import view
+
+    copied = view(node, node.shape, lambda *indices: indices)
+    copied.scope = node.scope
+    return copied
+
+
+def _add(fuser: _Fuser, node: Node, place: int) -> None:
+    computed: dict[Node, Computed] = {}
+    if isinstance(node, Pointwise):
+        computed[node] = Computed(fuser.expander.body(node), indices_of(node.axes))
+    elif isinstance(node, (Contraction, Scatter)):
+        computed[node] = Computed(Local(ACCUMULATED, node.dtype), indices_of(node.axes))
+    group = Group(node, computed, place, _bodies(node, fuser.expander))
+    group.reads = dict.fromkeys(_read_by(group))
+    fuser.groups[group] = None
+    fuser.maker[node] = group
+
+
+def _add_part(fuser: _Fuser, node: Part) -> None:
+    group = fuser.maker[node] = fuser.maker[node.whole]
+    output = node.whole.outputs[node.position]
+    group.computed[node] = Computed(fuser.expander.expand(output.body), indices_of(output.axes))
+    group.reads = dict.fromkeys(_read_by(group))
+
+
+def _copy_where_unsafe(fuser: _Fuser) -> None:
+    """Where a tensor would be overwritten before it was read for the last time, write elsewhere and copy."""
+    for target, node in list(fuser.overwriter.items()):
+        group = fuser.maker[node]
+        users = [g for g in fuser.readers.get(target, ()) if g is not group]
+        del fuser.overwriter[target]
+        after = [g for made in group.computed for g in fuser.readers.get(made, ())]
+        if not _reads_safely(group, group.computed, target, node) or any(
+            fuser.reaches(after, user) for user in users
+        ):
+            fuser.expander.kept = {*fuser.expander.kept, node}
+            node = copy_of(node)
+            _add(fuser, node, group.place + 1)
+            _index_readers(fuser)
+        fuser.overwriter[target] = node
+
+
+def _bodies(host: Node, expander: Expander) -> tuple[Scalar, ...]:
+    if isinstance(host, Rows):
+        return tuple([expander.expand(s.body) for s in host.stages])
+    return tuple(map(expander.expand, host.roots)) if isinstance(host, (Contraction, Scatter)) else ()
+
+
+def _read_by(group: Group) -> list[Node]:
+    return [load.tensor for load in loads_of(*group.bodies, *[c.value for c in group.computed.values()])]
+
+
+def _index_readers(fuser: _Fuser) -> None:
+    fuser.readers.clear()
+    for group in fuser.groups:
+        for node in group.reads:
+            fuser.readers.setdefault(node, set()).add(group)
+
+
+def _absorb_followers(fuser: _Fuser, group: Group) -> None:
+    """Take in every element-wise group that can be computed at the host's own points."""
+    waiting = list(group.computed)
+    while waiting:
+        node = waiting.pop(0)
+        for follower in sorted(fuser.readers.get(node, ()), key=lambda g: g.place):
+            if follower is group or not isinstance(follower.host, Pointwise):
+                continue
+            joined = _joined(group, follower)
+            if joined is None or not _may_merge(fuser, group, follower, joined):
+                continue
+            _merge(fuser, group, follower, joined)
+            waiting += list(joined)
+
+
+def _joined(group: Group, follower: Group) -> dict[Node, Computed] | None:
+    """Return what the follower computes in terms of the host's loops, None where elements do not match."""
+    host = follower.host
+    assert isinstance(host, Pointwise)
+    body = follower.computed[host].value
+    loads = [s for s in loads_of(body) if s.tensor in group.computed]
+    moved = _axes_at_host(group, host, loads[0]) if loads else None
+    if moved is None:
+        return None
+
+    def read(load: Load) -> Scalar | None:
+        return group.computed[load.tensor].value if load.tensor in group.computed else None
+
+    for load in loads:
+        there = [i.substitute(moved) for i in load.indices]
+        if tuple(there) != group.computed[load.tensor].element:
+            return None
+    found: dict[Node, Computed] = {}
+    for node, item in follower.computed.items():
+        element = tuple([i.substitute(moved) for i in item.element])
+        found[node] = Computed(substitute(item.value, moved, read), element)
+    return found
+
+
+def _axes_at_host(group: Group, host: Pointwise, load: Load) -> dict[Axis, Index] | None:
+    """Return the follower's axes at the point where the host computes the element that it loads."""
+    made = group.computed[load.tensor]
+    if host.numel != load.tensor.numel:
+        return None
+    plain = [i.terms[0][0] for i in load.indices if len(i.terms) == 1 and i.terms[0][1] == 1 and not i.const]
+    wide = [a for a in host.axes if a.extent != 1]
+    if len(plain) == len(wide) and set(plain) == set(wide):
+        at = {i.terms[0][0]: e for i, e in zip(load.indices, made.element, strict=True) if i.terms}
+        return {a: at[a] for a in wide}
+    there = reshape(made.element, host.shape, load.tensor.shape)
+    return {a: i for a, i in zip(host.axes, there, strict=True) if a.extent != 1}
+
+
+def _may_merge(fuser: _Fuser, group: Group, follower: Group, joined: Mapping[Node, Computed]) -> bool:
+    """Return whether both can run as one: nothing between them, nothing overwritten that is still read."""
+    computed = {**group.computed, **joined}
+    for node in computed:
+        target = next((t for t, n in fuser.overwriter.items() if n is node), None)
+        if target is not None and not _reads_safely(group, computed, target, node):
+            return False
+    between = [g for g in fuser.successors(group) if g is not follower and g is not group]
+    return not fuser.reaches(between, follower)
+
+
+def _reads_safely(group: Group, computed: Mapping[Node, Computed], target: Stored, node: Node) -> bool:
+    """Return whether a kernel reads a tensor that it overwrites only at the very element it writes."""
+    if any(load.tensor is target for load in loads_of(*group.bodies)):
+        return False
+    loads = loads_of(*[c.value for c in computed.values()])
+    return all(load.indices == computed[node].element for load in loads if load.tensor is target)
+
+
+def _merge(fuser: _Fuser, group: Group, follower: Group, joined: dict[Node, Computed]) -> None:
+    group.computed.update(joined)
+    for node in joined:
+        fuser.maker[node] = group
+    del fuser.groups[follower]
+    group.reads = {n: None for n in (*group.reads, *follower.reads) if n not in group.computed}
+    for node in follower.reads:
+        fuser.readers[node].discard(follower)
+    for node in group.reads:
+        fuser.readers.setdefault(node, set()).add(group)
+    for node in joined:
+        fuser.readers.get(node, set()).discard(group)
+    group.place = max(group.place, follower.place)
+
+
+def _choose_stores(fuser: _Fuser, roots: Collection[Node]) -> None:
+    """Store what other groups read, what is returned and what overwrites."""
+    target_of = {node: target for target, node in fuser.overwriter.items()}
+    for group in fuser.groups:
+        for node in group.computed:
+            read = any(g is not group for g in fuser.readers.get(node, ()))
+            if node in target_of or node in roots or read:
+                group.stored[node] = target_of.get(node)
+
+
+def _ordered(fuser: _Fuser) -> list[Group]:
+    """Return the groups so that each runs after what it needs, else in the order of the graph."""
+    number = {group: n for n, group in enumerate(sorted(fuser.groups, key=lambda g: g.place))}
+    after = {
+        g: sorted({s for s in fuser.successors(g) if s is not g}, key=number.__getitem__) for g in number
+    }
+    waits = Counter(follower for followers in after.values() for follower in followers)
+    by_number = list(number)
+    ready = [number[g] for g in number if not waits[g]]
+    order: list[Group] = []
+    while ready:
+        group = by_number[heappop(ready)]
+        order.append(group)
+        for follower in after[group]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                heappush(ready, number[follower])
+    if len(order) != len(number):
+        raise AssertionError("groups wait for each other in a circle")
+    return order

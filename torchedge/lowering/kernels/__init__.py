@@ -1,0 +1,1 @@
+"""From groups to kernel texts: one file a template of export/kernels."""

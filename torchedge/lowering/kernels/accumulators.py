@@ -1,0 +1,126 @@
+"""Accumulators of reductions as OpenCL C: declared, added to, closed over lanes, shared in a work-group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchedge.expressions.rendering import COMPUTE, literal
+from torchedge.lowering.nodes import ReduceKind
+
+_JOIN = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "(({1} > {0}) | ({1} != {1})) ? {1} : {0}",
+    "min": "(({1} < {0}) | ({1} != {1})) ? {1} : {0}",
+    "any": "{0} | {1}",
+    "all": "{0} & {1}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """One reduction in a kernel.
+
+    name: the variable that holds the result; `name_l` has the lanes while the loops run, `name_t` the odd rest of
+    a row. kind, dtype: as in the stage. of: the dtype of what is reduced. width: lanes. along: the lanes are
+    neighbours in one row, not rows of their own. Bools are 1 and 0 alone, masks of -1 and 0 in lanes.
+    """
+
+    name: str
+    kind: ReduceKind
+    dtype: str
+    of: str
+    width: int
+    along: bool
+
+    @property
+    def type(self) -> str:
+        """OpenCL type of one result."""
+        return COMPUTE[self.dtype]
+
+    @property
+    def searches(self) -> bool:
+        """Whether it looks for a position: argmax and argmin."""
+        return self.kind in ("argmax", "argmin")
+
+    def start(self, lanes: bool = False) -> str:
+        """The result over nothing."""
+        kind = self.kind.removeprefix("arg")
+        if kind in ("any", "all"):
+            return "0" if kind == "any" else ("-1" if lanes else "1")
+        if kind in ("sum", "prod"):
+            return literal(0 if kind == "sum" else 1, self.of)
+        if COMPUTE[self.of] in ("float", "double"):
+            return literal(float("-inf") if kind == "max" else float("inf"), self.of)
+        bits = 63 if COMPUTE[self.of] == "long" else 31
+        return literal(-(2**bits) if kind == "max" else 2**bits - 1, self.of)
+
+    def declare(self) -> list[str]:
+        """Return the statements before the loops."""
+        if self.searches:
+            value, place = _sized(COMPUTE[self.of], self.width), _sized("int", self.width)
+            return [
+                f"{value} {self.name}_b = ({value})({self.start()});",
+                f"{place} {self.name}_p = ({place})(0);",
+            ]
+        if self.width == 1:
+            return [f"{self.type} {self.name} = {self.start()};"]
+        wide = _sized(self.type, self.width)
+        lines = [f"{wide} {self.name}_l = ({wide})({self.start(lanes=True)});"]
+        return [*lines, f"{self.type} {self.name}_t = {self.start()};"] if self.along else lines
+
+    def add(self, value: str, position: str, tail: bool) -> list[str]:
+        """Return the statements within the loops.
+
+        position: of the element in its row, as C text. tail: for the odd elements at a row's end.
+        """
+        if self.searches:
+            best, sign = f"{self.name}_b", ">" if self.kind == "argmax" else "<"
+            better = f"(({value} {sign} {best}) | (({value} != {value}) & ({best} == {best})))"
+            place = _sized("int", self.width)
+            return [
+                f"{self.name}_p = {better} ? ({place})({position}) : {self.name}_p;",
+                f"{best} = {better} ? {value} : {best};",
+            ]
+        target = self.name if self.width == 1 else f"{self.name}_t" if tail else f"{self.name}_l"
+        return [f"{target} = {self._joined(target, value)};"]
+
+    def close(self) -> list[str]:
+        """Return the statements behind the loops, after which `name` holds the result."""
+        if self.searches:
+            wide = _sized("long", self.width)
+            return [f"const {wide} {self.name} = convert_{wide}({self.name}_p);"]
+        if self.width == 1:
+            return []
+        if not self.along:
+            return [f"const {_sized(self.type, self.width)} {self.name} = {self.name}_l;"]
+        lane = "({0}_l.s{1:x} != 0)" if self.dtype == "bool" else "{0}_l.s{1:x}"
+        lines = [f"{self.type} {self.name}_{k} = {lane.format(self.name, k)};" for k in range(self.width)]
+        half = self.width // 2
+        while half:
+            for k in range(half):
+                lines.append(
+                    f"{self.name}_{k} = {self._joined(f'{self.name}_{k}', f'{self.name}_{k + half}')};"
+                )
+            half //= 2
+        return [*lines, f"{self.type} {self.name} = {self._joined(f'{self.name}_0', f'{self.name}_t')};"]
+
+    def share(self, members: int) -> list[str]:
+        """Return the statements by which a work-group's members join their results in a fixed order."""
+        mine, other = f"{self.name}_s[member]", f"{self.name}_s[member + step]"
+        return [
+            f"{mine} = {self.name};",
+            "barrier(CLK_LOCAL_MEM_FENCE);",
+            f"for (int step = {members // 2}; step > 0; step >>= 1) {{",
+            f"  if (member < step) {mine} = {self._joined(mine, other)};",
+            "  barrier(CLK_LOCAL_MEM_FENCE);",
+            "}",
+            f"{self.name} = {self.name}_s[0];",
+        ]
+
+    def _joined(self, left: str, right: str) -> str:
+        return _JOIN[self.kind].format(left, right)
+
+
+def _sized(kind: str, width: int) -> str:
+    return kind if width == 1 else f"{kind}{width}"

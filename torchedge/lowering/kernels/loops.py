@@ -1,0 +1,82 @@
+"""Loop nests: axes in the order of memory, neighbouring axes joined where every access allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torchedge.expressions.indices import ZERO, Axis, Floor, Index, Rest, atoms_of, of
+from torchedge.expressions.scalars import Guarded, Position, Scalar, walk
+
+
+def strides_of(offset: Index) -> dict[Axis, int]:
+    """Return by how much an offset grows with each axis, where that is one number."""
+    return {atom: coefficient for atom, coefficient in offset.terms if isinstance(atom, Axis)}
+
+
+def grain(index: Index, strides: Mapping[Axis, int]) -> int:
+    """Return the smallest step in memory that changes an index; `strides`: those of the axes. 0: constant."""
+    found = []
+    for atom, _ in index.terms:
+        if isinstance(atom, Axis) and atom in strides:
+            found.append(strides[atom])
+        elif isinstance(atom, (Floor, Rest)):
+            inner = grain(atom.index, strides)
+            if inner:
+                found.append(inner * (atom.divisor if isinstance(atom, Floor) else 1))
+    return min(found, default=0)
+
+
+def in_memory_order(axes: Sequence[Axis], strides: Mapping[Axis, int]) -> tuple[Axis, ...]:
+    """Return axes by falling stride; those without a stride stay before their right neighbour."""
+    rank: dict[Axis, float] = {}
+    following = 0.5
+    for axis in reversed(axes):
+        following = strides.get(axis, following) if axis.extent > 1 else following
+        rank[axis] = following
+    place = {axis: k for k, axis in enumerate(axes)}
+    return tuple(sorted(axes, key=lambda a: (-rank[a], place[a])))
+
+
+def joined(
+    loops: Sequence[Axis], indices: Sequence[Index], fixed: Sequence[Axis] = ()
+) -> tuple[tuple[Axis, ...], dict[Axis, Index]]:
+    """Join neighbouring loops wherever no index then needs a quotient or remainder that it did not need before.
+
+    Axes in `fixed` are left alone. Returns the new loops, named d0, d1, ... , and what the old axes are in them.
+    """
+    order = [a for a in loops if a.extent != 1]
+    whole: dict[Axis, Index] = {a: ZERO for a in loops if a.extent == 1}
+    current = [i.substitute(whole) for i in indices]
+    difficulty = _quotients(current)
+    place = len(order) - 2
+    while place >= 0:
+        outer, inner = order[place], order[place + 1]
+        if outer not in fixed and inner not in fixed:
+            both = Axis(f"{outer.name}_{inner.name}", outer.extent * inner.extent)
+            step = {outer: of(both) // inner.extent, inner: of(both) % inner.extent}
+            changed = [i.substitute(step) for i in current]
+            if _quotients(changed) <= difficulty:
+                whole = {a: i.substitute(step) for a, i in whole.items()} | step
+                current, difficulty = changed, _quotients(changed)
+                order[place : place + 2] = [both]
+        place -= 1
+    named = {axis: Axis(f"d{k}", axis.extent) for k, axis in enumerate(order)}
+    rename = {axis: of(new) for axis, new in named.items()}
+    moved = {a: i.substitute(rename) for a, i in whole.items()}
+    moved |= {a: of(named[a]) for a in loops if a in named}
+    return tuple(named.values()), {a: moved[a] for a in loops}
+
+
+def _quotients(indices: Sequence[Index]) -> int:
+    return sum(isinstance(a, (Floor, Rest)) for i in indices for a in atoms_of(i))
+
+
+def accessed(*bodies: Scalar) -> list[Index]:
+    """Return every index of guards and positions; loads count by their offsets."""
+    found: list[Index] = []
+    for scalar in walk(*bodies):
+        if isinstance(scalar, Guarded):
+            found += [b[0] for b in scalar.bounds]
+        elif isinstance(scalar, Position):
+            found.append(scalar.index)
+    return found

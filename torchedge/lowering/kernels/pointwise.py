@@ -1,0 +1,109 @@
+"""Element-wise groups as kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torchedge.expressions.functions import cost_of
+from torchedge.expressions.indices import Axis, Index
+from torchedge.expressions.rendering import Renderer
+from torchedge.expressions.scalars import Apply, Load, Scalar, walk
+from torchedge.lowering.expansion import substitute
+from torchedge.lowering.fusion import Computed, Group
+from torchedge.lowering.kernels.drafts import (
+    Arguments,
+    Draft,
+    arguments_of,
+    fill,
+    name_in,
+    offsets,
+    preamble_of,
+    spread,
+    written_by,
+)
+from torchedge.lowering.kernels.loops import accessed, in_memory_order, joined, strides_of
+from torchedge.lowering.nodes import Node, Pointwise
+from torchedge.lowering.programs import Kernel
+from torchedge.lowering.targets import Target
+from torchedge.textures.layouts import Layout
+
+
+def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
+    """Return the kernel of an element-wise group."""
+    host = group.host
+    assert isinstance(host, Pointwise)
+    arguments = arguments_of(written_by(group), list(group.reads), layouts)
+    stores = [(node, group.computed[node]) for node in group.stored]
+    node, first = stores[0]
+    order = in_memory_order(host.axes, strides_of(offsets(first.element, arguments.sites[node])))
+    values = [c.value for _, c in stores]
+    loops, moved = joined(order, every_offset(values, stores, arguments))
+    width = width_of(loops[-1].extent if loops else 1, target.vector)
+    renderer = Renderer(arguments.site_of, loops[-1] if width > 1 else None, width)
+    write_all(renderer, stores, arguments, moved)
+    counts = {loops[-1]: loops[-1].extent // width} if loops else {}
+    items = spread(loops, counts, target.group)
+    source = fill(
+        "pointwise.cl.jinja",
+        preamble=preamble_of(renderer.helpers),
+        arguments=arguments.text,
+        axes=items.axes,
+        guards=items.guards,
+        lines=renderer.lines,
+    )
+    kernel = Kernel(
+        name_in(source),
+        source,
+        arguments.access,
+        "pointwise",
+        work_of(values) * host.numel,
+        traffic_of(arguments),
+        f"element by element for {host.scope or 'the step'}",
+    )
+    return Draft(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
+
+
+def width_of(extent: int, widest: int) -> int:
+    """Return the widest vector (a power of two) that divides an extent."""
+    width = widest
+    while extent % width:
+        width //= 2
+    return width
+
+
+def every_offset(
+    values: Sequence[Scalar], stores: Sequence[tuple[Node, Computed]], arguments: Arguments
+) -> list[Index]:
+    """Return all index arithmetic of a kernel: offsets of reads and writes, bounds, positions."""
+    found = [offsets(c.element, arguments.sites[n]) for n, c in stores]
+    for scalar in walk(*values):
+        if isinstance(scalar, Load):
+            found.append(offsets(scalar.indices, arguments.sites[scalar.tensor]))
+    return found + accessed(*values)
+
+
+def write_all(
+    renderer: Renderer,
+    stores: Sequence[tuple[Node, Computed]],
+    arguments: Arguments,
+    moved: Mapping[Axis, Index],
+) -> None:
+    """Add the statements that compute and then write every stored tensor at one point of the loops."""
+    memo: dict[Scalar, Scalar] = {}
+    values = [substitute(c.value, moved, known=memo) for _, c in stores]
+    for value in values:  # all reads before the first write: a tensor may be overwritten in place
+        renderer.value(value)
+    for (node, item), value in zip(stores, values, strict=True):
+        element = [i.substitute(moved) for i in item.element]
+        renderer.store(arguments.sites[node], element, value)
+
+
+def work_of(values: Sequence[Scalar]) -> int:
+    """Return the arithmetic operations of one point."""
+    return sum(cost_of(s.function) for s in walk(*values) if isinstance(s, Apply))
+
+
+def traffic_of(arguments: Arguments) -> int:
+    """Return the bytes of all arguments, each moved once."""
+    sites = [arguments.sites[t] for t in arguments.tensors]
+    return sum(s.layout.nbytes(s.shape, s.dtype) for s in sites)

@@ -1,0 +1,183 @@
+"""Contractions in normal form: batch, rows, columns and inner loops in the order of memory, operands as reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torchedge.expressions.indices import Axis, Index, axes_of, of
+from torchedge.expressions.rendering import Renderer
+from torchedge.expressions.scalars import Load, Scalar, loads_of, walk
+from torchedge.lowering.expansion import substitute
+from torchedge.lowering.fusion import Computed, Group
+from torchedge.lowering.kernels.drafts import Arguments, offsets
+from torchedge.lowering.kernels.loops import accessed, in_memory_order, joined, strides_of
+from torchedge.lowering.kernels.pointwise import every_offset
+from torchedge.lowering.nodes import Contraction, Node
+
+Loops = tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """out[batch, row, col] = epilogue(sum over `inner` of a · b): `a` depends on rows, `b` on columns.
+
+    Loops run from the outermost to the innermost; those of extent 1 are gone, neighbours that are one in memory
+    are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
+    a_contiguous, b_contiguous: the loops along which the operands' neighbours lie side by side in memory.
+    """
+
+    batch: Loops
+    rows: Loops
+    cols: Loops
+    inner: Loops
+    a: Scalar
+    b: Scalar
+    stores: tuple[tuple[Node, Computed], ...]
+    a_contiguous: frozenset[Axis]
+    b_contiguous: frozenset[Axis]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Numbers of batches, rows, columns and inner points."""
+        return size(self.batch), size(self.rows), size(self.cols), size(self.inner)
+
+
+def size(loops: Loops) -> int:
+    """Return the number of points of a loop nest."""
+    return prod([axis.extent for axis in loops])
+
+
+def product_of(group: Group, arguments: Arguments) -> Product:
+    """Return a group whose host is a contraction in normal form, columns along the memory of the first result."""
+    host = group.host
+    assert isinstance(host, Contraction)
+    a, b = group.bodies
+    stores = [(node, group.computed[node]) for node in group.stored]
+    node, first = stores[0]
+    written = strides_of(offsets(first.element, arguments.sites[node]))
+    batch, rows, cols = _roles(host.axes, a, b)
+    if min([written.get(x, 1 << 60) for x in rows], default=1 << 60) < min(
+        [written.get(x, 1 << 60) for x in cols], default=1 << 60
+    ):
+        a, b, rows, cols = b, a, cols, rows
+    inner = in_memory_order(host.inner, _inner_strides(host.inner, a, b, arguments))
+    nest = {"b": batch, "r": rows, "c": cols}
+    ordered = {letter: in_memory_order(loops, written) for letter, loops in nest.items()} | {"k": inner}
+    values = [a, b, *[c.value for _, c in stores]]
+    indices = every_offset(values, stores, arguments)
+    renamed: dict[str, Loops] = {}
+    moved: dict[Axis, Index] = {}
+    for letter, loops in ordered.items():
+        renamed[letter], step = _joined_as(letter, loops, indices)
+        indices = [i.substitute(step) for i in indices]
+        moved |= step
+    memo: dict[Scalar, Scalar] = {}
+    a, b = (substitute(operand, moved, known=memo) for operand in (a, b))
+    made = tuple([(n, _moved(item, moved, memo)) for n, item in stores])
+    return Product(
+        *[renamed[letter] for letter in "brck"],
+        a,
+        b,
+        made,
+        _contiguous(a, arguments),
+        _contiguous(b, arguments),
+    )
+
+
+def _moved(item: Computed, moved: Mapping[Axis, Index], memo: dict[Scalar, Scalar]) -> Computed:
+    element = tuple([i.substitute(moved) for i in item.element])
+    return Computed(substitute(item.value, moved, known=memo), element)
+
+
+def _roles(loops: Loops, a: Scalar, b: Scalar) -> tuple[Loops, Loops, Loops]:
+    """Return the loops that both operands depend on, those of `a` alone (or of none), those of `b` alone."""
+    in_a, in_b = _axes_in(a), _axes_in(b)
+    both = tuple([x for x in loops if x in in_a and x in in_b])
+    rows = tuple([x for x in loops if x not in in_b])
+    cols = tuple([x for x in loops if x in in_b and x not in in_a])
+    return both, rows, cols
+
+
+def _axes_in(scalar: Scalar) -> set[Axis]:
+    indices = [*accessed(scalar), *[i for load in loads_of(scalar) for i in load.indices]]
+    return set().union(*[axes_of(i) for i in indices]) if indices else set()
+
+
+def _inner_strides(loops: Loops, a: Scalar, b: Scalar, arguments: Arguments) -> dict[Axis, int]:
+    """Return strides to order the inner loops by: of the operand that has neighbours along one of them."""
+    found = [_strides(operand, arguments) for operand in (a, b)]
+    for strides in found:
+        if any(strides.get(x) == 1 for x in loops if x.extent > 1):
+            return strides
+    return found[0]
+
+
+def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
+    loads = [s for s in walk(scalar) if isinstance(s, Load)]
+    return strides_of(offsets(loads[0].indices, arguments.sites[loads[0].tensor])) if loads else {}
+
+
+def _contiguous(scalar: Scalar, arguments: Arguments) -> frozenset[Axis]:
+    return frozenset([x for x, stride in _strides(scalar, arguments).items() if stride == 1])
+
+
+def _joined_as(letter: str, loops: Loops, indices: Sequence[Index]) -> tuple[Loops, dict[Axis, Index]]:
+    found, moved = joined(loops, indices)
+    names = {x: Axis(f"{letter}{k}", x.extent) for k, x in enumerate(found)}
+    rename = {old: of(new) for old, new in names.items()}
+    return tuple(names.values()), {x: i.substitute(rename) for x, i in moved.items()}
+
+
+def places(loops: Loops, position: str, lane: Axis | None = None, width: int = 1) -> list[str]:
+    """Return the statements that find loop variables from a row-major position (C text, not negative).
+
+    lane: the loop of which the variable counts blocks of `width`.
+    """
+    lines, step = [], 1
+    for number, axis in enumerate(reversed(loops)):
+        whole = step * width if axis == lane else step
+        text = f"(uint)({position})" + (f" / {whole}" if whole > 1 else "")
+        if number < len(loops) - 1:
+            limit = axis.extent // width if axis == lane else axis.extent
+            text = f"{text} % {limit}"
+        lines.append(f"const int {axis.name} = {text};")
+        step *= axis.extent
+    return lines[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An operand's value as text: `width` neighbours along a loop, statements, then `value` of type `type`.
+
+    along_inner: the neighbours lie along the innermost of the inner loops. place, inner_place: statements that
+    find the loop variables of rows (or columns) and of the innermost loop.
+    """
+
+    lines: tuple[str, ...]
+    value: str
+    type: str
+    width: int
+    along_inner: bool
+    place: tuple[str, ...] = ()
+    inner_place: tuple[str, ...] = ()
+
+
+def widest(axis: Axis, *limits: int) -> int:
+    """Return the widest power of two that divides a loop and all limits."""
+    width = min(limits)
+    while axis.extent % width or any(limit % width for limit in limits):
+        width //= 2
+    return width
+
+
+def read_of(
+    operand: Scalar, site_of: Renderer, lane: Axis | None, width: int, along_inner: bool, dtype: str
+) -> Read:
+    """Return an operand's value rendered by a fresh renderer."""
+    renderer = Renderer(
+        site_of.site_of, lane if width > 1 else None, width, [], site_of.helpers, site_of.prefix
+    )
+    value = renderer.value(operand, wide=True)
+    return Read(tuple(renderer.lines), value, renderer.type_of(dtype), width, along_inner)

@@ -1,0 +1,48 @@
+"""Targets: what lowering must know of a device class to choose among variants of a kernel.
+
+The numbers are documented defaults; a tuner that knows the device replaces them here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchedge.errors import InputError
+
+DeviceClass = Literal["cpu", "gpu", "mobile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device class.
+
+    vector: widest vector of floats worth computing with. work_items: how many must run at once to fill the
+    device. group: work-items in a work-group. row_group: work-items that share a long row (1: each row alone).
+    unaligned: vectors at any address are plain pointers (a CPU). half: tensors may be stored in half precision.
+    """
+
+    name: DeviceClass
+    vector: int
+    work_items: int
+    group: int
+    row_group: int
+    unaligned: bool = False
+
+
+TARGETS = {
+    # PoCL: 16 floats fill an AVX-512 register; work-groups are the tasks of a few threads.
+    "cpu": Target("cpu", vector=16, work_items=8, group=256, row_group=1, unaligned=True),
+    # A server or desktop GPU: 128-bit accesses; a hundred processors with over a thousand items each.
+    "gpu": Target("gpu", vector=4, work_items=65_536, group=256, row_group=128),
+    # A phone's GPU: RGBA texels; few shader cores with sixteen waves each.
+    "mobile": Target("mobile", vector=4, work_items=8_192, group=128, row_group=64),
+}
+"""By device class."""
+
+
+def target_of(name: str) -> Target:
+    """Return a target by its device class; raises InputError for an unknown one."""
+    if name not in TARGETS:
+        raise InputError(f"device class {name!r} is not known; expected one of {', '.join(TARGETS)}")
+    return TARGETS[name]
