@@ -12,7 +12,7 @@ from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Scatter
 _NUMPY = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide, "neg": np.negative, "abs": np.abs,
     "abs_int": np.abs, "pow": np.power, "square": np.square, "reciprocal": lambda a: 1 / a, "relu": lambda a: np.where(a < 0, 0, a),
-    "sigmoid": special.expit, "maximum": np.maximum, "minimum": np.minimum, "round": np.rint, "sign": np.sign,
+    "sigmoid": special.expit, "maximum": np.maximum, "minimum": np.minimum, "round": np.rint, "sign": lambda a: np.nan_to_num(np.sign(a)),
     "isnan": np.isnan, "isinf": np.isinf, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
     "not": np.logical_not, "bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
     "bit_not": np.invert, "shift_left": np.left_shift, "shift_right": np.right_shift,
@@ -21,6 +21,8 @@ _NUMPY = {
     "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "rsqrt": lambda a: 1 / np.sqrt(a), "erf": special.erf,
     "erfc": special.erfc, "lgamma": special.gammaln, "fmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
     "copysign": np.copysign, "nextafter": lambda a, b: np.nextafter(np.float32(a), np.float32(b)),
+    "int_pow": lambda a, b: _int_pow(a, b), "digamma": special.digamma, "trigamma": lambda a: special.polygamma(1, a),
+    "erfinv": special.erfinv,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
 }  # fmt: skip
 _REDUCE = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all}
@@ -170,14 +172,21 @@ def _clipped(state):
     return _GUARD in state[1]
 
 
-def _uniform(seed, counter, position):
-    """Philox-2x32-10, written down again from the paper (Salmon et al., SC 2011)."""
-    position = np.asarray(position, np.uint64)
+def _uniform(seed, counter, offset, position):
+    """The first word of Philox-4x32-10, written down again from the paper (Salmon et al., SC 2011)."""
     mask = np.uint64(0xFFFFFFFF)
-    left, right = position & mask, np.broadcast_to(np.uint64(counter) & mask, position.shape)
-    key = (np.uint64(seed) & mask) ^ ((position >> np.uint64(32)) * np.uint64(0x85EBCA6B) & mask)
+    words = np.broadcast_arrays(*[np.asarray(x).astype(np.uint64) & mask for x in (position, offset, counter, 0)])
+    keys = [np.asarray(seed).astype(np.uint64) & mask, np.uint64(0)]
     for _ in range(10):
-        product = left * np.uint64(0xD256D193)
-        left, right = (product >> np.uint64(32)) ^ key ^ right, product & mask
-        key = (key + np.uint64(0x9E3779B9)) & mask
-    return (left >> np.uint64(8)).astype(np.float64) * 2.0**-24
+        first, second = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+        words = [
+            (second >> np.uint64(32)) ^ words[1] ^ keys[0], second & mask,
+            (first >> np.uint64(32)) ^ words[3] ^ keys[1], first & mask,
+        ]  # fmt: skip
+        keys = [(keys[0] + np.uint64(0x9E3779B9)) & mask, (keys[1] + np.uint64(0xBB67AE85)) & mask]
+    return (words[0] >> np.uint64(8)).astype(np.float64) * 2.0**-24
+
+
+def _int_pow(base, exponent):
+    power = np.power(base, np.maximum(exponent, 0))
+    return np.where(exponent >= 0, power, np.where(base == 1, 1, np.where(base == -1, 1 - 2 * (exponent & 1), 0)))

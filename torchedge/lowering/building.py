@@ -199,6 +199,8 @@ def reduced(
     dtype: str | None = None,
 ) -> Node:
     """Return the reduction of `body(x)` over dimensions, then `finish` of each result."""
+    if not x.shape:
+        x, dims, keepdim = reshaped(x, (1,)), 0, False
     over = normal_dims(dims, len(x.shape))
     builder = RowBuilder(x.shape, over, kind)
     total = builder.reduce(kind, lambda *indices: body(x.at(*indices)))

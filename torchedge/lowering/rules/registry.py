@@ -14,11 +14,25 @@ from torchedge.errors import LoweringError
 from torchedge.lowering.nodes import Node
 
 FAMILIES = (
-    "elementwise",
+    "arithmetic",
+    "mathematics",
+    "comparisons",
+    "conversions",
+    "creation",
+    "activations",
+    "activation_gradients",
+    "reductions",
+    "statistics",
+    "softmax",
+    "batch_norm",
+    "normalization",
+    "losses",
+    "class_losses",
     "views",
     "movement",
     "borders",
     "matmul",
+    "convolution",
 )
 """Files of this folder, one a family of operators."""
 
