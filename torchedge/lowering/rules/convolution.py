@@ -1,0 +1,175 @@
+"""Convolutions of one to three dimensions and their gradients, transposed ones too, as contractions.
+
+Three products tie an x (channels X) to a y (channels Y): `y_of` (x with the weight: a convolution, or the
+gradient of a transposed one), `x_of` (y with the weight: a transposed convolution, or a convolution's gradient)
+and `weight_of` (x with y). A weight has the shape (Y, X / groups, *kernel) in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchedge.expressions.indices import Index
+from torchedge.expressions.scalars import Scalar, guarded
+from torchedge.lowering.building import RowBuilder, contraction, elementwise, reduced, reshaped
+from torchedge.lowering.nodes import ContractionRole, Node
+from torchedge.lowering.rules.deconvolution import grouped, x_of
+from torchedge.lowering.rules.registry import Result, rule
+from torchedge.lowering.rules.taps import Taps
+
+_FEW_CHANNELS = 8
+"""Fewer input channels than this do not fill the rows of a product by themselves."""
+
+
+def _each(sizes: Sequence[int], count: int) -> tuple[int, ...]:
+    return tuple(sizes) * count if len(sizes) == 1 else tuple(sizes)
+
+
+@rule("convolution")
+def convolution(
+    result: Result,
+    input: Node,
+    weight: Node,
+    bias: Node | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+) -> Node:
+    """Convolution of input with weight, plus bias."""
+    x_sizes = result.shape[2:] if transposed else input.shape[2:]
+    taps = _taps(x_sizes, weight, stride, padding, dilation, groups)
+    made = x_of(input, weight, taps) if transposed else y_of(input, weight, taps, result.shape[2:])
+    if bias is None:
+        return made
+    across = reshaped(bias, (bias.numel, *[1] * len(x_sizes)))
+    return elementwise(lambda a, b: a + b, made, across, dtype=result.dtype)
+
+
+@rule("convolution_backward")
+def convolution_backward(
+    result: Result,
+    grad_output: Node,
+    input: Node,
+    weight: Node,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Node, ...]:
+    """Gradients of input, weight and bias: those of them that the mask asks for."""
+    x, y = (grad_output, input) if transposed else (input, grad_output)
+    taps = _taps(x.shape[2:], weight, stride, padding, dilation, groups)
+    made: list[Node] = []
+    if output_mask[0]:
+        made.append(y_of(x, weight, taps, y.shape[2:]) if transposed else x_of(y, weight, taps))
+    if output_mask[1]:
+        made.append(weight_of(x, y, taps))
+    if output_mask[2]:
+        made.append(reduced("sum", grad_output, (0, *range(2, len(grad_output.shape)))))
+    return tuple(made)
+
+
+def _taps(
+    sizes: Sequence[int],
+    weight: Node,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Taps:
+    count = len(sizes)
+    kernel = weight.shape[2:]
+    return Taps(
+        tuple(sizes), kernel, _each(stride, count), _each(padding, count), _each(dilation, count), groups
+    )
+
+
+def y_of(x: Node, weight: Node, taps: Taps, out: Sequence[int]) -> Node:
+    """Return y(n, yc, o) = sum of x(n, xc, o·stride + k·dilation - padding) · weight(yc, xc, k)."""
+    batch, space = x.shape[0], len(out)
+    channels, each = weight.shape[0], weight.shape[1]
+    if each == 1 and taps.groups > 1:
+        return _depthwise_y(x, weight, taps, out)
+    shape, roles = grouped(batch, taps.groups, channels, out)
+
+    def a(at: Sequence[Index], over: Sequence[Index]) -> Scalar:
+        places, bounds = taps.under(at[-space:], over[:-1])
+        group = at[1] * each if taps.groups > 1 else 0
+        return guarded(bounds, x.at(at[0], over[-1] + group, *places))
+
+    def b(at: Sequence[Index], over: Sequence[Index]) -> Scalar:
+        return weight.at(_channel(at, taps.groups, channels), over[-1], *over[:-1])
+
+    made = contraction(shape, roles, (*taps.kernel, each), a, b, x.dtype, "convolution")
+    return reshaped(made, (batch, channels, *out))
+
+
+def _channel(at: Sequence[Index], groups: int, channels: int) -> Index:
+    """Return the channel that an index of `grouped` stands for."""
+    return at[1] if groups == 1 else at[1] * (channels // groups) + at[2]
+
+
+def _depthwise_y(x: Node, weight: Node, taps: Taps, out: Sequence[int]) -> Node:
+    batch, channels, space = x.shape[0], weight.shape[0], len(out)
+    multiplier = channels // taps.groups
+    domain = (batch, channels, *out, *taps.kernel)
+    builder = RowBuilder(domain, range(2 + space, 2 + 2 * space), "depthwise")
+
+    def product(n: Index, channel: Index, *at: Index) -> Scalar:
+        places, bounds = taps.under(at[:space], at[space:])
+        value = guarded(bounds, x.at(n, channel // multiplier, *places))
+        return value * weight.at(channel, 0, *at[space:])
+
+    total = builder.reduce("sum", product)
+    made = builder.row(lambda *_: total)
+    builder.close()
+    return made
+
+
+def weight_of(x: Node, y: Node, taps: Taps) -> Node:
+    """Return weight(yc, xc, k) = sum of x(n, xc, o·stride + k·dilation - padding) · y(n, yc, o)."""
+    groups, channels, space = taps.groups, y.shape[1], len(taps.kernel)
+    each = x.shape[1] // groups
+    if each == 1 and groups > 1:
+        return _depthwise_weight(x, y, taps)
+    reach: ContractionRole = "batch" if each >= _FEW_CHANNELS else "row"
+    lead = (channels,) if groups == 1 else (groups, channels // groups)
+    shape = (*lead, each, *taps.kernel)
+    roles: list[ContractionRole] = [*["batch"] * (groups > 1), "col", "row", *[reach] * space]  # type: ignore[list-item]
+
+    def a(at: Sequence[Index], over: Sequence[Index]) -> Scalar:
+        places, bounds = taps.under(over[1:], at[-space:])
+        group = at[0] * each if groups > 1 else 0
+        return guarded(bounds, x.at(over[0], at[-space - 1] + group, *places))
+
+    def b(at: Sequence[Index], over: Sequence[Index]) -> Scalar:
+        channel = at[0] if groups == 1 else at[0] * (channels // groups) + at[1]
+        return y.at(over[0], channel, *over[1:])
+
+    made = contraction(shape, roles, (x.shape[0], *y.shape[2:]), a, b, x.dtype, "convolution_weight")
+    return reshaped(made, (channels, each, *taps.kernel))
+
+
+def _depthwise_weight(x: Node, y: Node, taps: Taps) -> Node:
+    channels, space = y.shape[1], len(taps.kernel)
+    multiplier = channels // taps.groups
+    domain = (channels, 1, *taps.kernel, x.shape[0], *y.shape[2:])
+    builder = RowBuilder(domain, range(2 + space, len(domain)), "depthwise_weight")
+
+    def product(channel: Index, _: Index, *at: Index) -> Scalar:
+        n, outs = at[space], at[space + 1 :]
+        places, bounds = taps.under(outs, at[:space])
+        value = guarded(bounds, x.at(n, channel // multiplier, *places))
+        return value * y.at(n, channel, *outs)
+
+    total = builder.reduce("sum", product)
+    made = builder.row(lambda *_: total)
+    builder.close()
+    return made
