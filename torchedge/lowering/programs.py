@@ -41,7 +41,9 @@ class Kernel:
     access: what it does with each of its arguments, in their order. kind: the template it was made from.
     flops and nbytes: arithmetic and unavoidable traffic of one launch. reference: what it computes, in the
     words of PyTorch. A kernel made with checks has one argument more, an int buffer of 4 elements that it
-    writes (kernel-specific code, index, low, high) when an access lies outside a tensor.
+    writes (1 + the argument's position, index, low, high) when an access lies outside a tensor. in_place:
+    (argument read, argument written) that may be the same memory: each work-item reads an element before it
+    writes that one, and no other work-item reads it.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Kernel:
     nbytes: int = 0
     reference: str = ""
     checks: bool = False
+    in_place: tuple[tuple[int, int], ...] = ()
 
     @property
     def digest(self) -> str:

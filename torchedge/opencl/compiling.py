@@ -1,0 +1,118 @@
+"""Kernels from source: few programs for many kernels, kept on disk, and build errors that show the line."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchedge.errors import KernelBuildError
+from torchedge.opencl.binary_caches import BinaryCache, default_cache, key_of
+from torchedge.opencl.contexts import DeviceContext, translated
+from torchedge.opencl.platforms import check_process
+
+OPTIONS = ("-cl-std=CL1.2",)
+
+SELF_CACHING = frozenset({"Portable Computing Language"})
+"""Platforms whose binaries are not worth keeping: PoCL keeps kernels as they run (one is compiled when first
+enqueued, once for each work-group size), and compiles them all once more to give binaries."""
+
+_KERNEL = re.compile(r"^.*\b__kernel\b", re.MULTILINE)
+_COMPLAINT = re.compile(r":(\d+):\d+:\s*(?:fatal )?error:\s*(.+)|error:\s*\S*?:(\d+):\d+:\s*(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernels:
+    """Built programs by the names of their kernels."""
+
+    context: DeviceContext
+    programs: Mapping[str, Any]
+
+    def kernel(self, name: str) -> Any:
+        """Return a new kernel object, which keeps its own arguments."""
+        with translated(f"kernel {name}"):
+            return self.context.cl.Kernel(self.programs[name], name)
+
+
+def compile_kernels(
+    context: DeviceContext,
+    sources: Mapping[str, str],
+    options: Sequence[str] = OPTIONS,
+    cache: BinaryCache | None = None,
+) -> CompiledKernels:
+    """Build kernels, each given by its name and the source that defines it.
+
+    Kernels that begin with the same text before their `__kernel` share a program: on PoCL, one program
+    of 40 kernels is built in a tenth of the time of 40 programs. cache: where binaries are kept (default: the
+    user's cache folder, except for drivers that keep their own).
+
+    Raises:
+        KernelBuildError: names the kernel and shows the line that the compiler complains of.
+    """
+    check_process()
+    if cache is None and context.device.platform not in SELF_CACHING:
+        cache = default_cache()
+    groups: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        begin = _KERNEL.search(source)
+        groups.setdefault(source[: begin.start()] if begin else source, []).append(name)
+    programs: dict[str, Any] = {}
+    for preamble, names in groups.items():
+        text = preamble + "\n".join(sources[name][len(preamble) :] for name in names)
+        try:
+            program = _built(context, text, options, cache)
+        except context.cl.Error as error:
+            _complain(context, {name: sources[name] for name in names}, options, error)
+        programs.update(dict.fromkeys(names, program))
+    return CompiledKernels(context, programs)
+
+
+_building = threading.Lock()  # PoCL's front end is not safe to enter twice
+
+
+def _built(context: DeviceContext, text: str, options: Sequence[str], cache: BinaryCache | None) -> Any:
+    cl, handle = context.cl, context.handle
+    key = key_of(context.device, text, options)
+    binary = cache.read(key) if cache else None
+    with _building:
+        if binary is not None:
+            try:
+                return cl.Program(context.context, [handle], [binary]).build(list(options))
+            except cl.Error:  # another driver's, in spite of its key
+                pass
+        # Around pyopencl's own cache, which reads pickles.
+        program = cl.Program(cl._cl._Program(context.context, text)).build(list(options))
+        if cache is not None:
+            cache.write(key, bytes(program.get_info(cl.program_info.BINARIES)[0]))
+    return program
+
+
+def _complain(
+    context: DeviceContext, sources: Mapping[str, str], options: Sequence[str], error: Exception
+) -> None:
+    """Raise KernelBuildError for the first kernel that does not build by itself."""
+    for name, source in sources.items():
+        try:
+            _built(context, source, options, None)
+        except context.cl.Error as own:
+            log = str(own)
+            raise KernelBuildError(_complaint(name, source, log), kernel=name, log=log) from own
+    log = str(error)
+    names = ", ".join(sources)
+    raise KernelBuildError(
+        f"kernels {names} build one by one but not together: {' '.join(log.split())[:300]}; "
+        "give what they define besides themselves different names",
+        log=log,
+    ) from error
+
+
+def _complaint(name: str, source: str, log: str) -> str:
+    found = _COMPLAINT.search(log)
+    if found is None:
+        return f"kernel {name} does not build: {' '.join(log.split())[:400]}; correct its source"
+    number, said = int(found[1] or found[3]), (found[2] or found[4]).strip()
+    lines = source.splitlines()
+    shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    return f"kernel {name} does not build, line {number}, `{shown}`: {said}; correct its source"

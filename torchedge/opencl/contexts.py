@@ -1,0 +1,104 @@
+"""One context and one in-order queue a device; the driver's errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
+from torchedge.opencl.platforms import ClDevice, check_process, choose_device, handles, load_pyopencl
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceContext:
+    """An open device: pyopencl's module, context and in-order queue."""
+
+    device: ClDevice
+    cl: Any
+    context: Any
+    queue: Any
+
+    @property
+    def handle(self) -> Any:
+        """Pyopencl's device."""
+        return self.context.devices[0]
+
+    def new_queue(self, profile: bool) -> Any:
+        """Return the in-order queue, or a new one whose events tell when commands ran."""
+        if not profile:
+            return self.queue
+        with translated(f"a queue of {self.device.name}"):
+            return self.cl.CommandQueue(
+                self.context, properties=self.cl.command_queue_properties.PROFILING_ENABLE
+            )
+
+
+_open: dict[int, DeviceContext] = {}
+
+
+def open_context(device: ClDevice | str | int | None = None) -> DeviceContext:
+    """Return this process's context of a device (see `choose_device`), opening it on first use.
+
+    Raises:
+        DeviceError: there is no such device.
+        MissingExtraError: pyopencl is not installed.
+        OpenCLError: the driver does not open it, or it was opened before a fork.
+    """
+    chosen = device if isinstance(device, ClDevice) else choose_device(device)
+    opened = _open.get(chosen.index)
+    if opened is not None and opened.device == chosen:
+        check_process()
+        return opened
+    cl = load_pyopencl()
+    with translated(f"opening {chosen.name}"):
+        context = cl.Context([handles()[chosen.index]])
+        opened = DeviceContext(chosen, cl, context, cl.CommandQueue(context))
+    _open[chosen.index] = opened
+    return opened
+
+
+_NO_MEMORY = {"MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE"}
+_LOST = {"DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE", "INVALID_CONTEXT", "INVALID_DEVICE"}
+
+
+@contextmanager
+def translated(doing: str, *, nbytes: int = 0, device: ClDevice | None = None) -> Iterator[None]:
+    """Turn the driver's errors into torchedge's; `doing` and `nbytes` say what was asked for."""
+    cl = load_pyopencl()
+    try:
+        yield
+    except cl.Error as error:
+        raise translation(error, doing, nbytes=nbytes, device=device) from error
+
+
+def translation(
+    error: Any,
+    doing: str,
+    *,
+    nbytes: int = 0,
+    device: ClDevice | None = None,
+) -> OpenCLError:
+    """Return a driver's error as DeviceMemoryError, DeviceLostError or OpenCLError."""
+    cl = load_pyopencl()
+    text = " ".join(str(error).split())
+    code = getattr(error, "code", None)
+    status = "" if code is None else cl.status_code.to_string(code, "status %d")
+    if status in _NO_MEMORY or isinstance(error, cl.MemoryError) or (nbytes and status == "OUT_OF_RESOURCES"):
+        return DeviceMemoryError(_memory_text(doing, nbytes, device, text), nbytes=nbytes)
+    if status in _LOST:
+        return DeviceLostError(
+            f"{doing}: the device is gone ({text}); start the process again, and look at the driver's log"
+        )
+    return OpenCLError(f"{doing}: the OpenCL driver says {text}")
+
+
+def _memory_text(doing: str, nbytes: int, device: ClDevice | None, said: str) -> str:
+    asked = f"{nbytes} bytes asked for" if nbytes else "no memory left"
+    limits = (
+        f", {device.name} has {device.global_bytes} and gives at most {device.allocation_bytes} at once"
+        if device
+        else ""
+    )
+    return f"{doing}: {asked}{limits} ({said}); use a smaller batch or half storage, or free the device"

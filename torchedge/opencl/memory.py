@@ -1,0 +1,143 @@
+"""Buffers and images of a device, and the copies between them and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.errors import DeviceError, DeviceMemoryError
+from torchedge.opencl.contexts import DeviceContext, translated
+
+CHANNEL_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "float32": "FLOAT", "float16": "HALF_FLOAT", "int32": "SIGNED_INT32", "int16": "SIGNED_INT16",
+        "int8": "SIGNED_INT8", "uint32": "UNSIGNED_INT32", "uint16": "UNSIGNED_INT16",
+        "uint8": "UNSIGNED_INT8", "bool": "UNSIGNED_INT8",
+    }
+)  # fmt: skip
+"""OpenCL's channel type of each dtype that an image can hold."""
+
+
+def allocate_buffer(context: DeviceContext, nbytes: int, what: str) -> Any:
+    """Return a new buffer of `nbytes` bytes; `what` names it in errors.
+
+    Raises:
+        DeviceMemoryError: more than the device gives at once, or than it has left.
+    """
+    device = context.device
+    if nbytes > device.allocation_bytes:
+        raise DeviceMemoryError(
+            f"{what}: {nbytes} bytes asked for at once, {device.name} gives at most "
+            f"{device.allocation_bytes}; use a smaller batch or half storage",
+            nbytes=nbytes,
+        )
+    with translated(what, nbytes=nbytes, device=device):
+        return context.cl.Buffer(context.context, context.cl.mem_flags.READ_WRITE, max(1, nbytes))
+
+
+def allocate_image(context: DeviceContext, width: int, height: int, dtype: str, what: str) -> Any:
+    """Return a new RGBA image2d of `width` by `height` texels of a dtype.
+
+    Raises:
+        DeviceError: the device has no images, none of that dtype or none so large.
+        DeviceMemoryError: no memory is left.
+    """
+    _check_image(context, width, height, what)
+    cl = context.cl
+    item = np.dtype(dtype).itemsize
+    with translated(what, nbytes=width * height * 4 * item, device=context.device):
+        return cl.create_image(
+            context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), shape=(width, height)
+        )
+
+
+def image_over_buffer(
+    context: DeviceContext,
+    buffer: Any,
+    width: int,
+    height: int,
+    row_texels: int,
+    dtype: str,
+    what: str,
+) -> Any:
+    """Return an RGBA image2d over the bytes of a buffer whose rows begin `row_texels` texels apart.
+
+    Raises:
+        DeviceError: the device makes no images from buffers, or has no images so large or of that dtype.
+    """
+    _check_image(context, width, height, what)
+    device, cl = context.device, context.cl
+    if not device.image_from_buffer:
+        raise DeviceError(
+            f"{what}: {device.name} makes no images from buffers (cl_khr_image2d_from_buffer); "
+            "lower the program for it with images or buffers"
+        )
+    pitch = max(width, row_texels)
+    if device.pitch_alignment and pitch % device.pitch_alignment:
+        raise DeviceError(
+            f"{what}: rows of {pitch} texels, {device.name} takes multiples of {device.pitch_alignment}; "
+            "lower the program for it again"
+        )
+    description = cl.ImageDescriptor()
+    description.image_type = cl.mem_object_type.IMAGE2D
+    description.shape = (width, height)
+    description.pitches = (pitch * 4 * np.dtype(dtype).itemsize, 0)
+    description.buffer = buffer
+    with translated(what):
+        return cl.Image(
+            context.context, cl.mem_flags.READ_WRITE, _format(context, dtype, what), desc=description
+        )
+
+
+def sub_buffer(context: DeviceContext, buffer: Any, offset: int, nbytes: int, what: str) -> Any:
+    """Return the part of a buffer that begins at byte `offset`, a multiple of the device's alignment."""
+    with translated(what):
+        return buffer.get_sub_region(offset, max(1, nbytes))
+
+
+def upload(context: DeviceContext, queue: Any, target: Any, held: npt.NDArray[Any]) -> None:
+    """Copy a C-contiguous array, (height, width, 4) for an image, to the device and wait for it."""
+    with translated("copying to the device", device=context.device):
+        if isinstance(target, context.cl.Image):
+            height, width = held.shape[:2]
+            context.cl.enqueue_copy(queue, target, held, origin=(0, 0), region=(width, height))
+        elif held.nbytes:
+            context.cl.enqueue_copy(queue, target, held)
+
+
+def download(context: DeviceContext, queue: Any, source: Any, held: npt.NDArray[Any]) -> None:
+    """Fill a C-contiguous array, (height, width, 4) for an image, from the device and wait for it."""
+    with translated("copying from the device", device=context.device):
+        if isinstance(source, context.cl.Image):
+            height, width = held.shape[:2]
+            context.cl.enqueue_copy(queue, held, source, origin=(0, 0), region=(width, height))
+        elif held.nbytes:
+            context.cl.enqueue_copy(queue, held, source)
+
+
+def fill(context: DeviceContext, queue: Any, target: Any, byte: int) -> None:
+    """Set every byte of a buffer."""
+    with translated("filling memory", nbytes=target.size, device=context.device):
+        context.cl.enqueue_fill_buffer(queue, target, np.uint8(byte), 0, target.size)
+
+
+def _check_image(context: DeviceContext, width: int, height: int, what: str) -> None:
+    device = context.device
+    if not device.images:
+        raise DeviceError(f"{what}: {device.name} has no images; lower the program for it with buffers")
+    if width > device.image_width or height > device.image_height:
+        raise DeviceError(
+            f"{what}: an image of {width} x {height} texels, {device.name} takes at most "
+            f"{device.image_width} x {device.image_height}; fold it (textures.layouts.fitted) or use a buffer"
+        )
+
+
+def _format(context: DeviceContext, dtype: str, what: str) -> Any:
+    cl = context.cl
+    if dtype not in CHANNEL_TYPES or (dtype == "float16" and not context.device.half_images):
+        raise DeviceError(f"{what}: {context.device.name} has no images of {dtype}; use a buffer")
+    return cl.ImageFormat(cl.channel_order.RGBA, getattr(cl.channel_type, CHANNEL_TYPES[dtype]))
