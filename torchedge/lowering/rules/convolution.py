@@ -1,7 +1,7 @@
 """Convolutions of one to three dimensions and their gradients, transposed ones too, as contractions.
 
 Three products tie an x (channels X) to a y (channels Y): `y_of` (x with the weight: a convolution, or the
-gradient of a transposed one), `x_of` (y with the weight: a transposed convolution, or a convolution's gradient)
+gradient of a transposed one), `x_of` (y with the weight: a transposed convolution, or the gradient of one)
 and `weight_of` (x with y). A weight has the shape (Y, X / groups, *kernel) in all of them.
 """
 
@@ -15,14 +15,10 @@ from torchedge.lowering.building import RowBuilder, contraction, elementwise, re
 from torchedge.lowering.nodes import ContractionRole, Node
 from torchedge.lowering.rules.deconvolution import grouped, x_of
 from torchedge.lowering.rules.registry import Result, rule
-from torchedge.lowering.rules.taps import Taps
+from torchedge.lowering.rules.taps import Taps, each
 
 _FEW_CHANNELS = 8
 """Fewer input channels than this do not fill the rows of a product by themselves."""
-
-
-def _each(sizes: Sequence[int], count: int) -> tuple[int, ...]:
-    return tuple(sizes) * count if len(sizes) == 1 else tuple(sizes)
 
 
 @rule("convolution")
@@ -87,7 +83,7 @@ def _taps(
     count = len(sizes)
     kernel = weight.shape[2:]
     return Taps(
-        tuple(sizes), kernel, _each(stride, count), _each(padding, count), _each(dilation, count), groups
+        tuple(sizes), kernel, each(stride, count), each(padding, count), each(dilation, count), groups
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ FAMILIES = (
     "borders",
     "matmul",
     "convolution",
+    "pooling",
+    "adaptive_pooling",
 )
 """Files of this folder, one a family of operators."""
 
@@ -72,6 +75,23 @@ def rule(*kinds: str) -> Callable[[_Function], _Function]:
             if kind in _RULES:
                 raise LoweringError(f"operator {kind} has two rules; expected one")
             _RULES[kind] = function
+        return function
+
+    return register
+
+
+def spatial_rule(*kinds: str) -> Callable[[_Function], _Function]:
+    """Register one function for operators of several numbers of dimensions, such as avg_pool2d and 3d.
+
+    Its first argument is that number, then it is called as a rule is.
+    """
+
+    def register(function: _Function) -> _Function:
+        for kind in kinds:
+            found = re.search(r"(\d)d", kind)
+            if found is None:
+                raise LoweringError(f"operator {kind} names no number of dimensions; expected such as pool2d")
+            rule(kind)(partial(function, int(found[1])))
         return function
 
     return register

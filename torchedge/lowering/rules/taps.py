@@ -98,3 +98,9 @@ class Phases:
             first,
             [(remainder % self.common, 0, 1), (first, 0, self.count)],
         )
+
+
+def each(sizes: Sequence[int] | int, space: int) -> tuple[int, ...]:
+    """Return one size for each of `space` dimensions; a single one stands for all."""
+    given = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    return given * space if len(given) == 1 else given
