@@ -13,6 +13,7 @@ from torchedge.lowering.kernels.substitutes import as_rows
 from torchedge.lowering.nodes import Contraction, Node, Rows, Scatter, Stored
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
+from torchedge.lowering.splitting import split_reductions
 from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, translate
 from torchedge.textures.layouts import Layout
@@ -26,6 +27,7 @@ def lower(step: Step, target: str | Target = "cpu") -> Program:
     """
     device = target_of(target) if isinstance(target, str) else target
     translation = translate(step)
+    split_reductions([*translation.outputs, *[n for _, n in translation.updates]], device)
     fused = form_groups(translation)
     inputs = [translation.stored[i] for i in step.graph.inputs]
     layouts = place_tensors(fused.groups, list(translation.stored.values()), inputs)
@@ -73,6 +75,8 @@ def _program(
         if over is None:
             role: TensorRole = "output" if node in fused.outputs else "intermediate"
             add(node, StoredTensor(f"t{len(tensors)}", node.shape, node.dtype, role, layouts[node]))
+        else:
+            number[node] = number[over]
     kernels: dict[str, Kernel] = {}
     launches = []
     for draft in drafts:
@@ -86,7 +90,7 @@ def _program(
         tuple(kernels.values()),
         tuple(launches),
         tuple([number[translation.stored[i]] for i in step.graph.inputs]),
-        tuple([number[overwritten[n] or n] for n in fused.outputs]),
+        tuple([number[n] for n in fused.outputs]),
         Arena(0),
         {name: number[translation.stored[i]] for name, i in step.hyperparameters.items()},
         target.name,

@@ -27,13 +27,16 @@ def axes(sizes: Sequence[int], letter: str = "i") -> tuple[Axis, ...]:
     return tuple([Axis(f"{letter}{next(_numbers)}", size) for size in sizes])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Node:
     """A tensor: logical shape and dtype. `scope` is the module path of the operator that made it."""
 
     shape: tuple[int, ...]
     dtype: str
     scope: str = field(default="", kw_only=True)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.dtype}{list(self.shape)}>"
 
     @property
     def numel(self) -> int:
@@ -64,7 +67,7 @@ class Node:
         return tuple(dict.fromkeys(s.tensor for s in walk(*self.roots) if isinstance(s, Load)))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Stored(Node):
     """A tensor that lies in memory before the step begins: value `index` of the graph."""
 
@@ -72,7 +75,7 @@ class Stored(Node):
     index: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Pointwise(Node):
     """Every element by itself: `body` at the index that `axes` stand for. Views are pointwise too."""
 
@@ -114,7 +117,7 @@ class Output:
     dtype: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Rows(Node):
     """Reductions over the inner axes for every row of outer axes, then outputs: sums, softmax, layer norm.
 
@@ -133,7 +136,7 @@ class Rows(Node):
         return (*[s.body for s in self.stages], *[o.body for o in self.outputs])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Part(Node):
     """One output of a node that has several."""
 
@@ -146,7 +149,7 @@ class Part(Node):
         return (self.whole,)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Contraction(Node):
     """Element = sum over the inner axes of a · b: matrix products, convolutions and their gradients.
 
@@ -177,7 +180,7 @@ class Contraction(Node):
         return 2 * self.numel * prod([a.extent for a in self.inner])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Scatter(Node):
     """Element = base + sum of the sources that point at it, in the order of the sources (deterministic).
 

@@ -32,6 +32,7 @@ def place_tensors(
             key = target or node
             if key not in layouts:
                 layouts[key] = _as_written(key.shape, group.computed[node].element, strides)
+            layouts[node] = layouts[key]
         for node in group.reads:
             if isinstance(node, Stored):
                 layouts.setdefault(node, row_major(len(node.shape)))
