@@ -63,7 +63,7 @@ def nll_loss(
         loss = -value * counted(*sample)
         return where(classes.at(*sample).equals(ignore_index), constant(0, compute), loss)
 
-    if not reduction:
+    if not reduction and len(input.shape) > 1:
         losses = pointwise(classes.shape, result.dtype, each)
         return reshaped(losses, result.shape), pointwise((), result.dtypes[1], lambda: constant(0, compute))
     builder = RowBuilder(classes.shape, range(len(classes.shape)), "nll_loss")

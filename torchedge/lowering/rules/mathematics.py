@@ -13,8 +13,9 @@ from torchedge.lowering.rules.promotion import computed, is_floating
 from torchedge.lowering.rules.registry import Result, rule
 
 _FLOATING = (
-    "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "sigmoid", "reciprocal",
+    "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
+    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "sigmoid",
+    "reciprocal",
 )  # fmt: skip
 _ALIASES = {"special_expit": "sigmoid", "special_erf": "erf", "special_erfc": "erfc", "special_exp2": "exp2"}
 _WHOLE = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "fix": "trunc"}
@@ -223,10 +224,10 @@ def rad2deg(result: Result, input: Node) -> Node:
 
 @rule("heaviside")
 def heaviside(result: Result, input: Node, values: Node) -> Node:
-    """0 below zero, `values` at zero, 1 above."""
+    """0 below zero (and of NaN), `values` at zero, 1 above."""
 
     def body(a: Scalar, b: Scalar) -> Scalar:
-        step = where(a < 0, constant(0, a.dtype), 1)
+        step = where(a > 0, constant(1, a.dtype), 0)
         return where(a.equals(0), b, step)
 
     return computed(body, result, input, values)

@@ -211,7 +211,7 @@ def vector_norm(
     keepdim: bool = False,
     dtype: str | None = None,
 ) -> Node:
-    """The p-norm over dimensions: of order 0 (how many are not zero), inf and -inf (largest, smallest) too."""
+    """The p-norm over dimensions: of orders 0 (how many are not zero), inf and -inf too."""
     order = ord if p is None else p
 
     def size(a: Scalar) -> Scalar:

@@ -1,0 +1,84 @@
+"""Batch normalization in training and evaluation, with its gradients, against PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracles.rule_checks import apply, check
+
+from torchedge.lowering.nodes import Part, Rows
+
+aten = torch.ops.aten
+SHAPES = [(4, 3, 5, 2), (4, 3), (2, 1, 3), (2, 3, 1, 2, 2)]
+
+
+def tensors(shape, affine=True):
+    channels = shape[1]
+    x = torch.randn(shape, dtype=torch.float64) * 2 + 30
+    weight, bias, mean, var = [torch.rand(channels, dtype=torch.float64) + 0.5 for _ in range(4)]
+    return x, *((weight, bias) if affine else (None, None)), mean, var
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_forward(shape, training, affine):
+    given = tensors(shape, affine)
+    compare = None if training else [0, 3, 4]
+    check(aten._native_batch_norm_legit_functional.default, *given, training, 0.1, 1e-5, compare=compare)
+    if training:
+        check(aten._native_batch_norm_legit.no_stats, *given[:3], True, 0.1, 1e-5)
+    else:
+        check(aten._native_batch_norm_legit_no_training.default, *given, 0.1, 1e-5, compare=[0])
+        check(aten.native_batch_norm.default, *given, False, 0.1, 1e-5, compare=[0])
+
+
+def test_reserve_is_left_out():
+    given = tensors((4, 3, 5, 2))
+    made = aten._batch_norm_with_update_functional(*given, 0.1, 1e-5)
+    assert len(made) == 6
+    nodes, _ = apply(torch.ops.aten._batch_norm_with_update_functional.default, (*given, 0.1, 1e-5), {}, made)
+    assert [node is None for node in nodes] == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("mask", [[True, True, True], [False, True, True], [True, False, False]], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_backward(shape, training, mask):
+    x, weight, _, mean, var = tensors(shape)
+    gradient = torch.randn(shape, dtype=torch.float64)
+    saved = x.transpose(0, 1).flatten(1)
+    statistics = saved.mean(1), (saved.var(1, correction=0) + 1e-5).rsqrt()
+    for w in (weight, None):
+        check(
+            aten.native_batch_norm_backward.default,
+            gradient, x, w, mean, var, *statistics, training, 1e-5, mask, rtol=1e-8, atol=1e-9,
+        )  # fmt: skip
+
+
+def test_statistics_of_a_channel_are_one_node():
+    given = tensors((4, 3, 5, 2))
+    target = aten._native_batch_norm_legit_functional.default
+    nodes, _ = apply(target, (*given, True, 0.1, 1e-5), {}, target(*given, True, 0.1, 1e-5))
+    parts = nodes[1:]
+    assert all(isinstance(p, Part) for p in parts) and len({p.whole for p in parts}) == 1
+    assert isinstance(parts[0].whole, Rows) and len(parts[0].whole.stages) == 2
+
+
+def test_one_pass_is_accurate_far_from_zero():
+    """In float32 sums of x and x² would lose the variance; the oracle is made to round as a device does."""
+    x = (torch.randn(8, 2, 16, 16, dtype=torch.float64) + 3000).float()
+    first = x[:1, :, :1, :1]
+    distance = (x - first).numpy()
+    total, squares = distance.sum((0, 2, 3)), (distance * distance).sum((0, 2, 3))
+    count = x.numel() // 2
+    variance = (squares - total * (total / count)) / count
+    np.testing.assert_allclose(variance, x.double().var((0, 2, 3), correction=0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_either_parameter_alone(name):
+    x, weight, bias, mean, var = tensors((4, 3, 5))
+    given = (weight, None) if name == "weight" else (None, bias)
+    check(aten._native_batch_norm_legit_functional.default, x, *given, mean, var, True, 0.1, 1e-5)

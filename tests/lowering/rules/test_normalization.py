@@ -1,0 +1,79 @@
+"""Layer, group and RMS normalization with their gradients, against PyTorch."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from oracles.rule_checks import check
+
+aten = torch.ops.aten
+MASKS = [list(m) for m in product([True, False], repeat=3) if any(m)]
+
+
+def normal(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "normalized"), [((2, 3, 4), [4]), ((2, 3, 4), [3, 4]), ((5, 1), [1]), ((6,), [6])]
+)
+def test_layer_norm(shape, normalized, affine):
+    x, gradient = normal(*shape) + 5, normal(*shape)
+    weight, bias = (normal(*normalized), normal(*normalized)) if affine else (None, None)
+    check(aten.native_layer_norm.default, x, normalized, weight, bias, 1e-5)
+    _, mean, rstd = aten.native_layer_norm(x, normalized, weight, bias, 1e-5)
+    masks = MASKS if affine else [[True, False, False]]
+    for mask in masks if len(shape) > len(normalized) else [[True, False, False]]:
+        check(
+            aten.native_layer_norm_backward.default,
+            gradient, x, normalized, mean, rstd, weight, bias, mask, rtol=1e-8, atol=1e-9,
+        )  # fmt: skip
+
+
+def test_layer_norm_of_a_single_row_has_gradients_for_its_weights():
+    x, weight, bias = normal(6), normal(6), normal(6)
+    _, mean, rstd = aten.native_layer_norm(x, [6], weight, bias, 1e-5)
+    arguments = (normal(6), x, [6], mean, rstd, weight, bias, [True, True, True])
+    check(aten.native_layer_norm_backward.default, *arguments, rtol=1e-8)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((2, 6, 3, 2), 3), ((2, 6, 3, 2), 1), ((3, 4), 4), ((1, 4, 5), 2)]
+)
+def test_group_norm(shape, groups, affine):
+    x, gradient = normal(*shape) + 5, normal(*shape)
+    n, c = shape[:2]
+    sizes = n, c, x.numel() // (n * c), groups
+    weight, bias = (normal(c), normal(c)) if affine else (None, None)
+    check(aten.native_group_norm.default, x, weight, bias, *sizes, 1e-5)
+    _, mean, rstd = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
+    for mask in MASKS if affine else [[True, False, False]]:
+        check(
+            aten.native_group_norm_backward.default,
+            gradient, x, mean, rstd, weight, *sizes, mask, rtol=1e-7, atol=1e-8,
+        )  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(aten, "_fused_rms_norm"), reason="this PyTorch has no fused RMS norm")
+@pytest.mark.parametrize("eps", [None, 1e-3])
+@pytest.mark.parametrize("normalized", [[4], [3, 4]], ids=str)
+def test_rms_norm(normalized, eps):
+    x, gradient, weight = normal(2, 3, 4), normal(2, 3, 4), normal(*normalized)
+    check(aten._fused_rms_norm.default, x, normalized, weight, eps, rtol=1e-6)
+    root = x.pow(2).mean(list(range(-len(normalized), 0)), keepdim=True).rsqrt()
+    wanted = torch.autograd.functional.vjp(
+        lambda a, w: a * a.pow(2).mean(list(range(-len(normalized), 0)), keepdim=True).rsqrt() * w,
+        (x, weight),
+        gradient,
+    )[1]
+    from oracles.nodes import compute
+    from oracles.rule_checks import apply
+
+    target = aten._fused_rms_norm_backward.default
+    nodes, data = apply(target, (gradient, x, normalized, root, weight, [True, True]), {}, wanted)
+    for node, want in zip(nodes, wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(compute(node, data)), want)
