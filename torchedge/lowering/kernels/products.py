@@ -1,13 +1,13 @@
-"""Contractions in normal form: batch, rows, columns and inner loops in the order of memory, operands as reads."""
+"""Contractions in normal form: batch, rows, columns and inner loops in the order of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from torchedge.expressions.indices import Axis, Index, axes_of, of
-from torchedge.expressions.rendering import Renderer
+from torchedge.expressions.rendering import COMPUTE, Renderer
 from torchedge.expressions.scalars import Load, Scalar, loads_of, walk
 from torchedge.lowering.expansion import substitute
 from torchedge.lowering.fusion import Computed, Group
@@ -23,8 +23,8 @@ Loops = tuple[Axis, ...]
 class Product:
     """out[batch, row, col] = epilogue(sum over `inner` of a · b): `a` depends on rows, `b` on columns.
 
-    Loops run from the outermost to the innermost; those of extent 1 are gone, neighbours that are one in memory
-    are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
+    Loops run from the outermost to the innermost; those of extent 1 are gone, neighbours that are one in
+    memory are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
     a_contiguous, b_contiguous: the loops along which the operands' neighbours lie side by side in memory.
     """
 
@@ -50,7 +50,7 @@ def size(loops: Loops) -> int:
 
 
 def product_of(group: Group, arguments: Arguments) -> Product:
-    """Return a group whose host is a contraction in normal form, columns along the memory of the first result."""
+    """Return a group around a contraction in normal form, columns along the memory of the first result."""
     host = group.host
     assert isinstance(host, Contraction)
     a, b = group.bodies
@@ -77,7 +77,10 @@ def product_of(group: Group, arguments: Arguments) -> Product:
     a, b = (substitute(operand, moved, known=memo) for operand in (a, b))
     made = tuple([(n, _moved(item, moved, memo)) for n, item in stores])
     return Product(
-        *[renamed[letter] for letter in "brck"],
+        renamed["b"],
+        renamed["r"],
+        renamed["c"],
+        renamed["k"],
         a,
         b,
         made,
@@ -116,7 +119,10 @@ def _inner_strides(loops: Loops, a: Scalar, b: Scalar, arguments: Arguments) -> 
 
 def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
     loads = [s for s in walk(scalar) if isinstance(s, Load)]
-    return strides_of(offsets(loads[0].indices, arguments.sites[loads[0].tensor])) if loads else {}
+    if not loads:
+        return {}
+    strides = strides_of(offsets(loads[0].indices, arguments.sites[loads[0].tensor]))
+    return {axis: abs(stride) for axis, stride in strides.items()}
 
 
 def _contiguous(scalar: Scalar, arguments: Arguments) -> frozenset[Axis]:
@@ -128,6 +134,11 @@ def _joined_as(letter: str, loops: Loops, indices: Sequence[Index]) -> tuple[Loo
     names = {x: Axis(f"{letter}{k}", x.extent) for k, x in enumerate(found)}
     rename = {old: of(new) for old, new in names.items()}
     return tuple(names.values()), {x: i.substitute(rename) for x, i in moved.items()}
+
+
+def last_of(loops: Loops) -> Axis:
+    """Return the innermost loop; for none, a loop of one round that nothing depends on."""
+    return loops[-1] if loops else Axis("none", 1)
 
 
 def places(loops: Loops, position: str, lane: Axis | None = None, width: int = 1) -> list[str]:
@@ -151,8 +162,8 @@ def places(loops: Loops, position: str, lane: Axis | None = None, width: int = 1
 class Read:
     """An operand's value as text: `width` neighbours along a loop, statements, then `value` of type `type`.
 
-    along_inner: the neighbours lie along the innermost of the inner loops. place, inner_place: statements that
-    find the loop variables of rows (or columns) and of the innermost loop.
+    along_inner: the neighbours lie along the innermost of the inner loops. place, inner_place: statements
+    that find the loop variables of rows (or columns) and of inner loops. axes: the variables that `place` finds.
     """
 
     lines: tuple[str, ...]
@@ -162,6 +173,7 @@ class Read:
     along_inner: bool
     place: tuple[str, ...] = ()
     inner_place: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
 
 
 def widest(axis: Axis, *limits: int) -> int:
@@ -172,12 +184,39 @@ def widest(axis: Axis, *limits: int) -> int:
     return width
 
 
-def read_of(
-    operand: Scalar, site_of: Renderer, lane: Axis | None, width: int, along_inner: bool, dtype: str
-) -> Read:
-    """Return an operand's value rendered by a fresh renderer."""
-    renderer = Renderer(
-        site_of.site_of, lane if width > 1 else None, width, [], site_of.helpers, site_of.prefix
-    )
-    value = renderer.value(operand, wide=True)
-    return Read(tuple(renderer.lines), value, renderer.type_of(dtype), width, along_inner)
+@dataclass(slots=True)
+class Texts:
+    """Renders the operands and results of one kernel; the helpers they need collect in `helpers`.
+
+    dtype: of the sum.
+    """
+
+    arguments: Arguments
+    dtype: str
+    helpers: dict[str, None] = field(default_factory=dict)
+    scopes: int = 0
+
+    def read(self, operand: Scalar, lane: Axis | None, width: int, along_inner: bool = False) -> Read:
+        """Return an operand's value at `width` neighbours along a loop."""
+        renderer = self._renderer(lane, width)
+        value = renderer.value(operand, wide=True)
+        return Read(tuple(renderer.lines), value, renderer.type_of(self.dtype), width, along_inner)
+
+    @property
+    def type(self) -> str:
+        """OpenCL type of the sum."""
+        return COMPUTE[self.dtype]
+
+    def write(self, stores: Sequence[tuple[Node, Computed]], lane: Axis | None, width: int) -> Read:
+        """Return the statements that store everything made of the local `acc`, `width` neighbours at once."""
+        renderer = self._renderer(lane, width)
+        for _, item in stores:  # all reads before the first write: a tensor may be overwritten in place
+            renderer.value(item.value)
+        for node, item in stores:
+            renderer.store(self.arguments.sites[node], item.element, item.value)
+        return Read(tuple(renderer.lines), "", renderer.type_of(self.dtype), width, False)
+
+    def _renderer(self, lane: Axis | None, width: int) -> Renderer:
+        self.scopes += 1
+        prefix = f"v{self.scopes}_"
+        return Renderer(self.arguments.site_of, lane if width > 1 else None, width, [], self.helpers, prefix)

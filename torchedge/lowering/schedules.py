@@ -1,0 +1,135 @@
+"""Schedules of contractions by device class: tiles, vectors, splits. The place where a tuner will sit.
+
+The numbers were found by experiment: "cpu" on PoCL with AVX-512, "gpu" on an NVIDIA H200
+(`benchmarks/contractions.py` prints the comparison).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torchedge.lowering.targets import Target
+
+MICRO_TILES = ((8, 2), (6, 4), (14, 1), (8, 3))
+"""Rows and vectors of a register tile: 32 vector registers hold it with its operands. Best first."""
+DEPTH = 256
+"""Inner points of a block in the first-level cache or local memory of a CPU."""
+
+
+Kind = Literal["panel", "local"]
+
+
+DEPTH_OF_A_PART = 384
+"""Inner points below which a part of a split contraction on a GPU costs more than it brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """What a schedule depends on: numbers of batches, rows, columns, inner points; bytes of an element."""
+
+    batch: int
+    rows: int
+    cols: int
+    inner: int
+    itemsize: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a contraction is computed.
+
+    kind "panel": one work-item a block of `block_rows` x `block_cols`, operands copied into local memory
+    `depth` deep, register tiles of `tile_rows` x (`vectors` vectors of `vector`). kind "local": a work-group a
+    block, a work-item `tile_rows` x `tile_cols` of it, `depth` inner points in local memory at a time.
+    parts: the inner loops are split into so many parts, each a block of its own, summed afterwards in order.
+    rows_first: neighbouring work-groups of a "panel" share columns rather than rows. band: neighbouring
+    work-groups of a "local" walk so many rows of blocks together.
+    """
+
+    kind: Kind
+    block_rows: int
+    block_cols: int
+    depth: int
+    tile_rows: int
+    vectors: int
+    vector: int
+    parts: int = 1
+    rows_first: bool = True
+    band: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Work-items that share a block."""
+        return (self.block_rows // self.tile_rows) * (self.block_cols // self.tile_cols)
+
+    @property
+    def tile_cols(self) -> int:
+        """Columns of a register tile."""
+        return self.vectors * self.vector
+
+
+def default_schedule(extents: Extents, target: Target) -> Schedule:
+    """Return the schedule that does well for a contraction on a device class."""
+    return _panels(extents, target) if target.name == "cpu" else _locals(extents, target)
+
+
+def _panels(extents: Extents, target: Target) -> Schedule:
+    """Return the schedule of a CPU: register tiles with little waste, blocks in the second-level cache."""
+    vector = max(1, target.vector * 4 // extents.itemsize)
+    while vector > 4 and extents.cols <= vector // 2:
+        vector //= 2
+    tile_rows, vectors = min(MICRO_TILES, key=lambda t: _waste(extents, t[0], t[1] * vector, t))
+    tile_cols = vectors * vector
+    block_rows = _multiple(min(128, extents.rows), tile_rows)
+    block_cols = _multiple(min(64, extents.cols), tile_cols)
+    while _tasks(extents, block_rows, block_cols) < target.work_items and block_rows >= 2 * max(
+        tile_rows, 32
+    ):
+        block_rows = _multiple(block_rows // 2, tile_rows)
+    tasks = _tasks(extents, block_rows, block_cols)
+    parts = max(1, min(target.work_items // tasks, extents.inner // (2 * DEPTH)))
+    found = Schedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, parts)
+    # Whoever reads the larger operand again and again should find it in the cache.
+    return replace(found, rows_first=extents.rows >= extents.cols)
+
+
+LARGE = Schedule("local", 256, 128, 8, 16, 2, 4, band=4)
+MIDDLE = Schedule("local", 128, 64, 16, 8, 2, 4)
+SMALL = Schedule("local", 64, 64, 16, 8, 2, 4)
+"""Blocks of a server GPU: the large one needs a product that fills the device with them."""
+
+
+def _locals(extents: Extents, target: Target) -> Schedule:
+    """Return the schedule of a GPU: the largest block that still fills it, then a split of inner loops."""
+    groups = max(1, target.work_items // target.group)  # that should run at once
+    chosen = SMALL
+    for block in (LARGE, MIDDLE) if extents.itemsize <= 4 else (MIDDLE,):
+        if (
+            extents.cols > block.block_cols // 2
+            and extents.rows > block.block_rows // 2
+            and _tasks(extents, block.block_rows, block.block_cols) >= groups
+        ):
+            chosen = block
+            break
+    tasks = _tasks(extents, chosen.block_rows, chosen.block_cols)
+    if tasks >= groups:
+        return chosen
+    parts = min(-(-4 * groups // tasks), extents.inner // DEPTH_OF_A_PART)
+    return replace(chosen, parts=max(1, parts))
+
+
+def _waste(extents: Extents, tile_rows: int, tile_cols: int, tile: tuple[int, int]) -> tuple[float, int]:
+    """Return by how much padding to whole tiles enlarges the work; the best tile first among equals."""
+    padded = _multiple(extents.rows, tile_rows) * _multiple(extents.cols, tile_cols)
+    busy = min(1.0, tile_rows * tile[1] / 16)  # few accumulators leave the multipliers waiting
+    return padded / (extents.rows * extents.cols) / busy, MICRO_TILES.index(tile)
+
+
+def _tasks(extents: Extents, block_rows: int, block_cols: int) -> int:
+    return extents.batch * -(-extents.rows // block_rows) * -(-extents.cols // block_cols)
+
+
+def _multiple(number: int, step: int) -> int:
+    """Return the smallest multiple of a step that is not below a number."""
+    return -(-number // step) * step
