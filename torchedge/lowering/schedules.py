@@ -40,8 +40,8 @@ class Schedule:
     """How a contraction is computed.
 
     kind "panel": one work-item a block of `block_rows` x `block_cols`, operands copied into local memory
-    `depth` deep, register tiles of `tile_rows` x (`vectors` vectors of `vector`). kind "local": a work-group a
-    block, a work-item `tile_rows` x `tile_cols` of it, `depth` inner points in local memory at a time.
+    `depth` deep, register tiles of `tile_rows` x `vectors` vectors of `vector`. kind "local": a work-group
+    a block, a work-item `tile_rows` x `tile_cols` of it, `depth` inner points in local memory at a time.
     parts: the inner loops are split into so many parts, each a block of its own, summed afterwards in order.
     rows_first: neighbouring work-groups of a "panel" share columns rather than rows. band: neighbouring
     work-groups of a "local" walk so many rows of blocks together.

@@ -1,4 +1,4 @@
-"""Contractions as kernels: matrix products, convolutions, their gradients, and what follows element by element."""
+"""Contractions as kernels: matrix products, convolutions, their gradients, and what follows them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A way to compute a contraction: its template, what it needs, its launch, how many chunks the inner loops make."""
+    """A way to compute: its template, what that needs, its launch, how many chunks the inner loops make."""
 
     template: str
     values: Callable[[Product, Schedule, Texts], dict[str, Any]]
@@ -114,7 +114,7 @@ def _sum(
     layouts: Mapping[Node, Layout],
     target: Target,
 ) -> Draft:
-    """Return the kernel that adds the parts of a split contraction and does what follows element by element."""
+    """Return the kernel that adds the parts of a split contraction and does what follows."""
     values = [c.value for _, c in product.stores]
     read = dict.fromkeys(load.tensor for load in (part, *loads_of(*values)))
     arguments = arguments_of(written_by(group), list(read), layouts)

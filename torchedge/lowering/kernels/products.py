@@ -163,7 +163,7 @@ class Read:
     """An operand's value as text: `width` neighbours along a loop, statements, then `value` of type `type`.
 
     along_inner: the neighbours lie along the innermost of the inner loops. place, inner_place: statements
-    that find the loop variables of rows (or columns) and of inner loops. axes: the variables that `place` finds.
+    that find the loop variables of rows (or columns) and of inner loops. axes: those that `place` finds.
     """
 
     lines: tuple[str, ...]
