@@ -36,6 +36,8 @@ FAMILIES = (
     "convolution",
     "pooling",
     "adaptive_pooling",
+    "indexing",
+    "scattering",
 )
 """Files of this folder, one a family of operators."""
 
