@@ -204,10 +204,10 @@ class Renderer:
         text, vector = rendered
         kind, suffix = COMPUTE[new], str(self.width) if vector else ""
         if new == "bool":
-            return (
-                f"({text} != {literal(0, old) if not vector else self._wide(literal(0, old), old)})",
-                vector,
-            )
+            zero = self._wide(literal(0, old), old) if vector else literal(0, old)
+            test = f"({text} != {zero})"
+            long = vector and COMPUTE[old] in ("double", "long")
+            return f"convert_int{suffix}({test})" if long else test, vector
         if old == "bool" and vector:
             text = f"-{text}"
         narrow = {"int8": "char", "uint8": "uchar", "int16": "short"}.get(new)

@@ -19,13 +19,15 @@ FINITE = X[:-3]
 G = torch.linspace(-1, 2, len(FINITE), dtype=torch.float64)
 FORWARD = [
     ("relu",), ("relu6",), ("hardtanh",), ("hardtanh", -0.5, 2), ("threshold", 0.3, -7), ("leaky_relu", 0.2),
-    ("elu",), ("elu", 1.5, 0.7, 2.0), ("celu", 1.3), ("selu",), ("gelu",), ("silu",), ("mish",), ("softplus",),
-    ("softplus", 2, 5), ("hardsigmoid",), ("hardswish",), ("hardshrink", 0.4), ("softshrink", 0.4),
+    ("elu",), ("elu", 1.5, 0.7, 2.0), ("celu", 1.3), ("selu",), ("gelu",), ("silu",), ("mish",),
+    ("softplus",), ("softplus", 2, 5), ("hardsigmoid",), ("hardswish",), ("hardshrink", 0.4),
+    ("softshrink", 0.4),
 ]  # fmt: skip
 BACKWARD = [
     ("threshold_backward", 0.3), ("hardtanh_backward", -1, 1), ("leaky_relu_backward", 0.2, False),
-    ("gelu_backward",), ("silu_backward",), ("mish_backward",), ("softplus_backward", 2, 5), ("hardsigmoid_backward",),
-    ("hardswish_backward",), ("hardshrink_backward", 0.4), ("softshrink_backward", 0.4),
+    ("gelu_backward",), ("silu_backward",), ("mish_backward",), ("softplus_backward", 2, 5),
+    ("hardsigmoid_backward",), ("hardswish_backward",), ("hardshrink_backward", 0.4),
+    ("softshrink_backward", 0.4),
 ]  # fmt: skip
 
 

@@ -1,0 +1,44 @@
+"""Operators run through OpenCL, kernels and all, to be held against PyTorch in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from torchedge.graphs.drafts import Draft, Ref
+from torchedge.lowering.assembly import lower
+from torchedge.runtime.executors import Executor
+
+NAMES = {d: str(d).removeprefix("torch.").replace("float64", "float32") for d in (
+    torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool
+)}  # fmt: skip
+
+
+def run_on_device(target, args, kwargs, made):
+    """Return what a Program of one operator makes on the device: an array each, None for an empty tensor.
+
+    made: what PyTorch makes, for shapes and dtypes.
+    """
+    draft, inputs, arrays = Draft(), [], []
+
+    def plain(item):
+        if isinstance(item, torch.Tensor):
+            dtype = NAMES[item.dtype]
+            inputs.append(draft.add(f"x{len(inputs)}", tuple(item.shape), dtype, "input"))
+            arrays.append(item.detach().numpy().astype(dtype))
+            return Ref(inputs[-1])
+        if isinstance(item, (list, tuple)):
+            return tuple([plain(i) for i in item])
+        return NAMES[item] if isinstance(item, torch.dtype) else item
+
+    names = ["input" if a.name == "self" else a.name for a in target._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    attrs = {name: plain(item) for name, item in given.items() if item is not None}
+    present = [t for t in made if t is not None]
+    kind = str(target._schema.name).split("::")[-1]
+    outputs = draft.call(kind, attrs, [(tuple(t.shape), NAMES[t.dtype]) for t in present])
+    wanted = [o for o, t in zip(outputs, present, strict=True) if t.numel()]
+    program = lower(draft.finish(inputs, wanted))
+    with np.errstate(all="ignore"):
+        found = iter(Executor(program).run(*arrays))
+    return [next(found) if t.numel() else None for t in present]
