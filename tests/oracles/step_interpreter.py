@@ -51,7 +51,7 @@ def call_aten(kind: str, given: Mapping[str, Any]) -> Any:
             return overload(**{bound[key].name: item for key, item in given.items()}, **rest)
         except (RuntimeError, TypeError, ValueError) as error:
             reasons.append(f"{overload}: {str(error).splitlines()[0]}")
-    raise AssertionError(f"no overload of {kind} takes {given}: {reasons}")
+    raise AssertionError(f"no overload of {kind} takes {list(given)}: {reasons}")
 
 
 class Interpreter:
@@ -87,8 +87,10 @@ class Interpreter:
             for index, tensor in zip(op.outputs, made, strict=True):
                 value = graph.values[index]
                 assert tuple(tensor.shape) == value.shape, (op.kind, op.attrs, tensor.shape, value)
-                assert tensor.dtype == self._dtype(value.dtype), (op.kind, op.attrs, tensor.dtype, value)
-                values[index] = tensor
+                dtype = self._dtype(value.dtype)
+                mixed = tensor.is_floating_point() and dtype.is_floating_point  # as kernels under autocast do
+                assert tensor.dtype == dtype or mixed, (op.kind, op.attrs, tensor.dtype, value)
+                values[index] = tensor.to(dtype)
         written = {graph.values[old].name: values[new] for old, new in step.updates}
         self.held.update({name: tensor.clone() for name, tensor in written.items()})
         return [values[i] for i in graph.outputs]
@@ -108,7 +110,7 @@ class Interpreter:
         if kind == "random_uniform":
             drawn = self.uniform(int(given["seed"]), int(given["counter"]), given["offset"], attrs["shape"])
             return [self._cast(drawn)]
-        made = call_aten(kind, given)
+        made = read[0].reshape(attrs["size"]) if kind == "view" else call_aten(kind, given)
         if isinstance(made, torch.Tensor):
             return [made]
         mask = attrs.get("output_mask", (True,) * len(made))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,7 +33,12 @@ def decompositions(keep: Collection[str] = ()) -> Table:
 
     keep: ATen base names, such as "native_layer_norm".
     """
-    whole = {*keep, *_RANDOM}
+    return dict(_table(frozenset(keep)))
+
+
+@cache
+def _table(keep: frozenset[str]) -> Table:
+    whole = keep | _RANDOM
     beyond = {op: rule for op, rule in decomposition_table.items() if _base_name(op) in _BEYOND_CORE}
     table = {**core_aten_decompositions(), **beyond, **_OWN}
     return {op: rule for op, rule in table.items() if _base_name(op) not in whole}
@@ -111,6 +117,9 @@ def _vector_norm(
 
 
 _OWN: Table = {
+    torch.ops.aten._weight_norm_interface_backward.default: (
+        torch.ops.aten._weight_norm_differentiable_backward.default
+    ),
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.linalg_vector_norm.default: _vector_norm,
     torch.ops.aten.roll.default: _roll,

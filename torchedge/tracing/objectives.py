@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import CaptureError, InputError
+from torchedge.tracing.restoring import forget_cached, kept_attributes
 from torchedge.tracing.symbolic import tensors_in
 
 Loss = Callable[..., Any] | Literal["model"]
@@ -37,7 +41,9 @@ class Objective(torch.nn.Module):
         for place, tensor in zip(self.places, tensors, strict=True):
             filled[place] = tensor
         args, kwargs, targets = tree_unflatten(filled, self.structure)
-        outputs = self.model(*args, **kwargs)
+        with kept_attributes(self.model), _written_buffers(self.model):
+            outputs = self.model(*args, **kwargs)
+        forget_cached((FakeTensor, FunctionalTensor))
         if self.loss is not None:
             return (self._scalar(outputs, targets),)
         found = tuple(tensors_in(outputs, torch.Tensor))
@@ -72,9 +78,12 @@ class Objective(torch.nn.Module):
         """The tensors among the arguments and targets, in the order of `forward`'s."""
         return [self.leaves[place] for place in self.places]
 
-    def data(self) -> dict[str, torch.Tensor]:
-        """The data of parameters and buffers, each once, by their names in this module."""
-        return {name: t.detach() for name, t in (*self.named_parameters(), *self.named_buffers())}
+    def held(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by every name they have in this module."""
+        return {
+            **dict(self.named_parameters(remove_duplicate=False)),
+            **dict(self.named_buffers(remove_duplicate=False)),
+        }
 
     def input_names(self) -> list[str]:
         """A name for each input, after the argument of `forward` that holds it."""
@@ -87,6 +96,18 @@ class Objective(torch.nn.Module):
         for title, item in (*bound.items(), ("target", targets)):
             names += [title for leaf in tree_flatten(item)[0] if isinstance(leaf, torch.Tensor)]
         return names if len(names) == len(self.places) else ["x"] * len(self.places)
+
+
+@contextmanager
+def _written_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Let a tensor that takes a buffer's place be written into the buffer, which is what AOTAutograd sees."""
+    before = dict(model.named_buffers())
+    yield
+    for name, buffer in model.named_buffers():
+        old = before.get(name)
+        if old is not None and old is not buffer and old.shape == buffer.shape:
+            with torch.no_grad():
+                old.copy_(buffer)
 
 
 def public_name(name: str) -> str:

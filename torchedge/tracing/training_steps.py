@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError
 from torchedge.graphs.drafts import Draft, Ref
+from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import Step
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import unwrapped
@@ -23,7 +24,7 @@ from torchedge.tracing.patches import LOCK
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
 from torchedge.tracing.refusals import refuse_unsuitable
-from torchedge.tracing.restoring import forget_cached, kept_attributes, kept_random_states
+from torchedge.tracing.restoring import kept_random_states
 from torchedge.tracing.symbolic import batch_of
 
 _SEED_MASK = 0x7FFFFFFF
@@ -84,7 +85,7 @@ def capture_step(
     _check_choices(loss, optimizer, accumulate)
     objective = Objective(model, _arguments(args), dict(kwargs or {}), _arguments(targets), loss)
     trained = _trained(objective, optimizer) if loss is not None else set()
-    with LOCK, kept_random_states(), kept_attributes(model):
+    with LOCK, kept_random_states():
         joint = _traced(objective, trained, keep)
     capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
     title = name or type(model).__name__
@@ -140,8 +141,6 @@ def _traced(objective: Objective, trained: set[int], keep: Collection[str]) -> J
         raise
     except Exception as error:
         raise _explained(error, objective) from error
-    finally:
-        forget_cached((FakeTensor,))
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -170,23 +169,27 @@ class _Capture:
         self.draft, self.randomness = Draft(), Randomness(seed)
         self.data: dict[str, torch.Tensor] = {}
         self.bound: dict[Node, int] = {}
-        held = objective.data()
-        for node, name in joint.parameters.items():
-            trains = name in joint.gradients
-            index = self.draft.add(public_name(name), *form_of(node), role="parameter", trainable=trains)
-            self._hold(node, index, held[name])
-        for node, name in joint.buffers.items():
-            self._hold(node, self.draft.add(public_name(name), *form_of(node), role="buffer"), held[name])
+        held = objective.held()
+        self.places: dict[int, int] = {}
+        trained = {id(held[name]) for name in joint.gradients}
+        holders: tuple[tuple[Role, Mapping[Node, str]], ...] = (
+            ("parameter", joint.parameters), ("buffer", joint.buffers)
+        )  # fmt: skip
+        for role, nodes in holders:
+            for node, name in nodes.items():
+                tensor = held[name]
+                if id(tensor) not in self.places:  # tied ones have several names, and here one value
+                    trains = id(tensor) in trained
+                    index = self.draft.add(public_name(name), *form_of(node), role=role, trainable=trains)
+                    self.places[id(tensor)] = index
+                    self.data[self.draft.values[index].name] = tensor.detach()
+                self.bound[node] = self.places[id(tensor)]
         self.inputs: list[int] = []
         named = zip(objective.input_names(), objective.tensors(), joint.inputs, strict=True)
         for title, leaf, used in named:
             self.inputs.append(self.draft.add(title, tuple(leaf.shape), DTYPE_NAMES[leaf.dtype], "input"))
             if used is not None:
                 self.bound[used] = self.inputs[-1]
-
-    def _hold(self, node: Node, index: int, tensor: torch.Tensor) -> None:
-        self.bound[node] = index
-        self.data[self.draft.values[index].name] = tensor
 
     def inference(self, title: str) -> CapturedStep:
         """Return the step whose outputs are the tensors that the model returns."""
@@ -198,25 +201,21 @@ class _Capture:
         """Return the training step: its outputs are the loss, and the gradients without an optimizer."""
         returned, updates = self._run(1.0 / accumulate)
         loss = returned[self.joint.outputs[0]]
-        gradients = {
-            name: gradient
-            for name, place in self.joint.gradients.items()
-            if (gradient := returned[place]) is not None
-        }
+        gradients = self._gradients(returned)
         if loss is None or not gradients:
             raise InputError(f"no gradient flows from the loss of {title} to its parameters")
         self.draft.rename(loss, "loss")
         if optimizer is None:
-            for name, gradient in gradients.items():
-                self.draft.rename(gradient, f"gradient.{public_name(name)}")
+            for value, gradient in gradients.items():
+                self.draft.rename(gradient, f"gradient.{self.draft.values[value].name}")
             outputs = [loss, *gradients.values()]
             return self._captured(self._finished(self.draft, outputs, updates, title, loss=loss))
         accumulating = None
         if accumulate > 1:
-            sums = {name: self._accumulator(name, gradient) for name, gradient in gradients.items()}
+            sums = {value: self._accumulator(value, gradient) for value, gradient in gradients.items()}
             added = [*updates, *sums.values()]
             accumulating = self._finished(self.draft.copy(), [loss], added, title, loss=loss)
-            gradients = {name: total for name, (_, total) in sums.items()}
+            gradients = {value: total for value, (_, total) in sums.items()}
             updates += [(state, self._zeros(state)) for state, _ in sums.values()]
         part = self._optimized(optimizer, gradients, dict(updates))
         self.data.update(part.tensors)
@@ -243,12 +242,24 @@ class _Capture:
                 updates.append((self.bound[node], after))
         return returned, updates
 
-    def _accumulator(self, name: str, gradient: int) -> tuple[int, int]:
+    def _gradients(self, returned: Sequence[int | None]) -> dict[int, int]:
+        """Return the gradient of each parameter's value; those of a tied one's names are added up."""
+        found: dict[int, int] = {}
+        for node, name in self.joint.parameters.items():
+            gradient = returned[self.joint.gradients[name]] if name in self.joint.gradients else None
+            if gradient is not None:
+                value = self.bound[node]
+                found[value] = self._sum(found[value], gradient) if value in found else gradient
+        return found
+
+    def _sum(self, one: int, other: int) -> int:
+        return self.draft.like(one, "add", {"input": Ref(one), "other": Ref(other)}, SCOPE)
+
+    def _accumulator(self, parameter: int, gradient: int) -> tuple[int, int]:
         """Add a state that gradients are added up in; returns it and the sum after this batch."""
-        value = self.draft.values[gradient]
-        title = f"accumulated.{public_name(name)}"
-        state = self.draft.add(title, value.shape, value.dtype, "state")
-        return state, self.draft.like(state, "add", {"input": Ref(state), "other": Ref(gradient)}, SCOPE)
+        value = self.draft.values[parameter]
+        state = self.draft.add(f"accumulated.{value.name}", value.shape, value.dtype, "state")
+        return state, self._sum(state, gradient)
 
     def _zeros(self, state: int) -> int:
         value = self.draft.values[state]
@@ -256,17 +267,16 @@ class _Capture:
         return self.draft.like(state, "full", attrs, SCOPE, f"{value.name}.zero")
 
     def _optimized(
-        self, optimizer: torch.optim.Optimizer, gradients: Mapping[str, int], current: Mapping[int, int]
+        self, optimizer: torch.optim.Optimizer, gradients: Mapping[int, int], current: Mapping[int, int]
     ) -> OptimizerPart:
-        values = {name: self.bound[node] for node, name in self.joint.parameters.items()}
-        parts = {
-            id(parameter): Trained(
-                public_name(name), values[name], current.get(values[name], values[name]), gradients[name]
+        trained = {
+            identity: Trained(
+                self.draft.values[value].name, value, current.get(value, value), gradients[value]
             )
-            for name, parameter in self.objective.named_parameters()
-            if name in gradients
+            for identity, value in self.places.items()
+            if value in gradients
         }
-        return add_updates(self.draft, optimizer, parts)
+        return add_updates(self.draft, optimizer, trained)
 
     def _finished(
         self,
