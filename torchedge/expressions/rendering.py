@@ -18,6 +18,7 @@ from torchedge.expressions.scalars import (
     Local,
     Position,
     Scalar,
+    guarded,
     walk,
 )
 
@@ -257,7 +258,7 @@ class Renderer:
         return rewrite(index, lambda a: constant(lane) if isinstance(a, Axis) and a.name == "lane" else None)
 
     def _guarded(self, scalar: Guarded, guard: str) -> tuple[str, bool]:
-        bounds = [(self.widened(i), low, high) for i, low, high in scalar.bounds]
+        bounds = [self._in_step((self.widened(i), low, high)) for i, low, high in scalar.bounds]
         if self.width > 1 and any(self._depends(i) for i, _, _ in bounds):
             return self._guarded_lanes(scalar, bounds, guard)
         test = self._named(self._test(bounds, guard, None), "int")
@@ -270,6 +271,15 @@ class Renderer:
             value = value if vector else self._wide(value, scalar.dtype)
             other = other if other_vector else self._wide(other, scalar.dtype)
         return f"({test} ? {value} : {other})", vector or other_vector
+
+    def _in_step(self, bound: Bound) -> Bound:
+        """Return a bound that all lanes keep or break together as one of the first lane."""
+        index, low, high = bound
+        if self.width == 1 or not self._depends(index) or self._lane_step(index) != 1:
+            return bound
+        first = self._at_lane(index, 0)
+        together = aligned(first, self.width) and low % self.width == high % self.width == 0
+        return (first, low, high) if together else bound
 
     def _guarded_lanes(self, scalar: Guarded, bounds: Sequence[Bound], guard: str) -> tuple[str, bool]:
         """Bounds that differ between lanes: each lane on its own."""
@@ -305,8 +315,8 @@ class Renderer:
             if isinstance(item, Apply):
                 return Apply(item.function, tuple(map(again, item.args)), item.dtype)
             if isinstance(item, Guarded):
-                bounds = tuple([(index_at(i), low, high) for i, low, high in item.bounds])
-                return Guarded(bounds, again(item.value), again(item.other))
+                bounds = [(index_at(i), low, high) for i, low, high in item.bounds]
+                return guarded(bounds, again(item.value), again(item.other))
             if isinstance(item, Local) and not self._is_uniform(item):
                 return Local(f"{item.name}.s{lane:x}", item.dtype, True)
             return item

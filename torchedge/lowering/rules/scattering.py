@@ -93,7 +93,7 @@ def scatter_reduce(
     reduce: str,
     include_self: bool = True,
 ) -> Node:
-    """Input joined with src (sum, prod, mean, amax, amin) at the places along a dimension that index holds."""
+    """Input joined with src (sum, prod, mean, amax or amin) at places along a dimension."""
     kind, function, neutral = _REDUCTIONS[reduce]
     sources, base = _along(input, dim, index, src), _first(input, dim)
     compute = arithmetic_dtype(result.dtype)
