@@ -14,14 +14,19 @@ from torchedge.textures.layouts import Layout, row_major
 
 
 def place_tensors(
-    groups: Sequence[Group], stored: Sequence[Stored], inputs: Sequence[Stored]
+    groups: Sequence[Group],
+    stored: Sequence[Stored],
+    inputs: Sequence[Stored],
+    given: Mapping[str, Layout] | None = None,
 ) -> dict[Node, Layout]:
     """Return the layout of every tensor that kernels read or write.
 
     Parameters lie as the first product that reads them walks them; what a kernel makes lies as the kernel's
-    loops run; inputs lie as PyTorch passes them.
+    loops run; inputs lie as PyTorch passes them. given: layouts of stored tensors that are settled, by name.
     """
     layouts: dict[Node, Layout] = {node: row_major(len(node.shape)) for node in inputs}
+    if given is not None:
+        layouts |= {node: given[node.name] for node in stored if node.name in given}
     for group in groups:
         if isinstance(group.host, Contraction):
             for body in group.bodies:
