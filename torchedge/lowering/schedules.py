@@ -17,7 +17,7 @@ DEPTH = 256
 """Inner points of a block in the first-level cache or local memory of a CPU."""
 
 
-Kind = Literal["panel", "local"]
+Kind = Literal["panel", "local", "register"]
 
 
 DEPTH_OF_A_PART = 384
@@ -42,6 +42,7 @@ class Schedule:
     kind "panel": one work-item a block of `block_rows` x `block_cols`, operands copied into local memory
     `depth` deep, register tiles of `tile_rows` x `vectors` vectors of `vector`. kind "local": a work-group
     a block, a work-item `tile_rows` x `tile_cols` of it, `depth` inner points in local memory at a time.
+    kind "register": a work-item a tile, straight from memory; block and depth mean nothing.
     parts: the inner loops are split into so many parts, each a block of its own, summed afterwards in order.
     rows_first: neighbouring work-groups of a "panel" share columns rather than rows. band: neighbouring
     work-groups of a "local" walk so many rows of blocks together.
@@ -71,7 +72,9 @@ class Schedule:
 
 def default_schedule(extents: Extents, target: Target) -> Schedule:
     """Return the schedule that does well for a contraction on a device class."""
-    return _panels(extents, target) if target.name == "cpu" else _locals(extents, target)
+    if target.name == "cpu":
+        return _panels(extents, target)
+    return _locals(extents, target) if target.name == "gpu" else _registers(extents, target)
 
 
 def _panels(extents: Extents, target: Target) -> Schedule:
@@ -116,6 +119,19 @@ def _locals(extents: Extents, target: Target) -> Schedule:
     if tasks >= groups:
         return chosen
     parts = min(-(-4 * groups // tasks), extents.inner // DEPTH_OF_A_PART)
+    return replace(chosen, parts=max(1, parts))
+
+
+TILE = Schedule("register", 4, 8, 4, 4, 2, 4)
+NARROW = Schedule("register", 4, 4, 4, 4, 1, 4)
+"""Tiles of a phone's GPU: 8 or 4 vectors of sums leave registers for the waves that hide memory."""
+
+
+def _registers(extents: Extents, target: Target) -> Schedule:
+    """Return the schedule of a phone's GPU: the largest tile that fills it, then a split of inner loops."""
+    chosen = TILE if _tasks(extents, 4, 8) >= target.work_items and extents.cols > 4 else NARROW
+    tasks = _tasks(extents, chosen.block_rows, chosen.block_cols)
+    parts = min(target.work_items // tasks, extents.inner // DEPTH_OF_A_PART)
     return replace(chosen, parts=max(1, parts))
 
 

@@ -14,6 +14,7 @@ from torchedge.lowering.kernels.drafts import Draft, arguments_of, fill, name_in
 from torchedge.lowering.kernels.panels import panel_chunks, panel_launch, panel_values
 from torchedge.lowering.kernels.pointwise import traffic_of, work_of
 from torchedge.lowering.kernels.products import Loops, Product, Texts, places, product_of, widest
+from torchedge.lowering.kernels.registers import register_chunks, register_launch, register_values
 from torchedge.lowering.kernels.tiles import local_chunks, local_launch, local_values
 from torchedge.lowering.nodes import Contraction, Node
 from torchedge.lowering.programs import Kernel
@@ -40,6 +41,7 @@ class _Kind:
 
 _KINDS: Mapping[Kind, _Kind] = {
     "panel": _Kind("contraction_panel.cl.jinja", panel_values, panel_launch, panel_chunks),
+    "register": _Kind("contraction_register.cl.jinja", register_values, register_launch, register_chunks),
     "local": _Kind("contraction_local.cl.jinja", local_values, local_launch, local_chunks),
 }
 

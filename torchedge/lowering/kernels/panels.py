@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torchedge.lowering.kernels.products import Loops, Product, Read, Texts, last_of, places, size, widest
+from torchedge.lowering.kernels.products import (
+    Loops,
+    Product,
+    Read,
+    Texts,
+    last_of,
+    multiple,
+    places,
+    size,
+    widest,
+)
 from torchedge.lowering.schedules import Schedule
 
 
@@ -57,7 +67,7 @@ def _chunks(inner: Loops, schedule: Schedule) -> dict[str, int]:
         pieces, piece, deep = 1, inner_size, outers * inner_size
     else:
         outers, pieces = 1, -(-inner_size // schedule.depth)
-        piece = deep = _multiple(-(-inner_size // pieces), 16)
+        piece = deep = multiple(-(-inner_size // pieces), 16)
         pieces = -(-inner_size // piece)
     chunks = -(-outer_size // outers) * pieces
     return {
@@ -68,7 +78,7 @@ def _chunks(inner: Loops, schedule: Schedule) -> dict[str, int]:
         "piece": piece,
         "chunks": chunks,
         "chunks_a_part": -(-chunks // schedule.parts),
-        "ks": _multiple(deep, 16),
+        "ks": multiple(deep, 16),
     }
 
 
@@ -124,8 +134,3 @@ def _epilogue(product: Product, schedule: Schedule, texts: Texts) -> Read:
 
 def _at_depth(inner: Loops, width: int) -> list[str]:
     return places(inner[-1:], "q", inner[-1] if inner else None, width)
-
-
-def _multiple(number: int, step: int) -> int:
-    """Return the smallest multiple of a step that is not below a number."""
-    return -(-number // step) * step

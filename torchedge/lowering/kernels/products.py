@@ -136,6 +136,11 @@ def _joined_as(letter: str, loops: Loops, indices: Sequence[Index]) -> tuple[Loo
     return tuple(names.values()), {x: i.substitute(rename) for x, i in moved.items()}
 
 
+def multiple(number: int, step: int) -> int:
+    """Return the smallest multiple of a step that is not below a number."""
+    return -(-number // step) * step
+
+
 def last_of(loops: Loops) -> Axis:
     """Return the innermost loop; for none, a loop of one round that nothing depends on."""
     return loops[-1] if loops else Axis("none", 1)
