@@ -1,0 +1,188 @@
+"""Limits of a device, held against what a program asks of it, before anything is allocated anywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+
+from torchedge.errors import DeviceError
+from torchedge.lowering.arenas import total_bytes
+from torchedge.lowering.programs import Kernel, Program, StoredTensor
+
+__all__ = ["Limits", "check_limits", "local_bytes", "resident_bytes"]
+
+_ITEM_BYTES = MappingProxyType(
+    {
+        "char": 1, "uchar": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "int": 4, "uint": 4, "float": 4,
+        "long": 8, "ulong": 8, "double": 8,
+    }
+)  # fmt: skip
+_LOCAL_ARRAY = re.compile(r"__local\s+(?:volatile\s+)?([a-z]+)(2|3|4|8|16)?\s+\w+\s*((?:\[[0-9 *+]+\])+)")
+_HALF_EXTENSION = "cl_khr_fp16"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device takes; a limit that is None is not known, and nothing is held against it.
+
+    memory_bytes: all that it has. allocation_bytes: the largest single allocation. local_bytes: local memory
+    of a work-group. work_group: its work-items, work_item_sizes by dimension. Images in texels; pitch_texels
+    and address_bytes are what the rows and the beginning of an image made from a buffer are multiples of.
+    offset_bytes: the same of a part of a buffer. half_images: images of half floats; buffers of them need
+    nothing. sources: where a limit comes from, by its name here.
+    """
+
+    device: str
+    memory_bytes: int | None = None
+    allocation_bytes: int | None = None
+    local_bytes: int | None = None
+    work_group: int | None = None
+    work_item_sizes: tuple[int, ...] | None = None
+    image_width: int | None = None
+    image_height: int | None = None
+    image_from_buffer: bool | None = None
+    pitch_texels: int | None = None
+    address_bytes: int | None = None
+    offset_bytes: int | None = None
+    half_arithmetic: bool | None = None
+    half_images: bool | None = None
+    double: bool | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names of the limits that nothing can be held against."""
+        names = (name for name in self.__dataclass_fields__ if name not in ("device", "sources"))
+        return tuple(name for name in names if getattr(self, name) is None)
+
+
+def check_limits(program: Program, limits: Limits) -> None:
+    """Raise DeviceError that names the first tensor, launch or sum of bytes that is beyond a limit."""
+    for index, tensor in enumerate(program.tensors):
+        _check_dtype(tensor, limits)
+        if tensor.layout.storage != "buffer":
+            _check_image(program, index, limits)
+        if tensor.role != "intermediate":
+            _check_bytes(f"{tensor.role} {tensor.name}", tensor.nbytes, limits, "allocation_bytes")
+    total = resident_bytes(program) + total_bytes(program.arena)
+    _check_bytes(f"arena of {program.name}", program.arena.nbytes, limits, "allocation_bytes")
+    _check_bytes(f"program {program.name}", total, limits, "memory_bytes")
+    _check_offsets(program, limits)
+    for kernel in program.kernels:
+        _check_kernel(kernel, limits)
+    for position in range(len(program.launches)):
+        _check_launch(program, position, limits)
+
+
+def resident_bytes(program: Program) -> int:
+    """Return the bytes of all tensors that are no intermediates: what a device holds beside the arena."""
+    return sum(tensor.nbytes for tensor in program.tensors if tensor.role != "intermediate")
+
+
+def local_bytes(kernel: Kernel) -> int:
+    """Return the bytes of local memory that a kernel's text declares, alignment left out."""
+    total = 0
+    for kind, lanes, sizes in _LOCAL_ARRAY.findall(kernel.source):
+        width = _ITEM_BYTES.get(kind, 16) * {"": 1, "3": 4}.get(lanes, int(lanes or 1))
+        total += width * prod(_size(text) for text in re.findall(r"\[([^\]]*)\]", sizes))
+    return total
+
+
+def _size(text: str) -> int:
+    """Return the value of whole numbers with `*` and `+` between them."""
+    return sum(prod(int(part) for part in term.split("*")) for term in text.replace(" ", "").split("+"))
+
+
+def _beyond(what: str, asked: str, limits: Limits, limit: str, advice: str) -> DeviceError:
+    source = f" ({limits.sources[limit]})" if limit in limits.sources else ""
+    return DeviceError(f"{what} {asked}, {limits.device} takes {_shown(limits, limit)}{source}; {advice}")
+
+
+def _shown(limits: Limits, limit: str) -> str:
+    value = getattr(limits, limit)
+    if isinstance(value, bool):
+        return "them" if value else "none"
+    return (
+        f"multiples of {value}"
+        if limit in ("pitch_texels", "address_bytes", "offset_bytes")
+        else f"at most {value}"
+    )
+
+
+def _check_dtype(tensor: StoredTensor, limits: Limits) -> None:
+    image = tensor.layout.storage != "buffer"
+    for dtype, limit, counts in (("float16", "half_images", image), ("float64", "double", True)):
+        if counts and tensor.dtype == dtype and getattr(limits, limit) is False:
+            asked = f"is {'an image of ' if image else ''}{dtype}"
+            raise _beyond(f"{tensor.role} {tensor.name}", asked, limits, limit, "use float32")
+
+
+def _check_image(program: Program, index: int, limits: Limits) -> None:
+    tensor = program.tensors[index]
+    name, (width, height) = f"{tensor.role} {tensor.name}", tensor.layout.extent(tensor.shape)
+    for limit, size in (("image_width", width), ("image_height", height)):
+        most = getattr(limits, limit)
+        if most is not None and size > most:
+            asked = f"is an image of {width} x {height} texels"
+            raise _beyond(name, asked, limits, limit, "lower the program for this device")
+    if tensor.layout.storage != "image_buffer":
+        return
+    if limits.image_from_buffer is False:
+        raise _beyond(
+            name, "is an image made from a buffer", limits, "image_from_buffer", "store it otherwise"
+        )
+    pitch, address = max(width, tensor.layout.row_texels), program.arena.offset.get(index, 0)
+    for limit, amount, what in (
+        ("pitch_texels", pitch, f"has rows of {pitch} texels"),
+        ("address_bytes", address, f"is an image that begins at byte {address} of the arena"),
+    ):
+        step = getattr(limits, limit)
+        if step and amount % step:
+            raise _beyond(name, what, limits, limit, "lower the program for this device")
+
+
+def _check_bytes(what: str, nbytes: int, limits: Limits, limit: str) -> None:
+    most = getattr(limits, limit)
+    if most is not None and nbytes > most:
+        asked = f"takes {nbytes} bytes" + (" at once" if limit == "allocation_bytes" else "")
+        raise _beyond(what, asked, limits, limit, "use a smaller batch, or half storage")
+
+
+def _check_offsets(program: Program, limits: Limits) -> None:
+    step = limits.offset_bytes
+    for index, offset in program.arena.offset.items():
+        if step and offset % step:
+            name = f"intermediate {program.tensors[index].name}"
+            asked = f"begins at byte {offset} of the arena"
+            raise _beyond(name, asked, limits, "offset_bytes", "lower the program for this device")
+
+
+def _check_kernel(kernel: Kernel, limits: Limits) -> None:
+    taken = local_bytes(kernel)
+    if limits.local_bytes is not None and taken > limits.local_bytes:
+        asked = f"takes {taken} bytes of local memory"
+        raise _beyond(f"kernel {kernel.name}", asked, limits, "local_bytes", "lower it with smaller tiles")
+    if limits.half_arithmetic is False and _HALF_EXTENSION in kernel.source:
+        raise _beyond(f"kernel {kernel.name}", "computes with half", limits, "half_arithmetic", "use float32")
+
+
+def _check_launch(program: Program, position: int, limits: Limits) -> None:
+    launch = program.launches[position]
+    local = launch.local_size
+    if local is None:
+        return
+    name = f"launch {position}, kernel {program.kernels[launch.kernel].name}"
+    asked, advice = f"has work-groups of {list(local)}", "lower the program for this device"
+    if limits.work_group is not None and prod(local) > limits.work_group:
+        raise _beyond(name, asked, limits, "work_group", advice)
+    if limits.work_item_sizes is not None and any(
+        size > most for size, most in zip(local, limits.work_item_sizes, strict=False)
+    ):
+        raise _beyond(name, asked, limits, "work_item_sizes", advice)
+    if any(whole % part for whole, part in zip(launch.global_size, local, strict=True)):
+        raise DeviceError(
+            f"{name}: {list(launch.global_size)} in groups of {list(local)}, expected multiples; {advice}"
+        )
