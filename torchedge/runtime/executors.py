@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,9 @@ from torchedge.runtime.tensors import Array, DeviceTensor, allocate_tensor, chec
 
 KEPT = frozenset({"parameter", "buffer", "state", "constant"})
 """Roles of tensors that stay on the device from step to step."""
+
+SHARED = KEPT - {"constant"}
+"""Roles whose names mean the same tensor in every program of a model; constants are numbered in each."""
 
 _WORDS = 4
 
@@ -49,8 +53,9 @@ class Executor:
 
     device: what `torchedge.opencl.choose_device` takes. profile: `timings` tells how long each launch took.
     checks: memory that no launch has written holds NaN, the arena's plan is verified, and kernels built with
-    checks are asked after each launch. shared: an executor on the same device whose parameters, buffers,
-    states and constants of the same names are used in place of own ones; it gives `profile` too.
+    checks are asked after each launch. shared: an executor on the same device whose parameters, buffers and
+    states of the same names are used in place of own ones; it gives `profile` too. placed: memory of the
+    caller's, by tensor, in place of own memory (see `place`).
 
     Raises:
         DeviceError: no such device, or one that lacks what the program needs.
@@ -66,8 +71,10 @@ class Executor:
         profile: bool = False,
         checks: bool = False,
         shared: Executor | None = None,
+        placed: Mapping[str, Any] | None = None,
     ) -> None:
         self.program = program
+        self._placed = dict(placed or {})
         self.context: DeviceContext = open_context(device) if shared is None else shared.context
         self._profile: bool = profile if shared is None else shared._profile
         self._checks = checks
@@ -101,7 +108,10 @@ class Executor:
                 raise InputError(
                     f"program {self.program.name} has two tensors called {tensor.name}; rename one of them"
                 )
-            if tensor.role in KEPT and tensor.name in theirs:
+            if tensor.name in self._placed:
+                found[tensor.name] = DeviceTensor(tensor, self._placed[tensor.name], written=True)
+                continue
+            if tensor.role in SHARED and tensor.name in theirs:
                 check_same(tensor, theirs[tensor.name].tensor)
                 found[tensor.name] = theirs[tensor.name]
                 continue
@@ -143,6 +153,17 @@ class Executor:
         where = f" of {launch.scope}" if launch.scope else ""
         return f"launch {position}, kernel {self.program.kernels[launch.kernel].name}{where}"
 
+    @cached_property
+    def _uses(self) -> dict[str, list[tuple[int, int]]]:
+        """Launch and argument of every use of a tensor that is no intermediate, by its name."""
+        found: dict[str, list[tuple[int, int]]] = {name: [] for name in self._tensors}
+        for position, launch in enumerate(self.program.launches):
+            for argument, index in enumerate(launch.tensors):
+                tensor = self.program.tensors[index]
+                if tensor.role != "intermediate":
+                    found[tensor.name].append((position, argument))
+        return found
+
     # the user's side ---------------------------------------------------------------------------------------
 
     def load(self, tensors: Mapping[str, object]) -> None:
@@ -164,7 +185,8 @@ class Executor:
             InputError: too few or many inputs, a wrong shape or dtype, or a parameter that was never loaded.
             KernelCheckError: with checks, an access outside a tensor. OpenCLError: the driver fails.
         """
-        self._check_ready(inputs)
+        self._check_ready()
+        self._check_inputs(inputs)
         with self._lock:
             for tensor, array in zip(self._fed, inputs, strict=True):
                 tensor.write(self.context, self._queue, array)
@@ -173,6 +195,23 @@ class Executor:
                 self._queue.flush()
                 return []
             return [tensor.read(self.context, self._queue) for tensor in self._returned]
+
+    def place(self, name: str, memory: Any) -> None:
+        """Let a tensor lie in memory of the caller's, laid out as the program says, from the next step on."""
+        held = self._find(name)
+        if held.memory is memory:
+            return
+        held.memory, held.written = memory, True
+        for position, argument in self._uses[name]:
+            with translated(self._named(position)):
+                self._calls[position][0].set_arg(argument, memory)
+
+    def launch(self) -> None:
+        """Hand one step to the device, on what lies there."""
+        self._check_ready()
+        with self._lock:
+            self._enqueue()
+            self._queue.flush()
 
     def read(self, name: str) -> Array:
         """Return what a parameter, buffer, state, constant, input or output holds."""
@@ -262,14 +301,16 @@ class Executor:
                 "the lowering of this operator is wrong: report it with this message"
             )
 
-    def _check_ready(self, inputs: tuple[object, ...]) -> None:
-        check_process()
-        self._check_open()
+    def _check_inputs(self, inputs: tuple[object, ...]) -> None:
         if len(inputs) != len(self._fed):
             names = ", ".join(held.tensor.name for held in self._fed)
             raise InputError(
                 f"program {self.program.name} got {len(inputs)} inputs, expected {len(self._fed)} ({names})"
             )
+
+    def _check_ready(self) -> None:
+        check_process()
+        self._check_open()
         if self._awaited:
             missing = [held.tensor.name for held in self._awaited if not held.written]
             if missing:
