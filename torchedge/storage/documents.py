@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from torchedge.errors import ProfileError
 from torchedge.storage.toml_text import format_toml
@@ -30,6 +30,7 @@ __all__ = [
     "MAX_DOCUMENT_BYTES",
     "Document",
     "file_sha256",
+    "open_file",
     "parse_json",
     "parse_toml",
     "read_bytes",
@@ -48,16 +49,19 @@ MAX_DOCUMENT_BYTES = 2**20
 MAX_DEPTH = 32
 MAX_INTEGER = 2**63 - 1
 
+_PIECE = 2**22
+
 # More parts than this in one dotted key cost the TOML parser time that grows with their square.
 _WORD = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_WORD}(?:[ \t]*\.[ \t]*{_WORD}){{{MAX_DEPTH},}}")
 
 
-def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """Read a regular file of at most `max_bytes` bytes.
+@contextlib.contextmanager
+def open_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; what fails while it is read is told as what fails at opening.
 
     Raises:
-        ProfileError: it is missing, unreadable, too large or no regular file (a pipe or device could block).
+        ProfileError: it is missing, unreadable or no regular file (a pipe or device could block).
     """
     try:
         # Non-blocking: opening a pipe that nobody writes would otherwise wait for ever.
@@ -66,18 +70,28 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ProfileError(f"{path}: cannot be read ({reason}), expected a file; check the path") from error
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ProfileError(f"{path}: is not a regular file, expected one; check the path")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)
+            yield file
     except OSError as error:
         raise ProfileError(f"{path}: cannot be read ({error.strerror}); check the file") from error
     finally:
         os.close(descriptor)
+
+
+def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Read a regular file of at most `max_bytes` bytes.
+
+    Raises:
+        ProfileError: it is missing, unreadable, too large or no regular file (a pipe or device could block).
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ProfileError(
-            f"{path}: holds {max(status.st_size, len(data))} bytes, expected at most {max_bytes}; "
+            f"{path}: holds {max(size, len(data))} bytes, expected at most {max_bytes}; "
             "check that it is the right file"
         )
     return data
@@ -209,12 +223,22 @@ def write_toml(path: str | Path, document: Mapping[str, object]) -> None:
 
 
 def file_sha256(path: str | Path, *, max_bytes: int) -> str:
-    """Return the hexadecimal SHA-256 of a file of at most `max_bytes` bytes.
+    """Return the hexadecimal SHA-256 of a file of at most `max_bytes` bytes, read piece by piece.
 
     Raises:
         ProfileError: as `read_bytes`.
     """
-    return hashlib.sha256(read_bytes(path, max_bytes=max_bytes)).hexdigest()
+    state, size = hashlib.sha256(), 0
+    with open_file(path) as file:
+        while piece := file.read(_PIECE):
+            size += len(piece)
+            if size > max_bytes:
+                raise ProfileError(
+                    f"{path}: holds more than {max_bytes} bytes, expected no more; "
+                    "check that it is the right file"
+                )
+            state.update(piece)
+    return state.hexdigest()
 
 
 @contextlib.contextmanager

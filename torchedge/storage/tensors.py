@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +16,21 @@ from numpy.typing import NDArray
 from torchedge.errors import ProfileError
 from torchedge.storage.documents import parse_json, read_bytes, write_bytes
 
-__all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "MAX_TENSOR_BYTES", "read_tensors", "write_tensors"]
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "MAX_TENSORS",
+    "MAX_TENSOR_BYTES",
+    "NAMES",
+    "Entry",
+    "Header",
+    "parse_header",
+    "read_tensors",
+    "write_tensors",
+]
 
 MAX_TENSOR_BYTES = 64 * 2**20
-MAX_HEADER_BYTES = 2**20
-MAX_TENSORS = 4096
+MAX_HEADER_BYTES = 2**22
+MAX_TENSORS = 2**15
 MAX_RANK = 16
 MAX_NAME = 256
 
@@ -31,9 +42,29 @@ DTYPES: Mapping[str, str] = MappingProxyType(
 )  # fmt: skip
 """The format's names of the dtypes that numpy has, with numpy's."""
 
-_NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
+NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
+"""The other way round."""
+
 _METADATA = "__metadata__"
 _NEXT = "fetch or rebuild the file"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file: dtype, shape, and the bytes of the file where it begins and ends."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A file's metadata (text by text) and its tensors by name."""
+
+    metadata: dict[str, str]
+    entries: dict[str, Entry]
 
 
 def read_tensors(
@@ -53,7 +84,7 @@ def read_tensors(
         ProfileError: the file is missing, too large, or anything in it is not as the format asks.
     """
     data = read_bytes(path, max_bytes=max_bytes)
-    metadata, shapes = _read_header(path, data)
+    header = parse_header(path, data[: 8 + MAX_HEADER_BYTES], len(data))
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -62,7 +93,8 @@ def read_tensors(
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ProfileError(f"{path}: is not a valid safetensors file ({error}); {_NEXT}") from error
     for name, array in tensors.items():
-        if shapes.get(name) != (_NAMES.get(array.dtype), array.shape):
+        stored = header.entries.get(name)
+        if stored is None or (stored.dtype, stored.shape) != (array.dtype, array.shape):
             raise ProfileError(
                 f"{path}: tensor {name!r} was read with another shape or dtype than stored; {_NEXT}"
             )
@@ -75,7 +107,7 @@ def read_tensors(
                 f"{path}: tensor {name!r} holds a byte that is no boolean, expected 0 or 1; {_NEXT}"
             )
         array.setflags(write=False)
-    return tensors, metadata
+    return tensors, header.metadata
 
 
 def write_tensors(
@@ -107,7 +139,7 @@ def write_tensors(
     end = 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
         array = tensors[name]
-        code = _NAMES.get(array.dtype.newbyteorder("<"))
+        code = NAMES.get(array.dtype.newbyteorder("<"))
         if code is None or array.ndim > MAX_RANK:
             raise ProfileError(
                 f"{path}: tensor {name!r} has dtype {array.dtype} and rank {array.ndim}, expected one of "
@@ -130,17 +162,21 @@ def write_tensors(
     write_bytes(path, b"".join([len(text).to_bytes(8, "little"), text, *parts]))
 
 
-def _read_header(
-    path: str | Path, data: bytes
-) -> tuple[dict[str, str], dict[str, tuple[str, tuple[int, ...]]]]:
-    """Check the header against the file's size; return the metadata and each tensor's dtype and shape."""
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 10 or not 2 <= size <= min(MAX_HEADER_BYTES, len(data) - 8):
+def parse_header(path: str | Path, start: bytes, size: int) -> Header:
+    """Check a file's header against its size; `path` is named in errors.
+
+    start: the first bytes of the file, at least 8 + MAX_HEADER_BYTES where it has as many. size: all bytes.
+
+    Raises:
+        ProfileError: anything is not as the format asks: too large, a gap, an overlap, a bad name or dtype.
+    """
+    length = int.from_bytes(start[:8], "little")
+    if size < 10 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
         raise ProfileError(
-            f"{path}: announces a header of {size} bytes in {len(data)}, expected a safetensors file whose "
+            f"{path}: announces a header of {length} bytes in {size}, expected a safetensors file whose "
             f"header has up to {MAX_HEADER_BYTES}; {_NEXT}"
         )
-    header = parse_json(f"{path} (header)", data[8 : 8 + size])
+    header = parse_json(f"{path} (header)", start[8 : 8 + length])
     stored = header.pop(_METADATA, {})
     if not isinstance(stored, dict):
         raise ProfileError(
@@ -149,28 +185,23 @@ def _read_header(
     metadata = _check_metadata(path, stored)
     if len(header) > MAX_TENSORS:
         raise ProfileError(f"{path}: holds {len(header)} tensors, expected at most {MAX_TENSORS}; {_NEXT}")
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    spans: list[tuple[int, int]] = []
+    entries = {}
     for name, entry in header.items():
         _check_name(path, name)
-        dtype, shape, span = _check_entry(path, name, entry)
-        shapes[name] = (dtype, shape)
-        spans.append(span)
-    end = 0
-    for start, stop in sorted(spans):
-        if start != end:
+        entries[name] = _check_entry(path, name, entry, 8 + length)
+    end = 8 + length
+    for span in sorted((entry.start, entry.stop) for entry in entries.values()):
+        if span[0] != end:
             raise ProfileError(
-                f"{path}: tensors overlap or leave a gap at byte {start}, expected byte {end}; {_NEXT}"
+                f"{path}: tensors overlap or leave a gap at byte {span[0]}, expected byte {end}; {_NEXT}"
             )
-        end = stop
-    if end != len(data) - 8 - size:
-        raise ProfileError(
-            f"{path}: tensors take {end} bytes of {len(data) - 8 - size}, expected all; {_NEXT}"
-        )
-    return metadata, shapes
+        end = span[1]
+    if end != size:
+        raise ProfileError(f"{path}: tensors take {end} bytes of {size}, expected all; {_NEXT}")
+    return Header(metadata, entries)
 
 
-def _check_entry(path: str | Path, name: str, entry: object) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+def _check_entry(path: str | Path, name: str, entry: object, begin: int) -> Entry:
     where = f"{path}: tensor {name!r}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ProfileError(f"{where}: expected exactly dtype, shape and data_offsets; {_NEXT}")
@@ -187,7 +218,7 @@ def _check_entry(path: str | Path, name: str, entry: object) -> tuple[str, tuple
     expected = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
     if stop - start != expected:
         raise ProfileError(f"{where}: takes {stop - start} bytes, expected {expected} by its shape; {_NEXT}")
-    return dtype, tuple(shape), (start, stop)
+    return Entry(np.dtype(DTYPES[dtype]), tuple(shape), begin + start, begin + stop)
 
 
 def _sizes(value: object) -> bool:
