@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torchedge.graphs.steps import Step
+from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import Fused, Group, form_groups
+from torchedge.lowering.kernels.contractions import draft_contraction
 from torchedge.lowering.kernels.drafts import Draft
 from torchedge.lowering.kernels.pointwise import draft_pointwise
 from torchedge.lowering.kernels.rows import draft_rows
@@ -16,11 +18,17 @@ from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTe
 from torchedge.lowering.splitting import split_reductions
 from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, translate
-from torchedge.textures.layouts import Layout
+from torchedge.textures.layouts import Layout, row_major
+
+ALIGNMENT = 512
+"""Bytes to which tensors in the arena are aligned: what the strictest OpenCL devices ask of sub-buffers."""
 
 
-def lower(step: Step, target: str | Target = "cpu") -> Program:
+def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout] | None = None) -> Program:
     """Return the Program of a step for a device class.
+
+    layouts: how inputs, parameters, buffers, states and constants lie, by name, where another program that
+    shares them has settled it.
 
     Raises:
         LoweringError: operators without a rule, or what no kernel can do.
@@ -30,19 +38,22 @@ def lower(step: Step, target: str | Target = "cpu") -> Program:
     split_reductions([*translation.outputs, *[n for _, n in translation.updates]], device)
     fused = form_groups(translation)
     inputs = [translation.stored[i] for i in step.graph.inputs]
-    layouts = place_tensors(fused.groups, list(translation.stored.values()), inputs)
-    drafts = [_draft(group, layouts, device) for group in fused.groups]
-    return _program(step, translation, fused, drafts, layouts, device)
+    placed = place_tensors(fused.groups, list(translation.stored.values()), inputs, layouts)
+    drafts = [draft for group in fused.groups for draft in _drafts(group, placed, device)]
+    return _program(step, translation, fused, drafts, placed, device)
 
 
-def _draft(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
-    if isinstance(group.host, (Contraction, Scatter)):
+def _drafts(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Sequence[Draft]:
+    """Return the kernels of a group, in order."""
+    if isinstance(group.host, Contraction):
+        return draft_contraction(group, layouts, target)
+    if isinstance(group.host, Scatter):
         group = as_rows(group)
-    return (
+    return [
         draft_rows(group, layouts, target)
         if isinstance(group.host, Rows)
         else draft_pointwise(group, layouts, target)
-    )
+    ]
 
 
 def _program(
@@ -77,6 +88,13 @@ def _program(
             add(node, StoredTensor(f"t{len(tensors)}", node.shape, node.dtype, role, layouts[node]))
         else:
             number[node] = number[over]
+    for node in {t: None for draft in drafts for t in draft.tensors if t not in number}:
+        add(
+            node,
+            StoredTensor(
+                f"t{len(tensors)}", node.shape, node.dtype, "intermediate", row_major(len(node.shape))
+            ),
+        )
     kernels: dict[str, Kernel] = {}
     launches = []
     for draft in drafts:
@@ -84,7 +102,7 @@ def _program(
         place = list(kernels).index(draft.kernel.source)
         given = tuple([number[t] for t in draft.tensors])
         launches.append(Launch(place, given, draft.global_size, draft.local_size, draft.scope))
-    return Program(
+    program = Program(
         step.graph.name,
         tuple(tensors),
         tuple(kernels.values()),
@@ -95,3 +113,4 @@ def _program(
         {name: number[translation.stored[i]] for name, i in step.hyperparameters.items()},
         target.name,
     )
+    return planned(program, ALIGNMENT)
