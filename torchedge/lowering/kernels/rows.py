@@ -206,16 +206,16 @@ def _accumulate(
 ) -> None:
     renderer = plan.renderer(width, lines)
     values = [renderer.value(body, wide=True) for body in bodies]
-    position = _position(plan) if any(a.searches for a in made) else ""
+    position = _position(plan, lines) if any(a.searches for a in made) else ""
     for accumulator, value in zip(made, values, strict=True):
         tail = plan.along and width < plan.width
         lines += accumulator.add(value, position, tail)
 
 
-def _position(plan: _Walk) -> str:
+def _position(plan: _Walk, lines: list[str]) -> str:
     """Return the row-major position among the inner axes, as C text."""
     place = flatten([plan.moved[a] for a in plan.order], [a.extent for a in plan.order])
-    return plan.renderer(1, []).integer(place)
+    return plan.renderer(1, lines).integer(place)
 
 
 def _loop(plan: _Walk, body: _Body, wide: int) -> None:

@@ -8,7 +8,7 @@ from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
 from torchedge.lowering.building import pointwise
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.rules.activations import TANH_CUBE, TANH_SCALE, soft_plus
+from torchedge.lowering.rules.activations import CUBE, SIGMOID_SCALE, soft_plus
 from torchedge.lowering.rules.promotion import arithmetic_dtype, computed
 from torchedge.lowering.rules.registry import Result, rule
 
@@ -93,12 +93,12 @@ def gelu_backward(result: Result, grad_output: Node, input: Node, approximate: s
         density = apply("exp", a * a * -0.5) * (1 / sqrt(2 * pi))
         return g * (below + a * density)
 
-    def by_tanh(g: Scalar, a: Scalar) -> Scalar:
-        t = apply("tanh", (a + a * a * a * TANH_CUBE) * TANH_SCALE)
-        inner = (a * a * (3 * TANH_CUBE) + 1) * TANH_SCALE
-        return g * ((t + 1) * 0.5 + a * 0.5 * (1 - t * t) * inner)
+    def approximated(g: Scalar, a: Scalar) -> Scalar:
+        inner, slope = (a + a * a * a * CUBE) * SIGMOID_SCALE, (a * a * (3 * CUBE) + 1) * SIGMOID_SCALE
+        below, above = apply("sigmoid", inner), apply("sigmoid", -inner)
+        return g * below * (a * above * slope + 1)
 
-    return computed(by_tanh if approximate == "tanh" else exact, result, grad_output, input)
+    return computed(approximated if approximate == "tanh" else exact, result, grad_output, input)
 
 
 @rule("silu_backward")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import pi, sqrt
 
 from torchedge.expressions.scalars import Scalar, apply, constant, where
-from torchedge.lowering.building import unary
+from torchedge.lowering.building import full, unary
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import computed
 from torchedge.lowering.rules.registry import Result, rule
 
-TANH_SCALE, TANH_CUBE = sqrt(2 / pi), 0.044715
-"""Of GELU's approximation: tanh(TANH_SCALE (x + TANH_CUBE x³))."""
+SIGMOID_SCALE, CUBE = 2 * sqrt(2 / pi), 0.044715
+"""Of GELU's approximation: x · sigmoid(SIGMOID_SCALE (x + CUBE x³)), which is x / 2 · (1 + tanh(half of it))."""
 
 
 @rule("relu")
@@ -84,10 +84,10 @@ def gelu(result: Result, input: Node, approximate: str = "none") -> Node:
     def exact(a: Scalar) -> Scalar:
         return a * 0.5 * (apply("erf", a * sqrt(0.5)) + 1)
 
-    def by_tanh(a: Scalar) -> Scalar:
-        return a * 0.5 * (apply("tanh", (a + a * a * a * TANH_CUBE) * TANH_SCALE) + 1)
+    def approximated(a: Scalar) -> Scalar:
+        return a * apply("sigmoid", (a + a * a * a * CUBE) * SIGMOID_SCALE)
 
-    return computed(by_tanh if approximate == "tanh" else exact, result, input)
+    return computed(approximated if approximate == "tanh" else exact, result, input)
 
 
 @rule("silu")
@@ -118,9 +118,9 @@ def softplus(result: Result, input: Node, beta: float = 1, threshold: float = 20
 
 
 @rule("log_sigmoid_forward")
-def log_sigmoid(result: Result, input: Node) -> tuple[Node, None]:
-    """log(sigmoid(input)); the buffer that PyTorch's kernel keeps is not needed."""
-    return computed(lambda a: -soft_plus(-a), result, input), None
+def log_sigmoid(result: Result, input: Node) -> tuple[Node, ...]:
+    """log(sigmoid(input)), and the buffer that PyTorch's kernel keeps, which nobody reads here."""
+    return computed(lambda a: -soft_plus(-a), result, input), full(result.shapes[1], 0, result.dtypes[1])
 
 
 @rule("hardsigmoid")

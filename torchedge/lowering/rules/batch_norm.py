@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import ZERO, Index
 from torchedge.expressions.scalars import Scalar, apply, cast
-from torchedge.lowering.building import RowBuilder, pointwise
+from torchedge.lowering.building import RowBuilder, full, pointwise
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.conversions import converted
 from torchedge.lowering.rules.promotion import arithmetic_dtype
@@ -96,12 +96,12 @@ def _batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Node | None, ...]:
-    """Return output, saved mean and rstd (None in evaluation), new running mean and variance."""
+) -> tuple[Node, ...]:
+    """Return output, saved mean and rstd (empty in evaluation), new running mean and variance."""
     found = _measured(x, running, momentum, eps) if training else _kept(running, eps)
     output = _normalized(x, found, *affine)
-    saved = [converted(s, d) for s, d in zip((found.mean, found.rstd), result.dtypes[1:3], strict=True)]
-    return output, *(saved if training else (None, None)), *found.running
+    saved = zip((found.mean, found.rstd), result.shapes[1:3], result.dtypes[1:3], strict=True)
+    return output, *[converted(s, d) if training else full(n, 0, d) for s, n, d in saved], *found.running
 
 
 def _given(*nodes: Node | None) -> tuple[Node, ...]:
@@ -119,7 +119,7 @@ def native_batch_norm(
     bias: Node | None = None,
     running_mean: Node | None = None,
     running_var: Node | None = None,
-) -> tuple[Node | None, ...]:
+) -> tuple[Node, ...]:
     """Normalized input, mean and 1 / deviation of each channel; running statistics are read only."""
     running = _given(running_mean, running_var)
     return _batch_norm(result, input, (weight, bias), running, training, momentum, eps)[:3]
@@ -136,7 +136,7 @@ def functional_batch_norm(
     eps: float,
     weight: Node | None = None,
     bias: Node | None = None,
-) -> tuple[Node | None, ...]:
+) -> tuple[Node, ...]:
     """The same, with the new running mean and (unbiased) variance."""
     running = (running_mean, running_var)
     return _batch_norm(result, input, (weight, bias), running, training, momentum, eps)
@@ -152,7 +152,7 @@ def evaluated_batch_norm(
     eps: float,
     weight: Node | None = None,
     bias: Node | None = None,
-) -> tuple[Node | None, ...]:
+) -> tuple[Node, ...]:
     """Input normalized by the running statistics."""
     return _batch_norm(result, input, (weight, bias), (running_mean, running_var), False, momentum, eps)[:3]
 
@@ -167,11 +167,11 @@ def updating_batch_norm(
     eps: float,
     weight: Node | None = None,
     bias: Node | None = None,
-) -> tuple[Node | None, ...]:
-    """Training's batch norm; the reserve of other devices' kernels is left out."""
+) -> tuple[Node, ...]:
+    """Training's batch norm, with the empty reserve of PyTorch's own kernel."""
     running = (running_mean, running_var)
     made = _batch_norm(result, input, (weight, bias), running, True, momentum, eps)
-    return *made[:3], None, *made[3:]
+    return *made[:3], full(result.shapes[3], 0, result.dtypes[3]), *made[3:]
 
 
 @rule("native_batch_norm_backward")
