@@ -38,6 +38,7 @@ FAMILIES = (
     "adaptive_pooling",
     "indexing",
     "scattering",
+    "resampling",
 )
 """Files of this folder, one a family of operators."""
 

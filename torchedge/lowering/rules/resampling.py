@@ -1,0 +1,337 @@
+"""Tensors drawn at other sizes (nearest, linear, cubic); for gradients, elements gather what was read of them.
+
+Along each dimension a place of the result reads a few taps of the input, each with a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from math import floor
+
+import numpy as np
+
+from torchedge.expressions.indices import Fetched, Index, of
+from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
+from torchedge.lowering.building import RowBuilder, pointwise
+from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules.promotion import arithmetic_dtype
+from torchedge.lowering.rules.registry import Result, spatial_rule
+
+Tap = tuple[Index, Scalar | None]
+"""Where a tap lies in the input, and its weight (None: one)."""
+_CUBIC = -0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How one dimension is resampled. ratio: steps in the input for one in the result."""
+
+    kind: str
+    size: int
+    made: int
+    ratio: float
+    align_corners: bool = False
+
+    def taps(self, place: Index) -> list[Tap]:
+        """Return what a place of the result reads."""
+        if self.size == self.made and self.ratio == 1:
+            return [(place, None)]
+        if self.kind == "linear":
+            return self._linear(place)
+        return self._cubic(place) if self.kind == "cubic" else [(self._nearest(place), None)]
+
+    def reads(self, place: int) -> range:
+        """Return which elements of the input a place of the result reads, to within the borders."""
+        if self.kind.startswith("nearest"):
+            found = self._nearest_place(place)
+            return range(found, found + 1)
+        start = floor(self._source_of(place))
+        low, high = (start, start + 1) if self.kind == "linear" else (start - 1, start + 2)
+        last = self.size - 1
+        return range(min(max(low, 0), last), min(max(high, 0), last) + 1)
+
+    def _source_of(self, place: int) -> float:
+        if self.align_corners:
+            return place * self.ratio
+        found = (place + 0.5) * self.ratio - 0.5
+        return max(found, 0.0) if self.kind == "linear" else found
+
+    def _source(self, place: Index) -> Scalar:
+        at = Position(place, "float32")
+        if self.align_corners:
+            return at * self.ratio
+        found = (at + 0.5) * self.ratio - 0.5
+        return apply("maximum", found, 0) if self.kind == "linear" else found
+
+    def _at(self, place: Scalar) -> Index:
+        inside = apply("maximum", apply("minimum", place, self.size - 1), 0)
+        return of(Fetched(inside, 0, self.size - 1))
+
+    def _linear(self, place: Index) -> list[Tap]:
+        source = self._source(place)
+        low = cast(source, "int32")
+        share = apply("minimum", source - cast(low, "float32"), 1)
+        return [(self._at(low), constant(1, "float32") - share), (self._at(low + 1), share)]
+
+    def _cubic(self, place: Index) -> list[Tap]:
+        source = self._source(place)
+        start = apply("floor", source)
+        t, low = source - start, cast(start, "int32")
+        distances = [t + 1, t, constant(1, "float32") - t, constant(2, "float32") - t]
+        weights = [(_far if k in (0, 3) else _near)(d) for k, d in enumerate(distances)]
+        return [(self._at(apply("add", low, k - 1)), w) for k, w in enumerate(weights)]
+
+    def _nearest_place(self, place: int) -> int:
+        shift = 0.5 if self.kind == "nearest exact" else 0.0
+        found = np.floor(np.float32(place + shift) * np.float32(self.ratio))
+        return min(int(found), self.size - 1)
+
+    def _nearest(self, place: Index) -> Index:
+        """Return the place read, in whole numbers that round as PyTorch's single precision does."""
+        twice = place * 2 + 1 if self.kind == "nearest exact" else place * 2
+        ratio = _fraction(
+            {2 * p + (self.kind == "nearest exact"): self._nearest_place(p) for p in range(self.made)},
+            Fraction(self.size, 2 * self.made),
+        )
+        if ratio is not None:
+            return twice * ratio.numerator // ratio.denominator
+        exact = Position(twice, "float32") * (self.ratio / 2)
+        return self._at(cast(exact, "int32"))
+
+
+def _fraction(places: dict[int, int], likely: Fraction) -> Fraction | None:
+    """Return a fraction f with floor(p · f) = place for all p, None if there is none."""
+    low = max((Fraction(q, p) for p, q in places.items() if p), default=Fraction(0))
+    high = min((Fraction(q + 1, p) for p, q in places.items() if p), default=Fraction(1))
+    if low <= likely < high:
+        return likely
+    return low if low < high else None
+
+
+def _near(x: Scalar) -> Scalar:
+    return (x * (_CUBIC + 2) - (_CUBIC + 3)) * x * x + 1
+
+
+def _far(x: Scalar) -> Scalar:
+    return ((x * _CUBIC - 5 * _CUBIC) * x + 8 * _CUBIC) * x - 4 * _CUBIC
+
+
+def _scalings(
+    kind: str,
+    sizes: Sequence[int],
+    made: Sequence[int],
+    scales: dict[str, float | None],
+    align_corners: bool,
+) -> list[Scaling]:
+    names = ["scales"] if len(sizes) == 1 else ["scales_d", "scales_h", "scales_w"][-len(sizes) :]
+    found = []
+    for name, size, new in zip(names, sizes, made, strict=True):
+        scale = scales.get(name)
+        ratio = 1 / scale if scale else size / new
+        if align_corners:
+            ratio = (size - 1) / (new - 1) if new > 1 else 0.0
+        elif (size == new and kind in ("nearest", "linear")) or (2 * size == new and kind == "nearest"):
+            ratio = size / new  # PyTorch forgets the given scale there
+        found.append(Scaling(kind, size, new, ratio, align_corners))
+    return found
+
+
+def _resampled(result: Result, x: Node, scalings: Sequence[Scaling]) -> Node:
+    space, compute = len(scalings), arithmetic_dtype(result.dtype)
+
+    def element(*indices: Index) -> Scalar:
+        lead, places = indices[:-space], indices[-space:]
+        total: Scalar | None = None
+        for taps in product(*[s.taps(p) for s, p in zip(scalings, places, strict=True)]):
+            value = cast(x.at(*lead, *[at for at, _ in taps]), compute)
+            for _, weight in taps:
+                value = value if weight is None else value * cast(weight, compute)
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    return pointwise(result.shape, result.dtype, element)
+
+
+def _gathered(shape: Sequence[int], dtype: str, grad: Node, scalings: dict[int, Scaling]) -> Node:
+    """Return for each element the sum of the gradients of the places that read it, by their weights."""
+    rank, compute = len(shape), arithmetic_dtype(dtype)
+    spans = {dim: _span(s) for dim, s in scalings.items()}
+    builder = RowBuilder(
+        (*shape, *[w for _, w in spans.values()]), range(rank, rank + len(spans)), "resample"
+    )
+
+    def term(*indices: Index) -> Scalar:
+        at, bounds, weights = list(indices[:rank]), [], []
+        for turn, (dim, scaling) in zip(indices[rank:], scalings.items(), strict=True):
+            at[dim] = indices[dim] * scaling.made // scaling.size - spans[dim][0] + turn
+            bounds.append((at[dim], 0, scaling.made))
+            weights.append(_weight(scaling.taps(at[dim]), indices[dim]))
+        value = cast(grad.at(*at), compute)
+        for weight in weights:
+            value = value if weight is None else value * cast(weight, compute)
+        return guarded(bounds, value)
+
+    total = builder.reduce("sum", term)
+    made = builder.row(lambda *_: total, dtype)
+    builder.close()
+    return made
+
+
+def _weight(taps: Sequence[Tap], element: Index) -> Scalar | None:
+    """Return with what weight taps read an element (None: one)."""
+    total: Scalar | None = None
+    for place, weight in taps:
+        if weight is None and place == element:
+            return None
+        hit = Position(place, "int32").equals(Position(element, "int32"))
+        part = where(hit, constant(1, "float32") if weight is None else weight, 0)
+        total = part if total is None else total + part
+    return total
+
+
+def _span(scaling: Scaling) -> tuple[int, int]:
+    """Return (before, count): element i is read by some of `count` places from i·made // size - before on."""
+    places: list[list[int]] = [[] for _ in range(scaling.size)]
+    for place in range(scaling.made):
+        for element in scaling.reads(place):
+            places[element].append(place)
+    starts = [i * scaling.made // scaling.size for i in range(scaling.size)]
+    before = max((s - p[0] for s, p in zip(starts, places, strict=True) if p), default=0)
+    count = max((p[-1] - s + before + 1 for s, p in zip(starts, places, strict=True) if p), default=1)
+    return before, count
+
+
+@spatial_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
+def upsample_nearest(
+    space: int, result: Result, input: Node, output_size: Sequence[int], **scales: float | None
+) -> Node:
+    """Input at another size: each place takes the element before it."""
+    return _forward("nearest", space, result, input, scales)
+
+
+@spatial_rule("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+def upsample_nearest_exact(
+    space: int, result: Result, input: Node, output_size: Sequence[int], **scales: float | None
+) -> Node:
+    """Input at another size: each place takes the element whose centre is nearest."""
+    return _forward("nearest exact", space, result, input, scales)
+
+
+@spatial_rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+def upsample_linear(
+    space: int,
+    result: Result,
+    input: Node,
+    output_size: Sequence[int],
+    align_corners: bool,
+    **scales: float | None,
+) -> Node:
+    """Input at another size, linear in between."""
+    return _forward("linear", space, result, input, scales, align_corners)
+
+
+@spatial_rule("upsample_bicubic2d")
+def upsample_cubic(
+    space: int,
+    result: Result,
+    input: Node,
+    output_size: Sequence[int],
+    align_corners: bool,
+    **scales: float | None,
+) -> Node:
+    """Input at another size, cubic in between."""
+    return _forward("cubic", space, result, input, scales, align_corners)
+
+
+def _forward(
+    kind: str,
+    space: int,
+    result: Result,
+    input: Node,
+    scales: dict[str, float | None],
+    align_corners: bool = False,
+) -> Node:
+    sizes, made = input.shape[-space:], result.shape[-space:]
+    return _resampled(result, input, _scalings(kind, sizes, made, scales, align_corners))
+
+
+@spatial_rule("upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward")
+def upsample_nearest_backward(
+    space: int,
+    result: Result,
+    grad_output: Node,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    **scales: float | None,
+) -> Node:
+    """The sum of the gradients of the places that took an element."""
+    return _backward("nearest", space, result, grad_output, scales)
+
+
+@spatial_rule(
+    "_upsample_nearest_exact1d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "_upsample_nearest_exact3d_backward",
+)
+def upsample_nearest_exact_backward(
+    space: int,
+    result: Result,
+    grad_output: Node,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    **scales: float | None,
+) -> Node:
+    """The sum of the gradients of the places that took an element."""
+    return _backward("nearest exact", space, result, grad_output, scales)
+
+
+@spatial_rule("upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward")
+def upsample_linear_backward(
+    space: int,
+    result: Result,
+    grad_output: Node,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    align_corners: bool,
+    **scales: float | None,
+) -> Node:
+    """The shares in the gradients of the places that read an element."""
+    return _backward("linear", space, result, grad_output, scales, align_corners)
+
+
+@spatial_rule("upsample_bicubic2d_backward")
+def upsample_cubic_backward(
+    space: int,
+    result: Result,
+    grad_output: Node,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    align_corners: bool,
+    **scales: float | None,
+) -> Node:
+    """The shares in the gradients of the places that read an element."""
+    return _backward("cubic", space, result, grad_output, scales, align_corners)
+
+
+def _backward(
+    kind: str,
+    space: int,
+    result: Result,
+    grad: Node,
+    scales: dict[str, float | None],
+    align_corners: bool = False,
+) -> Node:
+    """Return the gradient of the input: at once where taps have no weights, else one dimension by one."""
+    sizes, made, rank = result.shape[-space:], grad.shape[-space:], len(result.shape)
+    scalings = dict(enumerate(_scalings(kind, sizes, made, scales, align_corners), start=rank - space))
+    if kind.startswith("nearest"):
+        return _gathered(result.shape, result.dtype, grad, scalings)
+    found = grad
+    for dim, scaling in scalings.items():
+        shape = [scaling.size if d == dim else n for d, n in enumerate(found.shape)]
+        found = _gathered(shape, result.dtype, found, {dim: scaling})
+    return found
