@@ -1,4 +1,4 @@
-"""Tensors drawn at other sizes (nearest, linear, cubic); for gradients, elements gather what was read of them.
+"""Tensors drawn at other sizes (nearest, linear, cubic); in gradients elements gather what was read of them.
 
 Along each dimension a place of the result reads a few taps of the input, each with a weight.
 """
