@@ -55,7 +55,7 @@ def trace_joint(
     with ExitStack() as stack:
         stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(_scopes(module))
-        stack.enter_context(_plain_kernels())
+        stack.enter_context(plain_kernels())
         stack.enter_context(torch.set_grad_enabled(gradients))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors), decompositions=table)
     return _described(joint.graph_module, len(tensors))
@@ -122,7 +122,7 @@ def _scopes(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _plain_kernels() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     """Choose the plain forms of attention, encoders and recurrent layers, which consist of ATen operators."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

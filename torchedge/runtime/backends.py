@@ -1,0 +1,85 @@
+"""`torch.compile(model, backend="torchedge")`: models train and infer through OpenCL kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchedge.errors import InputError
+from torchedge.lowering.rules.registry import all_rules
+from torchedge.runtime.graph_runs import GraphRun
+from torchedge.runtime.open_devices import OpenDevice, open_device
+from torchedge.tracing.compiled_graphs import TracedGraph, compile_with_backward, fresh_tracing, is_symbolic
+
+_OPTIONS = ("device", "profile")
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    device: OpenDevice
+    profile: bool
+
+
+def compile_graph(
+    module: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile what Dynamo captured: the function that `torch.compile` looks up as backend "torchedge".
+
+    options: "device", what `torchedge devices --opencl` lists, and "profile", with which `program_reports`
+    tells how long kernels take. Raises DeviceError without an OpenCL device, MissingExtraError without
+    pyopencl, InputError for unknown options.
+    """
+    settings = _settings(mode, options)
+    if is_symbolic(examples):
+        return _ByShape(module, settings)
+    return _compiled(module, examples, settings)
+
+
+def _settings(mode: str | None, options: Mapping[str, Any] | None) -> _Settings:
+    given = dict(options or {})
+    unknown = [key for key in given if key not in _OPTIONS]
+    if unknown:
+        raise InputError(
+            f"torch.compile got the option {unknown[0]!r}; the torchedge backend takes {', '.join(_OPTIONS)}"
+        )
+    if mode not in (None, "default"):
+        raise InputError(f"torch.compile got mode={mode!r}; the torchedge backend has no modes, leave it out")
+    return _Settings(open_device(given.get("device")), bool(given.get("profile", False)))
+
+
+def _compiled(
+    module: torch.fx.GraphModule, examples: Sequence[Any], settings: _Settings
+) -> Callable[..., Any]:
+    title = type(module).__name__
+
+    def make(traced: TracedGraph) -> GraphRun:
+        return GraphRun(traced, settings.device, f"{title}.{traced.part}", settings.profile)
+
+    return compile_with_backward(module, examples, make, frozenset(all_rules()))
+
+
+class _ByShape:
+    """What Dynamo captured with open sizes, compiled once for each set of concrete ones."""
+
+    def __init__(self, module: torch.fx.GraphModule, settings: _Settings) -> None:
+        self._module, self._settings = module, settings
+        self._made: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        key = tuple(
+            [
+                (tuple(a.shape), a.stride(), a.dtype, a.requires_grad) if isinstance(a, torch.Tensor) else a
+                for a in args
+            ]
+        )
+        if key not in self._made:
+            with fresh_tracing(args) as examples:
+                self._made[key] = _compiled(self._module, examples, self._settings)
+        return self._made[key](*args)

@@ -1,0 +1,51 @@
+"""An OpenCL device as compiled graphs share it: context, queue, copies of PyTorch's tensors."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchedge.lowering.targets import TARGETS, Target
+from torchedge.opencl import ClDevice, DeviceContext, open_context
+from torchedge.runtime.residents import Residents
+
+_PHONES = re.compile(r"adreno|qualcomm|mali|immortalis|powervr|\barm\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False)
+class OpenDevice:
+    """A device in use. lock: one graph at a time runs on it."""
+
+    context: DeviceContext
+    residents: Residents
+    target: Target
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def computes(self, dtype: str) -> bool:
+        """Return whether kernels on the device take tensors of a dtype."""
+        if dtype == "float64":
+            return self.context.device.double
+        return not dtype.startswith(("bfloat", "complex", "float8"))
+
+
+_open: dict[int, OpenDevice] = {}
+
+
+def open_device(query: ClDevice | str | int | None = None) -> OpenDevice:
+    """Return this process's one `OpenDevice` of a device; raises what `open_context` raises."""
+    context = open_context(query)
+    found = _open.get(context.device.index)
+    if found is None or found.context is not context:
+        residents = Residents(context, context.queue)
+        found = _open[context.device.index] = OpenDevice(context, residents, target_for(context.device))
+    return found
+
+
+def target_for(device: ClDevice) -> Target:
+    """Return the target to lower for: by the device's kind, and its maker where that is a phone's."""
+    words: Any = f"{device.name} {device.vendor} {device.platform}"
+    if device.kind == "cpu":
+        return TARGETS["cpu"]
+    return TARGETS["mobile" if _PHONES.search(words) else "gpu"]

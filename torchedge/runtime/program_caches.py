@@ -1,0 +1,73 @@
+"""Lowered programs on disk: a model that is compiled again, also in another process, is not lowered again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from torchedge import __version__
+from torchedge.errors import TorchedgeError
+from torchedge.graphs.hashing import canonical
+from torchedge.graphs.steps import Step
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.program_documents import program_document
+from torchedge.lowering.program_files import parse_program
+from torchedge.lowering.programs import Program
+from torchedge.lowering.targets import Target
+from torchedge.opencl.binary_caches import BinaryCache
+from torchedge.storage import cache_folder, data_folder
+from torchedge.storage.documents import parse_json
+from torchedge.textures.layouts import Layout
+
+_ROOMS = ("expressions", "graphs", "lowering", "textures")
+"""What decides how a program comes out."""
+
+
+def lowered(
+    step: Step, target: Target, layouts: Mapping[str, Layout], folder: Path | None = None
+) -> tuple[Program, bool]:
+    """Return the program of a step, and whether it came from the cache; a damaged entry counts as absent.
+
+    layouts: as in `lower`. folder: of the cache, by default within the user's cache folder.
+
+    Raises:
+        LoweringError: operators without a rule, or what no kernel can do.
+    """
+    kept = BinaryCache(cache_folder() / "programs" if folder is None else folder)
+    key = key_of(step, target, layouts)
+    found = kept.read(key)
+    if found is not None:
+        try:
+            return parse_program(f"cached program {key[:12]}", parse_json(key, found)), True
+        except TorchedgeError:
+            pass
+    program = lower(step, target, layouts)
+    kept.write(key, json.dumps(program_document(program), allow_nan=False).encode())
+    return program, False
+
+
+def key_of(step: Step, target: Target, layouts: Mapping[str, Layout]) -> str:
+    """Return what a program depends on, hashed: step, target, layouts, and the code that lowers (sha256)."""
+    state = hashlib.sha256(_code().encode())
+    for value in step.graph.values:
+        state.update(f"{value.name}\n{canonical(value.shape)}{value.dtype}{value.role}\n".encode())
+    for op in step.graph.ops:
+        state.update(f"{op.kind}{op.inputs}{op.outputs}{canonical(op.attrs)}{op.scope}\n".encode())
+    tail = (step.graph.name, step.graph.inputs, step.graph.outputs, step.updates)
+    settings = (dict(step.hyperparameters), dict(step.initial), target, dict(layouts))
+    state.update(f"{tail}{settings}".encode())
+    return state.hexdigest()
+
+
+@cache
+def _code() -> str:
+    """Return a hash of the version and of the files by which programs are made."""
+    state = hashlib.sha256(__version__.encode())
+    package = Path(__file__).parents[1]
+    files = [file for room in _ROOMS for file in sorted((package / room).rglob("*.py"))]
+    for file in [*files, *sorted((data_folder("export") / "kernels").glob("*.*"))]:
+        state.update(file.name.encode() + file.read_bytes())
+    return state.hexdigest()
