@@ -171,6 +171,11 @@ class Executor:
         for name, array in tensors.items():
             self.write(name, array)
 
+    def load_packed(self, tensors: Iterable[tuple[str, Array]]) -> None:
+        """Write parameters, buffers, states and constants that lie as the device holds them, by name."""
+        for name, held in tensors:
+            self._find(name).write_packed(self.context, self._queue, held)
+
     def run(self, *inputs: object) -> list[Array]:
         """Run one step and return its outputs; see `step`."""
         return self.step(*inputs)

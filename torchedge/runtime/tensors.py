@@ -29,16 +29,29 @@ class DeviceTensor:
         upload(context, queue, self.memory, self.tensor.layout.pack(converted(self.tensor, array)))
         self.written = True
 
+    def write_packed(self, context: DeviceContext, queue: Any, held: Array) -> None:
+        """Copy an array that lies as the device holds it; raises InputError for another size or dtype."""
+        if (held.dtype, held.nbytes) != (np.dtype(self.tensor.dtype), self._held().nbytes):
+            raise InputError(
+                f"{self.tensor.role} {self.tensor.name}: {held.nbytes} bytes of {held.dtype}, expected "
+                f"{self._held().nbytes} of {self.tensor.dtype}; pack it with its layout"
+            )
+        upload(context, queue, self.memory, held)
+        self.written = True
+
     def read(self, context: DeviceContext, queue: Any) -> Array:
         """Return what the device holds."""
+        held = self._held()
+        download(context, queue, self.memory, held)
+        return self.tensor.layout.unpack(held, self.tensor.shape)
+
+    def _held(self) -> Array:
+        """Return an empty array as the device holds it: 1-d, or (height, width, 4) for an image."""
         layout, shape = self.tensor.layout, self.tensor.shape
         if layout.storage == "buffer":
-            held = np.empty(shape, self.tensor.dtype).reshape(-1)
-        else:
-            width, height = layout.extent(shape)
-            held = np.empty((height, width, 4), self.tensor.dtype)
-        download(context, queue, self.memory, held)
-        return layout.unpack(held, shape)
+            return np.empty(shape, self.tensor.dtype).reshape(-1)
+        width, height = layout.extent(shape)
+        return np.empty((height, width, 4), self.tensor.dtype)
 
 
 def allocate_tensor(context: DeviceContext, tensor: StoredTensor) -> DeviceTensor:
