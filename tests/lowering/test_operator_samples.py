@@ -10,7 +10,7 @@ from oracles.operator_samples import Call, all_entries, check_entry, compare, ti
 ENTRIES = {title_of(entry): entry for entry in all_entries()}
 FAST = (
     *("add", "atan2", "clamp", "where", "nn.functional.gelu", "sum", "var", "amax", "cumsum"),
-    *("nn.functional.softmax", "nn.functional.layer_norm", "nn.functional.batch_norm"),
+    *("softmax", "nn.functional.layer_norm", "nn.functional.batch_norm"),
     *("bmm", "addbmm", "nn.functional.conv2d", "nn.functional.conv_transpose2d"),
     *("nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.cross_entropy"),
     *("stack", "permute", "slice", "nn.functional.pad.constant"),
@@ -25,7 +25,9 @@ def outcomes(tally, *verdicts):
 @pytest.mark.parametrize("title", FAST)
 def test_samples_of_every_family_come_out_right(title):
     tally = check_entry(ENTRIES[title], samples=2)
-    assert tally.count("passed") == 2, outcomes(tally, "failed", "refused", "foreign", "random", "none")
+    assert tally.count("passed") == len(tally.outcomes) > 0, outcomes(
+        tally, "failed", "refused", "foreign", "random", "none"
+    )
 
 
 @pytest.mark.slow
