@@ -39,6 +39,8 @@ FAMILIES = (
     "indexing",
     "scattering",
     "resampling",
+    "windows",
+    "ordering",
 )
 """Files of this folder, one a family of operators."""
 
