@@ -224,8 +224,9 @@ class _Conversion:
     def _past_views(self, kind: str, attrs: dict[str, Any]) -> dict[str, Any]:
         """Return a view of a view as one of what that one reads, a permutation of a permutation as one."""
         maker = self.draft.maker(attrs["input"].value)
-        if kind == "view" and maker is not None and maker.kind in ("view", "squeeze", "unsqueeze"):
-            return {**attrs, "input": Ref(_read(maker))}
+        while kind == "view" and maker is not None and maker.kind in ("view", "squeeze", "unsqueeze"):
+            attrs = {**attrs, "input": Ref(_read(maker))}
+            maker = self.draft.maker(_read(maker))
         if kind == "permute" and maker is not None and maker.kind == "permute":
             inner = maker.attrs["dims"]
             return {"input": Ref(_read(maker)), "dims": tuple([inner[d] for d in attrs["dims"]])}

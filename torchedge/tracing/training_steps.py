@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError
 from torchedge.graphs.drafts import Draft, Ref
+from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import Step
 from torchedge.tracing.aten_graphs import add_nodes, form_of
@@ -85,7 +86,7 @@ def capture_step(
     _check_choices(loss, optimizer, accumulate)
     objective = Objective(model, _arguments(args), dict(kwargs or {}), _arguments(targets), loss)
     trained = _trained(objective, optimizer) if loss is not None else set()
-    with LOCK, kept_random_states():
+    with LOCK, kept_random_states(), collection_paused():
         joint = _traced(objective, trained, keep)
     capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
     title = name or type(model).__name__

@@ -1,0 +1,129 @@
+"""Losses in captured steps, and what is refused as a model, a loss or a target."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from oracles.eager_steps import KEEP, TOLERANCE, classes, double, held_equals, images
+from oracles.step_interpreter import Interpreter
+from oracles.step_networks import SmallGPT
+from torch import nn
+from torch.nn import functional as F
+
+from torchedge.errors import CaptureError, InputError
+from torchedge.tracing.training_steps import capture_step
+
+LOSSES = {
+    "smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), classes),
+    "weighted": (nn.CrossEntropyLoss(weight=torch.rand(5).double()), classes),
+    "ignoring": (nn.CrossEntropyLoss(ignore_index=2), lambda: torch.tensor([0, 2, 2, 4])),
+    "soft_targets": (nn.CrossEntropyLoss(), lambda: images(4, 5).softmax(1)),
+    "summed": (nn.CrossEntropyLoss(reduction="sum"), classes),
+    "nll": (lambda out, y: F.nll_loss(out.log_softmax(1), y), classes),
+    "mse": (nn.MSELoss(), lambda: images(4, 5)),
+    "l1": (nn.L1Loss(), lambda: images(4, 5)),
+    "smooth_l1": (nn.SmoothL1Loss(beta=0.5), lambda: images(4, 5)),
+    "huber": (nn.HuberLoss(), lambda: images(4, 5)),
+    "bce": (nn.BCEWithLogitsLoss(pos_weight=torch.rand(5).double()), lambda: images(4, 5).sigmoid()),
+    "kl": (
+        lambda out, y: F.kl_div(out.log_softmax(1), y, reduction="batchmean"),
+        lambda: images(4, 5).softmax(1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("keep", [frozenset(), KEEP], ids=["apart", "whole"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name, keep):
+    loss, make = LOSSES[name]
+    model = double(lambda: nn.Linear(3, 5))
+    x, y = images(4, 3), make()
+    captured = capture_step(model, x, targets=y, loss=loss, keep=keep)
+    found = Interpreter(captured.tensors).run(captured.step, x, y)
+    value = loss(model(x), y)
+    value.backward()
+    for tensor, wanted in zip(found, (value.detach(), model.weight.grad, model.bias.grad), strict=True):
+        torch.testing.assert_close(tensor, wanted, **TOLERANCE)
+
+
+def test_a_model_may_bring_its_loss_and_tie_its_weights():
+    model = double(SmallGPT)
+    eager = copy.deepcopy(model)
+    tokens, labels = torch.randint(23, (2, 3, 8))
+    captured = capture_step(
+        model,
+        (tokens,),
+        {"labels": labels},
+        loss="model",
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+    )
+    names = [value.name for value in captured.step.graph.parameters]
+    assert "words.weight" in names and "head.weight" not in names
+    assert [captured.step.graph.values[i].name for i in captured.step.graph.inputs] == ["tokens", "labels"]
+    interpreter = Interpreter(captured.tensors)
+    optimizer = torch.optim.Adam(eager.parameters(), lr=0.01)
+    for _ in range(3):
+        (found,) = interpreter.run(captured.step, tokens, labels)
+        value = eager(tokens, labels)["loss"]
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(found, value.detach(), **TOLERANCE)
+    held_equals(interpreter, eager)
+
+
+class Choosing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * 2 if y.sum() > 0 else y
+
+
+def linear_step(**options):
+    model = nn.Linear(3, 5)
+    given = {"targets": classes(), "loss": F.cross_entropy, **options}
+    if callable(given.get("optimizer")):
+        given["optimizer"] = given["optimizer"](model)
+    return capture_step(model, torch.randn(4, 3), **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, InputError, "0-d"),
+        ({"loss": lambda out, y: 3.0}, InputError, "0-d tensor"),
+        ({"loss": lambda out, y: out.detach().mean()}, InputError, "depend on any parameter"),
+        ({"loss": "model", "targets": ()}, InputError, "own loss"),
+        ({"loss": None, "optimizer": lambda m: torch.optim.SGD(m.parameters())}, InputError, "a loss"),
+        ({"optimizer": lambda m: torch.optim.RMSprop(m.parameters())}, InputError, "RMSprop"),
+        ({"optimizer": lambda m: torch.optim.SGD(nn.Linear(2, 2).parameters())}, InputError, "not the model"),
+        ({"optimizer": "sgd"}, InputError, "torch.optim.Optimizer"),
+        ({"loss": nn.CrossEntropyLoss(), "targets": (classes(), classes())}, InputError, "argument"),
+        ({"targets": torch.randn(4, 7)}, CaptureError, "raised"),
+        ({"accumulate": 0}, InputError, "accumulate"),
+        ({"accumulate": 2}, InputError, "without an optimizer"),
+        ({"loss": 3}, InputError, "callable"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_in_one_line(options, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        linear_step(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_that_cannot_be_captured_are_refused():
+    x, y = torch.randn(2, 3), classes(2, of=3)
+    with pytest.raises(CaptureError, match="decides by values"):
+        capture_step(Choosing(), x, targets=y, loss=F.cross_entropy)
+    with pytest.raises(InputError, match="no parameter that requires a gradient"):
+        capture_step(nn.Linear(3, 3).requires_grad_(False), x, targets=y, loss=F.cross_entropy)
+    with pytest.raises(CaptureError, match="sparse=True"):
+        embedding = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten())
+        capture_step(embedding, torch.tensor([[1], [2]]), targets=y, loss=F.cross_entropy)
+    with pytest.raises(InputError, match=r"torch\.nn\.Module"):
+        capture_step("resnet18", x)

@@ -1,0 +1,139 @@
+"""Updates of captured steps against PyTorch's optimizers: settings, groups, states, accumulation."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from oracles.eager_steps import TOLERANCE, classes, double, feed_classes, held_equals, images, train
+from oracles.step_interpreter import Interpreter
+from oracles.step_networks import SmallCNN
+from torch.nn import functional as F
+
+from torchedge.tracing.training_steps import capture_step
+
+OPTIMIZERS = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "sgd_decay": lambda ps: torch.optim.SGD(ps, lr=0.1, weight_decay=0.1),
+    "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "dampened": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.01),
+    "nesterov": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, nesterov=True),
+    "sgd_maximize": lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.5, maximize=True),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
+    "adam_all": lambda ps: torch.optim.Adam(
+        ps, lr=0.01, betas=(0.3, 0.9), eps=1e-3, weight_decay=0.1, amsgrad=True, maximize=True
+    ),
+    "adam_betas_0": lambda ps: torch.optim.Adam(ps, lr=0.01, betas=(0.0, 0.0)),
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
+    "adamw_amsgrad": lambda ps: torch.optim.AdamW(ps, lr=0.01, amsgrad=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_equal_pytorch_s(name):
+    model = double(SmallCNN)
+    eager = copy.deepcopy(model)
+    optimizer = OPTIMIZERS[name](eager.parameters())
+    feed = feed_classes(8)
+    args, targets = feed()
+    captured = capture_step(
+        model, args, targets=targets, loss=F.cross_entropy, optimizer=OPTIMIZERS[name](model.parameters())
+    )
+    interpreter = Interpreter(captured.tensors)
+    for _ in range(4):
+        args, targets = feed()
+        interpreter.run(captured.step, *args, *targets)
+        train(eager, optimizer, F.cross_entropy, (args, targets))
+    held_equals(interpreter, eager, optimizer)
+
+
+@pytest.mark.parametrize("name", ["dampened", "adam", "adam_all"])
+def test_a_capture_goes_on_where_the_optimizer_stands(name):
+    model = double(SmallCNN)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    feed = feed_classes(8)
+    for _ in range(2):
+        train(model, optimizer, F.cross_entropy, feed())
+    args, targets = feed()
+    captured = capture_step(model, args, targets=targets, loss=F.cross_entropy, optimizer=optimizer)
+    interpreter = Interpreter(captured.tensors)
+    for _ in range(3):
+        args, targets = feed()
+        interpreter.run(captured.step, *args, *targets)
+        train(model, optimizer, F.cross_entropy, (args, targets))
+    held_equals(interpreter, model)
+
+
+def test_float32_steps_stay_close_to_float64_with_adam():
+    """The bias corrections do not cancel: 1 - 0.999^step would have four digits in float32."""
+    torch.manual_seed(0)
+    model = SmallCNN()
+    eager = copy.deepcopy(model).double()
+    optimizer = torch.optim.Adam(eager.parameters(), lr=0.01)
+    x, y = images(4, 3, 8, 8, dtype=torch.float32), classes()
+    captured = capture_step(
+        model, x, targets=y, loss=F.cross_entropy, optimizer=torch.optim.Adam(model.parameters(), lr=0.01)
+    )
+    interpreter = Interpreter(captured.tensors)
+    before = {name: p.detach().clone() for name, p in eager.named_parameters()}
+    interpreter.run(captured.step, x, y)
+    train(eager, optimizer, F.cross_entropy, ((x.double(),), (y,)))
+    for name, parameter in eager.named_parameters():
+        moved, wanted = interpreter.held[name].double() - before[name], parameter.detach() - before[name]
+        assert (moved - wanted).norm() < 2e-5 * wanted.norm() + 1e-6
+
+
+def test_groups_have_their_own_settings_and_learning_rates():
+    def build(model):
+        return torch.optim.SGD(
+            [
+                {"params": model.head.parameters(), "lr": 0.5, "momentum": 0.9},
+                {"params": [*model.first.parameters(), *model.norm.parameters()]},
+            ],
+            lr=0.1,
+            weight_decay=0.01,
+        )
+
+    model = double(SmallCNN)
+    eager = copy.deepcopy(model)
+    optimizer, feed = build(eager), feed_classes(8)
+    args, targets = feed()
+    captured = capture_step(model, args, targets=targets, loss=F.cross_entropy, optimizer=build(model))
+    assert list(captured.step.hyperparameters) == ["lr", "lr_1"]
+    assert (captured.tensors["lr"].item(), captured.tensors["lr_1"].item()) == (0.5, 0.1)
+    interpreter = Interpreter(captured.tensors)
+    for rate in (0.1, 0.2):
+        args, targets = feed()
+        interpreter.held["lr_1"] = torch.tensor(rate, dtype=torch.float64)
+        optimizer.param_groups[1]["lr"] = rate
+        interpreter.run(captured.step, *args, *targets)
+        train(eager, optimizer, F.cross_entropy, (args, targets))
+    held_equals(interpreter, eager)
+    written = {captured.step.graph.values[old].name for old, _ in captured.step.updates}
+    assert not written & {"second.weight", "second.bias"}, "in no group, so not updated"
+
+
+def test_gradients_accumulate_over_batches():
+    model = double(SmallCNN)
+    eager = copy.deepcopy(model)
+    optimizer, feed = torch.optim.AdamW(eager.parameters(), lr=0.01), feed_classes(8)
+    args, targets = feed()
+    captured = capture_step(
+        model,
+        args,
+        targets=targets,
+        loss=F.cross_entropy,
+        accumulate=3,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+    )
+    assert captured.accumulating is not None
+    interpreter = Interpreter(captured.tensors)
+    for count in range(1, 7):
+        args, targets = feed()
+        last = count % 3 == 0
+        step = captured.step if last else captured.accumulating
+        (found,) = interpreter.run(step, *args, *targets)
+        wanted = train(eager, optimizer if last else None, F.cross_entropy, (args, targets), divisor=3)
+        torch.testing.assert_close(found, wanted, **TOLERANCE)
+    held_equals(interpreter, eager, optimizer)
