@@ -14,10 +14,10 @@ NAMES = {d: str(d).removeprefix("torch.").replace("float64", "float32") for d in
 )}  # fmt: skip
 
 
-def run_on_device(target, args, kwargs, made):
+def run_on_device(target, args, kwargs, made, device_class="cpu"):
     """Return what a Program of one operator makes on the device: an array each, None for an empty tensor.
 
-    made: what PyTorch makes, for shapes and dtypes.
+    made: what PyTorch makes, for shapes and dtypes. device_class: whose kernels are made.
     """
     draft, inputs, arrays = Draft(), [], []
 
@@ -38,7 +38,7 @@ def run_on_device(target, args, kwargs, made):
     kind = str(target._schema.name).split("::")[-1]
     outputs = draft.call(kind, attrs, [(tuple(t.shape), NAMES[t.dtype]) for t in present])
     wanted = [o for o, t in zip(outputs, present, strict=True) if t.numel()]
-    program = lower(draft.finish(inputs, wanted))
+    program = lower(draft.finish(inputs, wanted), device_class)
     with np.errstate(all="ignore"):
         found = iter(Executor(program).run(*arrays))
     return [next(found) if t.numel() else None for t in present]
