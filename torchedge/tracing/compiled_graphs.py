@@ -1,4 +1,4 @@
-"""What `torch.compile` hands to a backend as graphs of ATen operators, with their backward, by AOTAutograd."""
+"""What `torch.compile` hands to a backend: graphs of ATen operators, with their backward, by AOTAutograd."""
 
 from __future__ import annotations
 
@@ -121,11 +121,3 @@ def _refuse_other_devices(examples: Sequence[Any]) -> None:
                 f"the model or its input is on {example.device}; the torchedge backend takes tensors in main "
                 "memory and keeps its own copies on the OpenCL device: call .cpu() on both"
             )
-
-
-def register(name: str, backend: Callable[..., Any]) -> None:
-    """Make a backend known to `torch.compile` by a name, unless one of that name is."""
-    from torch._dynamo.backends import registry
-
-    if name not in registry._COMPILER_FNS:
-        registry.register_backend(backend, name=name)
