@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
-from torchedge.textures.layouts import Layout, row_major
+from torchedge.textures.layouts import row_major
 
 ALIGNMENT = 128
 
@@ -73,7 +76,7 @@ def chain(length=6, count=1000, in_place=False):
             tensor("z", (count,), "output"),
         ],
         [add],
-        [("add1", [a, b], [count]) for a, b in zip(names, names[1:], strict=False)],
+        [("add1", [a, b], [count]) for a, b in pairwise(names)],
         ["x"],
         ["z"],
     )
@@ -108,8 +111,6 @@ SAMPLER = "__constant sampler_t s = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CL
 
 def image_copy(shape, layout, dtype="float32", storage="image", count=3):
     """x -> image -> ... -> image -> z over texels: intermediates share slots."""
-    from dataclasses import replace
-
     held = replace(layout, storage=storage)
     width, height = held.extent(shape)
     source = SAMPLER + (
@@ -123,10 +124,7 @@ def image_copy(shape, layout, dtype="float32", storage="image", count=3):
     return program(
         [tensor(n, shape, r, dtype, held) for n, r in zip(names, roles, strict=True)],
         [Kernel("texels", source, ("read", "write"))],
-        [("texels", [a, b], [width, height]) for a, b in zip(names, names[1:], strict=False)],
+        [("texels", [a, b], [width, height]) for a, b in pairwise(names)],
         ["x"],
         ["z"],
     )
-
-
-__all__ = ["Layout", "chain", "image_copy", "pointwise", "program", "sgd", "tensor", "vector_add"]

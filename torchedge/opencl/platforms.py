@@ -43,9 +43,9 @@ class ClDevice:
     """One OpenCL device.
 
     index: its place among all devices of all platforms, in the loader's order. kind: "gpu", "cpu",
-    "accelerator" or "other". Sizes are in bytes, images in texels. pitch_alignment and address_alignment, in texels, hold
-    for images made from buffers (0: not told). half_arithmetic: cl_khr_fp16; half_images: kernels read and
-    write RGBA images of half floats. base_alignment: what offsets of sub-buffers are multiples of.
+    "accelerator" or "other". Sizes are in bytes, images in texels. pitch_alignment and address_alignment, in
+    texels, hold for images made from buffers (0: not told). half_arithmetic: cl_khr_fp16; half_images: there
+    are RGBA images of half floats. base_alignment: what offsets of sub-buffers are multiples of.
     """
 
     index: int

@@ -1,0 +1,67 @@
+"""The best arena of a few buffers by trying every order, and instances whose best arena is known."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+
+
+def least_bytes(sizes, lifetimes):
+    """The smallest arena: in some order, putting each buffer at its lowest free place is best."""
+    return min(_height(order, sizes, lifetimes) for order in permutations(sizes))
+
+
+def _height(order, sizes, lifetimes):
+    offsets = {}
+    for new in order:
+        near = [o for o in offsets if _meet(lifetimes[o], lifetimes[new])]
+        candidates = [0, *[offsets[o] + sizes[o] for o in near]]
+        offsets[new] = min(
+            at
+            for at in candidates
+            if all(at >= offsets[o] + sizes[o] or at + sizes[new] <= offsets[o] for o in near)
+        )
+    return max(offsets[o] + sizes[o] for o in offsets)
+
+
+def _meet(one, two):
+    return one[0] < two[1] and two[0] < one[1]
+
+
+def cut_rectangle(count, seed):
+    """Buffers cut out of a rectangle of time and memory: (sizes, lifetimes, bytes of the arena without a gap)."""
+    chance = np.random.default_rng(seed)
+    pieces = [(0, count, 0, 1 << 20)]
+    while len(pieces) < count:
+        pieces.sort(key=lambda p: (p[0] - p[1]) * (p[3] - p[2]))
+        a, b, c, d = pieces.pop(int(chance.integers(0, max(1, len(pieces) // 3))))
+        if b - a > 1 and (chance.random() < 0.5 or d - c < 2):
+            middle = int(chance.integers(a + 1, b))
+            pieces += [(a, middle, c, d), (middle, b, c, d)]
+        else:
+            middle = int(chance.integers(c + 1, d))
+            pieces += [(a, b, c, middle), (a, b, middle, d)]
+    chance.shuffle(pieces)
+    sizes = {i: int(d - c) for i, (_, _, c, d) in enumerate(pieces)}
+    return sizes, {i: (int(a), int(b)) for i, (a, b, _, _) in enumerate(pieces)}, 1 << 20
+
+
+def training_lifetimes(layers, seed):
+    """Activations that nest as in a training step, gradients that live for two launches, and workspaces."""
+    chance = np.random.default_rng(seed)
+    sizes, lifetimes = {}, {}
+    end = 2 * layers
+
+    def add(size, start, stop):
+        sizes[len(sizes)] = size
+        lifetimes[len(lifetimes)] = (start, stop)
+
+    for layer in range(layers):
+        size = int(2 ** chance.uniform(10, 22))
+        kept = chance.random() < 0.7
+        add(size, layer, end - layer if kept else layer + 2)  # the activation
+        add(size, end - layer - 1, min(end - layer + 1, end + 1))  # its gradient
+        if chance.random() < 0.3:
+            add(int(2 ** chance.uniform(8, 24)), end - layer - 1, end - layer)
+    return sizes, lifetimes
