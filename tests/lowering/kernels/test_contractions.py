@@ -1,0 +1,164 @@
+"""Products and convolutions by every schedule, on PoCL, against PyTorch in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracles.node_runs import program_of, run_nodes
+from oracles.rule_checks import apply
+
+from torchedge.lowering.building import contraction, elementwise
+from torchedge.lowering.nodes import Stored
+from torchedge.lowering.schedules import LARGE, MIDDLE, NARROW, SMALL, TILE, Schedule
+
+pytest.importorskip("pyopencl")
+
+PANEL = Schedule("panel", 8, 32, 16, 4, 2, 8)
+LOCAL = Schedule("local", 32, 16, 8, 4, 1, 4)
+SCHEDULES = {
+    "cpu": ("cpu", None),
+    "panel": ("cpu", PANEL),
+    "panel in parts": ("cpu", replace(PANEL, parts=3, rows_first=False)),
+    "local": ("gpu", LOCAL),
+    "local in parts": ("gpu", replace(LOCAL, parts=3, band=2)),
+    "tile": ("mobile", TILE),
+    "narrow in parts": ("mobile", replace(NARROW, parts=3)),
+}
+WHOLE = [name for name in SCHEDULES if "parts" not in name]
+ATEN = torch.ops.aten
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def held(operator, *args, schedule):
+    """Assert that an operator's kernels make what PyTorch makes in float64, within 1e-5 of its norm."""
+    wanted = operator(*args)
+    wanted = list(wanted) if isinstance(wanted, tuple) else [wanted]
+    nodes, data = apply(operator, args, {}, wanted)
+    target, chosen = SCHEDULES[schedule]
+    wanted = [w.numpy() for w in wanted if w is not None]
+    for found, want in zip(run_nodes(nodes, data, target, chosen), wanted, strict=True):
+        assert np.linalg.norm(found - want) <= 1e-5 * np.linalg.norm(want) + 1e-6
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1, 1), (1, 5, 21, 3), (2, 17, 36, 20), (3, 33, 10, 67)],
+    ids=lambda s: "x".join(map(str, s)),
+)
+def test_products(sizes, schedule):
+    batch, rows, cols, inner = sizes
+    held(ATEN.bmm.default, normal(batch, rows, inner), normal(batch, inner, cols, seed=1), schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("transposed", ["nn", "nt", "tn", "tt"])
+def test_transposed_operands(transposed, schedule):
+    """Operands that lie row-major as they come, so that each combination of directions is read."""
+    rows, cols, inner = 24, 40, 48
+    a = Stored((inner, rows) if transposed[0] == "t" else (rows, inner), "float32", "a", 0)
+    b = Stored((cols, inner) if transposed[1] == "t" else (inner, cols), "float32", "b", 1)
+    made = contraction(
+        (rows, cols),
+        ("row", "col"),
+        (inner,),
+        lambda out, over: a.at(over[0], out[0]) if transposed[0] == "t" else a.at(out[0], over[0]),
+        lambda out, over: b.at(out[1], over[0]) if transposed[1] == "t" else b.at(over[0], out[1]),
+        "float32",
+    )
+    data = {"a": normal(*a.shape).numpy(), "b": normal(*b.shape, seed=1).numpy()}
+    left = data["a"].T if transposed[0] == "t" else data["a"]
+    right = data["b"].T if transposed[1] == "t" else data["b"]
+    target, chosen = SCHEDULES[schedule]
+    (found,) = run_nodes([made], data, target, chosen, inputs=[a, b])
+    np.testing.assert_allclose(found, left @ right, rtol=1e-4, atol=1e-4)
+
+
+CONVOLUTIONS = {
+    "3x3": ((2, 16, 8, 8), (32, 16, 3, 3), 1, 1, 1, 1),
+    "odd channels": ((1, 5, 7, 9), (21, 5, 3, 3), 1, 1, 1, 1),
+    "stem": ((2, 3, 14, 14), (8, 3, 7, 7), 2, 3, 1, 1),
+    "1x1": ((1, 12, 6, 6), (20, 12, 1, 1), 1, 0, 1, 1),
+    "one channel": ((3, 10, 5, 5), (1, 10, 5, 5), 2, 2, 1, 1),
+    "1x1 with stride": ((2, 8, 9, 7), (24, 8, 1, 1), 2, 0, 1, 1),
+    "3x3 with stride": ((1, 8, 9, 9), (16, 8, 3, 3), 2, 1, 1, 1),
+    "dilated groups": ((1, 8, 9, 9), (12, 4, 3, 3), 1, 2, 2, 2),
+}
+
+
+@pytest.mark.parametrize("schedule", WHOLE)
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions(case, schedule):
+    x, w, stride, padding, dilation, groups = CONVOLUTIONS[case]
+    x, w, bias = normal(*x), normal(*w, seed=1), normal(w[0], seed=2)
+    more = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], groups)
+    held(ATEN.convolution.default, x, w, bias, *more, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", WHOLE)
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_gradients_of_convolutions(case, schedule):
+    gradients_are_held(case, schedule)
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in WHOLE])
+@pytest.mark.parametrize("case", ["odd channels", "3x3 with stride"])
+def test_gradients_of_convolutions_in_parts(case, schedule):
+    gradients_are_held(case, schedule)
+
+
+def gradients_are_held(case, schedule):
+    x, w, stride, padding, dilation, groups = CONVOLUTIONS[case]
+    x, w = normal(*x), normal(*w, seed=1)
+    more = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], groups)
+    grad = normal(*ATEN.convolution(x, w, None, *more).shape, seed=3)
+    arguments = (grad, x, w, [w.shape[0]], *more, [True, True, False])
+    held(ATEN.convolution_backward.default, *arguments, schedule=schedule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [SMALL, MIDDLE, LARGE], ids=["small", "middle", "large"])
+def test_large_blocks(schedule):
+    x, w = normal(2, 16, 18, 18), normal(130, 16, 3, 3, seed=1)
+    want = ATEN.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    arguments = (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    nodes, data = apply(ATEN.convolution.default, arguments, {}, [want])
+    (found,) = run_nodes(nodes, data, "gpu", schedule)
+    assert np.linalg.norm(found - want.numpy()) <= 1e-5 * np.linalg.norm(want.numpy())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_update_rides_along(schedule):
+    """The gradient of a weight is never stored: the product's kernel writes the new weight in place."""
+    x = Stored((40, 24), "float32", "x", 0)
+    grad = Stored((40, 10), "float32", "grad", 1)
+    weight = Stored((10, 24), "float32", "weight", 2)
+    product = contraction(
+        (10, 24),
+        ("row", "col"),
+        (40,),
+        lambda out, over: grad.at(over[0], out[0]),
+        lambda out, over: x.at(over[0], out[1]),
+        "float32",
+    )
+    new = elementwise(lambda w, g: w - g * 0.1, weight, product, dtype="float32")
+    data = {n.name: normal(*n.shape, seed=n.index).numpy() for n in (x, grad, weight)}
+    target, chosen = SCHEDULES[schedule]
+    made = program_of([], target, chosen, [(weight, new)])
+    assert sum(t.role == "intermediate" for t in made.tensors) == ("parts" in schedule)
+    (found,) = run_nodes([], data, target, chosen, [(weight, new)])
+    np.testing.assert_allclose(found, data["weight"] - 0.1 * data["grad"].T @ data["x"], rtol=1e-4, atol=1e-4)
+
+
+def test_launches_that_are_equal_bit_for_bit():
+    x, w = normal(2, 16, 8, 8), normal(32, 16, 3, 3, seed=1)
+    arguments = (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    nodes, data = apply(ATEN.convolution.default, arguments, {}, [ATEN.convolution(*arguments)])
+    first, second = (run_nodes(nodes, data, *SCHEDULES["panel in parts"])[0] for _ in range(2))
+    np.testing.assert_array_equal(first, second)

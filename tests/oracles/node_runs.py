@@ -1,0 +1,74 @@
+"""Nodes run through OpenCL, contractions by a schedule of the test's choice."""
+
+from __future__ import annotations
+
+from torchedge.lowering.arenas import planned
+from torchedge.lowering.fusion import form_groups
+from torchedge.lowering.inlining import nodes_below
+from torchedge.lowering.kernels.contractions import draft_contraction
+from torchedge.lowering.kernels.pointwise import draft_pointwise
+from torchedge.lowering.kernels.rows import draft_rows
+from torchedge.lowering.nodes import Contraction, Rows, Stored
+from torchedge.lowering.placement import place_tensors
+from torchedge.lowering.programs import Arena, Launch, Program, StoredTensor
+from torchedge.lowering.targets import TARGETS
+from torchedge.lowering.translation import Translation
+from torchedge.runtime import Executor
+from torchedge.textures.layouts import row_major
+
+
+def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
+    """Return the program that computes nodes.
+
+    updates: (stored tensor, its new content). inputs: stored tensors that lie row-major.
+    """
+    below = nodes_below([*nodes, *[node for _, node in updates]])
+    stored = {n.index: n for n in (*[t for t, _ in updates], *below) if isinstance(n, Stored)}
+    fused = form_groups(Translation(tuple(nodes), tuple(updates), stored))
+    layouts = place_tensors(fused.groups, list(stored.values()), list(inputs))
+    drafts = [d for group in fused.groups for d in _drafts(group, layouts, TARGETS[target], schedule)]
+    tensors, number = [], {}
+
+    def add(node, name, role):
+        if node not in number:
+            number[node] = len(tensors)
+            tensors.append(
+                StoredTensor(
+                    name, node.shape, node.dtype, role, layouts.get(node, row_major(len(node.shape)))
+                )
+            )
+
+    for node in stored.values():
+        add(node, node.name, "parameter")
+    for draft in drafts:
+        for node in draft.tensors:
+            add(node, f"t{len(tensors)}", "output" if node in fused.outputs else "intermediate")
+    made = Program(
+        "nodes",
+        tuple(tensors),
+        tuple(d.kernel for d in drafts),
+        tuple(
+            Launch(k, tuple(number[t] for t in d.tensors), d.global_size, d.local_size)
+            for k, d in enumerate(drafts)
+        ),
+        (),
+        tuple(number[n] for n in fused.outputs),
+        Arena(0),
+    )
+    return planned(made, 512)
+
+
+def _drafts(group, layouts, target, schedule):
+    if isinstance(group.host, Contraction):
+        return draft_contraction(group, layouts, target, schedule)
+    return [(draft_rows if isinstance(group.host, Rows) else draft_pointwise)(group, layouts, target)]
+
+
+def run_nodes(nodes, data, target="cpu", schedule=None, updates=(), inputs=()):
+    """Return what nodes hold, and after them what updated tensors hold. data: arrays by `Stored.name`."""
+    made = program_of(nodes, target, schedule, updates, inputs)
+    with Executor(made, checks=True) as executor:
+        for tensor in made.tensors:
+            if tensor.role == "parameter":
+                executor.write(tensor.name, data[tensor.name].astype(tensor.dtype))
+        return [*executor.run(), *[executor.read(t.name) for t, _ in updates]]
