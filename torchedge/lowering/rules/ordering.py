@@ -1,4 +1,4 @@
-"""Sorting by counting, for every element, how many come before it: n² comparisons for a line of n elements."""
+"""Sorting by counting, for every element, how many come before it: n² comparisons for a line of n of them."""
 
 from __future__ import annotations
 
