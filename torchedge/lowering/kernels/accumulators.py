@@ -23,7 +23,9 @@ class Accumulator:
 
     name: the variable that holds the result; `name_l` has the lanes while the loops run, `name_t` the odd rest of
     a row. kind, dtype: as in the stage. of: the dtype of what is reduced. width: lanes. along: the lanes are
-    neighbours in one row, not rows of their own. Bools are 1 and 0 alone, masks of -1 and 0 in lanes.
+    neighbours in one row, not rows of their own. exact: a long sum of floats carries what rounding lost along
+    (Kahan's compensation), so that its error does not grow with its length. Bools are 1 and 0 alone, masks of -1
+    and 0 in lanes.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Accumulator:
     of: str
     width: int
     along: bool
+    exact: bool = False
 
     @property
     def type(self) -> str:
@@ -63,10 +66,11 @@ class Accumulator:
                 f"{value} {self.name}_b = ({value})({self.start()});",
                 f"{place} {self.name}_p = ({place})(0);",
             ]
-        if self.width == 1:
-            return [f"{self.type} {self.name} = {self.start()};"]
         wide = _sized(self.type, self.width)
-        lines = [f"{wide} {self.name}_l = ({wide})({self.start(lanes=True)});"]
+        lost = [f"{wide} {self.name}_c = ({wide})(0);"] if self.exact else []
+        if self.width == 1:
+            return [f"{self.type} {self.name} = {self.start()};", *lost]
+        lines = [f"{wide} {self.name}_l = ({wide})({self.start(lanes=True)});", *lost]
         return [*lines, f"{self.type} {self.name}_t = {self.start()};"] if self.along else lines
 
     def add(self, value: str, position: str, tail: bool) -> list[str]:
@@ -83,6 +87,14 @@ class Accumulator:
                 f"{best} = {better} ? {value} : {best};",
             ]
         target = self.name if self.width == 1 else f"{self.name}_t" if tail else f"{self.name}_l"
+        if self.exact and not tail:
+            wide, lost, given = _sized(self.type, self.width), f"{self.name}_c", f"{self.name}_y"
+            return [
+                f"const {wide} {given} = {value} - {lost};",
+                f"const {wide} {self.name}_n = {target} + {given};",
+                f"{lost} = ({self.name}_n - {target}) - {given};",
+                f"{target} = {self.name}_n;",
+            ]
         return [f"{target} = {self._joined(target, value)};"]
 
     def close(self) -> list[str]:

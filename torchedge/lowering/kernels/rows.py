@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
-from torchedge.expressions.rendering import Renderer
+from torchedge.expressions.rendering import COMPUTE, Renderer
 from torchedge.expressions.scalars import Load, Local, Scalar, walk
 from torchedge.lowering.expansion import substitute
 from torchedge.lowering.fusion import Computed, Group
@@ -37,6 +37,8 @@ from torchedge.textures.layouts import Layout
 
 _Body = Callable[[int, list[str]], None]
 
+LONG = 64
+"""Rounds of a loop from which on sums carry their rounding errors along."""
 SHORT = 16
 """Loops of no more rounds than this are unrolled."""
 
@@ -187,7 +189,11 @@ def _stores(group: Group, host: Rows) -> tuple[list[tuple[Node, Computed]], list
 def _reduce(plan: _Walk, level: Sequence[tuple[Stage, Scalar]]) -> None:
     """Add one round of reductions: accumulators, the loops over the row, what makes one value of the lanes."""
     wide = plan.width if plan.lane else 1
-    made = [Accumulator(s.name, s.kind, s.dtype, body.dtype, wide, plan.along) for s, body in level]
+    rounds = prod([a.extent for a in plan.inner]) // (wide * plan.group if plan.along else 1)
+    made = [
+        Accumulator(s.name, s.kind, s.dtype, body.dtype, wide, plan.along, _is_exact(s, body, rounds))
+        for s, body in level
+    ]
     for accumulator in made:
         plan.lines += accumulator.declare()
     bodies = [substitute(body, plan.moved) for _, body in level]
@@ -199,6 +205,10 @@ def _reduce(plan: _Walk, level: Sequence[tuple[Stage, Scalar]]) -> None:
             plan.lines += accumulator.share(plan.group)
         if plan.along:
             plan.uniform.add(accumulator.name)
+
+
+def _is_exact(stage: Stage, body: Scalar, rounds: int) -> bool:
+    return stage.kind == "sum" and COMPUTE[body.dtype] in ("float", "double") and rounds > LONG
 
 
 def _accumulate(
