@@ -1,0 +1,273 @@
+"""From a model to a bundle: capture, lower, hold against the device's limits, write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torchedge.bundles.bundle import Bundle
+from torchedge.bundles.device_limits import checked_limits, device_class, limits_of
+from torchedge.bundles.folders import check_free, new_folder
+from torchedge.bundles.manifests import (
+    MANIFEST,
+    ONNX,
+    PLAN,
+    PROGRAM,
+    WEIGHTS,
+    BundleFile,
+    Manifest,
+    Target,
+    kernel_file,
+    manifest_document,
+    memory_of,
+    ports_of,
+)
+from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
+from torchedge.bundles.weights import write_weights
+from torchedge.devices import Device
+from torchedge.errors import InputError
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.limits import check_limits
+from torchedge.lowering.program_documents import program_document
+from torchedge.lowering.programs import Program
+from torchedge.lowering.rules import all_rules
+from torchedge.storage import file_sha256, write_json
+from torchedge.streaming.streaming_plans import StreamingPlan
+from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.objectives import Loss
+from torchedge.tracing.restoring import kept_modes
+from torchedge.tracing.training_steps import CapturedStep, capture_step
+
+__all__ = ["STAGES", "Request", "make_bundle"]
+
+STAGES = ("capture", "lower", "write", "model.onnx", "check")
+"""What `progress` is told, in order; "model.onnx" only where it is written."""
+
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
+"""Of the SGD that trains where no optimizer is given."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to export: see `torchedge.export`."""
+
+    model: torch.nn.Module
+    example: Any
+    train: bool = False
+    targets: Any = None
+    loss: Loss | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    seed: int | None = None
+    name: str | None = None
+    plan: StreamingPlan | None = None
+    onnx: bool = True
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the model."""
+        if isinstance(self.example, Mapping):
+            return (), dict(self.example)
+        return (tuple(self.example) if isinstance(self.example, (tuple, list)) else (self.example,)), {}
+
+
+def make_bundle(
+    request: Request,
+    device: Device,
+    out: str | Path,
+    *,
+    force: bool = False,
+    progress: Callable[[str], object] = lambda stage: None,
+) -> Bundle:
+    """Export a model for a device into the folder `out`, and read the bundle back.
+
+    Raises what `torchedge.export` says.
+    """
+    target = check_free(out, force)
+    _check_request(request)
+    if request.onnx:
+        check_packages()
+    args, kwargs = request.arguments
+    expected = eager_outputs(request.model, args, kwargs) if request.onnx or _wants_targets(request) else []
+    progress("capture")
+    captured, notes = _captured(request, expected)
+    progress("lower")
+    program = lower(captured.step, device_class(device))
+    limits = limits_of(device)
+    check_limits(program, limits)
+    with new_folder(target) as folder:
+        progress("write")
+        files = _write_program(folder, program, captured)
+        told: dict[str, object] = {"left_out": "on request"}
+        if request.onnx:
+            progress("model.onnx")
+            names = [program.tensors[place].name for place in _fed(program)]
+            leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            told = write_onnx(folder / ONNX, request.model, args, kwargs, names[: len(leaves)], expected)
+            files |= {
+                name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
+            }
+        if request.plan is not None:
+            write_json(folder / PLAN, request.plan.document())
+            files[PLAN] = _file(folder / PLAN)
+        checked = Target(
+            device.name,
+            device.title,
+            device.fingerprint,
+            program.target,
+            checked_limits(limits),
+            limits.unknown,
+        )
+        manifest = _manifest(request, captured, program, checked, notes, told, files)
+        write_json(folder / MANIFEST, manifest_document(manifest))
+        progress("check")
+        bundle = Bundle.open(folder)
+    return replace(bundle, path=target)
+
+
+def _check_request(request: Request) -> None:
+    model = request.model
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(request.arguments)):
+        raise InputError("example holds no tensor; expected what the model is called with, batch included")
+    empty = [name for name, held in unwrapped(model).state_dict().items() if _is_meta(held)]
+    if empty:
+        raise InputError(
+            f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), which holds "
+            "no values; expected a model with its weights: load them first"
+        )
+    given = [name for name in ("targets", "loss", "optimizer") if getattr(request, name) is not None]
+    if given and not request.train:
+        raise InputError(f"{given[0]} is given without train=True; expected it for a training step alone")
+    if request.plan is not None and not isinstance(request.plan, StreamingPlan):
+        raise InputError(f"plan is a {type(request.plan).__name__}; expected what torchedge.plan returns")
+
+
+def _is_meta(held: object) -> bool:
+    return isinstance(held, torch.Tensor) and held.is_meta
+
+
+def _wants_targets(request: Request) -> bool:
+    return request.train and request.loss is None and request.targets is None
+
+
+def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedStep, list[str]]:
+    """Return the captured step, and notes on what was chosen for the user."""
+    args, kwargs = request.arguments
+    keep, notes = frozenset(all_rules()), []
+    if not request.train:
+        with kept_modes(request.model, False):
+            return capture_step(
+                request.model, args, kwargs, keep=keep, seed=request.seed, name=request.name
+            ), []
+    targets, loss, optimizer = request.targets, request.loss, request.optimizer
+    if loss is None:
+        loss = torch.nn.functional.cross_entropy
+        notes.append("the loss is cross entropy")
+        if targets is None:
+            targets = _class_numbers(request, expected)
+    if optimizer is None:
+        trained = [p for p in request.model.parameters() if p.requires_grad]
+        if trained:
+            optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM)
+            notes.append(f"the optimizer is SGD with momentum {MOMENTUM}")
+    with kept_modes(request.model, True):
+        captured = capture_step(
+            request.model,
+            args,
+            kwargs,
+            targets=() if targets is None else targets,
+            loss=loss,
+            optimizer=optimizer,
+            keep=keep,
+            seed=request.seed,
+            name=request.name,
+        )
+    return captured, notes
+
+
+def _class_numbers(request: Request, expected: list[torch.Tensor]) -> torch.Tensor:
+    """Return example targets of cross entropy: one class number for each score vector of the output."""
+    if len(expected) != 1 or expected[0].dim() < 2 or not expected[0].is_floating_point():
+        shapes = ", ".join(str(list(t.shape)) for t in expected) or "none"
+        raise InputError(
+            f"{type(request.model).__name__} returns tensors of shapes {shapes}, for which no targets of "
+            "cross entropy can be made up; expected loss= and targets="
+        )
+    shape = expected[0].shape
+    return torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
+
+
+def _fed(program: Program) -> list[int]:
+    return [place for place in program.inputs if place not in program.hyperparameters.values()]
+
+
+def _write_program(folder: Path, program: Program, captured: CapturedStep) -> dict[str, BundleFile]:
+    """Write kernels, program and weights; return them with their hashes."""
+    files = {}
+    (folder / "kernels").mkdir()
+    for kernel in program.kernels:
+        path, text = folder / kernel_file(kernel.name), kernel.source.encode()
+        path.write_bytes(text)
+        files[kernel_file(kernel.name)] = BundleFile(kernel.digest, len(text))
+    write_json(folder / PROGRAM, program_document(program, sources=False))
+    files[PROGRAM] = _file(folder / PROGRAM)
+    kept = {name: _array(name, tensor) for name, tensor in captured.tensors.items()}
+    data = {name: array for name, array in kept.items() if name not in program.hyperparameters}
+    digest = write_weights(folder / WEIGHTS, program, data)
+    files[WEIGHTS] = BundleFile(digest, (folder / WEIGHTS).stat().st_size)
+    return files
+
+
+def _file(path: Path) -> BundleFile:
+    size = path.stat().st_size
+    return BundleFile(file_sha256(path, max_bytes=size), size)
+
+
+def _array(name: str, tensor: torch.Tensor) -> npt.NDArray[Any]:
+    try:
+        return tensor.detach().cpu().numpy()
+    except TypeError as error:
+        raise InputError(
+            f"{name} is {tensor.dtype}, which bundles do not hold; expected float32 or float16: cast it"
+        ) from error
+
+
+def _manifest(
+    request: Request,
+    captured: CapturedStep,
+    program: Program,
+    target: Target,
+    notes: list[str],
+    onnx: Mapping[str, object],
+    files: Mapping[str, BundleFile],
+) -> Manifest:
+    from torchedge import __version__
+
+    fed = _fed(program)
+    values = [captured.step.graph.values[place] for place in captured.step.graph.outputs]
+    several = len(values) > 1
+    names = [
+        value.name if request.train else f"output_{n}" if several else "output"
+        for n, value in enumerate(values)
+    ]
+    return Manifest(
+        model=program.name,
+        mode="train" if request.train else "infer",
+        versions={"torchedge": __version__, "torch": torch.__version__, "numpy": np.__version__},
+        target=target,
+        inputs=ports_of(program, fed, [program.tensors[place].name for place in fed]),
+        outputs=ports_of(program, program.outputs, names),
+        hyperparameters={name: float(captured.tensors[name]) for name in program.hyperparameters},
+        memory=memory_of(program),
+        onnx=onnx,
+        notes=(*notes, *program.notes),
+        files=files,
+    )

@@ -1,0 +1,128 @@
+"""model.onnx of a bundle: the inference graph, checked by onnx and held against PyTorch by onnxruntime."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torchedge.errors import CaptureError, MissingExtraError
+from torchedge.tracing.restoring import kept_attributes, kept_modes, kept_random_states
+from torchedge.tracing.vision import prepare_torchvision
+
+__all__ = ["TOLERANCE", "check_packages", "eager_outputs", "write_onnx"]
+
+TOLERANCE = 1e-3
+"""Largest difference to PyTorch's output, over that output's largest value."""
+
+
+def check_packages() -> None:
+    """Raise MissingExtraError where what writes ONNX files is not installed."""
+    for package in ("onnx", "onnxscript"):
+        try:
+            __import__(package)
+        except ImportError as error:
+            purpose = "a bundle's model.onnx (onnx=False, --no-onnx leaves it out)"
+            raise MissingExtraError.of(package, extra="onnx", purpose=purpose) from error
+
+
+def eager_outputs(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """Return the tensors that the model returns in evaluation, computed by PyTorch; it is left as found."""
+    with torch.no_grad(), kept_random_states(), kept_attributes(model), kept_modes(model, False):
+        found = model(*args, **kwargs)
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+def write_onnx(
+    path: Path,
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    names: Sequence[str],
+    expected: Sequence[torch.Tensor],
+) -> dict[str, object]:
+    """Write the model's inference as ONNX; return what the manifest tells of it.
+
+    names: of the inputs. expected: what `eager_outputs` returned.
+
+    Raises:
+        CaptureError: PyTorch cannot export the model, or the file computes something else.
+    """
+    import onnx
+
+    title = type(model).__name__
+    exported = _exported(model, args, kwargs, names)
+    for node in exported.model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces: paths of this machine, different from run to run
+    exported.save(str(path), include_initializers=True)
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise CaptureError(f"model.onnx of {title} is not valid ({_line(error)}); pass onnx=False") from error
+    told: dict[str, object] = {"checked_by": f"onnx {onnx.__version__}"}
+    try:
+        import onnxruntime
+    except ImportError:
+        return {**told, "run_by": "nothing: onnxruntime is not installed"}
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    wanted = [item.name for item in session.get_inputs()]
+    fed = {n: t.detach().cpu().numpy() for n, t in zip(names, tensors, strict=True) if n in wanted}
+    found = session.run(None, fed)
+    apart = max([_difference(a, b.cpu().numpy()) for a, b in zip(found, expected, strict=True)], default=0.0)
+    if not apart <= TOLERANCE:
+        raise CaptureError(
+            f"model.onnx of {title} computes something else than PyTorch: {apart:.3g} of the largest value "
+            f"apart, expected at most {TOLERANCE}; pass onnx=False to leave it out"
+        )
+    return {**told, "run_by": f"onnxruntime {onnxruntime.__version__}", "largest_difference": apart}
+
+
+def _exported(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]
+) -> Any:  # noqa: ANN401 - an ONNXProgram
+    prepare_torchvision()
+    silent = contextlib.redirect_stdout(io.StringIO())
+    try:
+        with warnings.catch_warnings(), silent, kept_random_states(), kept_modes(model, False):
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(
+                model,
+                args,
+                kwargs=dict(kwargs),
+                input_names=list(names),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+    except Exception as error:
+        raise CaptureError(
+            f"PyTorch cannot export {type(model).__name__} to ONNX ({_line(error)}); pass onnx=False "
+            "(--no-onnx) for a bundle without it"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+
+
+def _difference(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """Return the largest difference over the largest value, 0 where both are the same."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if not expected.size or np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f"):
+        return 0.0
+    scale = float(np.abs(expected.astype(np.float64)).max())
+    apart = float(np.abs(found.astype(np.float64) - expected.astype(np.float64)).max())
+    return apart / scale if scale else apart
