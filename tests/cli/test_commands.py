@@ -184,7 +184,7 @@ HELP = {
     "predict": ("MODEL", "--batch-size", "--device", "--optimizer", "--limit MIB", "--json", "exit status"),
     "simulate": ("MODEL", "--plot FILE"),
     "features": ("MODEL", "--set NAME"),
-    "devices": ("NAME", "provenance"),
+    "devices": ("NAME", "--opencl", "provenance"),
     "profile": ("DEVICE", "local-cpu"),
     "fit": ("DATASET", "--out FOLDER", "--force", "SOURCE_DATE_EPOCH"),
     "accuracy": ("DATASET", "--ablation"),

@@ -190,7 +190,7 @@ def test_two_programs_share_parameters():
     w = [t.name for t in other.tensors].index("w")
     tensors = [*other.tensors]
     tensors[w] = replace(tensors[w], dtype="float16")
-    with Executor(sgd()) as first, pytest.raises(InputError, match="parameter w is .*same layouts"):
+    with Executor(sgd()) as first, pytest.raises(InputError, match=r"parameter w is .*same layouts"):
         Executor(replace(other, tensors=tuple(tensors)), shared=first)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.arguments import add_json
+from torchedge.cli.opencl_listing import list_opencl
 from torchedge.cli.output import WIDTH, number, print_json, print_wrapped, warn
 
 if TYPE_CHECKING:
@@ -19,12 +20,16 @@ List the devices that predictions can be made for, with the provenance of the
 best of their models: measured (by our probes), public data (fitted on published
 measurements) or assumed (an analytic estimate from the device's figures); a
 prediction says what it rests on. With NAME print that device's figures, each
-with where it comes from, and what was fitted."""
+with where it comes from, and what was fitted. With --opencl list the OpenCL
+devices of this machine, which kernels run on, instead; NAME is then a number, a
+type (gpu, cpu) or a part of a name. The one marked * is taken where none is
+named; TORCHEDGE_OPENCL_DEVICE chooses another."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="name, alias or profile folder")
+    parser.add_argument("--opencl", action="store_true", help="the OpenCL devices of this machine")
     add_json(parser)
 
 
@@ -32,6 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print all devices, or one."""
     from torchedge.devices import find_device, scan_profiles
 
+    if arguments.opencl:
+        list_opencl(arguments.name, as_json=arguments.json)
+        return 0
     if arguments.name is not None:
         device = find_device(arguments.name)
         if arguments.json:

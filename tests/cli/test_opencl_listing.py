@@ -1,0 +1,56 @@
+"""`torchedge devices --opencl`, with and without pyopencl."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields, replace
+
+import pytest
+from oracles.opencl_devices import GPU, PHONE
+
+from torchedge.cli import main
+from torchedge.cli.opencl_listing import print_opencl_device, print_opencl_devices
+from torchedge.opencl import ClDevice
+
+
+def test_the_devices_of_this_machine(run):
+    pytest.importorskip("pyopencl")
+    out = run("devices", "--opencl")
+    assert "OpenCL device" in out.splitlines()[0] and "0" in out and "*" in out
+    assert max(map(len, out.splitlines())) <= 80
+    documents = json.loads(run("devices", "--opencl", "--json"))
+    assert set(documents[0]) == {field.name for field in fields(ClDevice)}
+    assert run("devices", "--opencl", "0").startswith("0: ")
+    assert json.loads(run("devices", "--opencl", "0", "--json")) == documents[0]
+
+
+def test_an_unknown_device_is_one_line(capsys):
+    pytest.importorskip("pyopencl")
+    assert main(["devices", "--opencl", "no such thing"]) == 2
+    err = capsys.readouterr().err
+    assert "fits no device; expected one of 0: " in err and len(err.splitlines()) == 1
+
+
+def test_an_unknown_default_device_does_not_hide_the_list(run, capsys, monkeypatch):
+    pytest.importorskip("pyopencl")
+    monkeypatch.setenv("TORCHEDGE_OPENCL_DEVICE", "no such thing")
+    assert main(["devices", "--opencl"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1].startswith("0 ") and "fits no device" in err
+
+
+def test_without_pyopencl_the_command_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    assert main(["devices", "--opencl"]) == 2
+    err = capsys.readouterr().err
+    assert "pip install 'torchedge[opencl]'" in err and len(err.splitlines()) == 1
+
+
+def test_tables_fit_a_terminal(capsys):
+    print_opencl_devices([GPU, PHONE, replace(GPU, index=12, name="long " * 20)], chosen=GPU)
+    for device in (GPU, PHONE):
+        print_opencl_device(device)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "rows in multiples of 64 texels" in out and "buffers, images, arithmetic" in out

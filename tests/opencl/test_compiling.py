@@ -1,0 +1,185 @@
+"""Kernels from source, and the binaries kept on disk."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from torchedge.errors import KernelBuildError
+from torchedge.opencl import compile_kernels, compiling, open_context
+from torchedge.opencl.binary_caches import MAGIC, BinaryCache, default_cache, key_of
+from torchedge.opencl.memory import allocate_buffer, download
+
+cl = pytest.importorskip("pyopencl")
+
+
+def put(name, number, before=""):
+    return f"{before}__kernel void {name}(__global int *a) {{ a[get_global_id(0)] = {number}; }}\n"
+
+
+def result(compiled, name):
+    context = open_context()
+    kernel = compiled.kernel(name)
+    buffer = allocate_buffer(context, 16, "test")
+    kernel.set_args(buffer)
+    cl.enqueue_nd_range_kernel(context.queue, kernel, (4,), None)
+    found = np.zeros(4, np.int32)
+    download(context, context.queue, buffer, found)
+    return int(found[0])
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return BinaryCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The sources built from text, not from a binary."""
+    seen = []
+    original = cl._cl._Program
+
+    def watched(context, *given):
+        if len(given) == 1:
+            seen.append(given[0])
+        return original(context, *given)
+
+    monkeypatch.setattr(cl._cl, "_Program", watched)
+    return seen
+
+
+def entries(cache):
+    return sorted(cache.folder.glob("*.clbin"))
+
+
+def test_kernels_that_begin_alike_share_a_program(builds):
+    sources = {
+        "a": put("a", "K", "#define K 1\n"),
+        "b": put("b", "K", "#define K 2\n"),
+        "c": put("c", "K + 2", "#define K 1\n"),
+        "d": put("d", 4),
+    }
+    compiled = compile_kernels(open_context(), sources)
+    assert [result(compiled, name) for name in "abcd"] == [1, 2, 3, 4]
+    assert compiled.programs["a"] is compiled.programs["c"]
+    assert len({id(p) for p in compiled.programs.values()}) == 3
+
+
+def test_a_second_build_takes_the_binary(cache, builds):
+    context, sources = open_context(), {"a": put("a", 5), "b": put("b", 6)}
+    assert result(compile_kernels(context, sources, cache=cache), "b") == 6
+    assert len(builds) == 1 and len(entries(cache)) == 1
+    again = compile_kernels(context, sources, cache=cache)
+    assert (result(again, "a"), result(again, "b")) == (5, 6)
+    assert len(builds) == 1
+
+
+def test_another_source_option_driver_or_device_has_another_key():
+    device = open_context().device
+    base = key_of(device, "x", ["-a"])
+    assert key_of(device, "x", ["-a"]) == base and len(base) == 64
+    others = [
+        key_of(device, "y", ["-a"]),
+        key_of(device, "x", ["-a", "-b"]),
+        key_of(device, "x", ["-b"]),
+        *[
+            key_of(replace(device, **{name: "other"}), "x", ["-a"])
+            for name in ("name", "driver", "vendor", "version", "platform", "platform_version")
+        ],
+    ]
+    assert len({base, *others}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign", "not a binary"])
+def test_a_damaged_entry_is_built_again(cache, builds, damage):
+    import hashlib
+
+    context, sources = open_context(), {"a": put("a", 7)}
+    compile_kernels(context, sources, cache=cache)
+    (path,) = entries(cache)
+    whole = path.read_bytes()
+    wrong = b"\x7fELF nothing that a driver takes"
+    path.write_bytes(
+        {
+            "cut": whole[:-5],
+            "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
+            "empty": b"",
+            "foreign": whole[len(MAGIC) + 32 :],
+            "not a binary": MAGIC + hashlib.sha256(wrong).digest() + wrong,
+        }[damage]
+    )
+    assert result(compile_kernels(context, sources, cache=cache), "a") == 7
+    assert len(builds) == 2
+    assert path.read_bytes()[: len(MAGIC)] == MAGIC and len(path.read_bytes()) > 100
+    compile_kernels(context, sources, cache=cache)
+    assert len(builds) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users here")
+def test_what_others_may_write_or_link_is_not_trusted(cache, tmp_path):
+    cache.write("k" * 64, b"binary")
+    (path,) = entries(cache)
+    assert cache.read("k" * 64) == b"binary"
+    assert path.stat().st_mode & 0o777 == 0o600 and cache.folder.stat().st_mode & 0o777 == 0o700
+    path.chmod(0o666)
+    assert cache.read("k" * 64) is None
+    path.chmod(0o600)
+    cache.folder.chmod(0o777)
+    assert cache.read("k" * 64) is None
+    cache.folder.chmod(0o700)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert cache.read("k" * 64) is None
+
+
+def test_the_least_recently_used_entries_go_first(tmp_path):
+    cache = BinaryCache(tmp_path / "cache", max_bytes=3 * 100)
+    for number in range(2):
+        cache.write(str(number), bytes(40))
+        os.utime(cache.folder / f"{number}.clbin", (number, number))
+    assert cache.read("0") == bytes(40)  # used now
+    cache.write("2", bytes(100))
+    assert [path.stem for path in entries(cache)] == ["0", "2"]
+    cache.write("3", bytes(400))  # larger than the whole cache
+    assert [path.stem for path in entries(cache)] == ["0", "2"]
+    cache.write("4", bytes(200))
+    assert [path.stem for path in entries(cache)] == ["4"]
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    cache = BinaryCache(tmp_path / "file" / "cache")
+    cache.write("k", b"binary")
+    assert cache.read("k") is None
+    compile_kernels(open_context(), {"a": put("a", 8)}, cache=cache)
+
+
+def test_drivers_that_keep_binaries_themselves_get_no_cache(tmp_path, monkeypatch, builds):
+    monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiling, "SELF_CACHING", frozenset({open_context().device.platform}))
+    compile_kernels(open_context(), {"a": put("a", 9)})
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(compiling, "SELF_CACHING", frozenset())
+    compile_kernels(open_context(), {"a": put("a", 9)})
+    assert len(entries(default_cache())) == 1 and default_cache().folder == tmp_path / "opencl"
+
+
+def test_the_kernel_and_the_line_that_fail_are_shown():
+    sources = {"good": put("good", 1), "bad": put("bad", "unknown", "\n\n")}
+    with pytest.raises(
+        KernelBuildError, match=r"line 3, `__kernel void bad.*'unknown'; correct its"
+    ) as caught:
+        compile_kernels(open_context(), sources)
+    assert caught.value.kernel == "bad" and "unknown" in caught.value.log
+    with pytest.raises(KernelBuildError, match="kernel worse does not build, line 1"):
+        compile_kernels(open_context(), {"fine": put("fine", 2), "worse": put("worse", ")")})
+
+
+def test_kernels_that_clash_are_told_apart():
+    helper = "int help(void) { return 1; }\n"
+    sources = {name: put(name, "help()", "int help(void);\n") + helper for name in ("a", "b")}
+    with pytest.raises(KernelBuildError, match="a, b build one by one but not together"):
+        compile_kernels(open_context(), sources)

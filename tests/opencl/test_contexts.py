@@ -1,0 +1,115 @@
+"""One context a device and process, and the driver's errors in our words."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
+from torchedge.opencl import compile_kernels, open_context
+from torchedge.opencl.contexts import translated
+from torchedge.opencl.memory import allocate_buffer, download
+
+cl = pytest.importorskip("pyopencl")
+
+SOURCE = {"seven": "__kernel void seven(__global int *a) { a[get_global_id(0)] = 7; }"}
+
+
+def seven():
+    """Run a kernel in this process; return what it wrote."""
+    context = open_context()
+    kernel = compile_kernels(context, SOURCE).kernel("seven")
+    buffer = allocate_buffer(context, 16, "test")
+    kernel.set_args(buffer)
+    cl.enqueue_nd_range_kernel(context.queue, kernel, (4,), None)
+    found = np.zeros(4, np.int32)
+    download(context, context.queue, buffer, found)
+    return found.tolist()
+
+
+def test_a_device_is_opened_once():
+    assert open_context() is open_context()
+    assert open_context().handle.name.strip().startswith(open_context().device.name[:8])
+
+
+def test_a_spawned_process_opens_its_own():
+    assert seven() == [7] * 4
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(seven) == [7] * 4
+
+
+FORKS = """
+import os, sys
+from torchedge.errors import OpenCLError
+sys.path.insert(0, sys.argv[1])
+from test_contexts import seven
+if sys.argv[2] == "used":
+    seven()
+child = os.fork()
+if not child:
+    try:
+        print(seven(), flush=True)
+    except OpenCLError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize(
+    ("before", "printed"), [("unused", "[7, 7, 7, 7]"), ("used", "OpenCL was used by process")]
+)
+def test_a_fork_works_unless_its_parent_has_used_opencl(before, printed):
+    folder = os.path.dirname(__file__)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, folder, before], capture_output=True, text=True, timeout=120
+    )
+    assert printed in done.stdout, done.stderr
+
+
+def test_too_large_an_allocation_says_what_was_asked_and_what_there_is():
+    context = open_context()
+    asked = context.device.allocation_bytes + 1
+    with pytest.raises(DeviceMemoryError, match=f"weights: {asked} bytes asked .* gives at most") as caught:
+        allocate_buffer(context, asked, "weights")
+    assert caught.value.nbytes == asked
+
+
+class Failure(cl.LogicError):
+    """An error of a driver, with a code of our choice."""
+
+    def __init__(self, code):
+        Exception.__init__(self)
+        self.chosen = code
+
+    @property
+    def code(self):
+        return self.chosen
+
+    def __str__(self):
+        return "clDoSomething failed"
+
+
+@pytest.mark.parametrize(
+    ("status", "nbytes", "kind"),
+    [
+        ("MEM_OBJECT_ALLOCATION_FAILURE", 8, DeviceMemoryError),
+        ("OUT_OF_HOST_MEMORY", 0, DeviceMemoryError),
+        ("OUT_OF_RESOURCES", 8, DeviceMemoryError),
+        ("OUT_OF_RESOURCES", 0, OpenCLError),
+        ("DEVICE_NOT_AVAILABLE", 0, DeviceLostError),
+        ("INVALID_COMMAND_QUEUE", 0, DeviceLostError),
+        ("INVALID_KERNEL_ARGS", 0, OpenCLError),
+    ],
+)
+def test_errors_of_the_driver_are_told_apart(status, nbytes, kind):
+    with pytest.raises(OpenCLError, match="doing this") as caught, translated("doing this", nbytes=nbytes):
+        raise Failure(getattr(cl.status_code, status))
+    assert type(caught.value) is kind
+    assert isinstance(caught.value.__cause__, cl.Error)

@@ -1,0 +1,58 @@
+"""OpenCL devices that are not here, with figures as their drivers report them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchedge.opencl import ClDevice
+
+GPU = ClDevice(
+    index=0,
+    name="NVIDIA H200",
+    platform="NVIDIA CUDA",
+    platform_version="OpenCL 3.0 CUDA 13.0",
+    vendor="NVIDIA Corporation",
+    version="OpenCL 3.0 CUDA",
+    driver="580.159.03",
+    kind="gpu",
+    compute_units=132,
+    clock_mhz=1980,
+    global_bytes=150_754_820_096,
+    local_bytes=49_152,
+    allocation_bytes=37_688_705_024,
+    work_group=1024,
+    work_item_sizes=(1024, 1024, 64),
+    images=True,
+    image_width=32_768,
+    image_height=32_768,
+    image_buffer_texels=268_435_456,
+    image_from_buffer=False,
+    pitch_alignment=0,
+    address_alignment=0,
+    half_arithmetic=False,
+    half_images=True,
+    double=True,
+    base_alignment=512,
+    extensions=("cl_khr_fp64", "cl_nv_device_attribute_query"),
+)
+
+PHONE = replace(
+    GPU,
+    index=1,
+    name="QUALCOMM Adreno(TM)",
+    platform="QUALCOMM Snapdragon(TM)",
+    vendor="QUALCOMM",
+    compute_units=3,
+    global_bytes=3_800_000_000,
+    allocation_bytes=950_000_000,
+    local_bytes=32_768,
+    image_width=16_384,
+    image_height=16_384,
+    image_from_buffer=True,
+    pitch_alignment=64,
+    address_alignment=64,
+    half_arithmetic=True,
+    double=False,
+    base_alignment=128,
+    extensions=("cl_khr_fp16", "cl_khr_image2d_from_buffer", "cl_qcom_recordable_queues"),
+)
