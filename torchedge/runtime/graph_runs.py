@@ -15,7 +15,13 @@ from torchedge.runtime.open_devices import OpenDevice
 from torchedge.runtime.segment_programs import Held, SegmentProgram
 from torchedge.tracing.aten_graphs import step_of
 from torchedge.tracing.compiled_graphs import TracedGraph
-from torchedge.tracing.segments import Segment, one_operator, operator_name, results_of, split_graph
+from torchedge.tracing.segments import (
+    Segment,
+    operator_name,
+    results_of,
+    single_operators,
+    split_graph,
+)
 
 Node = torch.fx.Node
 
@@ -70,7 +76,7 @@ class GraphRun:
         try:
             return [self._on_device(segment, values) for segment in segments]
         except (CaptureError, LoweringError) as error:
-            reasons = self._reasons() or dict.fromkeys(_operators(self.traced.module), str(error))
+            reasons = self._reasons() or {n: str(error) for n, _ in single_operators(self.traced.module)}
         segments = split_graph(self.traced.module, lambda node: node in reasons)
         self._warn(reasons, segments)
         return [self._placed(segment, values) for segment in segments]
@@ -80,7 +86,7 @@ class GraphRun:
             try:
                 return self._on_device(segment, values)
             except (CaptureError, LoweringError) as error:
-                self._warn(dict.fromkeys(_operators(segment.module), str(error)), [])
+                self._warn({n: str(error) for n, _ in single_operators(segment.module)}, [])
         return self._in_pytorch(segment, values)
 
     def _on_device(self, segment: Segment, values: dict[str, Held]) -> Callable[[dict[str, Held]], None]:
@@ -100,8 +106,7 @@ class GraphRun:
     def _reasons(self) -> dict[Node, str]:
         """Return why operators cannot be lowered, by operator, each tried on its own."""
         found: dict[Node, str] = {}
-        for node in _operators(self.traced.module):
-            segment = one_operator(self.traced.module, node)
+        for node, segment in single_operators(self.traced.module):
             try:
                 step, _ = step_of(segment.module, [(name, "input") for name in segment.inputs])
                 wrong = [v.dtype for v in step.graph.values if not self.device.computes(v.dtype)]
@@ -135,12 +140,6 @@ def _held(tensor: torch.Tensor) -> Held:
             "tensor itself: compile without hooks on saved tensors (save_on_cpu)"
         )
     return tensor
-
-
-def _operators(module: torch.fx.GraphModule) -> list[Node]:
-    import operator
-
-    return [n for n in module.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
 
 
 def _bytes(module: torch.fx.GraphModule, segment: Segment) -> int:

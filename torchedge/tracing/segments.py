@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +55,9 @@ def split_graph(module: GraphModule, runs_in_pytorch: Callable[[Node], bool]) ->
     runs_in_pytorch: asked of each operator. Constants are made again in each segment that reads them.
     """
     level: dict[Node, int] = {}
-    constant: set[Node] = set()
+    constant = _constants(module)
     for node in module.graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and _is_constant(node, constant)):
-            constant.add(node)
-        elif node.op == "call_function":
+        if node.op == "call_function" and node not in constant:
             before = [level[n] for n in node.all_input_nodes if n in level]
             place = max(before, default=0)
             if node.target is not operator.getitem:
@@ -68,16 +66,22 @@ def split_graph(module: GraphModule, runs_in_pytorch: Callable[[Node], bool]) ->
     if not level:
         level = dict.fromkeys(constant, 0)
     wanted = {r for r in _returned(module) if isinstance(r, Node)}
-    return [
-        _segment(module, [n for n in level if level[n] == place], level, wanted, place)
-        for place in sorted(set(level.values()))
-    ]
+    found: list[Segment] = []
+    for place in sorted(set(level.values())):
+        members = [n for n in level if level[n] == place]
+        read = {n for n in members if any(level.get(user, place) != place for user in n.users)}
+        made = wanted & {*members, *([] if found else constant)}
+        found.append(_segment(module, members, constant, read | made, place % 2 == 0))
+    return found
 
 
-def one_operator(module: GraphModule, node: Node) -> Segment:
-    """Return the segment that holds one operator alone, whatever else the graph does with its results."""
-    users = [user for user in node.users if user.target is operator.getitem]
-    return _segment(module, [node, *users], dict.fromkeys([node, *users], 0), {*(users or [node])}, 0)
+def single_operators(module: GraphModule) -> Iterator[tuple[Node, Segment]]:
+    """Yield each operator of a graph with the segment that it would be alone."""
+    constant = _constants(module)
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem and node not in constant:
+            parts = [user for user in node.users if user.target is operator.getitem]
+            yield node, _segment(module, [node, *parts], constant, {*(parts or [node])}, True)
 
 
 def operator_name(node: Node) -> str:
@@ -93,10 +97,20 @@ def _returned(module: GraphModule) -> Sequence[Any]:
     return returned if isinstance(returned, (tuple, list)) else [returned]
 
 
-def _is_constant(node: Node, constant: set[Node]) -> bool:
-    """Return whether a node depends on constants alone and draws no numbers."""
+def _constants(module: GraphModule) -> dict[Node, None]:
+    """Return the nodes that depend on constants alone and draw no numbers."""
+    found: dict[Node, None] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and _is_constant(node, found)):
+            found[node] = None
+    return found
+
+
+def _is_constant(node: Node, constant: Collection[Node]) -> bool:
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if target is not operator.getitem:
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            return False
         kind = str(target._schema.name).split("::")[-1]
         if kind in RANDOM or torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
             return False
@@ -104,13 +118,17 @@ def _is_constant(node: Node, constant: set[Node]) -> bool:
 
 
 def _segment(
-    module: GraphModule, members: Sequence[Node], level: dict[Node, int], wanted: set[Node], place: int
+    module: GraphModule,
+    members: Sequence[Node],
+    constant: Collection[Node],
+    wanted: Collection[Node],
+    lowered: bool,
 ) -> Segment:
-    """Return the graph of some nodes; what they read from elsewhere becomes placeholders."""
+    """Return the graph of some nodes; what they read from elsewhere becomes placeholders, but constants."""
     graph, inside = Graph(), set(members)
     copies: dict[Node, Node] = {}
     outside = dict.fromkeys(s for n in members for s in n.all_input_nodes if s not in inside)
-    inputs = [n for n in outside if n.op == "placeholder" or n in level]
+    inputs = [n for n in outside if n not in constant]
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = node.meta
@@ -124,19 +142,13 @@ def _segment(
 
     for node in members:
         copied(node)
-    outputs = [n for n in members if n in wanted or any(u in level and u not in inside for u in n.users)]
-    constants = (
-        [n for n in wanted if n.op != "placeholder" and n not in level]
-        if place == min(level.values())
-        else []
-    )
-    outputs = [n for n in [*outputs, *sorted(constants, key=lambda n: n.name)] if _is_tensor(n)]
+    outputs = [n for n in module.graph.nodes if n in wanted and _is_tensor(n)]
     graph.output(tuple([copied(n) for n in outputs]))
     return Segment(
         GraphModule(module, graph),
         tuple([n.name for n in inputs]),
         tuple([n.name for n in outputs]),
-        place % 2 == 0,
+        lowered,
     )
 
 
