@@ -23,6 +23,7 @@ CASES = [
     (aten.bmm.default, torch.arange(12).view(2, 2, 3), torch.arange(24).view(2, 3, 4)),
     (aten.mv.default, tensor(3, 4), tensor(4)),
     (aten.dot.default, tensor(9), tensor(9)),
+    (aten.vdot.default, tensor(9), tensor(9)),
     (aten.linear.default, tensor(2, 3, 4), tensor(5, 4), tensor(5)),
     (aten.linear.default, tensor(4), tensor(5, 4)),
 ]

@@ -75,10 +75,16 @@ def addmv(result: Result, input: Node, mat: Node, vec: Node, beta: float = 1, al
     return _added(result, input, mv(result, mat, vec), beta, alpha)
 
 
-@rule("dot", "vdot")
+@rule("dot")
 def dot(result: Result, input: Node, tensor: Node) -> Node:
     """Sum of the products of two vectors' elements."""
     return _row_sums(input.shape, input, tensor, result.dtype)
+
+
+@rule("vdot")
+def vdot(result: Result, input: Node, other: Node) -> Node:
+    """Sum of the products of two real vectors' elements."""
+    return _row_sums(input.shape, input, other, result.dtype)
 
 
 def _product(a: Node, b: Node, dtype: str) -> Node:
