@@ -182,6 +182,19 @@ def test_mutating_and_symbolic_graphs_are_refused():
         converted(module, ())
 
 
+def test_constants_are_stored_without_what_repeats():
+    class Masked(nn.Module):
+        def forward(self, x):
+            allowed = torch.ones(4, 4, dtype=torch.bool).tril().expand(3, 2, 4, 4)
+            return x.masked_fill(~allowed & (torch.arange(2).view(2, 1, 1) > -1), -1.0)
+
+    x = torch.randn(3, 2, 4, 4)
+    captured = capture_step(Masked(), x)
+    assert [tuple(t.shape) for t in captured.tensors.values()] == [(1, 1, 4, 4)]
+    (found,) = Interpreter(captured.tensors).run(captured.step, x)
+    torch.testing.assert_close(found, Masked()(x))
+
+
 def test_large_constants_stay_operators():
     class Wide(nn.Module):
         def forward(self, x):

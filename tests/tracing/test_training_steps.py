@@ -124,6 +124,47 @@ def test_every_classification_model_of_torchvision_is_captured(name):
     assert sum(value.nbytes[0] for value in graph.values if value.role == "constant") < 1 << 22
 
 
+def transformers_model(name):
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokens = torch.randint(50, (2, 9))
+    text = {"input_ids": tokens, "labels": tokens}
+    if name == "gpt2":
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = transformers.GPT2Config(**sizes, **still, bos_token_id=0, eos_token_id=0)
+        return transformers.GPT2LMHeadModel(config), {**text, "attention_mask": torch.ones_like(tokens)}
+    if name == "llama":
+        config = transformers.LlamaConfig(vocab_size=50, num_key_value_heads=1, **small)
+        return transformers.LlamaForCausalLM(config), text
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+    config = transformers.T5Config(vocab_size=50, decoder_start_token_id=0, pad_token_id=0, **sizes)
+    return transformers.T5ForConditionalGeneration(config), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_steps_of_transformers_equal_eager_steps(name):
+    torch.manual_seed(0)
+    model, batch = transformers_model(name)
+    eager = copy.deepcopy(model.train())
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    captured = capture_step(
+        model, (), batch, loss="model", keep=KEEP, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    interpreter = Interpreter(captured.tensors)
+    for _ in range(2):
+        (found,) = interpreter.run(captured.step, *batch.values())
+        value = eager(**batch).loss
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(found, value.detach())
+    for key, tensor in eager.named_parameters():
+        if key in interpreter.held:
+            torch.testing.assert_close(interpreter.held[key], tensor.detach(), rtol=1e-4, atol=1e-6, msg=key)
+
+
 def test_frozen_layers_get_no_gradient():
     model = double(SmallCNN)
     model.first.requires_grad_(False)

@@ -278,21 +278,35 @@ class _Conversion:
         """Return the draft's value for a node; a known tensor becomes a `full` or a constant now."""
         tensor = self.known.get(node)
         if node not in self.made and isinstance(tensor, torch.Tensor):
-            shape, dtype = form_of(node, tensor)
-            first = tensor[(0,) * tensor.dim()] if tensor.numel() else torch.zeros((), dtype=tensor.dtype)
-            if bool((tensor == first).all()):
-                attrs = {"size": shape, "fill_value": first.item(), "dtype": dtype}
-                self.made[node] = self.draft.call("full", attrs, [(shape, dtype)])[0]
-            else:
-                self.made[node] = index = self.draft.add(f"constant.{node.name}", shape, dtype, "constant")
-                self.constants[self.draft.values[index].name] = tensor.contiguous()
+            self.made[node] = self._constant(f"constant.{node.name}", tensor, *form_of(node, tensor))
         return self.made.get(node)
+
+    def _constant(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> int:
+        """Add a known tensor: as one number, or as a constant that is widened where it repeats itself."""
+        core = _without_repeats(tensor)
+        if core.numel() <= 1:
+            number = core.item() if core.numel() else 0
+            attrs = {"size": shape, "fill_value": number, "dtype": dtype}
+            return self.draft.call("full", attrs, [(shape, dtype)])[0]
+        index = self.draft.add(name, tuple(core.shape), dtype, "constant")
+        self.constants[self.draft.values[index].name] = core.contiguous()
+        if core.shape == tensor.shape:
+            return index
+        return self.draft.call("expand", {"input": Ref(index), "size": shape}, [(shape, dtype)])[0]
 
 
 def _read(op: Op) -> int:
     index = op.inputs[0]
     assert index is not None
     return index
+
+
+def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with size 1 along each dimension in which all its slices are equal."""
+    for dim, size in enumerate(tensor.shape):
+        if size > 1 and bool((tensor == tensor.narrow(dim, 0, 1)).all()):
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _overload(node: Node) -> torch._ops.OpOverload:

@@ -56,6 +56,7 @@ def trace_joint(
         stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(_scopes(module))
         stack.enter_context(plain_kernels())
+        stack.enter_context(_compiling())
         stack.enter_context(torch.set_grad_enabled(gradients))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors), decompositions=table)
     return _described(joint.graph_module, len(tensors))
@@ -119,6 +120,20 @@ def _scopes(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Say that a compiler is at work, as torch.export does: libraries then leave out looks at values."""
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
+    try:
+        for flag in before:
+            setattr(torch.compiler, flag, True)
+        yield
+    finally:
+        for flag, value in before.items():
+            setattr(torch.compiler, flag, value)
 
 
 @contextmanager
