@@ -43,12 +43,16 @@ PATIENCE = 1_800.0
 
 
 def work(pipe: Connection, samples: int | None) -> None:
-    """Check entries by number until there are no more."""
+    """Check entries by number until the other end closes."""
     import torch
 
     torch.set_num_threads(1)
     entries = all_entries()
-    while (number := pipe.recv()) is not None:
+    while True:
+        try:
+            number = pipe.recv()
+        except EOFError:
+            return
         pipe.send(check_entry(entries[number], samples))
 
 
