@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 from torchedge.tracing.registration import announce_backend as _announce_backend
 
 if TYPE_CHECKING:
-    from torchedge.api import Predictor, capture, features, plan, predict, search, simulate
+    from torchedge.api import (
+        Predictor,
+        capture,
+        export,
+        features,
+        load_bundle,
+        plan,
+        predict,
+        search,
+        simulate,
+    )
+    from torchedge.bundles.bundle import Bundle
     from torchedge.devices import Device, find_device, list_devices
     from torchedge.errors import (
         CaptureError,
@@ -34,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bundle",
     "CaptureError",
     "Device",
     "DeviceError",
@@ -54,9 +66,11 @@ __all__ = [
     "TorchedgeError",
     "__version__",
     "capture",
+    "export",
     "features",
     "find_device",
     "list_devices",
+    "load_bundle",
     "plan",
     "predict",
     "search",
@@ -64,7 +78,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "torchedge.api": ("Predictor", "capture", "features", "plan", "predict", "search", "simulate"),
+    "torchedge.api": (
+        "Predictor",
+        "capture",
+        "export",
+        "features",
+        "load_bundle",
+        "plan",
+        "predict",
+        "search",
+        "simulate",
+    ),
+    "torchedge.bundles.bundle": ("Bundle",),
     "torchedge.devices": ("Device", "find_device", "list_devices"),
     "torchedge.errors": (
         "CaptureError",

@@ -25,11 +25,23 @@ from torchedge.tracing.capturing import capture
 if TYPE_CHECKING:
     import torch
 
+    from torchedge.bundles.bundle import Bundle
     from torchedge.streaming.layering import Precision
     from torchedge.streaming.planning import Fusion
     from torchedge.streaming.streaming_plans import StreamingPlan
 
-__all__ = ["Predictor", "capture", "choose_device", "features", "plan", "predict", "search", "simulate"]
+__all__ = [
+    "Predictor",
+    "capture",
+    "choose_device",
+    "export",
+    "features",
+    "load_bundle",
+    "plan",
+    "predict",
+    "search",
+    "simulate",
+]
 
 Mode = Literal["train", "infer"]
 Model = Any
@@ -242,6 +254,55 @@ def plan(
         fusion=fusion,
         effort=effort,
     )
+
+
+def export(
+    model: torch.nn.Module,
+    example: Any,  # noqa: ANN401 - any pytree of tensors
+    *,
+    out: str | Path,
+    device: str | Path | Device | None = None,
+    train: bool = False,
+    targets: Any = None,  # noqa: ANN401 - any pytree of tensors
+    loss: Callable[..., Any] | Literal["model"] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    plan: StreamingPlan | None = None,
+    onnx: bool = True,
+    force: bool = False,
+    progress: Callable[[str], object] = lambda stage: None,
+) -> Bundle:
+    """Write a model as a folder of kernels, launches and weights that runs through OpenCL on a device.
+
+    model: an nn.Module with its weights, left as found. example: what it is called with, batch included (a
+    tuple: positional arguments, a mapping: keywords); the bundle is for these shapes. out: the folder to
+    make; `force` replaces a bundle that is there. device: as in `predict`; it need not be here: the program
+    is held against the limits in its profile.
+    train: a whole training step instead of an inference. loss: called as ``loss(output, *targets)``, by
+    default cross entropy, or "model"; targets: example targets; optimizer: a torch.optim.SGD, Adam or AdamW
+    with its state, by default SGD with momentum. seed: of dropout. plan: what `torchedge.plan` returned for
+    this model, to go along. onnx: also write model.onnx, checked by onnx and run by onnxruntime where that is
+    installed. progress: called with each stage.
+    Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators
+    without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it) and
+    MissingExtraError.
+    """
+    from torchedge.bundles.exporting import Request, make_bundle
+
+    found = device if isinstance(device, Device) else choose_device(device)
+    request = Request(model, example, train, targets, loss, optimizer, seed, name, plan, onnx)
+    return make_bundle(request, found, out, force=force, progress=progress)
+
+
+def load_bundle(path: str | Path) -> Bundle:
+    """Read a bundle that `export` wrote, and check everything in it; see `Bundle.run` and `train_step`.
+
+    Raises InputError and ProfileError for what is missing, damaged, changed or hostile.
+    """
+    from torchedge.bundles.bundle import Bundle
+
+    return Bundle.open(path)
 
 
 def _graph(

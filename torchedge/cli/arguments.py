@@ -46,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; each command's module is light to import."""
     from torchedge import __version__
     from torchedge.cli import (
+        bundling,
         device_listing,
         feature_listing,
         fitting,
@@ -53,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         planning,
         predicting,
         reporting,
+        running,
         scoring,
         searching,
         simulating,
@@ -78,6 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
         reporting,
         searching,
         planning,
+        bundling,
+        running,
     )
     for module in modules:
         command = commands.add_parser(

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["capture_named", "check_mode", "load_named"]
 
 
-def load_named(text: str) -> tuple[Any, str]:
-    """Return the model that a word names and its label; what the model's own code prints goes to stderr."""
+def load_named(text: str, *, weights: bool = False) -> tuple[Any, str]:
+    """Return the model that a word names and its label; what the model's own code prints goes to stderr.
+
+    weights: give it weights, as its own code draws or loads them.
+    """
     from torchedge.tracing.sources import load_model
 
     with contextlib.redirect_stdout(sys.stderr):
-        return load_model(text)
+        return load_model(text, weights=weights)
 
 
 def capture_named(

@@ -68,7 +68,7 @@ def capture(
     refuse_unsuitable(model)
     if example is None and input_size is None:
         example = getattr(model, "example_inputs", None)
-    args, kwargs, notes = _arguments(model, example, input_size)
+    args, kwargs, notes = arguments_of(model, example, input_size)
     objective = None if mode == "infer" else default_loss if loss == "default" else loss
     training = mode == "train"
     from_file = isinstance(model, FileProgram)
@@ -126,7 +126,7 @@ def _by(
 ) -> Graph:
     """Capture by one method; whatever the model raises becomes a CaptureError of one line."""
     if batch_size is not None:
-        args, kwargs = _resized((args, kwargs), batch_size)
+        args, kwargs = resized((args, kwargs), batch_size)
     run: Callable[..., Graph] = partial(trace, fixed_batch=batch_size)
     if method == "export":
         from torchedge.tracing.exporting import export_graph
@@ -145,8 +145,8 @@ def _by(
         raise CaptureError(f"the forward pass raised {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _resized(tree: Any, batch_size: int) -> Any:
-    """Return the example with another batch size, as meta tensors."""
+def resized(tree: Any, batch_size: int) -> Any:
+    """Return an example with another batch size, as meta tensors."""
     batch = batch_of(tree)
 
     def resize(leaf: Any) -> Any:
@@ -172,7 +172,12 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return unwrapped(inner) if isinstance(inner, torch.nn.Module) else model
 
 
-def _arguments(model: torch.nn.Module, example: Any, input_size: tuple[int, ...] | None) -> _Inputs:
+def arguments_of(model: torch.nn.Module, example: Any, input_size: tuple[int, ...] | None) -> _Inputs:
+    """Return positional and keyword arguments of a model, and notes on what was guessed.
+
+    Without an example they are meta tensors of batch size one, of `input_size` or what the model's metadata
+    says. Raises InputError where both are given, or nothing tells.
+    """
     if example is not None and input_size is not None:
         raise InputError("both example and input_size are given; expected one of them")
     if example is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import inspect
@@ -21,14 +22,14 @@ _FORMS = "a torchvision or timm name, file.py:factory, or an .onnx or .pt2 file"
 _GUESSES = 3
 
 
-def load_model(text: str) -> tuple[torch.nn.Module, str]:
+def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, str]:
     """Return the model that a command line names, and a label for it.
 
     text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none), a model that
     FlashMem was evaluated on (one of `PAPER_MODELS`, as gpt-neo-2.7b), `file.py:factory` (a function without
     arguments, or a module), or the path of an `.onnx` or `.pt2` file.
-    Weights are random, on the meta device where the model can be built there. A factory is the user's own
-    code and is run.
+    Weights are random, on the meta device where the model can be built there; with `weights` on the default
+    device, as the model's own code draws or loads them. A factory is the user's own code and is run.
     Raises InputError for what cannot be found or built and MissingExtraError where a package is not
     installed.
     """
@@ -36,8 +37,10 @@ def load_model(text: str) -> tuple[torch.nn.Module, str]:
         raise InputError(f"no model is named; expected {_FORMS}")
     path, _, factory = text.rpartition(":")
     if path.endswith(".py"):
-        return _from_python(Path(path), factory), f"{Path(path).stem}:{factory}"
+        return _from_python(Path(path), factory, weights), f"{Path(path).stem}:{factory}"
     suffix = Path(text).suffix.lower()
+    if suffix in (".onnx", ".pt2") and weights:
+        raise InputError(f"{text}: is read without its weights; expected a name or file.py:factory")
     if suffix in (".onnx", ".pt2"):
         return _from_file(Path(text), suffix), Path(text).name
     if suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors"):
@@ -46,7 +49,7 @@ def load_model(text: str) -> tuple[torch.nn.Module, str]:
         raise InputError(
             f"{text} names no factory; expected {text}:NAME, a function in it that returns the model"
         )
-    return _from_name(text), text.removeprefix("timm:")
+    return _from_name(text, weights), text.removeprefix("timm:")
 
 
 def _from_file(path: Path, suffix: str) -> torch.nn.Module:
@@ -85,7 +88,7 @@ def python_attribute(path: Path, name: str) -> Any:
     return made
 
 
-def _from_python(path: Path, factory: str) -> torch.nn.Module:
+def _from_python(path: Path, factory: str, weights: bool) -> torch.nn.Module:
     made = python_attribute(path, factory)
     if isinstance(made, torch.nn.Module):
         return made
@@ -102,7 +105,7 @@ def _from_python(path: Path, factory: str) -> torch.nn.Module:
         raise InputError(
             f"{path}: {factory} needs arguments ({', '.join(needed)}); expected a function that takes none"
         )
-    return _built(made, f"{path}:{factory}")
+    return _built(made, f"{path}:{factory}", weights)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -112,17 +115,17 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
-def _from_name(text: str) -> torch.nn.Module:
+def _from_name(text: str, weights: bool) -> torch.nn.Module:
     timm_only = text.startswith("timm:")
     name = text.removeprefix("timm:")
     if not timm_only and name in PAPER_MODELS:
-        return _built(lambda: build_paper_model(name), name)
+        return _built(lambda: build_paper_model(name), name, weights)
     vision = [] if timm_only else _torchvision_names()
     if name in vision:
-        return _torchvision_model(name)
+        return _torchvision_model(name, weights)
     timm = _timm()
     if timm is not None and timm.is_model(name):
-        return _built(lambda: timm.create_model(name, pretrained=False), name)
+        return _built(lambda: timm.create_model(name, pretrained=False), name, weights)
     if timm is None and timm_only:
         raise MissingExtraError.of("timm", extra="dev", purpose=f"building the timm model {name}")
     known = list(dict.fromkeys([*vision, *(timm.list_models() if timm is not None else [])]))
@@ -143,7 +146,7 @@ def _torchvision_names() -> list[str]:
     return names
 
 
-def _torchvision_model(name: str) -> torch.nn.Module:
+def _torchvision_model(name: str, weights: bool) -> torch.nn.Module:
     from torchvision.models import get_model, get_model_builder
 
     options: dict[str, Any] = {"weights": None}
@@ -151,8 +154,8 @@ def _torchvision_model(name: str) -> torch.nn.Module:
     if "weights_backbone" in accepted:
         options["weights_backbone"] = None
     if name in ("googlenet", "inception_v3"):
-        options["init_weights"] = False
-    model = _built(lambda: get_model(name, **options), name)
+        options["init_weights"] = weights
+    model = _built(lambda: get_model(name, **options), name, weights)
     if name.startswith(("fasterrcnn", "fcos", "keypointrcnn", "maskrcnn", "retinanet", "ssd")):
         raise CaptureError(
             f"{name} chooses boxes by their scores, so its shapes depend on the data; expected a model "
@@ -171,18 +174,20 @@ def _timm() -> Any:
     return timm
 
 
-def _built(make: Callable[[], Any], label: str) -> torch.nn.Module:
-    """Build a model on the meta device, which costs no memory, else on the default one."""
+def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Module:
+    """Build a model on the meta device, which costs no memory; with weights, or else, on the default one."""
     state = torch.get_rng_state()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                with torch.device("meta"):
+                with contextlib.nullcontext() if weights else torch.device("meta"):
                     model = make()
             except TorchedgeError:
                 raise
             except Exception:
+                if weights:
+                    raise
                 model = make()
     except TorchedgeError:
         raise
