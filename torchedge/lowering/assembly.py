@@ -39,7 +39,7 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     fused = form_groups(translation)
     inputs = [translation.stored[i] for i in step.graph.inputs]
     placed = place_tensors(fused.groups, list(translation.stored.values()), inputs, layouts)
-    drafts = [draft for group in fused.groups for draft in _drafts(group, placed, device)]
+    drafts = [draft for group in fused.groups if group.host.numel for draft in _drafts(group, placed, device)]
     return _program(step, translation, fused, drafts, placed, device)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import ZERO, Axis, Index, as_index, reshape
@@ -41,6 +41,8 @@ def reshaped(x: Node, shape: Shape) -> Node:
     """Return x with another shape of as many elements."""
     if tuple(shape) == x.shape:
         return x
+    if not x.numel and not prod(shape):
+        return full(shape, 0, x.dtype)
     if prod(shape) != x.numel:
         raise LoweringError(f"{list(x.shape)} is reshaped to {list(shape)}; expected as many elements")
     return view(x, shape, lambda *indices: reshape(indices, x.shape, shape))
@@ -134,6 +136,9 @@ def rows(
     return parts
 
 
+_OF_NOTHING = {"sum": 0, "prod": 1, "any": False, "all": True, "max": -inf, "min": inf}
+
+
 class RowBuilder:
     """Collects the stages and outputs of one Rows node over a domain of which `dims` are reduced.
 
@@ -158,10 +163,12 @@ class RowBuilder:
         """Number of elements in a row."""
         return prod([a.extent for a in self._inner])
 
-    def reduce(self, kind: ReduceKind, body: Callable[..., Scalar]) -> Local:
+    def reduce(self, kind: ReduceKind, body: Callable[..., Scalar]) -> Scalar:
         """Add a stage; returns its result, the same for the whole row."""
         scalar = body(*indices_of(self._loops))
         dtype = "int64" if kind in ("argmax", "argmin") else scalar.dtype
+        if not prod(self.domain):
+            return constant(_OF_NOTHING.get(kind, 0), dtype)
         stage = Stage(f"s{len(self._stages)}", kind, scalar, dtype)
         self._stages.append(stage)
         return Local(stage.name, stage.dtype)
@@ -174,12 +181,14 @@ class RowBuilder:
             return part
         return reshaped(part, [1 if d in self.dims else n for d, n in enumerate(self.domain)])
 
-    def element(self, body: Callable[..., Scalar], dtype: str | None = None) -> Part:
+    def element(self, body: Callable[..., Scalar], dtype: str | None = None) -> Node:
         """Add an output of the domain's shape."""
         return self._output(self._loops, body(*indices_of(self._loops)), dtype)
 
-    def _output(self, loops: tuple[Axis, ...], scalar: Scalar, dtype: str | None) -> Part:
+    def _output(self, loops: tuple[Axis, ...], scalar: Scalar, dtype: str | None) -> Node:
         kind = dtype or scalar.dtype
+        if not prod(self.domain):  # nothing to walk through: no node of rows
+            return Pointwise(tuple([a.extent for a in loops]), kind, loops, cast(scalar, kind))
         self._outputs.append(Output(loops, cast(scalar, kind), kind))
         return Part(tuple([a.extent for a in loops]), kind, self._node, len(self._outputs) - 1)
 
@@ -217,8 +226,10 @@ def contraction(
     b: Callable[[Sequence[Index], Sequence[Index]], Scalar],
     dtype: str,
     name: str = "matmul",
-) -> Contraction:
+) -> Contraction | Pointwise:
     """Return sum over `inner` of a(out, inner) · b(out, inner) for every index `out` of `shape`."""
+    if not prod(inner):
+        return full(shape, 0, dtype)
     loops, sums = axes(shape), axes(inner, "k")
     out, over = indices_of(loops), indices_of(sums)
     return Contraction(tuple(shape), dtype, loops, tuple(roles), sums, a(out, over), b(out, over), name)

@@ -243,7 +243,7 @@ def _joined(group: Group, follower: Group) -> dict[Node, Computed] | None:
 def _axes_at_host(group: Group, host: Pointwise, load: Load) -> dict[Axis, Index] | None:
     """Return the follower's axes at the point where the host computes the element that it loads."""
     made = group.computed[load.tensor]
-    if host.numel != load.tensor.numel:
+    if host.numel != load.tensor.numel or not host.numel:
         return None
     plain = [i.terms[0][0] for i in load.indices if len(i.terms) == 1 and i.terms[0][1] == 1 and not i.const]
     wide = [a for a in host.axes if a.extent != 1]

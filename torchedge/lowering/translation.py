@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from torchedge.errors import LoweringError
 from torchedge.graphs.steps import Input, Step
+from torchedge.lowering.building import full
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.rules.registry import Result, all_rules, apply_rule
 
@@ -51,7 +53,7 @@ def translate(step: Step) -> Translation:
         result = Result(tuple([_shape(v.shape) for v in values]), tuple([v.dtype for v in values]))
         arguments = {name: _filled(item, inputs) for name, item in op.attrs.items()}
         try:
-            nodes = apply_rule(op.kind, result, arguments)
+            nodes = _nothing(result) or apply_rule(op.kind, result, arguments)
         except LoweringError as error:
             where = f" in {op.scope}" if op.scope else ""
             raise LoweringError(f"{error}{where}") from error
@@ -64,6 +66,13 @@ def translate(step: Step) -> Translation:
         tuple([(stored[before], _made(made, after, step)) for before, after in step.updates]),
         stored,
     )
+
+
+def _nothing(result: Result) -> tuple[Node, ...]:
+    """Return what an operator makes that only makes tensors without elements; () where it makes others."""
+    if any(map(prod, result.shapes)):
+        return ()
+    return tuple([full(shape, 0, dtype) for shape, dtype in zip(result.shapes, result.dtypes, strict=True)])
 
 
 def _made(made: Mapping[int, Node], index: int, step: Step) -> Node:

@@ -8,7 +8,7 @@ from math import inf, prod
 import numpy as np
 
 from torchedge.expressions.indices import Index
-from torchedge.expressions.scalars import Bound, Local, Position, Scalar, apply, cast, guarded, where
+from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, guarded, where
 from torchedge.lowering.building import RowBuilder
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.registry import Result, spatial_rule
@@ -86,7 +86,7 @@ def largest(
     return made
 
 
-def _offset(place: Local, kernel: Sequence[int], dilation: Sequence[int], pitches: Sequence[int]) -> Scalar:
+def _offset(place: Scalar, kernel: Sequence[int], dilation: Sequence[int], pitches: Sequence[int]) -> Scalar:
     """Return how far behind a window's corner in the plane one of its places lies."""
     total: Scalar | None = None
     for dim, (size, spacing, pitch) in enumerate(zip(kernel, dilation, pitches, strict=True)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchedge.expressions.indices import Index
-from torchedge.expressions.scalars import Local, Scalar, apply, cast, constant, where
+from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
 from torchedge.lowering.building import RowBuilder, normal_dims, reshaped
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.reductions import with_dimension
 from torchedge.lowering.rules.registry import Result, rule
 
-Finish = Callable[[Scalar, Local, Local], Scalar]
+Finish = Callable[[Scalar, Scalar, Scalar], Scalar]
 """An element from itself, the row's largest element and the row's sum of exp(element - largest)."""
 
 
@@ -51,7 +51,7 @@ def log_softmax(
 def safe_softmax(result: Result, input: Node, dim: int, dtype: str | None = None) -> Node:
     """Softmax, zero where a whole row is -inf."""
 
-    def finish(a: Scalar, largest: Local, s: Local) -> Scalar:
+    def finish(a: Scalar, largest: Scalar, s: Scalar) -> Scalar:
         empty = largest.equals(float("-inf"))
         return where(empty, constant(0, a.dtype), apply("exp", a - largest) / s)
 
@@ -90,7 +90,7 @@ def _backward(
     dim: int,
     name: str,
     summed: Callable[[Scalar, Scalar], Scalar],
-    finish: Callable[[Scalar, Scalar, Local], Scalar],
+    finish: Callable[[Scalar, Scalar, Scalar], Scalar],
 ) -> Node:
     gradient, output = map(with_dimension, given)
     builder = RowBuilder(output.shape, normal_dims(dim, len(output.shape)), name)
