@@ -30,7 +30,7 @@ def _meet(one, two):
 
 
 def cut_rectangle(count, seed):
-    """Buffers cut out of a rectangle of time and memory: sizes, lifetimes, bytes of the arena without gaps."""
+    """Buffers cut out of a rectangle of time and memory: sizes, lifetimes, bytes without gaps."""
     chance = np.random.default_rng(seed)
     pieces = [(0, count, 0, 1 << 20)]
     while len(pieces) < count:

@@ -1,0 +1,148 @@
+"""Time what running a program costs beside its kernels: launches, builds, binaries.
+
+    python benchmarks/opencl_launches.py
+    python benchmarks/opencl_launches.py --device gpu --kernels 40
+
+Launches: a chain of kernels over 64 elements, run by the executor; the microseconds that handing one over
+takes, and that one takes until all are done, the median of rounds. Builds: so many kernels as one program and
+as a program each, the first run after (where PoCL compiles), and once more from the binary; in processes of
+their own with empty caches of the driver, after one other kernel has been built.
+"""
+
+# ruff: noqa: E402 - the tests' oracles are put on the path first
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
+
+from torchedge.opencl import compile_kernels, open_context
+from torchedge.opencl.binary_caches import BinaryCache
+from torchedge.opencl.memory import allocate_buffer
+
+LAUNCHES, ROUNDS = 500, 15
+DRIVER_CACHES = ("POCL_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
+def time_launches(device: str | None, profile: bool) -> None:
+    """Print the time of a launch."""
+    import numpy as np
+    from oracles.small_programs import chain
+
+    from torchedge.runtime import Executor
+
+    with Executor(chain(LAUNCHES - 1, 64), device, profile=profile) as executor:
+        executor.run(np.zeros(64, np.float32))
+        given, done, steps = [], [], []
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            executor._enqueue()
+            handed = time.perf_counter()
+            executor._queue.finish()
+            done.append((time.perf_counter() - began) / LAUNCHES)
+            given.append((handed - began) / LAUNCHES)
+            began = time.perf_counter()
+            executor.run(np.zeros(64, np.float32))
+            steps.append(time.perf_counter() - began)
+    print(
+        f"launch{' with events' * profile}: {statistics.median(given) * 1e6:.2f} us to hand over, "
+        f"{statistics.median(done) * 1e6:.2f} us each until all are done; "
+        f"a step of {LAUNCHES}: {statistics.median(steps) * 1e3:.2f} ms"
+    )
+
+
+def source(number: int) -> str:
+    """Return a kernel of its own."""
+    return f"""__kernel void k{number}(__global const float *a, __global const float *b, __global float *c) {{
+    const int i = get_global_id(0);
+    float s = {number}.5f;
+    for (int j = 0; j < 64; j++)
+        s = mad(a[(i * {number + 3} + j) & 1023], b[(j * {number + 1} + i) & 1023], s);
+    c[i] = tanh(s);
+}}
+"""
+
+
+def build(way: str, device: str | None, count: int, folder: str) -> None:
+    """Build in one way, run each kernel once, print the seconds."""
+    context = open_context(device)
+    cl, queue = context.cl, context.queue
+    compile_kernels(context, {"k": source(count).replace(f"k{count}", "k")}, cache=NONE)
+    began = time.perf_counter()
+    cache = BinaryCache(Path(folder) / "binaries")
+    if way == "a program each":
+        built = [compile_kernels(context, {f"k{i}": source(i)}, cache=NONE) for i in range(count)]
+    else:
+        kept = cache if way.startswith("binary") else NONE
+        built = [compile_kernels(context, {f"k{i}": source(i) for i in range(count)}, cache=kept)] * count
+    kernels = [compiled.kernel(f"k{i}") for i, compiled in enumerate(built)]
+    ready = time.perf_counter()
+    buffers = [allocate_buffer(context, 4096, "benchmark") for _ in range(3)]
+    for kernel in kernels:
+        kernel.set_args(*buffers)
+        cl.enqueue_nd_range_kernel(queue, kernel, (1024,), (64,))
+    queue.finish()
+    print(f"{way:32} {ready - began:8.2f} {time.perf_counter() - ready:10.2f}")
+
+
+class _NoCache(BinaryCache):
+    """Keeps nothing."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return None."""
+        return None
+
+    def write(self, key: str, binary: bytes) -> None:
+        """Do nothing."""
+
+
+NONE = _NoCache(Path(os.devnull))
+
+
+def build_all(device: str | None, count: int) -> None:
+    """Print a line for each way to build, in a process of its own."""
+    print(f"{f'{count} kernels':32} {'build s':>8} {'first run s':>11}")
+    ways = (
+        "a program each",
+        "one program",
+        "one program, driver's cache warm",
+        "binary written",
+        "binary read",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for number, way in enumerate(ways):
+            fresh = Path(folder) / str(number - (way == ways[2]))
+            fresh.mkdir(exist_ok=True)
+            words = [sys.executable, __file__, "--way", way, "--folder", folder, "--kernels", str(count)]
+            words += ["--device", device] if device else []
+            caches = {**os.environ, **dict.fromkeys(DRIVER_CACHES, str(fresh))}
+            subprocess.run(words, env=caches, check=True)
+
+
+def main() -> None:
+    """Time launches, then builds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", help="number, type or part of a name of an OpenCL device")
+    parser.add_argument("--kernels", type=int, default=40)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.way:
+        build(given.way, given.device, given.kernels, given.folder)
+        return
+    print(open_context(given.device).device.name, flush=True)
+    for profile in (False, True):
+        time_launches(given.device, profile)
+    sys.stdout.flush()
+    build_all(given.device, given.kernels)
+
+
+if __name__ == "__main__":
+    main()
