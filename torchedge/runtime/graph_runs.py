@@ -10,7 +10,7 @@ import torch
 
 from torchedge.errors import CaptureError, LoweringError, OpenCLError
 from torchedge.lowering.translation import translate
-from torchedge.runtime.kept_tensors import KeptTensor, kept_behind, stand_in, to_host, with_strides
+from torchedge.runtime.kept_tensors import KeptTensor, kept_behind, stand_in, to_host
 from torchedge.runtime.open_devices import OpenDevice
 from torchedge.runtime.segment_programs import Held, SegmentProgram
 from torchedge.tracing.aten_graphs import step_of
@@ -61,12 +61,12 @@ class GraphRun:
     def _result(self, name: str, value: Held, leaves: bool) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
-        return with_strides(self._on_host(value), self._results.forms[name]) if leaves else stand_in(value)
+        return self._on_host(value, self._results.forms[name]) if leaves else stand_in(value)
 
-    def _on_host(self, value: Held) -> torch.Tensor:
+    def _on_host(self, value: Held, form: torch.Tensor | None = None) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
-        return to_host(self.device.context, self.device.context.queue, value)
+        return to_host(self.device.context, self.device.context.queue, value, form)
 
     # preparing: the first run ------------------------------------------------------------------------------
 

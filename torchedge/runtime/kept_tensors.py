@@ -10,6 +10,7 @@ from torchedge.lowering.programs import StoredTensor
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.opencl.memory import download
 from torchedge.runtime.tensors import DeviceTensor, allocate_tensor
+from torchedge.runtime.transposing import transposed
 
 _ATTRIBUTE = "torchedge_memory"
 
@@ -60,19 +61,28 @@ def kept_behind(tensor: torch.Tensor) -> KeptTensor | None:
     return getattr(tensor, _ATTRIBUTE, None)
 
 
-def to_host(context: DeviceContext, queue: Any, kept: KeptTensor) -> torch.Tensor:
-    """Copy a tensor from the device; its strides are those of its layout there."""
+def to_host(
+    context: DeviceContext, queue: Any, kept: KeptTensor, form: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Copy a tensor from the device, with the strides of `form`, by default contiguous."""
     stored, layout = kept.stored, kept.stored.layout
-    if layout.storage != "buffer":
-        return torch.from_numpy(DeviceTensor(stored, kept.memory).read(context, queue))
-    held = torch.empty(layout.sizes(stored.shape), dtype=getattr(torch, stored.dtype))
-    download(context, queue, kept.memory, held.numpy().reshape(-1))
-    return held.permute(sorted(range(held.dim()), key=layout.order.__getitem__))
-
-
-def with_strides(tensor: torch.Tensor, form: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the strides that another one of its shape has."""
-    wanted = form.stride()
-    if all(a == b or n == 1 for a, b, n in zip(tensor.stride(), wanted, tensor.shape, strict=True)):
+    order: list[int] = list(range(len(stored.shape)))
+    if form is not None:
+        strides = form.stride()
+        order.sort(key=lambda d: (stored.shape[d] == 1, -strides[d]))
+    if layout.storage == "buffer":
+        held = torch.empty(layout.sizes(stored.shape), dtype=getattr(torch, stored.dtype))
+        download(context, queue, kept.memory, held.numpy().reshape(-1))
+        held = transposed(held, [layout.order.index(d) for d in order])
+    else:
+        read = torch.from_numpy(DeviceTensor(stored, kept.memory).read(context, queue))
+        held = transposed(read, order)
+    tensor = held.permute(sorted(range(held.dim()), key=order.__getitem__))
+    if form is None or _same_strides(tensor, form):
         return tensor
-    return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty_strided(tensor.shape, form.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+def _same_strides(tensor: torch.Tensor, form: torch.Tensor) -> bool:
+    strides = zip(tensor.stride(), form.stride(), tensor.shape, strict=True)
+    return all(a == b or n == 1 for a, b, n in strides)

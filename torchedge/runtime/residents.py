@@ -13,6 +13,7 @@ from torchedge.lowering.programs import StoredTensor
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.opencl.memory import upload
 from torchedge.runtime.tensors import allocate_tensor
+from torchedge.runtime.transposing import transposed
 from torchedge.textures.layouts import Layout
 
 _ROW = 1021
@@ -92,7 +93,7 @@ def packed(tensor: torch.Tensor, layout: Layout) -> np.ndarray[Any, Any]:
     plain = tensor.detach().resolve_neg()
     if layout.storage != "buffer":
         return layout.pack(plain.numpy())
-    return plain.permute(layout.order).contiguous().numpy().reshape(-1)
+    return transposed(plain, layout.order).numpy().reshape(-1)
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
