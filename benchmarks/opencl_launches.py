@@ -74,13 +74,13 @@ def build(way: str, device: str | None, count: int, folder: str) -> None:
     """Build in one way, run each kernel once, print the seconds."""
     context = open_context(device)
     cl, queue = context.cl, context.queue
-    compile_kernels(context, {"k": source(count).replace(f"k{count}", "k")}, cache=NONE)
+    compile_kernels(context, {"k": source(count).replace(f"k{count}", "k")}, cache=None)
     began = time.perf_counter()
     cache = BinaryCache(Path(folder) / "binaries")
     if way == "a program each":
-        built = [compile_kernels(context, {f"k{i}": source(i)}, cache=NONE) for i in range(count)]
+        built = [compile_kernels(context, {f"k{i}": source(i)}, cache=None) for i in range(count)]
     else:
-        kept = cache if way.startswith("binary") else NONE
+        kept = cache if way.startswith("binary") else None
         built = [compile_kernels(context, {f"k{i}": source(i) for i in range(count)}, cache=kept)] * count
     kernels = [compiled.kernel(f"k{i}") for i, compiled in enumerate(built)]
     ready = time.perf_counter()
@@ -90,20 +90,6 @@ def build(way: str, device: str | None, count: int, folder: str) -> None:
         cl.enqueue_nd_range_kernel(queue, kernel, (1024,), (64,))
     queue.finish()
     print(f"{way:32} {ready - began:8.2f} {time.perf_counter() - ready:10.2f}")
-
-
-class _NoCache(BinaryCache):
-    """Keeps nothing."""
-
-    def read(self, key: str) -> bytes | None:
-        """Return None."""
-        return None
-
-    def write(self, key: str, binary: bytes) -> None:
-        """Do nothing."""
-
-
-NONE = _NoCache(Path(os.devnull))
 
 
 def build_all(device: str | None, count: int) -> None:
