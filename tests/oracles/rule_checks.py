@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from oracles.device_checks import run_on_device
 from oracles.nodes import compute
 
 from torchedge.expressions.rendering import Renderer, Site
@@ -19,11 +20,11 @@ DTYPES = {
 """What dtype the nodes bear: float64 is how the oracle computes what a device holds in float32."""
 
 
-def check(target, *args, rtol=1e-10, atol=1e-10, equal_nan=True, compare=None, **kwargs):
+def check(target, *args, rtol=1e-10, atol=1e-10, equal_nan=True, compare=None, device=False, **kwargs):
     """Assert that the rule of an ATen overload makes what the operator makes, and that all of it has a text.
 
     target: such as torch.ops.aten.add.Tensor. compare: positions of the outputs to compare (None: all).
-    Returns the nodes.
+    device: run it through OpenCL too, in single precision. Returns the nodes.
     """
     expected = target(*args, **kwargs)
     made = list(expected) if isinstance(expected, (tuple, list)) else [expected]
@@ -41,7 +42,21 @@ def check(target, *args, rtol=1e-10, atol=1e-10, equal_nan=True, compare=None, *
                 equal_nan=equal_nan,
             )
     render(nodes)
+    if device:
+        check_on_device(target, args, kwargs, made, compare)
     return nodes
+
+
+def check_on_device(target, args, kwargs, made, compare=None):
+    """Assert that kernels make what PyTorch makes, to within single precision of its largest number."""
+    present = [t for t in made if t is not None]
+    for place, (found, want) in enumerate(
+        zip(run_on_device(target, args, kwargs, made), present, strict=True)
+    ):
+        if found is not None and (compare is None or place in compare):
+            exact = want.detach().to(torch.float64).numpy()
+            largest = np.abs(exact[np.isfinite(exact)]).max(initial=1e-3)
+            np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=1e-5, atol=2e-5 * largest)
 
 
 def apply(target, args, kwargs, made):

@@ -50,7 +50,7 @@ READS = [
 
 @pytest.mark.parametrize("case", READS, ids=lambda c: f"{c[0]}{tuple(c[1].shape)}")
 def test_read(case):
-    check(*case, rtol=0, atol=0)
+    check(*case, rtol=0, atol=0, device=True)
 
 
 def test_a_place_outside_reads_nan():
@@ -92,7 +92,7 @@ WRITES = [
 
 @pytest.mark.parametrize("case", WRITES, ids=lambda c: f"{c[0]}{tuple(c[1].shape)}")
 def test_write(case):
-    check(*case)
+    check(*case, device=True)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
@@ -100,7 +100,7 @@ def test_write(case):
 def test_scatter_reduce(reduce, include_self):
     index = places(5, 4, 6, low=0)
     for x, src in ((tensor(4, 5), tensor(4, 6)), (places(9, 4, 5), places(9, 4, 6))):
-        check(aten.scatter_reduce.two, x, 1, index, src, reduce, include_self=include_self)
+        check(aten.scatter_reduce.two, x, 1, index, src, reduce, include_self=include_self, device=True)
 
 
 @pytest.mark.parametrize("reduce", ["add", "multiply"])

@@ -31,7 +31,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}{tuple(c[1].shape)}")
 def test_product(case):
-    check(*case)
+    check(*case, device=True)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_product(case):
 )
 @pytest.mark.parametrize("factors", [{}, {"beta": 0.5, "alpha": -2.0}, {"beta": 0}])
 def test_product_and_sum(target, shapes, factors):
-    check(target, *[tensor(*s) for s in shapes], **factors)
+    check(target, *[tensor(*s) for s in shapes], device=True, **factors)
 
 
 def test_a_bias_is_element_wise_on_top_of_a_contraction():

@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}{c[2:]}".replace(" ", "")[:60])
 def test_movement(case):
-    check(*case, atol=0, rtol=0)
+    check(*case, atol=0, rtol=0, device=True)
 
 
 @pytest.mark.parametrize("mode", ["reflection", "replication"])
@@ -59,5 +59,6 @@ def test_borders(mode, dims, batched, kind):
     if mode == "reflection":  # mirrors at most what is there
         pads = [min(p, sizes[dims - 1 - k // 2] - 1) for k, p in enumerate(pads[: 2 * dims])]
     pad = pads[: 2 * dims]
-    check(forward.default, x, pad, atol=0, rtol=0)
-    check(backward.default, tensor(*forward(x, pad).shape), x, pad)
+    device = dims == 2 and batched
+    check(forward.default, x, pad, atol=0, rtol=0, device=device)
+    check(backward.default, tensor(*forward(x, pad).shape), x, pad, device=device)

@@ -15,14 +15,14 @@ TIED = torch.randint(0, 4, (3, 7, 4), generator=GENERATOR)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("descending", [False, True])
 def test_sort(dim, descending):
-    check(aten.sort.default, DISTINCT, dim, descending, rtol=0, atol=0)
+    check(aten.sort.default, DISTINCT, dim, descending, rtol=0, atol=0, device=True)
     for tied in (TIED, TIED.double(), TIED > 1):
         check(aten.sort.stable, tied, stable=True, dim=dim, descending=descending, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("largest", [False, True])
 def test_topk(largest):
-    check(aten.topk.default, DISTINCT, 3, 1, largest, rtol=0, atol=0)
+    check(aten.topk.default, DISTINCT, 3, 1, largest, rtol=0, atol=0, device=True)
     check(aten.topk.default, DISTINCT, 4, -1, largest, rtol=0, atol=0)
     check(aten.topk.default, TIED, 3, 1, largest, compare=(0,))
 
@@ -30,6 +30,6 @@ def test_topk(largest):
 def test_nan_and_single_elements():
     x = torch.tensor([2.0, float("nan"), -1.0, float("inf"), float("-inf")], dtype=torch.float64)
     for descending in (False, True):
-        check(aten.sort.default, x, 0, descending, rtol=0, atol=0)
+        check(aten.sort.default, x, 0, descending, rtol=0, atol=0, device=True)
     check(aten.sort.default, torch.tensor(3.0, dtype=torch.float64))
     check(aten.topk.default, torch.tensor([3.0], dtype=torch.float64), 1)

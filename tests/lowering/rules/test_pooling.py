@@ -34,8 +34,16 @@ def test_max_pool2d(kernel, stride, padding, dilation, ceil_mode, shape):
     x = tensor(*shape)
     given = (kernel, stride, padding, dilation, ceil_mode)
     values, indices = aten.max_pool2d_with_indices(x, *given)
-    check(aten.max_pool2d_with_indices.default, x, *given)
-    check(aten.max_pool2d_with_indices_backward.default, tensor(*values.shape), x, *given, indices)
+    device = len(shape) == 4
+    check(aten.max_pool2d_with_indices.default, x, *given, device=device)
+    check(
+        aten.max_pool2d_with_indices_backward.default,
+        tensor(*values.shape),
+        x,
+        *given,
+        indices,
+        device=device,
+    )
 
 
 def test_max_pool_takes_the_first_of_equals():
@@ -69,8 +77,9 @@ def test_avg_pool2d(kernel, stride, padding, ceil_mode, count_include_pad, divis
     x = tensor(2, 3, 8, 7)
     given = (kernel, stride, padding, ceil_mode, count_include_pad, divisor)
     made = aten.avg_pool2d(x, *given)
-    check(aten.avg_pool2d.default, x, *given)
-    check(aten.avg_pool2d_backward.default, tensor(*made.shape), x, *given)
+    device = divisor is None
+    check(aten.avg_pool2d.default, x, *given, device=device)
+    check(aten.avg_pool2d_backward.default, tensor(*made.shape), x, *given, device=device)
 
 
 def test_avg_pool_in_other_dimensions():
@@ -90,8 +99,9 @@ def test_avg_pool_in_other_dimensions():
 def test_adaptive_pool2d(sizes, lead):
     size, out = sizes
     x, grad = tensor(*lead, *size), tensor(*lead, *out)
-    check(aten._adaptive_avg_pool2d.default, x, out)
-    check(aten._adaptive_avg_pool2d_backward.default, grad, x)
+    device = len(lead) == 2
+    check(aten._adaptive_avg_pool2d.default, x, out, device=device)
+    check(aten._adaptive_avg_pool2d_backward.default, grad, x, device=device)
     check(aten.adaptive_max_pool2d.default, x, out)
     check(aten.adaptive_max_pool2d_backward.default, grad, x, aten.adaptive_max_pool2d(x, out)[1])
 

@@ -28,12 +28,14 @@ SIZES = [
 FACTORS = [(2.0, 2.0), (2.05, 1.0), (1.7, 0.6), (1.5, 3.0), (2.3, 1.1)]
 
 
-def both(kind, space, shape, made, *rest, scales=()):
+def both(kind, space, shape, made, *rest, scales=(), device=False):
     name = f"{kind}{space}d"
     forward, backward = getattr(aten, name), getattr(aten, f"{name}_backward")
     x, grad = tensor(*shape), tensor(*shape[:-space], *made)
-    nodes = check(forward.default, x, list(made), *rest, *scales, rtol=1e-6, atol=1e-6)
-    check(backward.default, grad, list(made), list(shape), *rest, *scales, rtol=1e-6, atol=1e-6)
+    nodes = check(forward.default, x, list(made), *rest, *scales, rtol=1e-6, atol=1e-6, device=device)
+    check(
+        backward.default, grad, list(made), list(shape), *rest, *scales, rtol=1e-6, atol=1e-6, device=device
+    )
     return nodes
 
 
@@ -64,7 +66,7 @@ def test_in_between(size, made, kind, align_corners):
 def test_factors(factors, kind, rest):
     size = (9, 7)
     made = [int(n * f) for n, f in zip(size, factors, strict=True)]
-    both(kind, 2, (1, 2, *size), made, *rest, scales=factors)
+    both(kind, 2, (1, 2, *size), made, *rest, scales=factors, device=True)
 
 
 @pytest.mark.parametrize("align_corners", [False, True])

@@ -60,7 +60,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}{tuple(c[1].shape)}{c[2:]}")
 def test_view(case):
-    for node in check(*case, atol=0, rtol=0):
+    for node in check(*case, atol=0, rtol=0, device=True):
         assert isinstance(node, Stored) or node.is_view
 
 

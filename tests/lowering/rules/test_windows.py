@@ -18,7 +18,7 @@ def tensor(*shape):
 def test_unfold_backward(size, step, dim):
     shape = (9, 8, 7)
     grad = tensor(*tensor(*shape).unfold(dim, size, step).shape)
-    check(aten.unfold_backward.default, grad, list(shape), dim, size, step)
+    check(aten.unfold_backward.default, grad, list(shape), dim, size, step, device=dim == 1)
 
 
 @pytest.mark.parametrize(
@@ -34,5 +34,14 @@ def test_unfold_backward(size, step, dim):
 def test_columns(kernel, dilation, padding, stride, lead):
     x = tensor(*lead, 3, 7, 6)
     columns = aten.im2col(x, kernel, dilation, padding, stride)
-    check(aten.im2col.default, x, kernel, dilation, padding, stride)
-    check(aten.col2im.default, tensor(*columns.shape), [7, 6], kernel, dilation, padding, stride)
+    check(aten.im2col.default, x, kernel, dilation, padding, stride, device=bool(lead))
+    check(
+        aten.col2im.default,
+        tensor(*columns.shape),
+        [7, 6],
+        kernel,
+        dilation,
+        padding,
+        stride,
+        device=bool(lead),
+    )
