@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -73,23 +72,19 @@ def cache_for(device: ClDevice) -> BinaryCache | None:
     return None if device.platform in SELF_CACHING else default_cache()
 
 
-_building = threading.Lock()  # PoCL's front end is not safe to enter twice
-
-
 def _built(context: DeviceContext, text: str, options: Sequence[str], cache: BinaryCache | None) -> Any:
     cl, handle = context.cl, context.handle
     key = key_of(context.device, text, options)
     binary = cache.read(key) if cache else None
-    with _building:
-        if binary is not None:
-            try:
-                return cl.Program(context.context, [handle], [binary]).build(list(options))
-            except cl.Error:  # another driver's, in spite of its key
-                pass
-        # Around pyopencl's own cache, which reads pickles.
-        program = cl.Program(cl._cl._Program(context.context, text)).build(list(options))
-        if cache is not None:
-            cache.write(key, bytes(program.get_info(cl.program_info.BINARIES)[0]))
+    if binary is not None:
+        try:
+            return cl.Program(context.context, [handle], [binary]).build(list(options))
+        except cl.Error:  # another driver's, in spite of its key
+            pass
+    # Around pyopencl's own cache, which reads pickles.
+    program = cl.Program(cl._cl._Program(context.context, text)).build(list(options))
+    if cache is not None:
+        cache.write(key, bytes(program.get_info(cl.program_info.BINARIES)[0]))
     return program
 
 
