@@ -90,6 +90,7 @@ def test_views_of_views_and_idle_operators_go():
         lambda x: x[:, -2:, ::2],
         lambda x: x[..., -1] * x.select(-2, 0).mean(),
         lambda x: x.as_strided((4, 6), (6, 1)) + 1,
+        lambda x: torch.zeros(4, 6).as_strided((2, 3, 4), (12, 4, 1)) + x,
         lambda x: torch.linalg.vector_norm(x, 2, 1, keepdim=True),
         lambda x: torch.linalg.vector_norm(x, 1) + torch.linalg.vector_norm(x, 3, (0, 2)),
         lambda x: torch.linalg.vector_norm(x, float("inf")) - torch.linalg.vector_norm(x, 0, -1),

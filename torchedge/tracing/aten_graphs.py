@@ -180,7 +180,8 @@ class _Conversion:
             return False
         if kind == "native_dropout" or torch.Tag.nondeterministic_seeded in target.tags:
             return False
-        args, kwargs = map_arg((node.args, node.kwargs), self.known.__getitem__)
+        held = _as_traced if kind.startswith("as_strided") else lambda n, known: known
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: held(n, self.known[n]))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         with _disable_current_modes(), torch.no_grad():
@@ -299,6 +300,12 @@ def _read(op: Op) -> int:
     index = op.inputs[0]
     assert index is not None
     return index
+
+
+def _as_traced(node: Node, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a known tensor with the strides that it had in the trace."""
+    traced = node.meta.get("val", tensor)
+    return torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype).copy_(tensor)
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
