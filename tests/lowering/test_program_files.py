@@ -1,0 +1,198 @@
+"""Programs as files: what is written is read back, and what is mangled is refused in one line."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.small_programs import chain, image_copy, sgd, vector_add
+
+from torchedge.errors import InputError, ProfileError
+from torchedge.lowering.program_documents import program_document
+from torchedge.lowering.program_files import parse_program, read_program, write_program
+from torchedge.storage import data_folder
+from torchedge.textures.layouts import Layout
+
+SGD = sgd()
+IMAGE = Layout((0, 2, 3, 1), "image", 2, "block-4")
+PROGRAMS = {
+    "add": vector_add(),
+    "chain": chain(in_place=True),
+    "sgd": replace(SGD, tensors=tuple(replace(t, fill=float(t.fill)) for t in SGD.tensors)),
+    "images": image_copy((3, 7, 5, 6), IMAGE),
+    "texels": image_copy((3, 7, 5, 6), Layout(IMAGE.order, "", 2, row_texels=64), "float16", "image_buffer"),
+}
+FIELDS = (
+    "name", "tensors", "kernels", "launches", "inputs", "outputs", "arena", "hyperparameters", "target",
+    "notes",
+)  # fmt: skip
+
+
+def same(first, second):
+    return first.digest == second.digest and all(getattr(first, f) == getattr(second, f) for f in FIELDS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+def test_what_is_written_is_read_back(tmp_path, name, ending):
+    path = tmp_path / f"program{ending}"
+    write_program(path, PROGRAMS[name])
+    assert same(read_program(path), PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_texts_of_kernels_may_lie_elsewhere(name):
+    program = PROGRAMS[name]
+    document = json.loads(json.dumps(program_document(program, sources=False)))
+    texts = {kernel.name: kernel.source for kernel in program.kernels}
+    assert same(parse_program("x", document, texts), program)
+    with pytest.raises(InputError, match="there is no text of kernel"):
+        parse_program("x", document, {})
+    with pytest.raises(InputError, match="another SHA-256"):
+        parse_program("x", document, {n: text + "\n" for n, text in texts.items()})
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_schema_accepts_what_is_written(name):
+    jsonschema = pytest.importorskip("jsonschema")
+    said = json.loads((data_folder("export") / "schemas" / "program.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator
+    validator.check_schema(said)
+    validator(said).validate(program_document(PROGRAMS[name]))
+    validator(said).validate(program_document(PROGRAMS[name], sources=False))
+    assert list(validator(said).iter_errors({}))
+
+
+def at(document, path):
+    """Return the container that holds the last step of a path, and that step."""
+    *before, last = path
+    for step in before:
+        document = document[step]
+    return document, last
+
+
+WRONG = [
+    ("sgd", ("schema",), "torchedge-program-2", "schema is"),
+    ("sgd", ("target",), "tpu", "target is 'tpu'; expected one of cpu, gpu, mobile"),
+    ("sgd", ("name",), "", "name is ''"),
+    ("sgd", ("tensors", 0, "dtype"), "float31", "tensor 0: dtype is 'float31'"),
+    ("sgd", ("tensors", 0, "role"), "gradient", "role is 'gradient'"),
+    ("sgd", ("tensors", 0, "shape"), [-1], r"shape is \[-1\]"),
+    ("sgd", ("tensors", 0, "shape"), [10.0], "shape is"),
+    ("sgd", ("tensors", 0, "shape"), [2**40, 2**40], "order is|too large"),
+    ("sgd", ("tensors", 0, "shape"), [2**39], "too large"),
+    ("sgd", ("tensors", 0, "name"), "w", "two tensors are called 'w'"),
+    ("sgd", ("tensors", 0, "name"), "a\nb", "printable"),
+    ("sgd", ("tensors", 0, "extra"), 1, "unknown key 'extra'"),
+    ("sgd", ("tensors", 3, "fill"), "5", "fill is '5'; expected a number"),
+    ("sgd", ("tensors", 0, "layout", "order"), [1], "order is"),
+    ("sgd", ("tensors", 0, "layout", "pattern"), "column", "a buffer has neither"),
+    ("sgd", ("kernels", 0, "name"), "a/../b", "identifier"),
+    ("sgd", ("kernels", 0, "name"), "TOTAL", "does not define exactly one"),
+    ("sgd", ("kernels", 0, "access"), ["read", "peek"], "another word"),
+    ("sgd", ("kernels", 0, "sha256"), "0" * 64, "another SHA-256"),
+    ("sgd", ("kernels", 0, "checks"), 1, "true or false"),
+    ("sgd", ("kernels", 0, "in_place"), [[0, 9]], "in_place names argument 9"),
+    ("sgd", ("kernels", 0, "source"), "", "its text"),
+    ("sgd", ("launches", 0, "kernel"), 7, "kernel is 7; expected a whole number from 0 to 2"),
+    ("sgd", ("launches", 0, "kernel"), True, "kernel is True"),
+    ("sgd", ("launches", 0, "tensors"), [0], "1 tensors for kernel total"),
+    ("sgd", ("launches", 0, "tensors"), [0, 99], "from 0 to 4"),
+    ("sgd", ("launches", 0, "global_size"), [], "global_size"),
+    ("sgd", ("launches", 0, "global_size"), [2**30, 2**30], "global_size"),
+    ("sgd", ("launches", 0, "local_size"), [2], "whole groups"),
+    ("sgd", ("inputs",), [2], "another role than input"),
+    ("sgd", ("inputs",), [0, 0, 1], "fed twice"),
+    ("sgd", ("hyperparameters", "lr"), 0, "no single number"),
+    ("chain", ("outputs",), [3], "is an intermediate"),
+    ("chain", ("arena", "nbytes"), 8, "within 8"),
+    ("chain", ("arena", "offsets"), [], "has no place"),
+    ("chain", ("arena", "offsets"), [[99, 0]], "twice or in vain"),
+    ("chain", ("kernels", 0, "in_place"), [], "writes t1 over t0"),
+    ("chain", ("launches", 0, "tensors"), [2, 3], "before it is written"),
+    ("images", ("arena", "slots"), [], "does not fit slot"),
+    ("images", ("arena", "slots"), [[1, 1, "float32"]], "does not fit slot"),
+    ("images", ("arena", "slots", 0), "x", "slots hold"),
+    ("images", ("tensors", 0, "layout", "split"), 9, "split is 9"),
+    ("images", ("tensors", 0, "layout", "row_texels"), 64, "row_texels is 64"),
+    ("texels", ("tensors", 0, "layout", "row_texels"), 1, "row_texels is 1"),
+    ("images", ("tensors", 0, "shape"), [2**30, 7, 5, 6], "an image of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path", "value", "message"), WRONG)
+def test_what_is_wrong_is_named(name, path, value, message):
+    document = json.loads(json.dumps(program_document(PROGRAMS[name])))
+    holder, last = at(document, path)
+    holder[last] = value
+    with pytest.raises(InputError, match=message) as caught:
+        parse_program("x.json", document)
+    assert str(caught.value).startswith("x.json") and "\n" not in str(caught.value)
+
+
+SOURCES = {
+    '#include "/etc/passwd"': "directive #include",
+    "/* */ %: include <a>": "directive #include",
+    "#/* */include <a>": "directive #include",
+    "#\\\ninclude <a>": "directive #include",
+    "__kernel void other() {}": "exactly one __kernel",
+    "\ud800": "no Unicode",
+    "\0": "no text",
+}
+
+
+@pytest.mark.parametrize("text", SOURCES)
+def test_hostile_texts_of_kernels_are_refused(text):
+    program = vector_add()
+    document = program_document(program, sources=False)
+    with pytest.raises(InputError, match=SOURCES[text]):
+        parse_program("x", document, {"add": f"{text}\n{program.kernels[0].source}"})
+
+
+def test_texts_may_define_macros():
+    kernel = vector_add().kernels[0]
+    text = f"#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#define N 3 // #include\n{kernel.source}"
+    program = replace(vector_add(), kernels=(replace(kernel, source=text),))
+    assert same(parse_program("x", program_document(program)), program)
+
+
+def paths(document, before=()):
+    """Yield the path of every entry of a document."""
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in items:
+        yield (*before, key)
+        if isinstance(value, (dict, list)):
+            yield from paths(value, (*before, key))
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 2**62), st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8), st.lists(st.integers(-1, 9), max_size=4),
+    st.sampled_from([{}, [{}], [[0, 0]], [None]]),
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted(PROGRAMS)), st.data())
+def test_any_mangling_gives_a_program_or_an_input_error(name, data):
+    document = json.loads(json.dumps(program_document(PROGRAMS[name])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        known = list(paths(document))
+        holder, last = at(document, data.draw(st.sampled_from(known)))
+        if data.draw(st.booleans()):
+            holder[last] = copy.deepcopy(data.draw(JUNK))
+        else:
+            holder.pop(last)
+    try:
+        parse_program("x", document)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+def test_what_is_no_document_is_refused(tmp_path):
+    path = tmp_path / "program.json"
+    for text in ("", "[]", "{", '{"a": 1, "a": 2}', '{"a": NaN}'):
+        path.write_text(text)
+        with pytest.raises((InputError, ProfileError)):
+            read_program(path)
