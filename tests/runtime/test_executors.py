@@ -311,3 +311,44 @@ def test_checks_refuse_a_wrong_arena():
     arena = replace(made.arena, offset=dict.fromkeys(made.arena.offset, 0))
     with pytest.raises(PlanError, match="writes t1 over t0"):
         Executor(replace(made, arena=arena), checks=True)
+
+
+def test_steps_from_several_threads_do_not_mix():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with Executor(vector_add()) as executor, ThreadPoolExecutor(4) as pool:
+        inputs = [np.full(1000, float(i), np.float32) for i in range(40)]
+        for i, (z,) in enumerate(pool.map(lambda x: executor.run(x, x), inputs)):
+            np.testing.assert_array_equal(z, np.full(1000, 2.0 * i))
+
+
+def test_memory_that_no_launch_has_written_is_nan_under_checks():
+    made = program(
+        [tensor("x", (8,), "input"), tensor("t", (8,)), tensor("z", (8,), "output")],
+        [
+            pointwise("four", "if (i < 4) b[i] = a[i];", ["read", "write"]),
+            pointwise("same", "b[i] = a[i];", ["read", "write"]),
+        ],
+        [("four", ["x", "t"], [8]), ("same", ["t", "z"], [8])],
+        ["x"],
+        ["z"],
+    )
+    with Executor(made, checks=True) as executor:
+        (z,) = executor.run(np.ones(8, np.float32))
+        np.testing.assert_array_equal(np.isnan(z), [False] * 4 + [True] * 4)
+
+
+def test_runs_are_bit_identical():
+    rows = "float s = 0; for (int j = 0; j < 100; j++) s = mad(a[100 * i + j], a[100 * i + j], s); b[i] = s;"
+    made = program(
+        [tensor("x", (50, 100), "input"), tensor("z", (50,), "output")],
+        [pointwise("rows", rows, ["read", "write"])],
+        [("rows", ["x", "z"], [50])],
+        ["x"],
+        ["z"],
+    )
+    x = normal(50, 100)
+    with Executor(made) as executor:
+        first = executor.run(x)[0]
+        assert all(executor.run(x)[0].tobytes() == first.tobytes() for _ in range(5))
+    np.testing.assert_allclose(first, (x.astype(np.float64) ** 2).sum(1), rtol=1e-5)
