@@ -12,6 +12,7 @@ from torchedge.lowering.kernels.drafts import Draft
 from torchedge.lowering.kernels.pointwise import draft_pointwise
 from torchedge.lowering.kernels.rows import draft_rows
 from torchedge.lowering.kernels.substitutes import as_rows
+from torchedge.lowering.kernels.updates import draft_updates, gather_updates
 from torchedge.lowering.nodes import Contraction, Node, Rows, Scatter, Stored
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
@@ -39,7 +40,9 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     fused = form_groups(translation)
     inputs = [translation.stored[i] for i in step.graph.inputs]
     placed = place_tensors(fused.groups, list(translation.stored.values()), inputs, layouts)
-    drafts = [draft for group in fused.groups if group.host.numel for draft in _drafts(group, placed, device)]
+    alone, together = gather_updates([group for group in fused.groups if group.host.numel])
+    drafts = [draft for group in alone for draft in _drafts(group, placed, device)]
+    drafts += [draft_updates(batch, placed, device) for batch in together]
     return _program(step, translation, fused, drafts, placed, device)
 
 

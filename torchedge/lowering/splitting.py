@@ -22,10 +22,11 @@ SHORTEST = 32
 def split_reductions(roots: Sequence[Node], target: Target) -> None:
     """Rewrite, in place, the Rows below the roots whose rows are too few and too long to fill the device."""
     for node in nodes_below(roots):
-        if isinstance(node, Rows) and _can_split(node):
+        while isinstance(node, Rows) and _can_split(node):
             parts = _parts_wanted(node, target)
-            if parts > 1:
-                _split(node, parts)
+            if parts <= 1:
+                break
+            _split(node, parts)  # the sum of many parts may be long again
 
 
 def _can_split(node: Rows) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torchedge.expressions.functions import cost_of
 from torchedge.expressions.indices import Axis, Index
@@ -28,37 +29,53 @@ from torchedge.lowering.targets import Target
 from torchedge.textures.layouts import Layout
 
 
-def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
-    """Return the kernel of an element-wise group."""
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One element-wise group as statements: its loops (the innermost in vectors of `width`), lines, helper texts."""
+
+    loops: tuple[Axis, ...]
+    width: int
+    lines: list[str]
+    helpers: dict[str, None]
+    work: int
+
+    @property
+    def counts(self) -> dict[Axis, int]:
+        """Work-items along the innermost loop."""
+        return {self.loops[-1]: self.loops[-1].extent // self.width} if self.loops else {}
+
+
+def section_of(group: Group, arguments: Arguments, target: Target, prefix: str = "v") -> Section:
+    """Return an element-wise group as statements."""
     host = group.host
     assert isinstance(host, Pointwise)
-    arguments = arguments_of(written_by(group), list(group.reads), layouts)
     stores = [(node, group.computed[node]) for node in group.stored]
     node, first = stores[0]
     order = in_memory_order(host.axes, strides_of(offsets(first.element, arguments.sites[node])))
     values = [c.value for _, c in stores]
     loops, moved = joined(order, every_offset(values, stores, arguments))
     width = width_of(loops[-1].extent if loops else 1, target.vector)
-    renderer = Renderer(arguments.site_of, loops[-1] if width > 1 else None, width)
+    renderer = Renderer(arguments.site_of, loops[-1] if width > 1 else None, width, prefix=prefix)
     write_all(renderer, stores, arguments, moved)
-    counts = {loops[-1]: loops[-1].extent // width} if loops else {}
-    items = spread(loops, counts, target.group)
+    return Section(loops, width, renderer.lines, renderer.helpers, work_of(values) * host.numel)
+
+
+def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
+    """Return the kernel of an element-wise group."""
+    arguments = arguments_of(written_by(group), list(group.reads), layouts)
+    section = section_of(group, arguments, target)
+    items = spread(section.loops, section.counts, target.group)
     source = fill(
         "pointwise.cl.jinja",
-        preamble=preamble_of(renderer.helpers),
+        preamble=preamble_of(section.helpers),
         arguments=arguments.text,
         axes=items.axes,
         guards=items.guards,
-        lines=renderer.lines,
+        lines=section.lines,
     )
+    reference = f"element by element for {group.scope or 'the step'}"
     kernel = Kernel(
-        name_in(source),
-        source,
-        arguments.access,
-        "pointwise",
-        work_of(values) * host.numel,
-        traffic_of(arguments),
-        f"element by element for {host.scope or 'the step'}",
+        name_in(source), source, arguments.access, "pointwise", section.work, traffic_of(arguments), reference
     )
     return Draft(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 
