@@ -12,7 +12,8 @@ from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Scatter
 _NUMPY = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide, "neg": np.negative, "abs": np.abs,
     "abs_int": np.abs, "pow": np.power, "square": np.square, "reciprocal": lambda a: 1 / a, "relu": lambda a: np.where(a < 0, 0, a),
-    "sigmoid": special.expit, "maximum": np.maximum, "minimum": np.minimum, "round": np.rint, "sign": lambda a: np.nan_to_num(np.sign(a)),
+    "sigmoid": special.expit, "max_int": np.maximum, "min_int": np.minimum, "maximum": np.maximum,
+    "minimum": np.minimum, "round": np.rint, "sign": lambda a: np.nan_to_num(np.sign(a)),
     "isnan": np.isnan, "isinf": np.isinf, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
     "not": np.logical_not, "bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
     "bit_not": np.invert, "shift_left": np.left_shift, "shift_right": np.right_shift,

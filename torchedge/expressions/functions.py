@@ -74,6 +74,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "reciprocal": Function("(1 / {0})", cost=4),
         "sigmoid": Function("(1 / (1 + exp(-{0})))", cost=12),
         "relu": Function("({0} < {Z} ? {Z} : {0})"),
+        "max_int": Function("max({0}, {1})"),
+        "min_int": Function("min({0}, {1})"),
         "maximum": Function(
             "({0} > {1} || {0} != {0} ? {0} : {1})", "((({0} > {1}) | ({0} != {0})) ? {0} : {1})", cost=2
         ),

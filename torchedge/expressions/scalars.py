@@ -180,6 +180,10 @@ def constant(value: Number, dtype: str) -> Constant:
     return Constant(float(value), dtype)
 
 
+_WHOLE = {"maximum": "max_int", "minimum": "min_int"}
+"""What functions that mind NaN are for whole numbers."""
+
+
 def apply(function: str, *args: Scalar | Number, dtype: str | None = None) -> Scalar:
     """Return a function of scalars; numbers take the dtype of the first scalar.
 
@@ -191,6 +195,8 @@ def apply(function: str, *args: Scalar | Number, dtype: str | None = None) -> Sc
             f"a kernel was to apply {function!r}; expected one of {', '.join(sorted(FUNCTIONS))}"
         )
     first = next(a for a in args if isinstance(a, Scalar))
+    if first.dtype.startswith(("int", "uint")):
+        function = _WHOLE.get(function, function)
     given = tuple([a if isinstance(a, Scalar) else constant(a, first.dtype) for a in args])
     simple = _simplified(function, given)
     if simple is not None:
