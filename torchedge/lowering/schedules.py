@@ -11,7 +11,7 @@ from typing import Literal
 
 from torchedge.lowering.targets import Target
 
-MICRO_TILES = ((8, 2), (6, 4), (14, 1), (8, 3))
+MICRO_TILES = ((8, 2), (8, 3), (16, 1), (10, 2))
 """Rows and vectors of a register tile: 32 vector registers hold it with its operands. Best first."""
 DEPTH = 256
 """Inner points of a block in the first-level cache or local memory of a CPU."""
@@ -20,6 +20,8 @@ DEPTH = 256
 Kind = Literal["panel", "local", "register"]
 
 
+WIDEST_BLOCK = 512
+"""Columns of a block at most: long runs of an operand's and a result's lines are read and written together."""
 DEPTH_OF_A_PART = 384
 """Inner points below which a part of a split contraction on a GPU costs more than it brings."""
 
@@ -84,14 +86,20 @@ def _panels(extents: Extents, target: Target) -> Schedule:
         vector //= 2
     tile_rows, vectors = min(MICRO_TILES, key=lambda t: _waste(extents, t[0], t[1] * vector, t))
     tile_cols = vectors * vector
-    block_rows = _multiple(min(128, extents.rows), tile_rows)
-    block_cols = _multiple(min(64, extents.cols), tile_cols)
-    while _tasks(extents, block_rows, block_cols) < target.work_items and block_rows >= 2 * max(
-        tile_rows, 32
-    ):
-        block_rows = _multiple(block_rows // 2, tile_rows)
-    tasks = _tasks(extents, block_rows, block_cols)
-    parts = max(1, min(target.work_items // tasks, extents.inner // (2 * DEPTH)))
+    block_cols = _multiple(min(WIDEST_BLOCK, extents.cols), tile_cols)
+    block_rows = _multiple(min(128 if block_cols <= 256 else 64, extents.rows), tile_rows)
+    parts = 1
+    while parts * _tasks(extents, block_rows, block_cols) < target.work_items:
+        if extents.inner // (parts + 1) >= DEPTH and block_rows <= 64:
+            parts += 1
+        elif block_rows >= 4 * tile_rows:
+            block_rows = _multiple(block_rows // 2, tile_rows)
+        elif block_cols >= 4 * tile_cols:
+            block_cols = _multiple(block_cols // 2, tile_cols)
+        elif extents.inner // (parts + 1) >= DEPTH:
+            parts += 1
+        else:
+            break
     found = Schedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, parts)
     # Whoever reads the larger operand again and again should find it in the cache.
     return replace(found, rows_first=extents.rows >= extents.cols)

@@ -86,7 +86,7 @@ def _read_a(product: Product, schedule: Schedule, texts: Texts) -> Read:
     """Read along the inner loop, or along rows where those alone are neighbours in memory."""
     deepest, last = last_of(product.inner), last_of(product.rows)
     if last in product.a_contiguous and deepest not in product.a_contiguous:
-        width = widest(last, schedule.vector, schedule.block_rows)
+        width = widest(last, schedule.vector, schedule.tile_rows)
         read = texts.read(product.a, last, width)
         return replace(
             read,
