@@ -9,7 +9,7 @@ from torchedge.lowering.arenas import planned
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
 from torchedge.textures.layouts import row_major
 
-ALIGNMENT = 128
+ALIGNMENT = 512
 
 
 def tensor(name, shape, role="intermediate", dtype="float32", layout=None, fill=0.0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,13 +77,15 @@ def _built(context: DeviceContext, text: str, options: Sequence[str], cache: Bin
     cl, handle = context.cl, context.handle
     key = key_of(context.device, text, options)
     binary = cache.read(key) if cache else None
-    if binary is not None:
-        try:
-            return cl.Program(context.context, [handle], [binary]).build(list(options))
-        except cl.Error:  # another driver's, in spite of its key
-            pass
-    # Around pyopencl's own cache, which reads pickles.
-    program = cl.Program(cl._cl._Program(context.context, text)).build(list(options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)  # notes of a build that succeeds
+        if binary is not None:
+            try:
+                return cl.Program(context.context, [handle], [binary]).build(list(options))
+            except cl.Error:  # another driver's, in spite of its key
+                pass
+        # Around pyopencl's own cache, which reads pickles.
+        program = cl.Program(cl._cl._Program(context.context, text)).build(list(options))
     if cache is not None:
         cache.write(key, bytes(program.get_info(cl.program_info.BINARIES)[0]))
     return program
