@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -223,6 +223,7 @@ def _check_same(folder: Path, manifest: Manifest, program: Program) -> None:
             )
 
 
-def _ports(program: Program, places: Any, told: tuple[Port, ...]) -> tuple[Port, ...]:  # noqa: ANN401 - indices
+def _ports(program: Program, places: Sequence[int], told: tuple[Port, ...]) -> tuple[Port, ...] | None:
+    """Return tensors of the program under the names that the manifest gives, None where it gives others."""
     names = [port.name for port in told]
-    return ports_of(program, places, names) if len(names) == len(places) else ()
+    return ports_of(program, places, names) if len(names) == len(places) else None

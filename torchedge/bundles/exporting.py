@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -32,13 +31,14 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
 from torchedge.bundles.weights import write_weights
 from torchedge.devices import Device
-from torchedge.errors import InputError
+from torchedge.errors import InputError, LoweringError
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.limits import check_limits
 from torchedge.lowering.program_documents import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.storage import file_sha256, write_json
+from torchedge.storage.tensors import NAMES
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.objectives import Loss
@@ -49,6 +49,8 @@ __all__ = ["STAGES", "Request", "make_bundle"]
 
 STAGES = ("capture", "lower", "write", "model.onnx", "check")
 """What `progress` is told, in order; "model.onnx" only where it is written."""
+
+_DTYPES = frozenset(str(dtype) for dtype in NAMES)
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 """Of the SGD that trains where no optimizer is given."""
@@ -98,6 +100,7 @@ def make_bundle(
     progress("capture")
     captured, notes = _captured(request, expected)
     progress("lower")
+    _check_dtypes(captured)
     program = lower(captured.step, device_class(device))
     limits = limits_of(device)
     check_limits(program, limits)
@@ -148,6 +151,15 @@ def _check_request(request: Request) -> None:
         raise InputError(f"{given[0]} is given without train=True; expected it for a training step alone")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):
         raise InputError(f"plan is a {type(request.plan).__name__}; expected what torchedge.plan returns")
+
+
+def _check_dtypes(captured: CapturedStep) -> None:
+    for value in captured.step.graph.values:
+        if value.dtype not in _DTYPES:
+            raise LoweringError(
+                f"{value.name} is {value.dtype}, with which kernels do not compute; expected float32 or "
+                "float16: cast the model"
+            )
 
 
 def _is_meta(held: object) -> bool:
@@ -219,7 +231,7 @@ def _write_program(folder: Path, program: Program, captured: CapturedStep) -> di
         files[kernel_file(kernel.name)] = BundleFile(kernel.digest, len(text))
     write_json(folder / PROGRAM, program_document(program, sources=False))
     files[PROGRAM] = _file(folder / PROGRAM)
-    kept = {name: _array(name, tensor) for name, tensor in captured.tensors.items()}
+    kept = {name: tensor.detach().cpu().numpy() for name, tensor in captured.tensors.items()}
     data = {name: array for name, array in kept.items() if name not in program.hyperparameters}
     digest = write_weights(folder / WEIGHTS, program, data)
     files[WEIGHTS] = BundleFile(digest, (folder / WEIGHTS).stat().st_size)
@@ -229,15 +241,6 @@ def _write_program(folder: Path, program: Program, captured: CapturedStep) -> di
 def _file(path: Path) -> BundleFile:
     size = path.stat().st_size
     return BundleFile(file_sha256(path, max_bytes=size), size)
-
-
-def _array(name: str, tensor: torch.Tensor) -> npt.NDArray[Any]:
-    try:
-        return tensor.detach().cpu().numpy()
-    except TypeError as error:
-        raise InputError(
-            f"{name} is {tensor.dtype}, which bundles do not hold; expected float32 or float16: cast it"
-        ) from error
 
 
 def _manifest(

@@ -1,0 +1,193 @@
+"""Bundles: what is exported computes what PyTorch computes, here and bit for bit the same after reloading."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.bundles.manifests import manifest_document
+from torchedge.bundles.weights import LINE, PAGE
+from torchedge.errors import InputError
+from torchedge.storage import data_folder
+from torchedge.storage.tensors import read_tensors
+
+pytest.importorskip("pyopencl")
+
+
+def test_an_inference_is_pytorchs(model, batch, inference):
+    bundle = torchedge.load_bundle(inference)
+    (found,) = bundle.run(batch[0].numpy())
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(batch[0]).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert [(p.name, p.shape, p.dtype) for p in bundle.inputs] == [("input", (2, 3, 8, 8), "float32")]
+    assert [(p.name, p.shape, p.dtype) for p in bundle.outputs] == [("output", (2, 10), "float32")]
+    (again,) = torchedge.load_bundle(inference).run(batch[0].numpy())
+    np.testing.assert_array_equal(found, again)
+
+
+def test_training_steps_are_pytorchs(model, batch, training):
+    bundle = torchedge.load_bundle(training)
+    trained = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(trained(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        assert bundle.train_step(*batch) == pytest.approx(loss.item(), rel=1e-4)
+    state = bundle.state_dict()
+    assert state.keys() == trained.state_dict().keys()
+    for name, held in trained.state_dict().items():
+        np.testing.assert_allclose(state[name], held.detach().numpy(), rtol=1e-4, atol=1e-6)
+    fresh = copy.deepcopy(model)
+    fresh.load_state_dict({name: torch.tensor(array) for name, array in state.items()})
+
+
+def test_steps_are_bit_identical_after_reloading(batch, training):
+    runs = []
+    for _ in range(2):
+        bundle = torchedge.load_bundle(training)
+        losses = [bundle.train_step(*batch) for _ in range(3)]
+        runs.append((losses, bundle.state_dict()))
+    assert runs[0][0] == runs[1][0]
+    for name, array in runs[0][1].items():
+        np.testing.assert_array_equal(array, runs[1][1][name])
+
+
+def test_weights_come_back_as_pytorch_has_them(model, inference, training):
+    for folder in (inference, training):
+        weights = torchedge.load_bundle(folder).weights()
+        for name, held in model.state_dict().items():
+            if name in weights:
+                np.testing.assert_array_equal(weights[name], held.numpy())
+        assert {name for name, _ in model.named_parameters()} <= weights.keys()
+
+
+def test_weights_lie_on_pages_in_the_order_of_use(inference, tmp_path):
+    bundle = torchedge.load_bundle(inference)
+    order = [index for launch in bundle.program.launches for index in launch.tensors]
+    names = list(dict.fromkeys(bundle.program.tensors[index].name for index in order))
+    entries = sorted(bundle.header.entries.items(), key=lambda item: item[1].start)
+    kept = [name for name, _ in entries if not name.startswith("~padding.")]
+    assert kept[: len(kept)] == [name for name in names if name in kept]
+    for name, entry in entries:
+        if not name.startswith("~padding."):
+            assert entry.start % (PAGE if entry.stop - entry.start >= PAGE else LINE) == 0
+    assert bundle.header.entries["4.weight"].start % PAGE == 0
+    tensors, metadata = read_tensors(inference / "weights.safetensors")
+    assert metadata == {"schema": "torchedge-weights-1", "page": str(PAGE)}
+    assert set(kept) <= tensors.keys()
+
+
+def test_the_optimizers_state_goes_along(model, batch, tmp_path):
+    trained = copy.deepcopy(model).train()
+    optimizer = torch.optim.Adam(trained.parameters(), lr=0.002)
+    loss = nn.MSELoss()
+    wanted = torch.ones(2, 10)
+
+    def step():
+        optimizer.zero_grad()
+        value = loss(trained(batch[0]), wanted)
+        value.backward()
+        optimizer.step()
+        return value.item()
+
+    step()
+    bundle = torchedge.export(
+        trained,
+        batch[0],
+        out=tmp_path / "adam",
+        device="local-cpu",
+        train=True,
+        targets=wanted,
+        loss=loss,
+        optimizer=optimizer,
+        onnx=False,
+    )
+    assert bundle.manifest.hyperparameters == {"lr": pytest.approx(0.002)}
+    for _ in range(3):
+        assert bundle.train_step(batch[0], wanted) == pytest.approx(step(), rel=1e-4)
+    state = bundle.state_dict()
+    for name in ("0.weight", "4.weight", "4.bias"):  # batch norm takes away what the first bias adds
+        held = trained.state_dict()[name].numpy()
+        assert np.linalg.norm(state[name] - held) < 1e-4 * np.linalg.norm(held)
+
+
+def test_a_model_is_left_as_found(model, batch, tmp_path):
+    found = copy.deepcopy(model.state_dict())
+    model.train()
+    model[1].eval()
+    torchedge.export(model, batch[0], out=tmp_path / "a", device="local-cpu", onnx=False)
+    torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu", train=True, onnx=False)
+    assert model.training and not model[1].training
+    model.train()
+    for name, held in model.state_dict().items():
+        assert torch.equal(held, found[name])
+        assert name.endswith("num_batches_tracked") or not held.requires_grad
+
+
+def test_the_same_model_gives_the_same_bytes(model, batch, inference, tmp_path):
+    torchedge.export(model, batch[0], out=tmp_path / "again", device="local-cpu", onnx=False)
+    first = {p.relative_to(inference): p.read_bytes() for p in inference.rglob("*") if p.is_file()}
+    second = {p.relative_to(tmp_path / "again"): p.read_bytes() for p in (tmp_path / "again").rglob("*.*")}
+    assert first == second
+
+
+def test_the_schema_accepts_manifests(inference, training):
+    jsonschema = pytest.importorskip("jsonschema")
+    said = json.loads((data_folder("export") / "schemas" / "bundle-manifest.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator
+    validator.check_schema(said)
+    for folder in (inference, training):
+        bundle = torchedge.load_bundle(folder)
+        document = json.loads((folder / "manifest.json").read_text())
+        assert document == json.loads(json.dumps(manifest_document(bundle.manifest)))
+        validator(said).validate(document)
+        known = set(document["files"]) | {"manifest.json"}
+        assert {str(p.relative_to(folder)) for p in folder.rglob("*.*")} == known
+    assert list(validator(said).iter_errors({}))
+
+
+def test_memory_is_what_the_executor_takes(training):
+    bundle = torchedge.load_bundle(training)
+    memory = bundle.manifest.memory
+    assert bundle.executor.resident_bytes == memory.resident_bytes
+    assert bundle.executor.arena_bytes == memory.arena_bytes >= memory.live_bytes
+    assert memory.total_bytes == memory.resident_bytes + memory.arena_bytes >= memory.largest_bytes
+
+
+def test_a_bundle_tells_what_it_is(inference, training):
+    text = str(torchedge.load_bundle(training))
+    for words in ("Small: training step", "adreno-740 (mobile)", "loss float32[]", "lr = 0.01", "momentum"):
+        assert words in text
+    assert "Small: inference" in str(torchedge.load_bundle(inference))
+
+
+def test_an_inference_does_not_train(batch, inference):
+    bundle = torchedge.load_bundle(inference)
+    with pytest.raises(InputError, match="is a bundle for inference; expected one that trains"):
+        bundle.train_step(*batch)
+    with pytest.raises(InputError, match="got 2 inputs, expected 1"):
+        bundle.run(*batch)
+    with pytest.raises(InputError, match=r"shape \[1\], expected \[2, 3, 8, 8\]"):
+        bundle.run(np.zeros(1, np.float32))
+
+
+def test_several_inputs_and_outputs_by_keyword(tmp_path):
+    class Two(nn.Module):
+        def forward(self, a, b=None):
+            return {"sum": a + b, "product": (a * b,)}
+
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    bundle = torchedge.export(
+        Two(), {"a": a, "b": b}, out=tmp_path / "two", device="local-cpu", onnx=False, name="two"
+    )
+    assert [p.name for p in bundle.outputs] == ["output_0", "output_1"] and bundle.manifest.model == "two"
+    total, product = bundle.run(a, b)
+    np.testing.assert_array_equal(total, (a + b).numpy())
+    np.testing.assert_array_equal(product, (a * b).numpy())

@@ -1,0 +1,259 @@
+"""Exporting: for devices that are not here, with ONNX, with a plan; what cannot be exported is told."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.bundles import exporting, folders, onnx_models
+from torchedge.bundles.device_limits import device_class, limits_of
+from torchedge.devices import Figure, Provenance
+from torchedge.errors import CaptureError, DeviceError, InputError, MissingExtraError, TorchedgeError
+from torchedge.lowering.limits import check_limits
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("adreno", "mobile"), ("mali", "mobile"), ("adreno-540", "mobile"), ("mali-g715", "mobile"),
+        ("nvidia-h200", "gpu"), ("jetson-tx2", "gpu"), ("local-cpu", "cpu"),
+    ],
+)  # fmt: skip
+def test_devices_have_a_class(name, kind):
+    assert device_class(torchedge.find_device(name)) == kind
+
+
+def test_limits_come_from_the_profile():
+    limits = limits_of(torchedge.find_device("adreno-740"))
+    assert (limits.image_width, limits.image_height, limits.pitch_texels) == (16384, 16384, 64)
+    assert (limits.local_bytes, limits.work_group, limits.allocation_bytes) == (32768, 1024, 2**30)
+    assert limits.half_arithmetic and limits.half_images and limits.double is False
+    assert limits.sources["image_width"] == "max_image_width, assumed"
+    assert set(limits.unknown) == {"work_item_sizes", "offset_bytes"}
+    mali = limits_of(torchedge.find_device("mali-g77"))
+    assert mali.work_group == 512 and mali.allocation_bytes is None and mali.address_bytes == 32
+
+
+@pytest.mark.parametrize("device", ["adreno", "mali"])
+@pytest.mark.parametrize("train", [False, True])
+def test_bundles_for_phones_are_held_against_their_limits(model, batch, tmp_path, device, train):
+    bundle = torchedge.export(model, batch[0], out=tmp_path / "phone", device=device, train=train, onnx=False)
+    limits = limits_of(torchedge.find_device(device))
+    check_limits(bundle.program, limits)
+    assert bundle.program.target == "mobile"
+    assert bundle.manifest.target.checked["local_bytes"] == limits.local_bytes == 32768
+    assert bundle.manifest.target.unknown == limits.unknown
+
+
+def smaller(name, **figures):
+    """A device whose profile gives other figures."""
+    device = torchedge.find_device(name)
+    changed = {
+        key: Figure(value, device.figures[key].unit, Provenance.ASSUMED, "made up")
+        for key, value in figures.items()
+    }
+    return replace(device, figures=MappingProxyType({**device.figures, **changed}))
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"max_allocation_mib": 0.01}, r"parameter 4\.weight takes 20480 bytes at once, adreno-740 takes"),
+        ({"memory_mib": 0.01}, "program Small takes .* at most 10485 .memory_mib, assumed"),
+        ({"max_work_group_size": 8}, "launch [0-9]+, kernel .* has work-groups of .* at most 8 "),
+    ],
+)
+def test_what_is_beyond_a_device_is_named(model, batch, tmp_path, figures, message):
+    with pytest.raises(DeviceError, match=message):
+        torchedge.export(
+            model, batch[0], out=tmp_path / "b", device=smaller("adreno-740", **figures), onnx=False
+        )
+    assert not list(tmp_path.iterdir())
+
+
+# onnx -------------------------------------------------------------------------------------------------------
+
+
+def test_the_onnx_model_computes_the_same(model, batch, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    bundle = torchedge.export(
+        model, batch[0], out=tmp_path / "b", device="local-cpu", train=True, targets=batch[1]
+    )
+    told = bundle.manifest.onnx
+    assert told["checked_by"].startswith("onnx ") and told["run_by"].startswith("onnxruntime ")
+    assert 0 <= told["largest_difference"] < 1e-5
+    session = runtime.InferenceSession(str(tmp_path / "b" / "model.onnx"))
+    assert [i.name for i in session.get_inputs()] == ["input"]
+    (found,) = session.run(None, {"input": batch[0].numpy()})
+    modes = [module.training for module in model.modules()]
+    with torch.no_grad():
+        expected = model.eval()(batch[0]).numpy()
+    model.train(modes[0])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert str(tmp_path).encode() not in (tmp_path / "b" / "model.onnx").read_bytes()
+    assert os.getcwd().encode() not in (tmp_path / "b" / "model.onnx").read_bytes()
+
+
+def test_an_onnx_model_that_computes_something_else_is_refused(model, batch, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(exporting, "eager_outputs", lambda *a: [torch.ones(2, 10)])
+    with pytest.raises(CaptureError, match="computes something else than PyTorch"):
+        torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_onnx_form_is_told(model, batch, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+
+    def refuse(*_, **__):
+        raise RuntimeError("\nno such operator\nsecond line")
+
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    message = r"PyTorch cannot export Small to ONNX .RuntimeError: no such operator.; pass onnx=False"
+    with pytest.raises(CaptureError, match=message):
+        torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_missing_packages_are_named(model, batch, tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"{package}.*pip install 'torchedge\[onnx\]'"):
+        torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
+
+
+def test_without_onnxruntime_the_manifest_says_so(model, batch, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    bundle = torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu")
+    assert "onnxruntime is not installed" in bundle.manifest.onnx["run_by"]
+
+
+def test_differences_are_over_the_largest_value():
+    one = np.array([1.0, -4.0], np.float32)
+    assert onnx_models._difference(one + 1, one) == 0.25
+    assert onnx_models._difference(one * np.nan, one) != 0 and onnx_models._difference(one, one) == 0
+    assert onnx_models._difference(one[:1], one) == float("inf")
+
+
+# a plan -----------------------------------------------------------------------------------------------------
+
+
+def test_a_streaming_plan_goes_along(batch, tmp_path):
+    pytest.importorskip("ortools")
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(192, 2048), nn.ReLU(), nn.Linear(2048, 10))
+    one = batch[0][:1]
+    plan = torchedge.plan(wide, one, device="adreno", memory_limit="16MiB")
+    bundle = torchedge.export(wide, one, out=tmp_path / "b", device="adreno", plan=plan, onnx=False)
+    read, instance = torchedge.load_bundle(tmp_path / "b").plan
+    assert (read, instance) == (plan.plan, plan.instance)
+    assert "streaming plan" in str(bundle)
+    document = json.loads((tmp_path / "b" / "streaming_plan.json").read_text())
+    assert document["model"] == "Sequential"
+    assert torchedge.export(wide, one, out=tmp_path / "c", device="adreno", onnx=False).plan is None
+    with pytest.raises(InputError, match=r"plan is a dict; expected what torchedge\.plan returns"):
+        torchedge.export(wide, one, out=tmp_path / "d", device="adreno", plan={}, onnx=False)
+
+
+# the folder -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_replaced_only_where_asked(model, batch, tmp_path):
+    out = tmp_path / "b"
+    out.mkdir()
+
+    def export(**options):
+        return torchedge.export(model, batch[0], out=out, device="local-cpu", onnx=False, **options)
+
+    export()
+    with pytest.raises(InputError, match="is there already; expected a new folder: pass force"):
+        export()
+    (out / "mine.txt").write_text("kept until then")
+    export(force=True)
+    assert not (out / "mine.txt").exists() and [p.name for p in tmp_path.iterdir()] == ["b"]
+    (out / "manifest.json").unlink()
+    with pytest.raises(InputError, match="is a folder but no bundle, and is not replaced"):
+        export(force=True)
+    for wrong, message in (
+        (out / "program.json", "is a file"),
+        (tmp_path / "no" / "b", "there is no folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            torchedge.export(model, batch[0], out=wrong, device="local-cpu", onnx=False)
+
+
+def test_a_failure_leaves_what_was_there(model, batch, tmp_path, monkeypatch):
+    out = tmp_path / "b"
+    torchedge.export(model, batch[0], out=out, device="local-cpu", onnx=False)
+    before = {p: p.read_bytes() for p in out.rglob("*.*")}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporting, "write_weights", full)
+    with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
+        torchedge.export(model, batch[0], out=out, device="local-cpu", onnx=False, force=True)
+    assert {p: p.read_bytes() for p in out.rglob("*.*")} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
+    target = tmp_path / "b"
+    target.mkdir()
+    (target / "old").write_text("old")
+    with pytest.raises(InputError, match="cannot be written"), folders.new_folder(target) as made:
+        made.rmdir()
+    assert (target / "old").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+# what is given ----------------------------------------------------------------------------------------------
+
+
+class Scores(nn.Module):
+    """Two heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x * self.weight, x + self.weight
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: "resnet18", {}, "model is a str; expected a torch.nn.Module"),
+        (lambda: nn.Linear(4, 2, device="meta"), {}, "2 weights on the meta device .weight."),
+        (lambda: nn.Linear(4, 2), {"targets": torch.zeros(3)}, "targets is given without train=True"),
+        (lambda: nn.Linear(4, 2), {"loss": nn.MSELoss()}, "loss is given without train=True"),
+        (Scores, {"train": True}, r"returns tensors of shapes \[3, 4\], \[3, 4\], for which no targets"),
+        (nn.ReLU, {"train": True}, "no parameter that requires a gradient"),
+        (lambda: nn.Linear(4, 2), {"example": 3}, "example holds no tensor"),
+        (lambda: nn.Linear(5, 2), {}, "."),
+        (lambda: nn.Linear(4, 2), {"device": "adrenoo"}, "unknown"),
+        (lambda: nn.Linear(4, 2).bfloat16(), {"example": torch.zeros(3, 4).bfloat16()}, "is bfloat16"),
+    ],
+)
+def test_what_cannot_be_exported_is_told(tmp_path, make, options, message):
+    options = {"example": torch.zeros(3, 4), "device": "local-cpu", **options}
+    with pytest.raises(TorchedgeError, match=message) as caught:
+        torchedge.export(make(), options.pop("example"), out=tmp_path / "b", onnx=False, **options)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_stages_are_told(model, batch, tmp_path):
+    told = []
+    torchedge.export(
+        model, batch[0], out=tmp_path / "b", device="local-cpu", onnx=False, progress=told.append
+    )
+    assert told == [stage for stage in exporting.STAGES if stage != "model.onnx"]

@@ -1,0 +1,222 @@
+"""Bundles that were damaged, changed or made to harm: each is refused in one line, none is run."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import torchedge
+from torchedge.bundles.manifests import parse_manifest
+from torchedge.errors import InputError, ProfileError
+from torchedge.storage.tensors import read_tensors, write_tensors
+
+REFUSED = (InputError, ProfileError)
+
+
+def refused(folder, message):
+    with pytest.raises(REFUSED, match=message) as caught:
+        torchedge.load_bundle(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def manifest(copied):
+    """Change the manifest of the copy by a function of its document."""
+
+    def change(function):
+        path = copied / "manifest.json"
+        document = json.loads(path.read_text())
+        function(document)
+        path.write_text(json.dumps(document))
+
+    return change
+
+
+def files_of(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_every_changed_file_is_noticed(copied):
+    for name in files_of(copied):
+        path = copied / name
+        data = path.read_bytes()
+        for damaged in (data[:-1], data + b" ", b"", bytes([data[0] ^ 1]) + data[1:]):
+            if name == "manifest.json" and damaged.strip() == data.strip():
+                continue
+            path.write_bytes(damaged)
+            refused(copied, name.split("/")[-1])
+        path.unlink()
+        refused(copied, name)
+        path.write_bytes(data)
+    torchedge.load_bundle(copied)
+
+
+def test_what_is_no_bundle(tmp_path):
+    refused(tmp_path, "is no bundle; expected a folder with a manifest.json")
+    refused(tmp_path / "nothing", "is no bundle")
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file", "is no bundle")
+    (tmp_path / "manifest.json").mkdir()
+    refused(tmp_path, r"manifest\.json")
+
+
+def test_links_out_of_the_folder_are_refused(copied, tmp_path):
+    outside = tmp_path / "outside.json"
+    shutil.move(copied / "program.json", outside)
+    (copied / "program.json").symlink_to(outside)
+    refused(copied, "leads out of its folder")
+    (copied / "program.json").unlink()
+    shutil.move(outside, copied / "program.json")
+    shutil.move(copied / "kernels", tmp_path / "kernels")
+    (copied / "kernels").symlink_to(tmp_path / "kernels")
+    refused(copied, "leads out of its folder")
+
+
+def test_a_pipe_is_not_waited_for(copied):
+    (copied / "weights.safetensors").unlink()
+    os.mkfifo(copied / "weights.safetensors")
+    refused(copied, "is not a regular file")
+
+
+def listed(document, name):
+    document["files"][name] = document["files"]["program.json"]
+
+
+WRONG = [
+    (lambda d: d.pop("mode"), "has no 'mode'"),
+    (lambda d: d.update(extra=1), "unknown key 'extra'"),
+    (lambda d: d.update(schema="torchedge-bundle-9"), "schema is 'torchedge-bundle-9'"),
+    (lambda d: d.update(mode="trian"), "mode is 'trian'; expected one of train, infer"),
+    (lambda d: d["device"].update({"class": "gpu"}), "tell different class"),
+    (lambda d: d["device"].update(fingerprint="x"), "64 hexadecimal digits"),
+    (lambda d: d["inputs"].clear(), "tell different inputs"),
+    (lambda d: d["inputs"][0].update(shape=[2, 3, 8, 9]), "tell different inputs"),
+    (lambda d: d["inputs"][0].update(dtype="float99"), "dtype is 'float99'"),
+    (lambda d: d["outputs"].append(d["outputs"][0]), "tell different outputs"),
+    (lambda d: d["hyperparameters"].update(lr=1), "tell different hyperparameters"),
+    (lambda d: d["memory"].update(arena_bytes=1), "total_bytes is"),
+    (lambda d: d["memory"].update(live_bytes=1), "tell different memory"),
+    (lambda d: d["onnx"].update(a=[1]), "expected a plain value"),
+    (lambda d: d["files"].pop("weights.safetensors"), "files lists no weights.safetensors"),
+    (lambda d: d["files"].pop(next(n for n in d["files"] if n.startswith("kernels"))), "there is no text"),
+    (lambda d: listed(d, "../x"), "lists the file '../x'"),
+    (lambda d: listed(d, "/etc/passwd"), "lists the file '/etc/passwd'"),
+    (lambda d: listed(d, "kernels/../program.cl"), "lists the file"),
+    (lambda d: listed(d, "kernels/...cl"), "cannot be read"),
+    (lambda d: d["files"]["program.json"].update(sha256="0" * 64), "another SHA-256"),
+    (lambda d: d["files"]["program.json"].update(bytes=3), "more than 3 bytes"),
+    (lambda d: d["files"]["program.json"].update(bytes=-1), "bytes is -1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_what_is_wrong_in_a_manifest_is_named(copied, manifest, change, message):
+    manifest(change)
+    refused(copied, message)
+
+
+def test_a_resealed_program_is_still_checked(copied, reseal):
+    path = copied / "program.json"
+    document = json.loads(path.read_text())
+    for change, message in (
+        (lambda d: d["launches"][0].update(kernel=99), "kernel is 99"),
+        (lambda d: d["arena"].update(nbytes=1), "within 1"),
+        (lambda d: d["tensors"][0].update(shape=[1]), "order is"),
+        (lambda d: d.update(outputs=[]), "tell different outputs"),
+        (lambda d: d["kernels"][0].update(name="../../x"), "identifier"),
+        (lambda d: d["kernels"][0].update(name="other"), "no text of kernel other"),
+    ):
+        changed = json.loads(json.dumps(document))
+        change(changed)
+        path.write_text(json.dumps(changed))
+        reseal(copied, "program.json")
+        refused(copied, message)
+
+
+def test_a_resealed_kernel_is_still_checked(copied, reseal):
+    name = next(name for name in files_of(copied) if name.endswith(".cl"))
+    path = copied / name
+    text = path.read_text()
+    for changed, message in (
+        (f"// {text}", "does not define exactly one|another SHA-256"),
+        (text + "\n", "another SHA-256"),
+        (f'#include "/etc/passwd"\n{text}', "directive #include"),
+        ("\xff", "does not define exactly one"),
+    ):
+        path.write_text(changed)
+        reseal(copied, name)
+        refused(copied, message)
+    path.write_bytes(b"\xff\xfe")
+    reseal(copied, name)
+    refused(copied, "is not UTF-8 text")
+
+
+def test_resealed_weights_are_still_checked(copied, reseal):
+    path = copied / "weights.safetensors"
+    data = path.read_bytes()
+    tensors, metadata = read_tensors(path)
+    names = sorted(name for name in tensors if not name.startswith("~"))
+    first = names[0]
+    for changed, message in (
+        ({k: v for k, v in tensors.items() if k != first}, f"holds no .* {first}"),
+        ({**tensors, "more": np.zeros(3)}, "holds 'more', which the program does not keep"),
+        ({**tensors, first: tensors[first].astype(np.float64)}, "the program keeps it as"),
+        ({**tensors, first: tensors[first][:1]}, "the program keeps it as"),
+    ):
+        write_tensors(path, changed, metadata)
+        reseal(copied, "weights.safetensors")
+        refused(copied, message)
+    write_tensors(path, tensors, {"schema": "other"})
+    reseal(copied, "weights.safetensors")
+    refused(copied, "schema is 'other'")
+    for cut in (data[:-1], data[:100], data[:4], b"", data + b"x"):
+        path.write_bytes(cut)
+        reseal(copied, "weights.safetensors")
+        refused(copied, "weights.safetensors")
+
+
+def test_weights_that_shrink_after_the_check_are_an_error(copied):
+    pytest.importorskip("pyopencl")
+    bundle = torchedge.load_bundle(copied)
+    path = copied / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ProfileError, match="ends before byte"):
+        bundle.weights()
+    with pytest.raises(ProfileError, match="ends before byte"):
+        bundle.open_executor()
+
+
+def paths(document, before=()):
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in items:
+        yield (*before, key)
+        if isinstance(value, (dict, list)):
+            yield from paths(value, (*before, key))
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.text(max_size=8),
+    st.lists(st.integers(-1, 9), max_size=4), st.sampled_from([{}, [{}], [[0, 0]]]),
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_mangled_manifest_is_read_or_refused(inference, data):
+    document = json.loads((inference / "manifest.json").read_text())
+    *before, last = data.draw(st.sampled_from(list(paths(document))))
+    holder = document
+    for step in before:
+        holder = holder[step]
+    if data.draw(st.booleans()):
+        holder[last] = data.draw(JUNK)
+    else:
+        holder.pop(last)
+    try:
+        parse_manifest("x", document)
+    except InputError as error:
+        assert "\n" not in str(error)
