@@ -202,11 +202,6 @@ inline float te_erfinv(float x) {
   return p * x;
 }
 """,
-        "lane": """\
-inline float te_lane(float4 texel, int lane) {
-  return lane < 2 ? (lane == 0 ? texel.x : texel.y) : (lane == 2 ? texel.z : texel.w);
-}
-""",
     }
 )
 """OpenCL C text that some functions and reads need before the kernel, by name."""

@@ -102,7 +102,7 @@ class Renderer:
             return atom.name
         if isinstance(atom, (Floor, Rest)):
             sign = "/" if isinstance(atom, Floor) else "%"
-            return self._named(f"({self._bracket(atom.index, guard, lane)} {sign} {atom.divisor})", "int")
+            return self.named(f"({self._bracket(atom.index, guard, lane)} {sign} {atom.divisor})", "int")
         text = self._lane_of(self._render(atom.value, guard), lane)
         return f"((int){text})" if COMPUTE[atom.value.dtype] == "long" else text
 
@@ -110,7 +110,7 @@ class Renderer:
         text = self.integer(index, guard, lane)
         return f"({text})" if len(index.terms) > 1 or index.const else text
 
-    def _named(self, text: str, kind: str) -> str:
+    def named(self, text: str, kind: str) -> str:
         """Return the variable that holds a text, declaring it once."""
         if text not in self._known:
             self._count += 1
@@ -167,10 +167,10 @@ class Renderer:
     def _position(self, scalar: Position, guard: str) -> tuple[str, bool]:
         kind = COMPUTE[scalar.dtype]
         index = self.widened(scalar.index)
-        if not self._depends(index):
+        if not self.depends(index):
             text = self.integer(index, guard)
             return (text if kind == "int" and not index.terms else f"(({kind})({text}))"), False
-        lanes = [f"({kind})({self.integer(self._at_lane(index, k), guard, k)})" for k in range(self.width)]
+        lanes = [f"({kind})({self.integer(self.at_lane(index, k), guard, k)})" for k in range(self.width)]
         return f"({kind}{self.width})({', '.join(lanes)})", True
 
     def _apply(self, scalar: Apply, guard: str) -> tuple[str, bool]:
@@ -233,7 +233,7 @@ class Renderer:
 
     # -- loads ---------------------------------------------------------------------------------------------
 
-    def _depends(self, index: Index) -> bool:
+    def depends(self, index: Index) -> bool:
         for atom in atoms_of(index):
             if isinstance(atom, Axis) and atom.name == "lane":
                 return True
@@ -248,20 +248,20 @@ class Renderer:
         if isinstance(scalar, Local):
             return not self._is_uniform(scalar)
         if isinstance(scalar, Load):
-            return any(self._depends(self.widened(i)) for i in scalar.indices)
-        return isinstance(scalar, Position) and self._depends(self.widened(scalar.index))
+            return any(self.depends(self.widened(i)) for i in scalar.indices)
+        return isinstance(scalar, Position) and self.depends(self.widened(scalar.index))
 
     def _is_uniform(self, scalar: Local) -> bool:
         return scalar.uniform or scalar.name in self.uniform
 
-    def _at_lane(self, index: Index, lane: int) -> Index:
+    def at_lane(self, index: Index, lane: int) -> Index:
         return rewrite(index, lambda a: constant(lane) if isinstance(a, Axis) and a.name == "lane" else None)
 
     def _guarded(self, scalar: Guarded, guard: str) -> tuple[str, bool]:
         bounds = [self._in_step((self.widened(i), low, high)) for i, low, high in scalar.bounds]
-        if self.width > 1 and any(self._depends(i) for i, _, _ in bounds):
+        if self.width > 1 and any(self.depends(i) for i, _, _ in bounds):
             return self._guarded_lanes(scalar, bounds, guard)
-        test = self._named(self._test(bounds, guard, None), "int")
+        test = self.named(self._test(bounds, guard, None), "int")
         inner = f"{guard} && {test}" if guard else test
         (value, vector), (other, other_vector) = (
             self._render(scalar.value, inner),
@@ -275,9 +275,9 @@ class Renderer:
     def _in_step(self, bound: Bound) -> Bound:
         """Return a bound that all lanes keep or break together as one of the first lane."""
         index, low, high = bound
-        if self.width == 1 or not self._depends(index) or self._lane_step(index) != 1:
+        if self.width == 1 or not self.depends(index) or self._lane_step(index) != 1:
             return bound
-        first = self._at_lane(index, 0)
+        first = self.at_lane(index, 0)
         together = aligned(first, self.width) and low % self.width == high % self.width == 0
         return (first, low, high) if together else bound
 
@@ -342,14 +342,14 @@ class Renderer:
 
             return load_texel(self, site, indices, guard)
         offset = offset_of(site, indices)
-        if self.width == 1 or not self._depends(offset):
+        if self.width == 1 or not self.depends(offset):
             return self._element(site, self._safe(offset, guard, None)), False
         step = self._lane_step(offset)
         if step == 1:
-            base = self._at_lane(offset, 0)
+            base = self.at_lane(offset, 0)
             return self._vector(site, base, guard), True
         lanes = [
-            self._element(site, self._safe(self._at_lane(offset, k), guard, k)) for k in range(self.width)
+            self._element(site, self._safe(self.at_lane(offset, k), guard, k)) for k in range(self.width)
         ]
         text = f"({COMPUTE[site.dtype]}{self.width})({', '.join(lanes)})"
         return (f"-{text}" if site.dtype == "bool" else text), True
@@ -364,7 +364,7 @@ class Renderer:
         for atom, coefficient in offset.terms:
             if isinstance(atom, Axis) and atom.name == "lane":
                 step += coefficient
-            elif self._depends(Index(((atom, 1),))):
+            elif self.depends(Index(((atom, 1),))):
                 return None
         return step
 
@@ -398,15 +398,15 @@ class Renderer:
             store_texel(self, site, tuple([self.widened(i) for i in indices]), scalar)
             return
         offset = offset_of(site, [self.widened(i) for i in indices])
-        if self.width == 1 or not self._depends(offset):
+        if self.width == 1 or not self.depends(offset):
             self.lines.append(self._put(site, self.integer(offset), self.value(scalar)))
             return
         text = self.value(scalar, wide=True)
         if self._lane_step(offset) == 1:
-            self.lines.append(self._put_vector(site, self._at_lane(offset, 0), text))
+            self.lines.append(self._put_vector(site, self.at_lane(offset, 0), text))
             return
         for lane in range(self.width):
-            where, value = self.integer(self._at_lane(offset, lane), "", lane), f"{text}.s{lane:x}"
+            where, value = self.integer(self.at_lane(offset, lane), "", lane), f"{text}.s{lane:x}"
             self.lines.append(self._put(site, where, f"-{value}" if site.dtype == "bool" else value))
 
     def _put(self, site: Site, offset: str, value: str) -> str:

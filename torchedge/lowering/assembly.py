@@ -17,6 +17,7 @@ from torchedge.lowering.nodes import Contraction, Node, Rows, Scatter, Stored
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
 from torchedge.lowering.splitting import split_reductions
+from torchedge.lowering.storages import choose_storages, store_half
 from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, translate
 from torchedge.textures.layouts import Layout, row_major
@@ -41,6 +42,10 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     inputs = [translation.stored[i] for i in step.graph.inputs]
     placed = place_tensors(fused.groups, list(translation.stored.values()), inputs, layouts)
     alone, together = gather_updates([group for group in fused.groups if group.host.numel])
+    if device.half:
+        store_half(fused.groups, fused.outputs)
+    fixed = {*inputs, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
+    placed = choose_storages(alone, placed, fixed, device, lambda group, known: _drafts(group, known, device))
     drafts = [draft for group in alone for draft in _drafts(group, placed, device)]
     drafts += [draft_updates(batch, placed, device) for batch in together]
     return _program(step, translation, fused, drafts, placed, device)

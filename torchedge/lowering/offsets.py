@@ -18,6 +18,9 @@ Ints = npt.NDArray[np.int64]
 KEPT = 3
 """Orders that are worked on, of those that are tried."""
 
+ROUNDS = 150
+"""Changes to each of them, at most."""
+
 WORK = 25_000
 """Buffers placed in all, at most (about 20 microseconds each)."""
 
@@ -49,7 +52,7 @@ def find_offsets(sizes: Ints, starts: Ints, ends: Ints, work: int = WORK) -> Int
     trials = sorted(trials, key=lambda trial: trial.height)[:KEPT]
     best = trials[0]
     chance = np.random.default_rng(0)
-    for _ in range((work // len(sizes) - 6) // KEPT):
+    for _ in range(min(ROUNDS, (work // len(sizes) - 6) // KEPT)):
         for position, trial in enumerate(trials):
             trials[position] = _tried(_changed(trial, sizes, chance), trial.tightest, sizes, beside)
             if trials[position].height < best.height:

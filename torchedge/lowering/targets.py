@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchedge.errors import InputError
+from torchedge.textures.layouts import Storage
 
 DeviceClass = Literal["cpu", "gpu", "mobile"]
 
@@ -19,7 +20,9 @@ class Target:
 
     vector: widest vector of floats worth computing with. work_items: how many must run at once to fill the
     device. group: work-items in a work-group. row_group: work-items that share a long row (1: each row alone).
-    unaligned: vectors at any address are plain pointers (a CPU). half: tensors may be stored in half precision.
+    unaligned: vectors at any address are plain pointers (a CPU). storage: where tensors lie if kernels can write
+    them so; pattern: the access pattern of images. image_width, image_height: texels an image has at most; pitch:
+    texels that rows of images made from buffers are a multiple of. half: large intermediates lie in half precision.
     """
 
     name: DeviceClass
@@ -28,6 +31,12 @@ class Target:
     group: int
     row_group: int
     unaligned: bool = False
+    storage: Storage = "buffer"
+    pattern: str = "row"
+    image_width: int = 16_384
+    image_height: int = 16_384
+    pitch: int = 64
+    half: bool = False
 
 
 TARGETS = {
@@ -36,7 +45,7 @@ TARGETS = {
     # A server or desktop GPU: 128-bit accesses; a hundred processors with over a thousand items each.
     "gpu": Target("gpu", vector=4, work_items=65_536, group=256, row_group=128),
     # A phone's GPU: RGBA texels; few shader cores with sixteen waves each.
-    "mobile": Target("mobile", vector=4, work_items=8_192, group=128, row_group=64),
+    "mobile": Target("mobile", vector=4, work_items=8_192, group=128, row_group=64, storage="image"),
 }
 """By device class."""
 
