@@ -1,0 +1,112 @@
+"""Reductions, normalization, losses and element-wise operators through OpenCL, at sizes that use every loop.
+
+Long rows, odd rows, rows that lie across memory; kernels for a CPU and those for a GPU, which share a row in
+a work-group. Held against PyTorch in float64, norm-wise.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("pyopencl")
+
+from oracles.device_checks import run_on_device
+
+aten = torch.ops.aten
+G = torch.Generator().manual_seed(11)
+
+
+def normal(*shape, shift=0.0):
+    return torch.randn(shape, generator=G).double() + shift
+
+
+def rate(*shape):
+    return torch.rand(shape, generator=G).double() * 0.9 + 0.05
+
+
+IMAGES, CHANNELS = normal(4, 19, 14, 14, shift=7), [rate(19) for _ in range(4)]
+TOKENS, EMBEDDING = normal(9, 5, 768, shift=2), [normal(768) for _ in range(2)]
+MEAN, RSTD = aten.native_layer_norm(TOKENS, [768], *EMBEDDING, 1e-6)[1:]
+SAVED = [IMAGES.mean((0, 2, 3)), (IMAGES.var((0, 2, 3), correction=0) + 1e-5).rsqrt()]
+LOGITS, CLASSES = normal(37, 1001) * 4, torch.randint(0, 1001, (37,), generator=G)
+GROUPS = (4, 19 * 2, 196, 19)
+PAIRED = normal(4, 38, 14, 14)
+CASES = {
+    "sum of a long row": (aten.sum.default, (normal(300_001),)),
+    "sum of long rows": (aten.sum.dim_IntList, (normal(5, 40_003), [1])),
+    "sum of columns": (aten.sum.dim_IntList, (normal(3001, 33), [0])),
+    "sum over outer and inner": (aten.sum.dim_IntList, (normal(6, 40, 33), [0, 2])),
+    "mean of pictures": (aten.mean.dim, (IMAGES, [2, 3])),
+    "largest and where": (aten.max.dim, (normal(7, 5001), 1)),
+    "where the smallest is": (aten.argmin.default, (normal(61, 83),)),
+    "variance and mean": (aten.var_mean.correction, (normal(7, 4099, shift=50), [1])),
+    "norm of rows": (aten.linalg_vector_norm.default, (normal(33, 130), 2, [1], True)),
+    "any": (aten.any.dim, (normal(9, 2000) > 3, 1)),
+    "log of a sum of exponentials": (aten.logsumexp.default, (LOGITS, [1])),
+    "running sum": (aten.cumsum.default, (normal(3, 2500), 1)),
+    "softmax": (aten._softmax.default, (LOGITS, 1, False)),
+    "softmax of long rows": (aten._softmax.default, (normal(2, 40_007), 1, False)),
+    "softmax of columns": (aten._softmax.default, (normal(8, 90, 31), 1, False)),
+    "log softmax": (aten._log_softmax.default, (LOGITS, 1, False)),
+    "softmax backward": (
+        aten._softmax_backward_data.default,
+        (normal(37, 1001), LOGITS.softmax(1), 1, torch.float64),
+    ),
+    "log softmax backward": (
+        aten._log_softmax_backward_data.default,
+        (normal(37, 1001), LOGITS.log_softmax(1), 1, torch.float64),
+    ),
+    "batch norm": (
+        aten._native_batch_norm_legit_functional.default,
+        (IMAGES, *CHANNELS, True, 0.1, 1e-5),
+    ),
+    "batch norm in evaluation": (
+        aten._native_batch_norm_legit_no_training.default,
+        (IMAGES, *CHANNELS, 0.1, 1e-5),
+    ),
+    "batch norm backward": (
+        aten.native_batch_norm_backward.default,
+        (normal(4, 19, 14, 14), IMAGES, CHANNELS[0], *CHANNELS[2:], *SAVED, True, 1e-5, [True] * 3),
+    ),
+    "layer norm": (aten.native_layer_norm.default, (TOKENS, [768], *EMBEDDING, 1e-6)),
+    "layer norm backward": (
+        aten.native_layer_norm_backward.default,
+        (normal(9, 5, 768), TOKENS, [768], MEAN, RSTD, *EMBEDDING, [True] * 3),
+    ),
+    "group norm": (aten.native_group_norm.default, (PAIRED, rate(38), rate(38), *GROUPS, 1e-5)),
+    "negative log likelihood": (
+        aten.nll_loss_forward.default,
+        (LOGITS.log_softmax(1), CLASSES, rate(1001), 1, -100),
+    ),
+    "likelihood backward": (
+        aten.nll_loss_backward.default,
+        (normal(), LOGITS, CLASSES, None, 1, -100, torch.tensor(37.0).double()),
+    ),
+    "squared distance": (aten.mse_loss.default, (normal(64, 333), normal(64, 333))),
+    "gelu backward": (aten.gelu_backward.default, (normal(31, 257), normal(31, 257) * 3)),
+    "broadcast product": (aten.mul.Tensor, (normal(17, 1, 29), normal(5, 1))),
+    "power": (aten.pow.Tensor_Tensor, (rate(333), normal(333))),
+}
+
+
+@pytest.mark.parametrize("device_class", ["cpu", "gpu"])
+@pytest.mark.parametrize("case", CASES)
+def test_close_to_double_precision(case, device_class):
+    target, args = CASES[case]
+    expected = target(*args)
+    made = list(expected) if isinstance(expected, (tuple, list)) else [expected]
+    for found, want in zip(run_on_device(target, args, {}, made, device_class), made, strict=True):
+        if want.numel():
+            error = torch.from_numpy(found.copy()).double() - want.double()
+            assert error.norm() <= 2e-6 * want.double().norm() + 1e-12, float(
+                error.norm() / want.double().norm()
+            )
+
+
+@pytest.mark.parametrize("device_class", ["cpu", "gpu"])
+def test_the_same_numbers_from_run_to_run(device_class):
+    target, args = CASES["batch norm backward"]
+    made = list(target(*args))
+    first, second = [run_on_device(target, args, {}, made, device_class) for _ in range(2)]
+    assert all((a == b).all() for a, b in zip(first, second, strict=True))
