@@ -67,14 +67,16 @@ def test_normal_numbers_and_whole_ones():
     class Drawing(nn.Module):
         def forward(self, x):
             noise = torch.randn(20000, dtype=x.dtype) * x[0]
-            return noise, torch.randint(2, 7, (20000,)), torch.empty(20000).uniform_(-1, 3)
+            spread = torch.empty(20000).exponential_(4.0)
+            return noise, torch.randint(2, 7, (20000,)), torch.empty(20000).uniform_(-1, 3), spread
 
     x = torch.ones(2, dtype=torch.float64)
     captured = capture_step(Drawing(), x)
-    normal, whole, uniform = Interpreter(captured.tensors).run(captured.step, x)
+    normal, whole, uniform, spread = Interpreter(captured.tensors).run(captured.step, x)
     assert abs(normal.mean()) < 0.03 and abs(normal.std() - 1) < 0.03
     assert sorted(set(whole.tolist())) == [2, 3, 4, 5, 6]
     assert -1 <= uniform.min() < -0.99 and 2.99 < uniform.max() < 3
+    assert spread.min() >= 0 and abs(spread.mean() - 0.25) < 0.01
 
 
 def test_philox_is_philox():

@@ -222,6 +222,43 @@ def test_inference_returns_what_the_model_returns(training):
     torch.testing.assert_close(found, model(x).detach(), **TOLERANCE)
 
 
+def test_a_model_may_return_what_it_was_given_and_the_same_twice():
+    class Returning(nn.Linear):
+        def forward(self, batch, scale=1.0):
+            y = super().forward(batch["x"]) * scale
+            return y, batch["x"], {"views": [y.t(), batch["x"].view(-1)], "none": None}, self.weight, y
+
+    model = double(lambda: Returning(4, 4))
+    x = images(2, 4)
+    captured = capture_step(model, ({"x": x},), {"scale": 2.0})
+    y = model({"x": x}, 2.0)[0]
+    wanted = [y, x, y.t(), x.view(-1), model.weight, y]
+    for tensor, expected in zip(Interpreter(captured.tensors).run(captured.step, x), wanted, strict=True):
+        torch.testing.assert_close(tensor, expected.detach(), **TOLERANCE)
+
+
+def test_a_model_may_change_its_weights_and_its_input():
+    class Clipped(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.clamp_(-0.2, 0.2)
+            return super().forward(x.mul_(2.0))
+
+    model = double(lambda: Clipped(4, 5))
+    eager = copy.deepcopy(model)
+    optimizer, y = torch.optim.SGD(eager.parameters(), lr=0.5), classes(2)
+    x = images(2, 4)
+    captured = capture_step(
+        model, x, targets=y, loss=F.cross_entropy, optimizer=torch.optim.SGD(model.parameters(), lr=0.5)
+    )
+    interpreter = Interpreter(captured.tensors)
+    for _ in range(3):
+        (found,) = interpreter.run(captured.step, x, y)
+        wanted = train(eager, optimizer, F.cross_entropy, ((x.clone(),), (y,)))
+        torch.testing.assert_close(found, wanted, **TOLERANCE)
+    held_equals(interpreter, eager)
+
+
 def test_constants_are_computed_and_the_model_is_left_as_found():
     class Masked(nn.Module):
         def __init__(self):

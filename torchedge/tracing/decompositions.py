@@ -24,7 +24,9 @@ _BEYOND_CORE = _names(
     hardtanh native_group_norm native_layer_norm
     """
 )
-_RANDOM = _names("bernoulli empty_like native_dropout normal normal_functional rand_like randn_like uniform")
+_RANDOM = _names(
+    "bernoulli empty_like exponential native_dropout normal normal_functional rand_like randn_like uniform"
+)
 """They become `random_uniform` (see `random_numbers`)."""
 
 

@@ -24,8 +24,9 @@ class JointGraph:
     """What AOTAutograd made of a module: its graph, and what each placeholder and each result stands for.
 
     parameters, buffers: name by placeholder. inputs: placeholders of the arguments, None where an argument
-    has none. tangents: placeholders of the gradients at the outputs. The rest are positions among the graph's
-    results: outputs in order, mutated by the placeholder that the result takes the place of, gradients by the
+    has none. tangents: placeholders of the gradients at results, each with the position of the output that it
+    belongs to, None for a parameter that the module writes. The rest are positions among the graph's results:
+    outputs in order, mutated by the placeholder that the result takes the place of, gradients by the
     parameter's name.
     """
 
@@ -33,7 +34,7 @@ class JointGraph:
     parameters: Mapping[Node, str]
     buffers: Mapping[Node, str]
     inputs: tuple[Node | None, ...]
-    tangents: tuple[Node, ...]
+    tangents: Mapping[Node, int | None]
     outputs: tuple[int, ...]
     mutated: Mapping[Node, int]
     gradients: Mapping[str, int]
@@ -159,7 +160,7 @@ def _described(module: GraphModule, count: int) -> JointGraph:
     parameters: dict[Node, str] = {}
     buffers: dict[Node, str] = {}
     inputs: list[Node | None] = [None] * count
-    tangents: list[Node] = []
+    tangents: dict[Node, int | None] = {}
     by_description: dict[Any, Node] = {}
     for node in module.graph.nodes:
         if node.op != "placeholder":
@@ -173,7 +174,7 @@ def _described(module: GraphModule, count: int) -> JointGraph:
         elif isinstance(what, d.PlainAOTInput):
             inputs[what.idx] = node
         elif isinstance(what, d.TangentAOTInput):
-            tangents.append(node)
+            tangents[node] = what.output.idx if isinstance(what.output, d.PlainAOTOutput) else None
         else:
             raise CaptureError(f"AOTAutograd added the input {what}; a step has no place for it")
     outputs: dict[int, int] = {}
@@ -190,9 +191,7 @@ def _described(module: GraphModule, count: int) -> JointGraph:
         elif what is not None:  # None stands where an input needs no gradient
             raise CaptureError(f"AOTAutograd added the output {what}; a step has no place for it")
     ordered = tuple([outputs[i] for i in sorted(outputs)])
-    return JointGraph(
-        module, parameters, buffers, tuple(inputs), tuple(tangents), ordered, mutated, gradients
-    )
+    return JointGraph(module, parameters, buffers, tuple(inputs), tangents, ordered, mutated, gradients)
 
 
 __all__ = ["LOSS_SCOPE", "FakeTensor", "JointGraph", "faked", "scope_of", "trace_joint"]

@@ -116,6 +116,13 @@ def _normal(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, s
     return _affine(draft, _randn(r, draft, attrs, form, scope), std, mean, scope)
 
 
+def _exponential(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    drawn = r.uniform(draft, form[0], scope)
+    flipped = draft.like(drawn, "rsub", {"input": Ref(drawn), "other": 1.0}, scope)
+    logarithm = draft.like(flipped, "log", {"input": Ref(flipped)}, scope)
+    return _cast(draft, _affine(draft, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form, scope)
+
+
 def _randint(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     low, high = attrs.get("low", 0), attrs["high"]
     if high - low > 1 << 24:
@@ -131,6 +138,6 @@ def _randint(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, 
 RANDOM: dict[str, _Rule] = {
     "rand": _rand, "rand_like": _rand, "uniform": _uniform, "bernoulli": _bernoulli, "randn": _randn,
     "randn_like": _randn, "normal_functional": _normal, "normal": _normal, "randint": _randint,
-    "randint_like": _randint,
+    "randint_like": _randint, "exponential": _exponential,
 }  # fmt: skip
 """How each random operator of ATen with one result is made of uniform numbers."""

@@ -162,6 +162,12 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
     return CaptureError(f"tracing {name} on these arguments raised {kind}: {lines[0]}")
 
 
+def _filled(node: Node, number: float) -> torch.Tensor:
+    """Return a tensor like the node's, filled with a number."""
+    form = node.meta["val"]
+    return torch.full((), number, dtype=form.dtype).expand(form.shape)
+
+
 class _Capture:
     """A traced objective in a draft, from which steps are made."""
 
@@ -227,7 +233,9 @@ class _Capture:
 
     def _run(self, scale: float) -> tuple[list[int | None], list[tuple[int, int]]]:
         """Add what was traced, the gradient at the loss being `scale`; returns its results and updates."""
-        tangents = {n: torch.full((), scale, dtype=n.meta["val"].dtype) for n in self.joint.tangents}
+        tangents = {
+            node: _filled(node, 0.0 if of is None else scale) for node, of in self.joint.tangents.items()
+        }
         returned = add_nodes(
             self.draft,
             self.joint.module,
