@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from torchedge.graphs import Graph
     from torchedge.prediction import Estimate, Prediction
+    from torchedge.runtime.trainers import Trainer
     from torchedge.searching.ofa_resnet50 import OFAResNet50Space
     from torchedge.searching.pruning_space import PruningSpace
     from torchedge.searching.results import Search
@@ -64,6 +65,7 @@ __all__ = [
     "SearchSpace",
     "StreamingPlan",
     "TorchedgeError",
+    "Trainer",
     "__version__",
     "capture",
     "export",
@@ -103,6 +105,7 @@ _HOMES = {
     ),
     "torchedge.graphs": ("Graph",),
     "torchedge.prediction": ("Estimate", "Prediction"),
+    "torchedge.runtime.trainers": ("Trainer",),
     "torchedge.searching.ofa_resnet50": ("OFAResNet50Space",),
     "torchedge.searching.pruning_space": ("PruningSpace",),
     "torchedge.searching.results": ("Search",),

@@ -1,0 +1,265 @@
+"""`Trainer` against eager PyTorch, on PoCL."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from oracles.step_networks import SmallCNN, SmallGPT
+from torch import nn
+from torch.nn import functional as F
+
+import torchedge
+from torchedge.errors import InputError, LoweringError, OpenCLError
+
+pytest.importorskip("pyopencl")
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def batches(count, size=8):
+    return [(torch.randn(size, 6), torch.randint(4, (size,))) for _ in range(count)]
+
+
+def train_eager(model, optimizer, data, accumulate=1):
+    losses = []
+    for count, (x, y) in enumerate(data, start=1):
+        loss = F.cross_entropy(model(x), y)
+        (loss / accumulate).backward()
+        losses.append(loss.item())
+        if count % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def equal(model, eager, optimizer=None, theirs=None):
+    for (name, found), wanted in zip(model.state_dict().items(), eager.state_dict().values(), strict=True):
+        torch.testing.assert_close(found, wanted, msg=lambda m, name=name: f"{name}: {m}", **TOLERANCE)
+    if optimizer is not None:
+        found, wanted = optimizer.state_dict()["state"], theirs.state_dict()["state"]
+        assert found.keys() == wanted.keys()
+        for place, held in wanted.items():
+            assert found[place].keys() == held.keys()
+            for kind, tensor in held.items():
+                torch.testing.assert_close(found[place][kind], tensor, **TOLERANCE)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_equals_eager_and_goes_on_in_either(name):
+    model = mlp()
+    eager = copy.deepcopy(model)
+    mine, theirs = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](eager.parameters())
+    data = batches(6)
+    found = train_eager(model, mine, data[:1])  # the optimizer holds something before
+    with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine) as trainer:
+        found += [trainer.step(x, y) for x, y in data[1:4]]
+        assert trainer.steps == trainer.batches == 3
+    found += train_eager(model, mine, data[4:])
+    np.testing.assert_allclose(found, train_eager(eager, theirs, data), **TOLERANCE)
+    equal(model, eager, mine, theirs)
+
+
+def test_a_network_with_batch_norm_predicts_and_evaluates_with_what_it_has_learnt():
+    model = SmallCNN()
+    eager = copy.deepcopy(model)
+    mine, theirs = OPTIMIZERS["sgd"](model.parameters()), OPTIMIZERS["sgd"](eager.parameters())
+    data = [(torch.randn(4, 3, 8, 8), torch.randint(5, (4,))) for _ in range(3)]
+    x, y = data[0]
+    trainer = torchedge.Trainer(model, x, y, loss=F.cross_entropy, optimizer=mine)
+    found = [trainer.step(*batch) for batch in data]
+    np.testing.assert_allclose(found, train_eager(eager, theirs, data), **TOLERANCE)
+    eager.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(trainer.predict(x), eager(x), **TOLERANCE)
+        torch.testing.assert_close(trainer.predict(x[:2].numpy()), eager(x[:2]), **TOLERANCE)
+        assert trainer.evaluate(x, y) == pytest.approx(F.cross_entropy(eager(x), y).item(), rel=1e-4)
+    assert model.training and model.norm.num_batches_tracked == 0, "nothing is copied before sync()"
+    trainer.sync()
+    assert model.norm.num_batches_tracked == 3
+    equal(model, eager, mine, theirs)
+    trainer.close()
+    with pytest.raises(OpenCLError, match="closed"):
+        trainer.step(x, y)
+
+
+def test_gradients_of_several_batches_make_one_update():
+    model = mlp()
+    eager = copy.deepcopy(model)
+    mine, theirs = OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adam"](eager.parameters())
+    data = batches(6)
+    with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine, accumulate=3) as trainer:
+        found = [trainer.step(x, y) for x, y in data]
+        assert (trainer.steps, trainer.batches) == (2, 6)
+    np.testing.assert_allclose(found, train_eager(eager, theirs, data, 3), **TOLERANCE)
+    equal(model, eager, mine, theirs)
+
+
+def test_a_smaller_last_batch_gets_its_own_program_also_after_a_sync():
+    model = mlp()
+    eager = copy.deepcopy(model)
+    mine, theirs = OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adam"](eager.parameters())
+    data = [*batches(2), *batches(1, 5), *batches(1), *batches(1, 5)]
+    with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine) as trainer:
+        found = [trainer.step(*data[0]), trainer.step(*data[1])]
+        trainer.sync()
+        found += [trainer.step(x, y) for x, y in data[2:]]
+    np.testing.assert_allclose(found, train_eager(eager, theirs, data), **TOLERANCE)
+    equal(model, eager, mine, theirs)
+
+
+def test_schedulers_and_lr_set_the_learning_rate():
+    model = mlp()
+    eager = copy.deepcopy(model)
+    groups = lambda m: [{"params": m[0].parameters()}, {"params": m[2].parameters(), "lr": 0.5}]  # noqa: E731
+    mine, theirs = torch.optim.SGD(groups(model), lr=0.1), torch.optim.SGD(groups(eager), lr=0.1)
+    data = batches(4)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, gamma=0.5) for o in (mine, theirs)]
+    with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine) as trainer:
+        for x, y in data[:3]:
+            trainer.step(x, y)
+            schedules[0].step()
+        assert trainer.lr == 0.0125
+        trainer.lr = 0.3
+        trainer.step(*data[3])
+        mine.param_groups[0]["momentum"] = 0.5
+        with pytest.raises(InputError, match=r"momentum is 0\.5 in group 0"):
+            trainer.step(*data[3])
+    for batch in data[:3]:
+        train_eager(eager, theirs, [batch])
+        schedules[1].step()
+    for group in theirs.param_groups:
+        group["lr"] = 0.3
+    train_eager(eager, theirs, data[3:])
+    equal(model, eager)
+
+
+def test_weights_set_in_pytorch_are_loaded():
+    model = mlp()
+    other = mlp()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    (x, y), *_ = batches(1)
+    with torchedge.Trainer(model, x, y, loss=F.cross_entropy, optimizer=optimizer) as trainer:
+        trainer.step(x, y)
+        trainer.sync()
+        kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        first = trainer.step(x, y)
+        model.load_state_dict(kept[0])
+        optimizer.load_state_dict(kept[1])
+        trainer.load()
+        assert trainer.step(x, y) == first
+        model.load_state_dict(other.state_dict())
+        trainer.load()
+        torch.testing.assert_close(trainer.predict(x), other(x).detach(), **TOLERANCE)
+
+
+def test_dropout_is_drawn_from_the_seed():
+    model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+    (x, y), *_ = batches(1)
+
+    def losses(seed):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        trainer = torchedge.Trainer(model, x, y, loss=F.cross_entropy, optimizer=optimizer, seed=seed)
+        return [trainer.step(x, y) for _ in range(3)]
+
+    first = losses(1)
+    assert first == losses(1) and first != losses(2) and len(set(first)) == 3
+
+
+@pytest.mark.slow
+def test_a_language_model_with_its_own_loss_and_keyword_arguments():
+    model = SmallGPT()
+    eager = copy.deepcopy(model)
+    mine, theirs = OPTIMIZERS["adamw"](model.parameters()), OPTIMIZERS["adamw"](eager.parameters())
+    tokens = torch.randint(23, (2, 8))
+    batch = {"tokens": tokens, "labels": tokens.roll(-1, 1)}
+    with torchedge.Trainer(model, batch, loss="model", optimizer=mine) as trainer:
+        found = [trainer.step(batch) for _ in range(3)]
+        logits = trainer.predict({"tokens": tokens})["logits"]
+        assert trainer.evaluate(batch) == pytest.approx(trainer.predict(batch)["loss"].item())
+    wanted = []
+    for _ in range(3):
+        loss = eager(**batch)["loss"]
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+        wanted.append(loss.item())
+    np.testing.assert_allclose(found, wanted, **TOLERANCE)
+    torch.testing.assert_close(logits, eager.eval()(tokens)["logits"].detach(), **TOLERANCE)
+    equal(model, eager)
+
+
+def test_memory_and_report():
+    model = mlp()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    (x, y), *_ = batches(1)
+    count = sum(p.numel() for p in model.parameters())
+    trainer = torchedge.Trainer(model, x, y, loss=F.cross_entropy, optimizer=optimizer, profile=True)
+    trainer.step(x, y)
+    memory = trainer.memory
+    assert memory.parameters == 4 * count and memory.optimizer == 3 * 4 * count + 4
+    assert memory.total == sum(
+        (memory.parameters, memory.buffers, memory.optimizer, memory.arena, memory.other)
+    )
+    (report,) = trainer.report()
+    assert sum(time.launches for time in report.times) == report.launches >= report.kernels > 0
+    assert (
+        report.ms > 0
+        and f"{report.launches} launches" in str(report)
+        and report.times[0].kernel in str(report)
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.randn(8, 6).double(), torch.zeros(8).long()), r"float64\[8, 6\].* made for float32\[8, 6\]"),
+        ((torch.randn(8, 1, 6), torch.zeros(8).long()), "made for"),
+        ((torch.randn(8, 6),), "made for"),
+        (("words", ()), "without tensors"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(batch, message):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    example = (torch.randn(8, 6), torch.zeros(8).long())
+    trainer = torchedge.Trainer(model, *example, loss=F.cross_entropy, optimizer=optimizer)
+    with pytest.raises(InputError, match=message):
+        trainer.step(*batch)
+
+
+def test_what_cannot_be_trained_is_refused():
+    class Sorting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return torch.linalg.qr(self.linear(x))[1]
+
+    model = Sorting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(LoweringError, match="qr"):
+        torchedge.Trainer(model, torch.randn(8, 6), loss=lambda out: out.sum(), optimizer=optimizer)
+    with pytest.raises(InputError, match="RMSprop"):
+        torchedge.Trainer(
+            mlp(), *batches(1)[0], loss=F.cross_entropy, optimizer=torch.optim.RMSprop(mlp().parameters())
+        )

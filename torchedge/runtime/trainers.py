@@ -1,0 +1,302 @@
+"""`Trainer`: a model, its loss and its optimizer as one program a step; weights stay on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from torchedge.errors import InputError, OpenCLError
+from torchedge.graphs.steps import Step
+from torchedge.lowering.rules.registry import all_rules
+from torchedge.opencl import ClDevice, open_context
+from torchedge.runtime.batches import Batch, array_of, batch_of, check_form
+from torchedge.runtime.executors import SHARED, Executor
+from torchedge.runtime.open_devices import target_for
+from torchedge.runtime.program_caches import lowered
+from torchedge.runtime.reports import ProgramReport, report_on
+from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.inference_steps import capture_inference
+from torchedge.tracing.objectives import Loss
+from torchedge.tracing.optimizer_states import OptimizerSettings, states_of, take_states
+from torchedge.tracing.training_steps import capture_step
+
+MAX_SHAPES = 8
+"""Shapes of batches for which programs are made; more of them are rather a mistake."""
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerMemory:
+    """Bytes that a Trainer holds on the device.
+
+    arena: what the intermediates of all its programs take; other: constants, inputs and outputs.
+    """
+
+    parameters: int
+    buffers: int
+    optimizer: int
+    arena: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.buffers + self.optimizer + self.arena + self.other
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Programs for one shape of batches: the one that updates, and the one that only adds up gradients."""
+
+    updating: Executor
+    accumulating: Executor | None
+
+
+@dataclass(frozen=True)
+class _Answering:
+    """A program that infers, and how its outputs become what the model returns."""
+
+    executor: Executor
+    rebuild: Callable[[list[torch.Tensor]], Any]
+
+
+class Trainer:
+    """Trains a model on an OpenCL device: forward, backward and update in one call; only batches are copied.
+
+    model: in the mode in which it is to be trained. example_inputs: a batch, as the model is called: a
+    tensor, a tuple of arguments or a dict of keyword arguments. targets: what the loss takes after the
+    model's output. loss: as in ``loss(output, *targets)``, or "model" for the `loss` that the model itself
+    returns.
+    optimizer: a torch.optim.SGD, Adam or AdamW over the model's parameters; its learning rates are read at
+    each step, so that PyTorch's schedulers work. device: as `torchedge devices --opencl` lists them.
+    accumulate: batches whose gradients are averaged before one update. seed: of dropout, by default
+    `torch.initial_seed()`. profile: `report` tells how long kernels take.
+
+    The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls.
+    Raises InputError, CaptureError, LoweringError (operators without a kernel, by name), DeviceError,
+    DeviceMemoryError, MissingExtraError.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        example_inputs: Any,
+        targets: Any = (),
+        *,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        device: ClDevice | str | int | None = None,
+        accumulate: int = 1,
+        seed: int | None = None,
+        profile: bool = False,
+    ) -> None:
+        self._model, self._loss, self._optimizer = model, loss, optimizer
+        self._accumulate, self._seed, self._profile = accumulate, seed, profile
+        self._device = open_context(device).device
+        self._settings = OptimizerSettings(optimizer)
+        self._example = batch_of(example_inputs, targets)
+        self._training: dict[Any, _Training] = {}
+        self._answers: dict[Any, _Answering] = {}
+        self._rates: dict[Executor, dict[str, float]] = {}
+        self._first: Executor | None = None
+        self.batches = 0
+        self._first = self._trained_on(self._example).updating
+        self._roles = {tensor.name: tensor.role for tensor in self._first.program.tensors}
+
+    # training and inference --------------------------------------------------------------------------------
+
+    def step(self, inputs: Any, targets: Any = ()) -> float:
+        """Train on one batch and return its loss; the batch that completes `accumulate` ones updates.
+
+        A batch of another size, such as a loader's last one, gets a program of its own when it first comes.
+
+        Raises:
+            InputError: other dtypes or another structure than the example's, too many different shapes, or a
+                setting of the optimizer other than its learning rates has changed.
+        """
+        batch = batch_of(inputs, targets)
+        programs = self._trained_on(batch)
+        completes = (self.batches + 1) % self._accumulate == 0
+        executor = programs.updating if completes else programs.accumulating
+        assert executor is not None
+        self._send_rates(executor)
+        (loss,) = executor.step(*batch.arrays())
+        self.batches += 1
+        self._settings.count_step()
+        return float(loss)
+
+    @property
+    def steps(self) -> int:
+        """Updates that were made."""
+        return self.batches // self._accumulate
+
+    def predict(self, inputs: Any) -> Any:
+        """Return what the model returns for a batch in eval mode, with the weights as they are now."""
+        batch = batch_of(inputs)
+        program = self._answering(batch, None)
+        return program.rebuild([torch.from_numpy(a) for a in program.executor.step(*batch.arrays())])
+
+    def evaluate(self, inputs: Any, targets: Any = ()) -> float:
+        """Return the loss of a batch in eval mode, with the weights as they are now."""
+        batch = batch_of(inputs, targets)
+        (loss,) = self._answering(batch, self._loss).executor.step(*batch.arrays())
+        return float(loss)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group of parameters; setting it sets those of all groups."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    # the model in PyTorch ----------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Copy weights, buffers and the optimizer's state from the device into PyTorch's objects."""
+        first = self._opened()
+        with torch.no_grad():
+            for name, tensor in self._tensors().items():
+                tensor.copy_(torch.from_numpy(first.read(name)))
+        if self.steps:
+            take_states(self._optimizer, self._settings, self._parameters(), self._states(), first.read)
+
+    def load(self) -> None:
+        """Copy weights, buffers and the optimizer's state to the device: after `load_state_dict`, say."""
+        first = self._opened()
+        held = states_of(self._optimizer, self._settings, self._parameters(), self._states())
+        first.load({name: array_of(tensor) for name, tensor in {**self._tensors(), **held}.items()})
+
+    # what there is -----------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> TrainerMemory:
+        """What is held on the device, in bytes."""
+        executors = self._executors()
+        own = [t for e in executors for t in e.program.tensors if t.role in ("constant", "input", "output")]
+        shared = {t.name: t for e in executors for t in e.program.tensors if t.role in SHARED}
+        by_role = dict.fromkeys(SHARED, 0)
+        for tensor in shared.values():
+            by_role[tensor.role] += tensor.nbytes
+        arena = sum(executor.arena_bytes for executor in executors)
+        other = sum(tensor.nbytes for tensor in own)
+        return TrainerMemory(by_role["parameter"], by_role["buffer"], by_role["state"], arena, other)
+
+    def report(self) -> tuple[ProgramReport, ...]:
+        """Return what each program consists of, holds and (with profile=True) takes; print its items."""
+        return tuple([report_on(executor, profiled=self._profile) for executor in self._executors()])
+
+    def close(self) -> None:
+        """Give the device's memory back; the model keeps what the last `sync` left there."""
+        for executor in self._executors():
+            executor.close()
+        self._training, self._answers, self._first = {}, {}, None
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._first is not None:
+            self.sync()
+        self.close()
+
+    # programs ----------------------------------------------------------------------------------------------
+
+    def _trained_on(self, batch: Batch) -> _Training:
+        check_form(batch, self._example)
+        found = self._training.get(batch.shapes)
+        if found is None:
+            if self._training:
+                self._opened()
+            self._check_room(self._training, batch)
+            found = self._training[batch.shapes] = self._capture_training(batch)
+        return found
+
+    def _capture_training(self, batch: Batch) -> _Training:
+        with self._settings.as_captured():
+            captured = capture_step(
+                self._model,
+                batch.args,
+                batch.kwargs,
+                targets=batch.targets,
+                loss=self._loss,
+                optimizer=self._optimizer,
+                accumulate=self._accumulate,
+                keep=frozenset(all_rules()),
+                seed=self._seed,
+            )
+        updating = self._executor(captured.step, captured.tensors, self._first)
+        if captured.accumulating is None:
+            return _Training(updating, None)
+        owner = self._first or updating
+        return _Training(updating, self._executor(captured.accumulating, captured.tensors, owner))
+
+    def _answering(self, batch: Batch, loss: Loss | None) -> _Answering:
+        self._opened()
+        key = (batch.form, batch.shapes, loss is None)
+        found = self._answers.get(key)
+        if found is None:
+            self._check_room(self._answers, batch)
+            captured = capture_inference(
+                self._model, batch.args, batch.kwargs, batch.targets, loss=loss, keep=frozenset(all_rules())
+            )
+            executor = self._executor(captured.step, captured.tensors, self._first)
+            found = self._answers[key] = _Answering(executor, captured.rebuild)
+        return found
+
+    def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
+        """Return a step on the device, its weights and states those of `owner` where it has them."""
+        kept = [] if owner is None else [t for t in owner.program.tensors if t.role in SHARED]
+        program, _ = lowered(step, target_for(self._device), {t.name: t.layout for t in kept})
+        executor = Executor(program, self._device, profile=self._profile, shared=owner)
+        names = {tensor.name for tensor in program.tensors} - {tensor.name for tensor in kept}
+        executor.load({name: array_of(tensor) for name, tensor in tensors.items() if name in names})
+        return executor
+
+    def _check_room(self, made: Mapping[Any, Any], batch: Batch) -> None:
+        if len(made) >= MAX_SHAPES:
+            raise InputError(
+                f"a batch of shapes {[list(shape) for shape in batch.shapes]} is the {MAX_SHAPES + 1}th "
+                "different one, each of which takes a program; pad batches to one shape (DataLoader: "
+                "drop_last=True)"
+            )
+
+    def _send_rates(self, executor: Executor) -> None:
+        sent = self._rates.setdefault(executor, {})
+        for name, rate in self._settings.rates().items():
+            if name in executor.program.hyperparameters and sent.get(name) != rate:
+                executor.set(name, rate)
+                sent[name] = rate
+
+    # names -------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Executor:
+        if self._first is None:
+            raise OpenCLError("the trainer is closed; make another one")
+        return self._first
+
+    def _executors(self) -> list[Executor]:
+        pairs = [(t.updating, t.accumulating) for t in self._training.values()]
+        training = [executor for pair in pairs for executor in pair if executor is not None]
+        return [*training, *[answer.executor for answer in self._answers.values()]]
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and buffers that the first program holds, by name."""
+        model = unwrapped(self._model)
+        named = [*self._parameters().items(), *model.named_buffers(remove_duplicate=False)]
+        return {n: t.detach() for n, t in named if self._roles.get(n) in ("parameter", "buffer")}
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return dict(unwrapped(self._model).named_parameters(remove_duplicate=False))
+
+    def _states(self) -> frozenset[str]:
+        return frozenset(name for name, role in self._roles.items() if role == "state")
