@@ -127,3 +127,16 @@ def test_models_that_cannot_be_captured_are_refused():
         capture_step(embedding, torch.tensor([[1], [2]]), targets=y, loss=F.cross_entropy)
     with pytest.raises(InputError, match=r"torch\.nn\.Module"):
         capture_step("resnet18", x)
+
+
+def test_a_refused_capture_leaves_everything_as_found():
+    model, x, y = Choosing(), torch.randn(2, 3), classes(2, of=3)
+    weight, state = model.linear.weight, torch.get_rng_state()
+    flags = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
+    with pytest.raises(CaptureError):
+        capture_step(model, x, targets=y, loss=F.cross_entropy)
+    assert model.linear.weight is weight and type(weight.detach()) is torch.Tensor
+    assert not model._forward_hooks and not model.linear._forward_pre_hooks
+    assert torch.equal(torch.get_rng_state(), state) and torch.is_grad_enabled()
+    assert not torch.compiler.is_compiling()
+    assert (torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()) == flags

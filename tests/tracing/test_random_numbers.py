@@ -82,3 +82,16 @@ def test_normal_numbers_and_whole_ones():
 def test_philox_is_philox():
     """The known answer of Random123 for a counter and a key of zeros: its first word is 6627e8d5."""
     assert philox_uniform(0, 0, 0, (1,)).item() == (0x6627E8D5 >> 8) * 2.0**-24
+
+
+def test_the_seed_is_pytorch_s_unless_one_is_given():
+    def seeds(**options):
+        step = capture_step(nn.Dropout(), images(3), **options).step
+        names = {step.graph.values[i].name: number for i, number in step.initial.items()}
+        assert names.keys() == {"random.seed"}
+        return names["random.seed"]
+
+    torch.manual_seed(1 << 33 | 5)
+    assert seeds() == 5
+    assert seeds(seed=9) == 9
+    assert capture_step(nn.Dropout().eval(), images(3)).step.graph.ops == ()
