@@ -23,7 +23,7 @@ _NUMPY = {
     "erfc": special.erfc, "lgamma": special.gammaln, "fmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
     "copysign": np.copysign, "nextafter": lambda a, b: np.nextafter(np.float32(a), np.float32(b)),
     "int_pow": lambda a, b: _int_pow(a, b), "digamma": special.digamma, "trigamma": lambda a: special.polygamma(1, a),
-    "erfinv": special.erfinv,
+    "erfinv": special.erfinv, "zeta": special.zeta,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
 }  # fmt: skip
 _REDUCE = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all}
@@ -176,7 +176,8 @@ def _clipped(state):
 def _uniform(seed, counter, offset, position):
     """The first word of Philox-4x32-10, written down again from the paper (Salmon et al., SC 2011)."""
     mask = np.uint64(0xFFFFFFFF)
-    words = np.broadcast_arrays(*[np.asarray(x).astype(np.uint64) & mask for x in (position, offset, counter, 0)])
+    counters = (position, offset, counter, 0)
+    words = np.broadcast_arrays(*[np.asarray(x).astype(np.uint64) & mask for x in counters])
     keys = [np.asarray(seed).astype(np.uint64) & mask, np.uint64(0)]
     for _ in range(10):
         first, second = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
@@ -190,4 +191,5 @@ def _uniform(seed, counter, offset, position):
 
 def _int_pow(base, exponent):
     power = np.power(base, np.maximum(exponent, 0))
-    return np.where(exponent >= 0, power, np.where(base == 1, 1, np.where(base == -1, 1 - 2 * (exponent & 1), 0)))
+    below = np.where(base == -1, 1 - 2 * (exponent & 1), base == 1)
+    return np.where(exponent >= 0, power, below)

@@ -12,7 +12,8 @@ class Function:
     """One function: its text for scalars and, where that differs, for vectors; `{0}` is the first argument.
 
     predicate: it gives a bool. cost: rough number of arithmetic operations. helper: a key of `HELPERS` whose
-    text must stand before the kernel. lanewise: it exists for scalars alone. `{T}` stands for the OpenCL type of the result, `{Z}` for its zero.
+    text must stand before the kernel. lanewise: it exists for scalars alone. `{T}` stands for the OpenCL
+    type of the result, `{Z}` for its zero.
     """
 
     scalar: str
@@ -103,6 +104,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "int_pow": Function("({T})te_int_pow({0}, {1})", cost=40, helper="int_pow", lanewise=True),
         "digamma": Function("te_digamma({0})", cost=60, helper="digamma", lanewise=True),
         "trigamma": Function("te_trigamma({0})", cost=60, helper="trigamma", lanewise=True),
+        "zeta": Function("te_zeta({0}, {1})", cost=200, helper="zeta", lanewise=True),
         "erfinv": Function("te_erfinv({0})", cost=30, helper="erfinv", lanewise=True),
         "uniform": Function("te_uniform({0}, {1}, {2}, {3})", cost=60, helper="uniform", lanewise=True),
         **{name: Function(f"({{0}} {sign} {{1}})", predicate=True) for name, sign in _COMPARISONS.items()},
@@ -169,6 +171,31 @@ inline float te_trigamma(float x) {
   float square = 1 / (x * x);
   found += (1 + 0.5f / x + square * (1.0f / 6 - square * (1.0f / 30 - square / 42))) / x;
   return sign * (sum + found);
+}
+""",
+        # Euler and Maclaurin's sum behind ten terms (Cephes, Methods and Programs for Mathematical Functions, 1989).
+        "zeta": """\
+inline float te_zeta(float x, float q) {
+  if (x == 1) return INFINITY;
+  if (x < 1 || (q <= 0 && q != floor(q) && x != floor(x))) return NAN;
+  if (q <= 0 && q == floor(q)) return INFINITY;
+  float sum = pow(q, -x), a = q, b = 0;
+  for (int i = 0; i < 9 || a <= 9; ++i) {
+    a += 1;
+    b = pow(a, -x);
+    sum += b;
+  }
+  const float terms[5] = {12.0f, -720.0f, 30240.0f, -1209600.0f, 47900160.0f};
+  float factor = 1, k = 0, power = b / a;
+  sum += b * a / (x - 1) - 0.5f * b;
+  for (int i = 0; i < 5; ++i) {
+    factor *= x + k;
+    sum += factor * power / terms[i];
+    factor *= x + k + 1;
+    power /= a * a;
+    k += 2;
+  }
+  return sum;
 }
 """,
         # M. Giles, Approximating the erfinv function (GPU Computing Gems 2, 2011).

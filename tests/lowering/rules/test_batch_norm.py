@@ -52,6 +52,15 @@ def test_backward(shape, training, mask):
         )  # fmt: skip
 
 
+def test_backward_with_a_reserve():
+    x, weight, bias, mean, var = tensors((4, 3, 5, 2))
+    _, *saved, reserve, _, _ = aten._batch_norm_with_update_functional(x, weight, bias, mean, var, 0.1, 1e-5)
+    check(
+        aten.batch_norm_backward.default,
+        torch.randn_like(x), x, weight, mean, var, *saved, True, 1e-5, [True] * 3, reserve, rtol=1e-8,
+    )  # fmt: skip
+
+
 def test_statistics_of_a_channel_are_one_node():
     given = tensors((4, 3, 5, 2))
     target = aten._native_batch_norm_legit_functional.default

@@ -1,4 +1,4 @@
-"""Reductions and running sums, against PyTorch."""
+"""Reductions, against PyTorch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def test_no_dimension():
     check(aten.sum.dim_IntList, x, [0], True)
     check(aten.amax.default, x, [-1])
     check(aten.logsumexp.default, x, [0])
-    check(aten.cumsum.default, x, 0)
 
 
 def test_nan_and_infinities():
@@ -91,16 +90,3 @@ def test_norms(order):
     check(aten.linalg_vector_norm.default, X, order)
     check(aten.linalg_vector_norm.default, X, order, [1, 3], True)
     check(aten.norm.Scalar, X, order)
-
-
-@pytest.mark.parametrize("size", [1, 5, 32, 33, 64, 65, 1100])
-def test_running_sums(size):
-    x = torch.randn(2, size, 2, dtype=torch.float64)
-    check(aten.cumsum.default, x, 1)
-    check(aten.cumprod.default, 1 + x / size, -2, rtol=1e-9)
-
-
-def test_running_sums_of_whole_numbers():
-    check(aten.cumsum.default, WHOLE, 1)
-    check(aten.cumsum.default, BOOLS, 0)
-    check(aten.cumsum.default, WHOLE, 1, dtype=torch.float64)

@@ -206,6 +206,37 @@ def batch_norm_backward(
     return tuple([converted(n, d) for n, d in zip(wanted, result.dtypes, strict=True)])
 
 
+@rule("batch_norm_backward")
+def backward_with_reserve(
+    result: Result,
+    grad_out: Node,
+    input: Node,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Node | None = None,
+    weight: Node | None = None,
+    running_mean: Node | None = None,
+    running_var: Node | None = None,
+    save_mean: Node | None = None,
+    save_var: Node | None = None,
+) -> tuple[Node, ...]:
+    """The same by the newer schema, whose saved variance is 1 / deviation too."""
+    return batch_norm_backward(
+        result,
+        grad_out,
+        input,
+        update,
+        eps,
+        output_mask,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_var,
+    )
+
+
 def _gradient_sums(gradient: Node, x: Node, found: _Statistics) -> tuple[Node, Node]:
     """Return the gradients for weight and bias: sums of gradient · x^ and of gradient over a channel."""
     builder = RowBuilder(x.shape, _all_but_channels(x), "batch_norm_backward")

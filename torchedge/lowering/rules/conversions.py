@@ -9,7 +9,7 @@ from torchedge.lowering.rules.promotion import is_floating
 from torchedge.lowering.rules.registry import Result, rule
 
 
-@rule("clone", "alias", "detach", "lift_fresh", "lift_fresh_copy", "contiguous")
+@rule("clone", "alias", "detach", "detach_copy", "alias_copy", "lift_fresh", "lift_fresh_copy", "contiguous")
 def same(result: Result, input: Node) -> Node:
     """Input: tensors are never written to in a step."""
     return input

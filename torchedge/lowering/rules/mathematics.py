@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import log as ln
 from math import pi
 
-from torchedge.errors import LoweringError
 from torchedge.expressions.scalars import Scalar, apply, constant, where
 from torchedge.lowering.building import Operand, elementwise, full
 from torchedge.lowering.nodes import Node
@@ -122,6 +121,28 @@ def atan2(result: Result, input: Node, other: Node) -> Node:
     return computed(lambda a, b: apply("atan2", a, b), result, input, other)
 
 
+@rule("nextafter")
+def nextafter(result: Result, input: Node, other: Node) -> Node:
+    """The next number from input towards other."""
+    return computed(lambda a, b: apply("nextafter", a, b), result, input, other)
+
+
+@rule("ldexp")
+def ldexp(result: Result, input: Node, other: Node) -> Node:
+    """Input · 2^other."""
+    return computed(lambda a, b: a * apply("exp2", b), result, input, other)
+
+
+@rule("angle")
+def angle(result: Result, input: Node) -> Node:
+    """Pi below zero, else zero; NaN stays."""
+
+    def body(a: Scalar) -> Scalar:
+        return where(apply("isnan", a), a, where(a < 0, constant(pi, a.dtype), 0))
+
+    return computed(body, result, input)
+
+
 @rule("hypot")
 def hypot(result: Result, input: Node, other: Node) -> Node:
     """The length of (input, other)."""
@@ -131,16 +152,16 @@ def hypot(result: Result, input: Node, other: Node) -> Node:
 @rule("logaddexp")
 def logaddexp(result: Result, input: Node, other: Node) -> Node:
     """log(exp(input) + exp(other)), without overflow."""
-    return computed(lambda a, b: _log_add(a, b, "exp", 1.0), result, input, other)
+    return computed(log_add, result, input, other)
 
 
 @rule("logaddexp2")
 def logaddexp2(result: Result, input: Node, other: Node) -> Node:
     """log2(2^input + 2^other), without overflow."""
-    return computed(lambda a, b: _log_add(a, b, "exp2", 1.0 / ln(2.0)), result, input, other)
+    return computed(lambda a, b: log_add(a, b, "exp2", 1.0 / ln(2.0)), result, input, other)
 
 
-def _log_add(a: Scalar, b: Scalar, exponential: str, scale: float) -> Scalar:
+def log_add(a: Scalar, b: Scalar, exponential: str = "exp", scale: float = 1.0) -> Scalar:
     """Return larger + log(1 + exp(smaller - larger)); two equal infinities are themselves."""
     larger = apply("maximum", a, b)
     difference = -apply("abs", a - b)
@@ -295,29 +316,3 @@ def _is_infinity(result: Result, input: Node, value: float) -> Node:
     if not is_floating(input.dtype):
         return full(result.shape, False, "bool")
     return elementwise(lambda a: a.equals(value), input, dtype="bool")
-
-
-@rule("digamma", "special_digamma", "special_psi")
-def digamma(result: Result, input: Node) -> Node:
-    """The logarithmic derivative of the gamma function, in single precision."""
-    return _single("digamma", result, input)
-
-
-@rule("polygamma", "special_polygamma")
-def polygamma(result: Result, n: int, input: Node) -> Node:
-    """The n-th derivative of digamma, for n = 0 and 1."""
-    if n not in (0, 1):
-        raise LoweringError(f"aten.polygamma of order {n} has no kernel; expected 0 or 1")
-    return _single("trigamma" if n else "digamma", result, input)
-
-
-@rule("erfinv", "special_erfinv")
-def erfinv(result: Result, input: Node) -> Node:
-    """The number whose erf is the input, in single precision."""
-    return _single("erfinv", result, input)
-
-
-def _single(function: str, result: Result, input: Node) -> Node:
-    if result.dtype == "float64":
-        raise LoweringError(f"aten.{function} has a kernel in single precision only; expected float32")
-    return computed(lambda a: apply(function, a), result, input)

@@ -1,23 +1,18 @@
-"""Sums, products, extremes, tests and norms over dimensions; running sums."""
+"""Sums, products, extremes, tests and norms over dimensions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import TypeVar
 
-from torchedge.expressions.indices import Index
-from torchedge.expressions.scalars import Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import RowBuilder, normal_dims, pointwise, reduced, reshaped
+from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
+from torchedge.lowering.building import RowBuilder, normal_dims, reduced, reshaped
 from torchedge.lowering.nodes import Node, ReduceKind
 from torchedge.lowering.rules.arithmetic import maximum, minimum
 from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.registry import Result, rule
 
-_Item = TypeVar("_Item")
 Dims = Sequence[int] | int | None
-_BLOCK = 32
-"""Running sums go through blocks of so many elements."""
 
 
 @rule("sum")
@@ -244,66 +239,3 @@ def vector_norm(
         finish=lambda s: apply("pow", s, 1 / order),
         dtype=result.dtype,
     )
-
-
-@rule("cumsum")
-def cumsum(result: Result, input: Node, dim: int, dtype: str | None = None) -> Node:
-    """The sum of an element and all before it along a dimension."""
-    return _running("sum", result, input, dim)
-
-
-@rule("cumprod")
-def cumprod(result: Result, input: Node, dim: int, dtype: str | None = None) -> Node:
-    """The product of an element and all before it along a dimension."""
-    return _running("prod", result, input, dim)
-
-
-def _running(kind: ReduceKind, result: Result, input: Node, dim: int) -> Node:
-    x, place = with_dimension(input), dim % max(1, len(input.shape))
-    compute = arithmetic_dtype(result.dtype)
-    wide = pointwise(x.shape, compute, lambda *i: _wide(x.at(*i), result))
-    found = _scan(kind, wide, place)
-    return reshaped(pointwise(x.shape, result.dtype, lambda *i: found.at(*i)), result.shape)
-
-
-def _scan(kind: ReduceKind, x: Node, place: int) -> Node:
-    """Return running sums or products: within blocks, on top of those of the blocks before."""
-    size, neutral = x.shape[place], 0 if kind == "sum" else 1
-    within = _within_blocks(kind, x, place, neutral)
-    if size <= _BLOCK:
-        return within
-    full_blocks = (size - 1) // _BLOCK
-
-    def at_end(*i: Index) -> Scalar:
-        return within.at(*_moved(i, place, i[place] * _BLOCK + (_BLOCK - 1)))
-
-    totals = pointwise(_moved(x.shape, place, full_blocks), x.dtype, at_end)
-    before = _scan(kind, totals, place)
-
-    def body(*i: Index) -> Scalar:
-        block = i[place] // _BLOCK
-        carried = guarded([(block, 1, full_blocks + 1)], before.at(*_moved(i, place, block - 1)), neutral)
-        return apply("add" if kind == "sum" else "mul", carried, within.at(*i))
-
-    return pointwise(x.shape, x.dtype, body)
-
-
-def _moved(items: Sequence[_Item], place: int, item: _Item) -> list[_Item]:
-    """Return the items with one of them replaced."""
-    return [item if d == place else n for d, n in enumerate(items)]
-
-
-def _within_blocks(kind: ReduceKind, x: Node, place: int, neutral: float) -> Node:
-    """Return, for each element, the reduction of those of its block up to itself."""
-    block = min(_BLOCK, x.shape[place])
-    builder = RowBuilder((*x.shape, block), (len(x.shape),), f"running {kind}")
-
-    def body(*i: Index) -> Scalar:
-        along, k = i[place], i[-1]
-        source = x.at(*_moved(i[:-1], place, along // block * block + k))
-        return guarded([(along % block - k, 0, block)], source, neutral)
-
-    found = builder.reduce(kind, body)
-    made = builder.row(lambda *_: found)
-    builder.close()
-    return made

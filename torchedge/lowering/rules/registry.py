@@ -17,6 +17,7 @@ from torchedge.lowering.nodes import Node
 FAMILIES = (
     "arithmetic",
     "mathematics",
+    "special_functions",
     "comparisons",
     "conversions",
     "creation",
@@ -24,6 +25,9 @@ FAMILIES = (
     "activation_gradients",
     "reductions",
     "statistics",
+    "scans",
+    "distances",
+    "bins",
     "softmax",
     "batch_norm",
     "normalization",
@@ -70,9 +74,9 @@ class Result:
 def rule(*kinds: str) -> Callable[[_Function], _Function]:
     """Register a function as the rule of ATen operators (base names).
 
-    It is called as `function(result, **arguments)`: `result` is a `Result`, the arguments have the names of the
-    ATen schema (`self` is `input`; only those given), tensors are Nodes. It returns a Node, or one for each
-    output (None for an output that nobody can read).
+    It is called as `function(result, **arguments)`: `result` is a `Result`, the arguments have the names of
+    the ATen schema (`self` is `input`; only those given), tensors are Nodes. It returns a Node, or one for
+    each output (None for an output that nobody can read).
     """
 
     def register(function: _Function) -> _Function:
@@ -122,8 +126,8 @@ def rule_for(kind: str) -> Rule:
     near = difflib.get_close_matches(kind, rules, n=1)
     hint = f" (the nearest one known is {near[0]})" if near else ""
     raise LoweringError(
-        f"operator aten.{kind} has no kernel{hint}; run this part of the model in PyTorch, or add a rule for it in "
-        "torchedge/lowering/rules"
+        f"operator aten.{kind} has no kernel{hint}; run this part of the model in PyTorch, or add a rule for it "
+        "in torchedge/lowering/rules"
     )
 
 
@@ -143,7 +147,7 @@ def apply_rule(kind: str, result: Result, arguments: Mapping[str, Any]) -> tuple
     for node, shape, dtype in zip(nodes, result.shapes, result.dtypes, strict=True):
         if node is not None and (node.shape, node.dtype) != (shape, dtype):
             raise LoweringError(
-                f"the rule of aten.{kind} made {node.dtype}{list(node.shape)}, PyTorch makes {dtype}{list(shape)}; "
-                "this is a defect of the rule, please report it"
+                f"the rule of aten.{kind} made {node.dtype}{list(node.shape)}, PyTorch makes "
+                f"{dtype}{list(shape)}; this is a defect of the rule, please report it"
             )
     return nodes

@@ -1,0 +1,147 @@
+"""Running sums, products and extremes along a dimension.
+
+Each element reduces those of its block up to itself, and joins what the blocks before it gave; the last
+elements of the blocks are scanned in the same way. An element so costs a block's length for each power of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Literal, TypeVar
+
+from torchedge.expressions.indices import Index
+from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
+from torchedge.lowering.building import RowBuilder, pointwise, reshaped
+from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules.mathematics import log_add
+from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
+from torchedge.lowering.rules.reductions import with_dimension
+from torchedge.lowering.rules.registry import Result, rule
+
+_Item = TypeVar("_Item")
+_Kind = Literal["sum", "prod", "max", "min", "logsumexp"]
+_BLOCK = 32
+
+
+@rule("cumsum")
+def cumsum(result: Result, input: Node, dim: int, dtype: str | None = None) -> Node:
+    """The sum of an element and all before it along a dimension."""
+    return _running("sum", result, input, dim)
+
+
+@rule("cumprod")
+def cumprod(result: Result, input: Node, dim: int, dtype: str | None = None) -> Node:
+    """The product of an element and all before it along a dimension."""
+    return _running("prod", result, input, dim)
+
+
+@rule("logcumsumexp")
+def logcumsumexp(result: Result, input: Node, dim: int) -> Node:
+    """The logarithm of the running sum of exponentials, without overflow."""
+    return _running("logsumexp", result, input, dim)
+
+
+@rule("cummax")
+def cummax(result: Result, input: Node, dim: int) -> tuple[Node, ...]:
+    """The largest of an element and all before it, and where it is: the last of equals."""
+    return _with_place("max", result, input, dim)
+
+
+@rule("cummin")
+def cummin(result: Result, input: Node, dim: int) -> tuple[Node, ...]:
+    """The smallest of an element and all before it, and where it is: the last of equals."""
+    return _with_place("min", result, input, dim)
+
+
+def _running(kind: _Kind, result: Result, input: Node, dim: int) -> Node:
+    x, place = with_dimension(input), dim % max(1, len(input.shape))
+    found = _scan(kind, _widened(x, result.dtype), place)
+    return reshaped(pointwise(x.shape, result.dtype, lambda *i: found.at(*i)), result.shape)
+
+
+def _widened(x: Node, dtype: str) -> Node:
+    compute = arithmetic_dtype(dtype)
+    return pointwise(x.shape, compute, lambda *i: cast(x.at(*i), dtype))
+
+
+def _with_place(kind: _Kind, result: Result, input: Node, dim: int) -> tuple[Node, ...]:
+    x, place = with_dimension(input), dim % max(1, len(input.shape))
+    wide = _widened(x, result.dtype)
+    values = _scan(kind, wide, place)
+
+    def record(*i: Index) -> Scalar:
+        here = wide.at(*i)
+        best = here.equals(values.at(*i)) | apply("ne", here, here)
+        return where(best, Position(i[place], "int64"), 0)
+
+    places = _scan("max", pointwise(x.shape, "int64", record), place)
+    made = (pointwise(x.shape, result.dtype, lambda *i: values.at(*i)), places)
+    return tuple([reshaped(node, shape) for node, shape in zip(made, result.shapes, strict=True)])
+
+
+def _scan(kind: _Kind, x: Node, place: int) -> Node:
+    """Return the running reduction of x along a dimension."""
+    size = x.shape[place]
+    within = _within_blocks(kind, x, place)
+    if size <= _BLOCK:
+        return within
+    full_blocks = (size - 1) // _BLOCK
+
+    def at_end(*i: Index) -> Scalar:
+        return within.at(*_moved(i, place, i[place] * _BLOCK + (_BLOCK - 1)))
+
+    before = _scan(kind, pointwise(_moved(x.shape, place, full_blocks), x.dtype, at_end), place)
+
+    def body(*i: Index) -> Scalar:
+        block = i[place] // _BLOCK
+        carried = before.at(*_moved(i, place, block - 1))
+        return _join(
+            kind, guarded([(block, 1, full_blocks + 1)], carried, _neutral(kind, x.dtype)), within.at(*i)
+        )
+
+    return pointwise(x.shape, x.dtype, body)
+
+
+def _moved(items: Sequence[_Item], place: int, item: _Item) -> list[_Item]:
+    """Return the items with one of them replaced."""
+    return [item if d == place else n for d, n in enumerate(items)]
+
+
+def _within_blocks(kind: _Kind, x: Node, place: int) -> Node:
+    """Return, for each element, the reduction of those of its block up to itself."""
+    block = min(_BLOCK, x.shape[place])
+    builder = RowBuilder((*x.shape, block), (len(x.shape),), f"running_{kind}")
+
+    def element(*i: Index) -> Scalar:
+        along, k = i[place], i[-1]
+        source = x.at(*_moved(i[:-1], place, along // block * block + k))
+        return guarded([(along % block - k, 0, block)], source, _neutral(kind, x.dtype))
+
+    if kind == "logsumexp":
+        largest = builder.reduce("max", element)
+        shift = where(apply("isinf", largest), constant(0, x.dtype), largest)
+        spread = builder.reduce("sum", lambda *i: apply("exp", element(*i) - shift))
+        made = builder.row(lambda *_: apply("log", spread) + shift)
+    else:
+        found = builder.reduce(kind, element)
+        made = builder.row(lambda *_: found)
+    builder.close()
+    return made
+
+
+def _neutral(kind: _Kind, dtype: str) -> float:
+    """Return what changes nothing."""
+    if kind in ("sum", "prod"):
+        return 0 if kind == "sum" else 1
+    if is_floating(dtype):
+        return inf if kind == "min" else -inf
+    last: int = 2 ** (63 if dtype == "int64" else 31) - 1
+    return last if kind == "min" else -last - 1
+
+
+def _join(kind: _Kind, before: Scalar, within: Scalar) -> Scalar:
+    if kind == "logsumexp":
+        return log_add(before, within)
+    functions = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+    return apply(functions[kind], before, within)
