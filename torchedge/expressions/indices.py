@@ -1,7 +1,7 @@
 """Integer index expressions: sums of loop axes, quotients and remainders, kept in a normal form.
 
-Views (reshape, permute, slice, pad, ...) are rewritings of indices; the normal form undoes what cancels, so that
-a chain of views costs what its sum costs.
+Views (reshape, permute, slice, pad, ...) are rewritings of indices; the normal form undoes what cancels, so
+that a chain of views costs what its sum costs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ Atom = Axis | Floor | Rest | Fetched
 class Index:
     """A sum of atoms with whole coefficients and a constant.
 
-    Supports + - * // % with whole numbers (and + - with other indices). Equal indices have equal normal forms.
+    Supports + - * // % with whole numbers (and + - with other indices). Equal indices have equal normal
+    forms.
     """
 
     terms: tuple[tuple[Atom, int], ...]

@@ -8,7 +8,18 @@ from math import gcd, isinf, isnan
 from typing import Any
 
 from torchedge.expressions.functions import FUNCTIONS, HELPERS
-from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Rest, atoms_of, constant, of, rewrite
+from torchedge.expressions.indices import (
+    Atom,
+    Axis,
+    Fetched,
+    Floor,
+    Index,
+    Rest,
+    atoms_of,
+    constant,
+    of,
+    rewrite,
+)
 from torchedge.expressions.scalars import (
     Apply,
     Bound,
@@ -48,7 +59,7 @@ typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a tensor lies for a kernel: its argument's name, shape, dtype and layout (`textures.layouts.Layout`)."""
+    """Where a tensor lies for a kernel: its argument, shape, dtype and `textures.layouts.Layout`."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,8 +71,9 @@ class Site:
 class Renderer:
     """Turns scalars into statements of one scope.
 
-    site_of: where tensors lie. uniform: names of locals that are the same in all lanes. lane: the axis along which `width` neighbouring values are computed at once (its
-    extent a multiple of the width), None for one value. Statements collect in `lines`, helpers in `helpers`.
+    site_of: where tensors lie. uniform: names of locals that are the same in all lanes. lane: the axis along
+    which `width` neighbouring values are computed at once (its extent a multiple of the width), None for one
+    value. Statements collect in `lines`, helpers in `helpers`.
     """
 
     site_of: Callable[[Any], Site]
@@ -97,7 +109,7 @@ class Renderer:
             parts.append(f"{'-' if value < 0 else '+'} {abs(value)}" if parts else str(value))
         return " ".join(parts)
 
-    def _atom(self, atom: Any, guard: str, lane: int | None) -> str:
+    def _atom(self, atom: Atom, guard: str, lane: int | None) -> str:
         if isinstance(atom, Axis):
             return atom.name
         if isinstance(atom, (Floor, Rest)):
@@ -234,6 +246,7 @@ class Renderer:
     # -- loads ---------------------------------------------------------------------------------------------
 
     def depends(self, index: Index) -> bool:
+        """Return whether an index (already widened) differs between lanes."""
         for atom in atoms_of(index):
             if isinstance(atom, Axis) and atom.name == "lane":
                 return True
@@ -255,6 +268,7 @@ class Renderer:
         return scalar.uniform or scalar.name in self.uniform
 
     def at_lane(self, index: Index, lane: int) -> Index:
+        """Return an index (already widened) as one lane has it."""
         return rewrite(index, lambda a: constant(lane) if isinstance(a, Axis) and a.name == "lane" else None)
 
     def _guarded(self, scalar: Guarded, guard: str) -> tuple[str, bool]:
@@ -298,7 +312,7 @@ class Renderer:
         """Return the expression as one lane computes it, variables of vectors included."""
 
         def index_at(index: Index) -> Index:
-            def change(atom: Any) -> Index | None:
+            def change(atom: Atom) -> Index | None:
                 if isinstance(atom, Axis) and atom.name == "lane":
                     return constant(lane)
                 if isinstance(atom, Fetched):

@@ -17,7 +17,7 @@ Bound = tuple[Index, int, int]
 
 
 class Scalar:
-    """One value of a known dtype. Arithmetic with another Scalar of that dtype, or a number, gives a Scalar."""
+    """One value of a known dtype. Arithmetic with a Scalar of that dtype, or a number, gives a Scalar."""
 
     dtype: str
 
@@ -35,7 +35,9 @@ class Scalar:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return type(self) is type(other) and hash(self) == hash(other) and self._content == other._content  # type: ignore[attr-defined]
+        if not isinstance(other, Scalar) or type(self) is not type(other):
+            return False
+        return hash(self) == hash(other) and self._content == other._content
 
     def __add__(self, other: Scalar | Number) -> Scalar:
         return apply("add", self, other)
@@ -117,7 +119,7 @@ class Load(Scalar):
 
 @dataclass(frozen=True, eq=False)
 class Local(Scalar):
-    """A variable of the kernel: an accumulator, the result of a reduction stage. `uniform`: the same in all lanes."""
+    """A variable of the kernel: the result of a reduction, say. `uniform`: the same in all lanes."""
 
     name: str
     dtype: str
@@ -210,9 +212,9 @@ def _simplified(function: str, args: tuple[Scalar, ...]) -> Scalar | None:
         value = args[1].value
         if (function in ("add", "sub") and value == 0) or (function in ("mul", "div") and value == 1):
             return args[0]
-    if len(args) == 2 and isinstance(args[0], Constant):
-        if (function == "add" and args[0].value == 0) or (function == "mul" and args[0].value == 1):
-            return args[1]
+    neutral = {"add": 0, "mul": 1}
+    if len(args) == 2 and isinstance(args[0], Constant) and args[0].value == neutral.get(function):
+        return args[1]
     return None
 
 

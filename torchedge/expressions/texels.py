@@ -1,4 +1,4 @@
-"""Reads and writes of tensors that lie in RGBA images: whole texels where the lanes fill one, else its channels."""
+"""Tensors in RGBA images: whole texels where the lanes of a kernel fill one, else single channels."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ class Input:
 class Step:
     """One call of a program: a forward pass, or a whole training step (forward, backward, update).
 
-    graph: concrete shapes (`fixed_batch`), no operator in place. An operator's attributes are its arguments by
-    the names of the ATen schema (`self` is called `input`); tensors among them are `Input`s, also within
-    lists. updates: (value at the start of the step, value that takes its place at the end): parameters, buffers,
-    optimizer state. hyperparameters: names (`lr`, ...) of 0-d inputs that change between steps. initial: what
-    values of role "state" hold before the first step, one number each (zero where absent).
+    graph: concrete shapes (`fixed_batch`), no operator in place. An operator's attributes are its arguments
+    by the names of the ATen schema (`self` is called `input`); tensors among them are `Input`s, also within
+    lists. updates: (value at the start of the step, value that takes its place at the end): parameters,
+    buffers, optimizer state. hyperparameters: names (`lr`, ...) of 0-d inputs that change between steps.
+    initial: what values of role "state" hold before the first step, one number each (zero where absent).
     """
 
     graph: Graph

@@ -13,7 +13,7 @@ from torchedge.lowering.kernels.pointwise import draft_pointwise
 from torchedge.lowering.kernels.rows import draft_rows
 from torchedge.lowering.kernels.substitutes import as_rows
 from torchedge.lowering.kernels.updates import draft_updates, gather_updates
-from torchedge.lowering.nodes import Contraction, Node, Rows, Scatter, Stored
+from torchedge.lowering.nodes import Contraction, Node, Rows, Scatter
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
 from torchedge.lowering.splitting import split_reductions
@@ -64,6 +64,43 @@ def _drafts(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Seq
     ]
 
 
+def _tensors(
+    step: Step,
+    translation: Translation,
+    fused: Fused,
+    drafts: Sequence[Draft],
+    layouts: Mapping[Node, Layout],
+) -> tuple[list[StoredTensor], dict[Node, int]]:
+    """Return all tensors of a program, and which of them holds a node."""
+    tensors: list[StoredTensor] = []
+    number: dict[Node, int] = {}
+
+    def add(node: Node, name: str, role: TensorRole, layout: Layout, initial: float = 0.0) -> None:
+        number[node] = len(tensors)
+        tensors.append(StoredTensor(name, node.shape, node.dtype, role, layout, initial))
+
+    for index, stored in translation.stored.items():
+        role = step.graph.values[index].role
+        assert role != "activation"
+        add(stored, stored.name, role, layouts[stored], step.initial.get(index, 0.0))
+    for group in fused.groups:
+        for node, over in group.stored.items():
+            if over is not None:
+                number[node] = number[over]
+            else:
+                add(
+                    node,
+                    f"t{len(tensors)}",
+                    "output" if node in fused.outputs else "intermediate",
+                    layouts[node],
+                )
+    for draft in drafts:
+        for node in draft.tensors:
+            if node not in number:  # the parts of a split contraction
+                add(node, f"t{len(tensors)}", "intermediate", row_major(len(node.shape)))
+    return tensors, number
+
+
 def _program(
     step: Step,
     translation: Translation,
@@ -72,37 +109,7 @@ def _program(
     layouts: Mapping[Node, Layout],
     target: Target,
 ) -> Program:
-    tensors: list[StoredTensor] = []
-    number: dict[Node, int] = {}
-
-    def add(node: Node, tensor: StoredTensor) -> None:
-        number[node] = len(tensors)
-        tensors.append(tensor)
-
-    values = step.graph.values
-    for index, node in translation.stored.items():
-        role = values[index].role
-        assert role != "activation"
-        add(
-            node,
-            StoredTensor(
-                node.name, node.shape, node.dtype, role, layouts[node], step.initial.get(index, 0.0)
-            ),
-        )
-    overwritten = {n: t for g in fused.groups for n, t in g.stored.items()}
-    for node, over in overwritten.items():
-        if over is None:
-            role: TensorRole = "output" if node in fused.outputs else "intermediate"
-            add(node, StoredTensor(f"t{len(tensors)}", node.shape, node.dtype, role, layouts[node]))
-        else:
-            number[node] = number[over]
-    for node in {t: None for draft in drafts for t in draft.tensors if t not in number}:
-        add(
-            node,
-            StoredTensor(
-                f"t{len(tensors)}", node.shape, node.dtype, "intermediate", row_major(len(node.shape))
-            ),
-        )
+    tensors, number = _tensors(step, translation, fused, drafts, layouts)
     kernels: dict[str, Kernel] = {}
     launches = []
     for draft in drafts:

@@ -143,8 +143,8 @@ class RowBuilder:
     """Collects the stages and outputs of one Rows node over a domain of which `dims` are reduced.
 
     `reduce(kind, body)` adds a stage and returns its result for later stages and outputs; `row(body)` and
-    `element(body)` add outputs of one value a row, or one an element. Bodies take the whole index of the domain
-    (in stages and elements) or that of the kept dimensions (in rows).
+    `element(body)` add outputs of one value a row, or one an element. Bodies take the whole index of the
+    domain (in stages and elements) or that of the kept dimensions (in rows).
     """
 
     def __init__(self, domain: Shape, dims: Sequence[int], name: str) -> None:

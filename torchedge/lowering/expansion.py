@@ -16,7 +16,7 @@ def substitute(
     change: Callable[[Load], Scalar | None] = lambda load: None,
     known: dict[Scalar, Scalar] | None = None,
 ) -> Scalar:
-    """Return an expression with axes replaced, and loads (after that) replaced where `change` gives something."""
+    """Return an expression with axes replaced, then loads where `change` gives something."""
     memo = {} if known is None else known
 
     def index(item: Index) -> Index:

@@ -1,7 +1,8 @@
-"""Groups: what is computed by one kernel. Element-wise followers ride along with the kernel that makes their input.
+"""Groups: what one kernel computes. Element-wise followers ride along with what makes their input.
 
-A bias, an activation, a residual or the update of a parameter costs no launch where it reads the result of a
-product, a reduction or another element-wise kernel element by element (DNNFusion's point; TMModel, section 5).
+A bias, an activation, a residual or the update of a parameter costs no launch where it reads the result of
+a product, a reduction or another element-wise kernel element by element (DNNFusion's point; TMModel,
+section 5).
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class Computed:
 class Group:
     """One kernel to be: a host node, and what is computed at its points.
 
-    host: Pointwise, Rows, Contraction or Scatter. bodies: what the host is computed from, over tensors in memory
-    (stages of Rows, factors of a Contraction, roots of a Scatter). computed: by tensor. stored: the tensors to write, with the
-    stored tensor they overwrite (None: a tensor of their own). place: position in the order of the graph.
+    host: Pointwise, Rows, Contraction or Scatter. bodies: what the host is computed from, over tensors in
+    memory (stages of Rows, factors of a Contraction, roots of a Scatter). computed: by tensor. stored: the
+    tensors to write, with the stored tensor they overwrite (None: a tensor of their own). place: position in
+    the order of the graph.
     """
 
     host: Node

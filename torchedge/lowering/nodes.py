@@ -1,4 +1,4 @@
-"""Lazy tensors between a Graph and its kernels: what an element is made of, not yet where or when it is computed.
+"""Lazy tensors between a Graph and its kernels: what an element is made of, not where it is computed.
 
 Rules (`lowering.rules`) make nodes; `lowering.fusion` decides which of them are materialised; the others are
 written into the kernels of their consumers.
@@ -108,8 +108,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Output:
-    """One result of Rows. axes: outer and inner axes in the order of the result's dimensions; without inner
-    axes it is one value a row.
+    """One result of Rows.
+
+    axes: outer and inner axes in the order of the result's dimensions; without inner ones: one value a row.
     """
 
     axes: tuple[Axis, ...]
@@ -154,8 +155,8 @@ class Contraction(Node):
     """Element = sum over the inner axes of a · b: matrix products, convolutions and their gradients.
 
     roles: of each dimension of the result: "row" (only `a` depends on it), "col" (only `b` does), "batch"
-    (both may). inner: loop axes from the outermost to the innermost one. `a` and `b` are bare accesses (loads,
-    guards, casts); anything more is a node of its own.
+    (both may). inner: loop axes from the outermost to the innermost one. `a` and `b` are bare accesses
+    (loads, guards, casts); anything more is a node of its own.
     """
 
     axes: tuple[Axis, ...]
@@ -185,8 +186,9 @@ class Scatter(Node):
     """Element = base + sum of the sources that point at it, in the order of the sources (deterministic).
 
     axes: of the result. base: body over `axes` (None: zero). source_axes: loops over the sources. row: which
-    element of dimension 0 a source adds to (an int64 scalar over `source_axes`; outside: dropped). value: over
-    `source_axes` and the axes of the result but the first. replace: the last source wins instead of the sum.
+    element of dimension 0 a source adds to (an int64 scalar over `source_axes`; outside: dropped). value:
+    over `source_axes` and the axes of the result but the first. replace: the last source wins instead of the
+    sum.
     """
 
     axes: tuple[Axis, ...]

@@ -1,4 +1,4 @@
-"""How every tensor of a step lies in memory: channels last for activations, products as their kernels write them."""
+"""How every tensor of a step lies in memory: activations channels last, products as kernels write them."""
 
 from __future__ import annotations
 

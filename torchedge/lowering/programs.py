@@ -1,4 +1,4 @@
-"""The Program: kernels, launches and tensors of one step, ready for an executor or a bundle. No torch, no OpenCL."""
+"""The Program: kernels, launches and tensors of one step, for an executor or a bundle."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One enqueued kernel: tensors (indices into `Program.tensors`) in the order of the kernel's arguments."""
+    """One enqueued kernel: its tensors (indices into `Program.tensors`) in the order of its arguments."""
 
     kernel: int
     tensors: tuple[int, ...]

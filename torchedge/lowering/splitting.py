@@ -78,7 +78,7 @@ def _split(node: Rows, parts: int) -> None:
 
 
 def _length(whole: int, parts: int) -> int:
-    """Return how many elements a part has: a divisor of the whole where one is near, so that no part is short."""
+    """Return how many elements a part has: a divisor of the whole where one is near."""
     wanted = -(-whole // parts)
     return next((n for n in range(wanted, 2 * wanted) if whole % n == 0), wanted)
 

@@ -1,7 +1,8 @@
 """Which tensors lie in textures: a choice for each tensor, after the device class.
 
-On a phone's GPU an image read is the fast one, on a CPU it costs ten buffer reads: the target says which storage
-is tried. A tensor whose kernel cannot write whole texels, and one that is overwritten in place, stays in a buffer.
+On a phone's GPU an image read is the fast one, on a CPU it costs ten buffer reads: the target says which
+storage is tried. A tensor whose kernel cannot write whole texels, and one that is overwritten, stays in a
+buffer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from torchedge.errors import DeviceError
-from torchedge.expressions.texels import TexelError
+from torchedge.expressions.texels import LANES, TexelError
 from torchedge.lowering.fusion import Group
 from torchedge.lowering.kernels.drafts import Draft
 from torchedge.lowering.nodes import Node, Part, Stored
 from torchedge.lowering.targets import Target
-from torchedge.textures.layouts import LANES, Layout, fitted
+from torchedge.textures.layouts import Layout, fitted
 
 SMALLEST = 1024
 """Elements from which on a tensor is worth an image, or half precision."""
@@ -28,9 +29,9 @@ def store_half(groups: Sequence[Group], outputs: Collection[Node]) -> None:
     for group in groups:
         for node, target in group.stored.items():
             by_row = isinstance(node, Part) and len(group.computed[node].element) == len(node.whole.outer)
-            if target is None and node not in outputs and node.dtype == "float32" and not by_row:
-                if node.numel >= SMALLEST:
-                    node.dtype = "float16"
+            own = target is None and node not in outputs
+            if own and node.dtype == "float32" and not by_row and node.numel >= SMALLEST:
+                node.dtype = "float16"
 
 
 def choose_storages(
@@ -47,8 +48,10 @@ def choose_storages(
     found = dict(layouts)
     if target.storage == "buffer":
         return found
-    overwritten = {t for g in groups for n, t in g.stored.items() if t is not None}
-    overwritten |= {n for g in groups for n, t in g.stored.items() if t is not None}
+    overwritten: set[Node] = set()
+    for group in groups:
+        for node, over in group.stored.items():
+            overwritten |= set() if over is None else {node, over}
     for node in layouts:
         if node not in fixed and node not in overwritten:
             found[node] = _as_image(node, layouts[node], target)

@@ -19,10 +19,12 @@ class Target:
     """A device class.
 
     vector: widest vector of floats worth computing with. work_items: how many must run at once to fill the
-    device. group: work-items in a work-group. row_group: work-items that share a long row (1: each row alone).
-    unaligned: vectors at any address are plain pointers (a CPU). storage: where tensors lie if kernels can write
-    them so; pattern: the access pattern of images. image_width, image_height: texels an image has at most; pitch:
-    texels that rows of images made from buffers are a multiple of. half: large intermediates lie in half precision.
+    device. group: work-items in a work-group. row_group: work-items that share a long row (1: each row
+    alone).
+    unaligned: vectors at any address are plain pointers (a CPU). storage: where tensors lie if kernels can
+    write them so; pattern: the access pattern of images. image_width, image_height: texels an image has at
+    most; pitch: texels that rows of images made from buffers are a multiple of. half: large intermediates
+    lie in half precision.
     """
 
     name: DeviceClass

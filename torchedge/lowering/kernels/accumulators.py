@@ -21,11 +21,11 @@ _JOIN = {
 class Accumulator:
     """One reduction in a kernel.
 
-    name: the variable that holds the result; `name_l` has the lanes while the loops run, `name_t` the odd rest of
-    a row. kind, dtype: as in the stage. of: the dtype of what is reduced. width: lanes. along: the lanes are
-    neighbours in one row, not rows of their own. exact: a long sum of floats carries what rounding lost along
-    (Kahan's compensation), so that its error does not grow with its length. Bools are 1 and 0 alone, masks of -1
-    and 0 in lanes.
+    name: the variable that holds the result; `name_l` has the lanes while the loops run, `name_t` the odd
+    rest of a row. kind, dtype: as in the stage. of: the dtype of what is reduced. width: lanes. along: the
+    lanes are neighbours in one row, not rows of their own. exact: a long sum of floats carries what rounding
+    lost along (Kahan's compensation), so that its error does not grow with its length. Bools are 1 and 0
+    alone, masks of -1 and 0 in lanes.
     """
 
     name: str

@@ -40,9 +40,10 @@ def in_memory_order(axes: Sequence[Axis], strides: Mapping[Axis, int]) -> tuple[
 def joined(
     loops: Sequence[Axis], indices: Sequence[Index], fixed: Sequence[Axis] = ()
 ) -> tuple[tuple[Axis, ...], dict[Axis, Index]]:
-    """Join neighbouring loops wherever no index then needs a quotient or remainder that it did not need before.
+    """Join neighbouring loops wherever no index then needs a quotient or remainder more than before.
 
-    Axes in `fixed` are left alone. Returns the new loops, named d0, d1, ... , and what the old axes are in them.
+    Axes in `fixed` are left alone. Returns the new loops, named d0, d1, ... , and what the old axes are in
+    them.
     """
     order = [a for a in loops if a.extent != 1]
     whole: dict[Axis, Index] = {a: ZERO for a in loops if a.extent == 1}

@@ -31,7 +31,7 @@ from torchedge.textures.layouts import Layout
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One element-wise group as statements: its loops (the innermost in vectors of `width`), lines, helper texts."""
+    """One element-wise group as statements; `width` neighbours of the innermost loop at a time."""
 
     loops: tuple[Axis, ...]
     width: int

@@ -1,7 +1,7 @@
-"""Reductions over rows as kernels: sums, maxima, softmax, layer norm, windows of pooling and depthwise convolution.
+"""Reductions over rows as kernels: sums, softmax, layer norm, windows of pooling and depthwise convolution.
 
-Two ways to walk: *across* neighbouring rows, one row a lane (windows, sums over a batch), or *along* a row, its
-neighbouring elements in the lanes (softmax, layer norm), then by a whole work-group where the device has many.
+Two ways to walk: *across* neighbouring rows, one row a lane (windows, sums over a batch), or *along* a row,
+its neighbouring elements in the lanes (softmax, layer norm), then by a whole work-group where there are many.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def _strides(group: Group, host: Rows, arguments: Arguments) -> dict[Axis, int]:
 def _stores(group: Group, host: Rows) -> tuple[list[tuple[Node, Computed]], list[tuple[Node, Computed]]]:
     """Return what is written once a row, and what once an element."""
     inner = {a for a in host.inner if a.extent > 1}
-    rows, elements = [], []
+    rows: list[tuple[Node, Computed]] = []
+    elements: list[tuple[Node, Computed]] = []
     for node in group.stored:
         item = group.computed[node]
         used = set().union(*[axes_of(i) for i in item.element]) if item.element else set()
@@ -187,7 +188,7 @@ def _stores(group: Group, host: Rows) -> tuple[list[tuple[Node, Computed]], list
 
 
 def _reduce(plan: _Walk, level: Sequence[tuple[Stage, Scalar]]) -> None:
-    """Add one round of reductions: accumulators, the loops over the row, what makes one value of the lanes."""
+    """Add one round of reductions: accumulators, loops over the row, what joins the lanes."""
     wide = plan.width if plan.lane else 1
     rounds = prod([a.extent for a in plan.inner]) // (wide * plan.group if plan.along else 1)
     made = [
@@ -229,7 +230,7 @@ def _position(plan: _Walk, lines: list[str]) -> str:
 
 
 def _loop(plan: _Walk, body: _Body, wide: int) -> None:
-    """Add the loops over a row around what `body(width, lines)` adds; along a row, the odd rest follows alone."""
+    """Add the loops over a row around what `body(width, lines)` adds; the odd rest of a row follows alone."""
     depth = 0
     loops = plan.inner
     shared = _shared_axis(plan)

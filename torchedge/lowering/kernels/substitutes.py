@@ -1,4 +1,4 @@
-"""Contractions and scatters as plain reductions: exact everywhere, fast nowhere; for what has no faster kernel."""
+"""Contractions and scatters as plain reductions, for what has no faster kernel."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class _Part:
 def gather_updates(groups: Sequence[Group]) -> tuple[list[Group], list[list[Group]]]:
     """Return the groups that stay on their own, in order, and small updates to run together behind them.
 
-    An update can wait where nothing reads its results in this step, and where nothing but itself overwrites what it
-    reads.
+    An update can wait where nothing reads its results in this step, and where nothing but itself overwrites
+    what it reads.
     """
     read = {node for group in groups for node in group.reads}
     overwriter = {target: g for g in groups for target in g.stored.values() if target is not None}
