@@ -105,6 +105,7 @@ class Trainer:
         self._rates: dict[Executor, dict[str, float]] = {}
         self._first: Executor | None = None
         self.batches = 0
+        self._closed = False
         self._first = self._trained_on(self._example).updating
         self._roles = {tensor.name: tensor.role for tensor in self._first.program.tensors}
 
@@ -197,7 +198,7 @@ class Trainer:
         """Give the device's memory back; the model keeps what the last `sync` left there."""
         for executor in self._executors():
             executor.close()
-        self._training, self._answers, self._first = {}, {}, None
+        self._training, self._answers, self._first, self._closed = {}, {}, None, True
 
     def __enter__(self) -> Trainer:
         return self
@@ -205,18 +206,17 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self._first is not None:
+        if kind is None and not self._closed:
             self.sync()
         self.close()
 
     # programs ----------------------------------------------------------------------------------------------
 
     def _trained_on(self, batch: Batch) -> _Training:
+        self._check_open()
         check_form(batch, self._example)
         found = self._training.get(batch.shapes)
         if found is None:
-            if self._training:
-                self._opened()
             self._check_room(self._training, batch)
             found = self._training[batch.shapes] = self._capture_training(batch)
         return found
@@ -280,9 +280,13 @@ class Trainer:
     # names -------------------------------------------------------------------------------------------------
 
     def _opened(self) -> Executor:
-        if self._first is None:
-            raise OpenCLError("the trainer is closed; make another one")
+        self._check_open()
+        assert self._first is not None
         return self._first
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OpenCLError("the trainer is closed; make another one")
 
     def _executors(self) -> list[Executor]:
         pairs = [(t.updating, t.accumulating) for t in self._training.values()]
