@@ -7,7 +7,8 @@ import torch
 from oracles.device_checks import run_on_device
 from oracles.nodes import compute
 
-from torchedge.expressions.rendering import Renderer, Site
+from torchedge.expressions.dialect import Site
+from torchedge.expressions.rendering import Renderer
 from torchedge.lowering.inlining import nodes_below
 from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Scatter, Stored
 from torchedge.lowering.rules.registry import Result, apply_rule

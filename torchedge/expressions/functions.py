@@ -173,7 +173,7 @@ inline float te_trigamma(float x) {
   return sign * (sum + found);
 }
 """,
-        # Euler and Maclaurin's sum behind ten terms (Cephes, Methods and Programs for Mathematical Functions, 1989).
+        # Euler and Maclaurin's sum behind ten terms (Cephes, Mathematical Functions, 1989).
         "zeta": """\
 inline float te_zeta(float x, float q) {
   if (x == 1) return INFINITY;

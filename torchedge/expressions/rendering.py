@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import gcd, isinf, isnan
 from typing import Any
 
+from torchedge.expressions.dialect import COMPUTE, STORED, UNALIGNED, Site, aligned, literal, offset_of
 from torchedge.expressions.functions import FUNCTIONS, HELPERS
 from torchedge.expressions.indices import (
     Atom,
@@ -32,39 +32,6 @@ from torchedge.expressions.scalars import (
     guarded,
     walk,
 )
-
-COMPUTE: Mapping[str, str] = {
-    "float32": "float", "float16": "float", "bfloat16": "float", "float64": "double", "int64": "long",
-    "int32": "int", "int16": "int", "int8": "int", "uint8": "int", "bool": "int", "uint32": "uint",
-}  # fmt: skip
-"""OpenCL type in which values of a dtype are computed. Bools are masks: 1 in scalars, -1 in vectors."""
-STORED: Mapping[str, str] = {
-    "float32": "float", "float16": "half", "float64": "double", "int64": "long", "int32": "int",
-    "int16": "short", "int8": "char", "uint8": "uchar", "bool": "uchar", "uint32": "uint",
-}  # fmt: skip
-"""OpenCL type of a dtype in buffers."""
-
-UNALIGNED = """\
-#ifdef TE_UNALIGNED
-typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored}))));
-#define te_load_{stored}{width}(p) (*(__global const te_{stored}{width}*)(p))
-#define te_store_{stored}{width}(v, p) (*(__global te_{stored}{width}*)(p) = (v))
-#else
-#define te_load_{stored}{width}(p) vload{width}(0, p)
-#define te_store_{stored}{width}(v, p) vstore{width}(v, 0, p)
-#endif
-"""
-"""Access to vectors at any address. Devices that run vloadn as a call (PoCL) are built with TE_UNALIGNED."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where a tensor lies for a kernel: its argument, shape, dtype and `textures.layouts.Layout`."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    layout: Any
 
 
 @dataclass(slots=True)
@@ -442,44 +409,3 @@ class Renderer:
             return f"*(__global {stored}{width}*)({site.name} + {text}) = {value};"
         self.helpers[UNALIGNED.format(stored=stored, width=width)] = None
         return f"te_store_{stored}{width}({value}, {site.name} + {text});"
-
-
-def offset_of(site: Site, indices: Sequence[Index]) -> Index:
-    """Return the offset, in elements, of an element in a buffer."""
-    total = constant(0)
-    for index, stride in zip(indices, site.layout.strides(site.shape), strict=True):
-        total = total + index * stride
-    return total
-
-
-def aligned(offset: Index, width: int) -> bool:
-    """Return whether an offset is always a multiple of the width."""
-    return gcd(offset.const, *[c for _, c in offset.terms]) % width == 0
-
-
-def literal(value: float, dtype: str) -> str:
-    """Return a number as OpenCL C text of the type its dtype is computed in."""
-    kind = COMPUTE[dtype]
-    if kind in ("int", "uint", "long"):
-        number = int(value)
-        if kind == "long":
-            return "(-9223372036854775807L - 1)" if number == -(2**63) else f"{number}L"
-        return "(-2147483647 - 1)" if number == -(2**31) else str(number)
-    if isnan(value):
-        return "NAN" if kind == "float" else "((double)NAN)"
-    if isinf(value):
-        sign = "-" if value < 0 else ""
-        return f"({sign}INFINITY)" if kind == "float" else f"((double)({sign}INFINITY))"
-    if kind == "double":
-        return repr(float(value))
-    import numpy as np
-
-    with np.errstate(over="ignore"):
-        single = np.float32(value)
-    if np.isinf(single):
-        return "INFINITY" if value > 0 else "(-INFINITY)"
-    return (
-        f"{np.format_float_scientific(single, trim='0')}f"
-        if single and not 1e-4 <= abs(single) < 1e7
-        else f"{float(str(single))!r}f"
-    )

@@ -10,7 +10,8 @@ from torchedge.expressions.indices import Axis, Index, flatten, of
 from torchedge.expressions.scalars import Scalar
 
 if TYPE_CHECKING:
-    from torchedge.expressions.rendering import Renderer, Site
+    from torchedge.expressions.dialect import Site
+from torchedge.expressions.rendering import Renderer
 
 LANES = 4
 """Channels of a texel: RGBA."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torchedge.expressions.dialect import Site, offset_of
 from torchedge.expressions.indices import Axis, Index
-from torchedge.expressions.rendering import Site, offset_of
 from torchedge.expressions.scalars import Load, Scalar, loads_of
 from torchedge.lowering.fusion import Group
 from torchedge.lowering.kernels.loops import grain, strides_of

@@ -39,8 +39,8 @@ def translate(step: Step) -> Translation:
     missing = unsupported_operators(step)
     if missing:
         raise LoweringError(
-            f"{graph.name} uses operators that have no kernel: {', '.join('aten.' + m for m in missing)}; run them "
-            "in PyTorch (torch.compile's backend does), or add a rule for each in torchedge/lowering/rules"
+            f"{graph.name} uses operators that have no kernel: {', '.join('aten.' + m for m in missing)}; "
+            "run them in PyTorch (torch.compile's backend does), or add a rule for each in torchedge/lowering/rules"
         )
     made: dict[int, Node] = {}
     stored: dict[int, Stored] = {}

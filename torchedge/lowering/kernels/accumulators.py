@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchedge.expressions.rendering import COMPUTE, literal
+from torchedge.expressions.dialect import COMPUTE, literal
 from torchedge.lowering.nodes import ReduceKind
 
 _JOIN = {

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from torchedge.expressions.dialect import COMPUTE
 from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
-from torchedge.expressions.rendering import COMPUTE, Renderer
+from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Load, Local, Scalar, walk
 from torchedge.lowering.expansion import substitute
 from torchedge.lowering.fusion import Computed, Group

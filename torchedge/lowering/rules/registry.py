@@ -126,8 +126,8 @@ def rule_for(kind: str) -> Rule:
     near = difflib.get_close_matches(kind, rules, n=1)
     hint = f" (the nearest one known is {near[0]})" if near else ""
     raise LoweringError(
-        f"operator aten.{kind} has no kernel{hint}; run this part of the model in PyTorch, or add a rule for it "
-        "in torchedge/lowering/rules"
+        f"operator aten.{kind} has no kernel{hint}; run this part of the model in PyTorch, or add a rule "
+        "for it in torchedge/lowering/rules"
     )
 
 
