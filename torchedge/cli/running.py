@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.arguments import add_json, whole
-from torchedge.cli.output import number, print_json, print_table
+from torchedge.cli.output import number, print_json, print_table, print_wrapped
 from torchedge.cli.progress import Progress
 from torchedge.cli.writing import check_target
 from torchedge.errors import InputError
@@ -259,7 +259,7 @@ def _print(result: dict[str, Any]) -> None:
     if "losses" in result:
         losses = result["losses"]
         shown = losses if len(losses) <= _ROWS else losses[:: -(-len(losses) // _ROWS)]
-        print("loss " + " ".join(f"{loss:.5g}" for loss in shown))
+        print_wrapped(" ".join(f"{loss:.5g}" for loss in shown), first="loss ", rest="     ")
         if shown[-1] != losses[-1]:
             print(f"last {losses[-1]:.5g}")
     else:
@@ -276,8 +276,8 @@ def _print(result: dict[str, Any]) -> None:
         total = sum(row["ms"] for row in result["kernels"]) or 1.0
         rows = [
             [
-                row["kernel"],
-                row["kind"],
+                row["kernel"][:31],
+                row["kind"][:17],
                 str(row["launches"]),
                 f"{row['ms']:.3f}",
                 f"{100 * row['ms'] / total:.1f}",

@@ -88,7 +88,7 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(max_bytes + 1)
+        data = file.read(min(max_bytes, max(size, _PIECE)) + 1)  # as much memory as the file takes
     if len(data) > max_bytes:
         raise ProfileError(
             f"{path}: holds {max(size, len(data))} bytes, expected at most {max_bytes}; "

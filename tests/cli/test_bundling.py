@@ -1,0 +1,225 @@
+"""`torchedge export` and `torchedge run`: bundles made and run in a shell."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import torchedge
+from torchedge.cli import BAD_INPUT, main
+from torchedge.storage.tensors import read_tensors, write_tensors
+
+pytest.importorskip("pyopencl")
+
+FACTORY = """
+import torch
+from torch import nn
+
+print("a factory may print: it does not spoil the output")
+
+def small():
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5))
+
+def heads():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+        def forward(self, x):
+            return x * self.scale, x + 1
+    return Heads()
+"""
+SIZE = ("--input-size", "3x8x8", "--device", "local-cpu", "--no-onnx")
+
+
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory):
+    file = tmp_path_factory.mktemp("nets") / "nets.py"
+    file.write_text(FACTORY)
+    return file
+
+
+@pytest.fixture(scope="module")
+def exported(nets, tmp_path_factory):
+    """Folders by name: an inference, a training step, a model of two outputs."""
+    folder = tmp_path_factory.mktemp("bundles")
+    for name, words in (
+        ("infer", (f"{nets}:small", *SIZE, "-b", "2")),
+        ("train", (f"{nets}:small", *SIZE, "-b", "2", "--train", "--optimizer", "adam", "--lr", "0.01")),
+        ("heads", (f"{nets}:heads", "--input-size", "3", "--device", "local-cpu", "--no-onnx")),
+    ):
+        assert main(["export", *words, "--out", str(folder / name)]) == 0
+    return folder
+
+
+def save(path, array):
+    np.save(path, array)
+    return str(path)
+
+
+def test_export_tells_what_it_wrote(run, nets, tmp_path):
+    out = run("export", f"{nets}:small", *SIZE, "--out", str(tmp_path / "b"), "--device", "adreno")
+    assert "nets:small: inference" in out and "adreno-740 (mobile)" in out and str(tmp_path / "b") in out
+    document = json.loads(
+        run("export", f"{nets}:small", *SIZE, "--out", str(tmp_path / "b"), "--force", "--json")
+    )
+    assert document["mode"] == "infer" and document["device"]["name"] == "local-cpu"
+    assert document["launches"] > 0 and document["files"]["program.json"]["bytes"] > 0
+
+
+def test_export_writes_onnx_and_reads_weights(run, nets, tmp_path):
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(7)
+    arrays = {
+        name: torch.randn(shape).numpy()
+        for name, shape in (("0.weight", (4, 3, 3, 3)), ("0.bias", 4), ("3.weight", (5, 256)), ("3.bias", 5))
+    }
+    write_tensors(tmp_path / "w.safetensors", arrays)
+    words = ("export", f"{nets}:small", *SIZE[:4], "--out", str(tmp_path / "b"))
+    document = json.loads(run(*words, "--weights", str(tmp_path / "w.safetensors"), "--json"))
+    assert "model.onnx" in document["files"] and document["onnx"]["checked_by"].startswith("onnx ")
+    weights = torchedge.load_bundle(tmp_path / "b").weights()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(weights[name], array)
+
+
+def test_the_seed_decides_on_random_weights(run, nets, tmp_path):
+    weights = []
+    for place, seed in enumerate(("3", "3", "4")):
+        out = tmp_path / str(place)
+        run("export", f"{nets}:small", *SIZE, "--out", str(out), "--seed", seed)
+        weights.append(torchedge.load_bundle(out).weights()["3.weight"])
+    assert (weights[0] == weights[1]).all() and not (weights[0] == weights[2]).all()
+
+
+def test_a_bundle_is_shown_and_run(run, exported, tmp_path):
+    out = run("run", str(exported / "infer"))
+    assert "run it with --input input.npy" in out
+    assert json.loads(run("run", str(exported / "infer"), "--json"))["mode"] == "infer"
+    x = np.random.default_rng(0).standard_normal((2, 3, 8, 8))
+    words = ("run", str(exported / "infer"), "--input", save(tmp_path / "x.npy", x))
+    assert "highest at" in run(*words)
+    result = json.loads(run(*words, "--output", str(tmp_path / "y.npy"), "--json"))
+    y = np.load(tmp_path / "y.npy")
+    (expected,) = torchedge.load_bundle(exported / "infer").run(x)
+    np.testing.assert_array_equal(y, expected)
+    assert result["outputs"][0]["shape"] == [2, 5] and result["steps"] == 1
+    assert result["outputs"][0]["argmax"] == expected.argmax(axis=1).tolist()
+
+
+def test_several_outputs_are_written_together(run, exported, tmp_path):
+    x = np.ones((1, 3), np.float32)
+    words = ("run", str(exported / "heads"), "--input", "x=" + save(tmp_path / "x.npy", x))
+    run(*words, "--output", str(tmp_path / "y.npz"))
+    with np.load(tmp_path / "y.npz") as file:
+        assert sorted(file) == ["output_0", "output_1"]
+        np.testing.assert_array_equal(file["output_1"], x + 1)
+
+
+def test_training_goes_down_and_is_saved(run, exported, tmp_path):
+    words = ("run", str(exported / "train"), "--random", "--steps", "20")
+    result = json.loads(run(*words, "--save", str(tmp_path / "w.safetensors"), "--time", "--json"))
+    assert len(result["losses"]) == 20 and result["losses"][-1] < result["losses"][0] / 2
+    assert result["step_ms"] > 0 and {"kernel", "kind", "launches", "ms"} <= result["kernels"][0].keys()
+    saved, _ = read_tensors(tmp_path / "w.safetensors")
+    before = torchedge.load_bundle(exported / "train").weights()
+    assert saved.keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert not np.array_equal(saved["3.weight"], before["3.weight"])
+    still = json.loads(run(*words, "--set", "lr=0", "--json"))
+    assert len(set(still["losses"])) == 1
+    out = run(*words, "--time")
+    assert "20 steps" in out and "last " in out and "median step" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+WRONG_RUNS = [
+    (("--input", "{x}", "--input", "{x}"), "is one too many; expected input float32"),
+    (("--input", "y={x}"), "y=.*cannot be read"),
+    (("--input", "{none}"), "cannot be read"),
+    (("--input", "{text}"), "is no .npy file of numbers"),
+    (("--input", "{objects}"), "is no .npy file of numbers"),
+    (("--input", "{huge}"), "expected at most"),
+    (("--input", "{flat}"), r"input input has shape \[384\], expected \[2, 3, 8, 8\]"),
+    (("--input", "{whole}"), "input input has dtype int64, expected float32"),
+    (("--input", "{x}", "--random"), "--random is given beside --input"),
+    (("--random", "--output", "{dir}/y.txt"), "expected a file that ends in .npy or .npz"),
+    (("--random", "--output", "{dir}/no/y.npy"), "expected a file in a folder that is there"),
+    (("--random", "--save", "{dir}/y.pt"), "expected a file that ends in .safetensors"),
+    (("--random", "--set", "lr"), "expected NAME=VALUE with a number"),
+    (("--random", "--set", "lr=1"), "'lr' is no hyperparameter"),
+    (("--random", "--steps", "0"), "is not a whole number from 1 on"),
+    (("--random", "--device", "no such device"), "no such device"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG_RUNS)
+def test_wrong_runs_are_told(capsys, exported, tmp_path, words, message):
+    import re
+
+    names = {
+        "x": save(tmp_path / "x.npy", np.zeros((2, 3, 8, 8), np.float32)),
+        "flat": save(tmp_path / "flat.npy", np.zeros(384, np.float32)),
+        "whole": save(tmp_path / "whole.npy", np.zeros((2, 3, 8, 8), np.int64)),
+        "huge": save(tmp_path / "huge.npy", np.zeros(10**6)),
+        "none": str(tmp_path / "none.npy"),
+        "text": str(tmp_path / "text.npy"),
+        "objects": str(tmp_path / "objects.npy"),
+        "dir": str(tmp_path),
+    }
+    (tmp_path / "text.npy").write_text("no array")
+    with (tmp_path / "objects.npy").open("wb") as file:
+        header = {"descr": "|O", "fortran_order": False, "shape": (1,)}
+        np.lib.format.write_array_header_1_0(file, header)
+    status = main(["run", str(exported / "infer"), *[word.format(**names) for word in words]])
+    error = capsys.readouterr().err
+    assert status == BAD_INPUT and re.search(message, error), error
+    assert "Traceback" not in error
+
+
+WRONG_EXPORTS = [
+    ((), "arguments are required: --out"),
+    (("--out", "{out}", "--lr", "1"), "--lr is given without --train"),
+    (("--out", "{out}", "--loss", "mse"), "--loss is given without --train"),
+    (("--out", "{out}", "--train", "--loss", "huber"), "expected one of cross-entropy, mse, model"),
+    (("--out", "{out}", "--train", "--optimizer", "lbfgs"), "expected one of sgd-momentum"),
+    (("--out", "{out}", "--train", "--lr", "-1"), "--lr is -1.0; expected a number from 0 on"),
+    (("--out", "{out}", "--train", "--lr", "nan"), "--lr is nan"),
+    (("--out", "{out}/a/b"), "there is no folder"),
+    (("--out", "{out}", "--device", "nokia"), "is unknown"),
+    (("--out", "{out}", "--weights", "{out}.pt"), "cannot be read"),
+    (("--out", "{out}", "--input-size", "9"), "."),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG_EXPORTS)
+def test_wrong_exports_are_told(capsys, nets, tmp_path, words, message):
+    import re
+
+    given = [word.format(out=tmp_path / "b") for word in words]
+    status = main(["export", f"{nets}:small", "--no-onnx", *given])
+    error = capsys.readouterr().err
+    assert status == BAD_INPUT and re.search(message, error), error
+    assert "Traceback" not in error and not list(tmp_path.iterdir())
+
+
+def test_weights_that_do_not_fit_are_told(capsys, nets, tmp_path):
+    write_tensors(tmp_path / "w.safetensors", {"0.weight": np.zeros(3, np.float32)})
+    words = ["export", f"{nets}:small", *SIZE, "--out", str(tmp_path / "b")]
+    assert main([*words, "--weights", str(tmp_path / "w.safetensors")]) == BAD_INPUT
+    assert "does not fit nets:small" in capsys.readouterr().err
+
+
+def test_models_without_weights_are_not_exported(capsys, tmp_path):
+    assert main(["export", "net.onnx", "--out", str(tmp_path / "b")]) == BAD_INPUT
+    assert "is read without its weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_losses_by_name(run, nets, tmp_path, loss):
+    words = ("export", f"{nets}:small", *SIZE, "--train", "--loss", loss, "--optimizer", "sgd")
+    document = json.loads(run(*words, "--out", str(tmp_path / "b"), "--json"))
+    wanted = {"mse": [1, 5], "cross-entropy": [1]}[loss]
+    assert document["inputs"][1]["shape"] == wanted and document["hyperparameters"]["lr"] == pytest.approx(
+        0.01
+    )
