@@ -53,18 +53,19 @@ def compile_kernels(
     """
     check_process()
     kept = cache_for(context.device) if cache == "auto" else cache
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         begin = _KERNEL.search(source)
-        groups.setdefault(source[: begin.start()] if begin else source, []).append(name)
+        place = begin.start() if begin else 0
+        groups.setdefault(source[:place].strip(), {})[name] = source[place:]
     programs: dict[str, Any] = {}
-    for preamble, names in groups.items():
-        text = preamble + "\n".join(sources[name][len(preamble) :] for name in names)
+    for preamble, bodies in groups.items():
+        text = "\n".join([preamble, *bodies.values()])
         try:
             program = _built(context, text, options, kept)
         except context.cl.Error as error:
-            _complain(context, {name: sources[name] for name in names}, options, error)
-        programs.update(dict.fromkeys(names, program))
+            _complain(context, {name: sources[name] for name in bodies}, options, error)
+        programs.update(dict.fromkeys(bodies, program))
     return CompiledKernels(context, programs)
 
 
