@@ -21,20 +21,24 @@ Kind = Literal["panel", "local", "register"]
 
 
 WIDEST_BLOCK = 512
-"""Columns of a block at most: long runs of an operand's and a result's lines are read and written together."""
+"""Columns of a block at most: long runs of an operand's and a result's lines move together."""
 DEPTH_OF_A_PART = 384
 """Inner points below which a part of a split contraction on a GPU costs more than it brings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """What a schedule depends on: numbers of batches, rows, columns, inner points; bytes of an element."""
+    """What a schedule depends on: numbers of batches, rows, columns, inner points; bytes of an element.
+
+    run: so many neighbouring columns share the inner points that can be skipped (0: none can).
+    """
 
     batch: int
     rows: int
     cols: int
     inner: int
     itemsize: int = 4
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ def _panels(extents: Extents, target: Target) -> Schedule:
     tile_rows, vectors = min(MICRO_TILES, key=lambda t: _waste(extents, t[0], t[1] * vector, t))
     tile_cols = vectors * vector
     block_cols = _multiple(min(WIDEST_BLOCK, extents.cols), tile_cols)
+    if extents.run and extents.run % tile_cols == 0:
+        block_cols = min(block_cols, extents.run)
     block_rows = _multiple(min(128 if block_cols <= 256 else 64, extents.rows), tile_rows)
     parts = 1
     while parts * _tasks(extents, block_rows, block_cols) < target.work_items:

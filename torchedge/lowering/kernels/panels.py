@@ -36,6 +36,7 @@ def panel_values(product: Product, schedule: Schedule, texts: Texts) -> dict[str
     """Return what `contraction_panel.cl.jinja` needs."""
     _, rows, cols, _ = product.sizes
     epilogue = _epilogue(product, schedule, texts)
+    chunks = _chunks(product.inner, schedule)
     return {
         "type": texts.type,
         "vector": f"{texts.type}{schedule.vector}",
@@ -52,10 +53,12 @@ def panel_values(product: Product, schedule: Schedule, texts: Texts) -> dict[str
         "batch_place": places(product.batch, "batch"),
         "row_place": places(product.rows, "row0 + r"),
         "outer_place": places(product.inner[:-1], "o"),
+        "nest": product.inner[:-1] if chunks["chunks"] == 1 else (),
+        "meets": texts.meets(product, schedule.block_cols),
         "a": _read_a(product, schedule, texts),
         "b": _read_b(product, schedule, texts),
         "epilogue": epilogue,
-        **_chunks(product.inner, schedule),
+        **chunks,
     }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
-from torchedge.expressions.indices import Axis, Index, axes_of, of
-from torchedge.expressions.rendering import COMPUTE, Renderer
-from torchedge.expressions.scalars import Load, Scalar, loads_of, walk
+from torchedge.expressions.dialect import COMPUTE
+from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, of
+from torchedge.expressions.rendering import Renderer
+from torchedge.expressions.scalars import Bound, Constant, Guarded, Load, Scalar, constant, loads_of, walk
 from torchedge.lowering.expansion import substitute
 from torchedge.lowering.fusion import Computed, Group
 from torchedge.lowering.kernels.drafts import Arguments, offsets
@@ -26,6 +27,8 @@ class Product:
     Loops run from the outermost to the innermost; those of extent 1 are gone, neighbours that are one in
     memory are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
     a_contiguous, b_contiguous: the loops along which the operands' neighbours lie side by side in memory.
+    skips: bounds outside which `b` is zero for whole runs of columns and of the innermost loop (the taps that a
+    phase of a strided convolution's gradient does not meet).
     """
 
     batch: Loops
@@ -37,6 +40,14 @@ class Product:
     stores: tuple[tuple[Node, Computed], ...]
     a_contiguous: frozenset[Axis]
     b_contiguous: frozenset[Axis]
+    skips: tuple[Bound, ...] = ()
+
+    @property
+    def run(self) -> int:
+        """Number of neighbouring columns that share what is skipped; 0 where nothing is."""
+        used = set().union(*[axes_of(index) for index, _, _ in self.skips]) if self.skips else set()
+        shared = [k for k, axis in enumerate(self.cols) if axis in used]
+        return size(self.cols[shared[-1] + 1 :]) if shared else (size(self.cols) if used else 0)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -86,7 +97,19 @@ def product_of(group: Group, arguments: Arguments) -> Product:
         made,
         _contiguous(a, arguments),
         _contiguous(b, arguments),
+        _skips(b, {*renamed["b"], *renamed["c"][:-1], *renamed["k"][:-1]}),
     )
+
+
+def _skips(b: Scalar, uniform: set[Axis]) -> tuple[Bound, ...]:
+    """Return those bounds of an operand that depend on some loops alone."""
+    if not isinstance(b, Guarded) or not isinstance(b.other, Constant) or b.other.value != 0:
+        return ()
+    return tuple([bound for bound in b.bounds if axes_of(bound[0]) <= uniform and not _fetches(bound[0])])
+
+
+def _fetches(index: Index) -> bool:
+    return any(isinstance(atom, Fetched) for atom in atoms_of(index))
 
 
 def _moved(item: Computed, moved: Mapping[Axis, Index], memo: dict[Scalar, Scalar]) -> Computed:
@@ -211,6 +234,14 @@ class Texts:
     def type(self) -> str:
         """OpenCL type of the sum."""
         return COMPUTE[self.dtype]
+
+    def meets(self, product: Product, block_cols: int) -> Read | None:
+        """Return whether a block of columns meets a point of the outer inner loops; None: it always may."""
+        if not product.skips or product.run % block_cols:
+            return None
+        found = Guarded(product.skips, constant(1, "int32"), constant(0, "int32"))
+        place = places(product.cols, "col0")
+        return replace(self.read(found, None, 1), place=tuple(place))
 
     def write(self, stores: Sequence[tuple[Node, Computed]], lane: Axis | None, width: int) -> Read:
         """Return the statements that store everything made of the local `acc`, `width` neighbours at once."""
