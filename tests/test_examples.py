@@ -23,6 +23,7 @@ EXAMPLES = {
     "search_widths.py",
     "stream_gpt_neo.py",
     "test_features_example.py",
+    "train_on_opencl.py",
     "two_models_one_phone.py",
     "whats_in_memory.py",
 }
@@ -157,6 +158,19 @@ def test_what_is_in_memory(run, tmp_path):
     sizes = dict(re.findall(r"^  (SGD|SGD with momentum|AdamW) +([\d.]+) MiB", out, re.MULTILINE))
     assert float(sizes["SGD"]) < float(sizes["SGD with momentum"]) < float(sizes["AdamW"])
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("way", ["trainer", "compile"])
+def test_digits_are_learnt_through_opencl_as_in_pytorch(run, tmp_path, way):
+    for package in ("pyopencl", "sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    status, out, err = run("train_on_opencl.py", "--way", way)
+    assert status == 0, err
+    assert re.search(r"^OpenCL   300 steps in [\d.]+ s, last loss [\d.]+$", out, re.MULTILINE)
+    found = re.search(r"test accuracy: OpenCL ([\d.]+) %, PyTorch ([\d.]+) %, difference ([\d.]+)", out)
+    ours, theirs, difference = map(float, found.groups())
+    assert min(ours, theirs) > 95 and difference <= 0.5
+    assert (tmp_path / "train_on_opencl.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _need_streaming(*packages):
