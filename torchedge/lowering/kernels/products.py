@@ -27,7 +27,7 @@ class Product:
     Loops run from the outermost to the innermost; those of extent 1 are gone, neighbours that are one in
     memory are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
     a_contiguous, b_contiguous: the loops along which the operands' neighbours lie side by side in memory.
-    skips: bounds outside which `b` is zero for whole runs of columns and of the innermost loop (the taps that a
+    skips: bounds outside which `b` is zero for whole runs of columns and of the innermost loop (taps that a
     phase of a strided convolution's gradient does not meet).
     """
 

@@ -69,6 +69,7 @@ def local_values(product: Product, schedule: Schedule, texts: Texts) -> dict[str
         "tail": depth.tail,
         "lanes_x": lanes,
         "warps_x": across // lanes,
+        "meets": texts.meets(product, schedule.block_cols) if depth.nested else None,
         "a": a,
         "b": b,
         "a_stride": schedule.block_rows + (PAD if a.along_inner else 0),
@@ -79,7 +80,7 @@ def local_values(product: Product, schedule: Schedule, texts: Texts) -> dict[str
         "row_place": places(product.rows, "row"),
         "outer_place": {
             block: places(product.inner[:-1], f"{block} / {depth.blocks_inner}")
-            for block in ("first", "next")
+            for block in ("chunk", "next")
         },
         "epilogue": epilogue,
     }
