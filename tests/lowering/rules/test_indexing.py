@@ -86,6 +86,8 @@ WRITES = [
     (aten.scatter_add.default, places(9, 4, 5), 1, places(5, 4, 8, low=0), places(9, 4, 8)),
     (aten.index_add.default, tensor(4, 5, 3), 1, places(5, 7, low=0), tensor(4, 7, 3)),
     (aten.index_add.default, tensor(4), 0, places(4, 7, low=0), tensor(7)),
+    (aten.put.default, tensor(4, 5), places(20, 2, 4), tensor(8), True),
+    (aten.put.default, tensor(4, 5), distinct(20, 4), tensor(4), False),
     (aten.index_copy.default, tensor(4, 5, 3), -2, distinct(5, 3), tensor(4, 3, 3)),
 ]
 
@@ -101,6 +103,13 @@ def test_scatter_reduce(reduce, include_self):
     index = places(5, 4, 6, low=0)
     for x, src in ((tensor(4, 5), tensor(4, 6)), (places(9, 4, 5), places(9, 4, 6))):
         check(aten.scatter_reduce.two, x, 1, index, src, reduce, include_self=include_self, device=True)
+
+
+@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
+@pytest.mark.parametrize("include_self", [False, True])
+def test_index_reduce(reduce, include_self):
+    x, index, source = tensor(4, 5, 3), places(5, 6, low=0), tensor(4, 6, 3)
+    check(aten.index_reduce.default, x, 1, index, source, reduce, include_self=include_self)
 
 
 @pytest.mark.parametrize("reduce", ["add", "multiply"])

@@ -27,6 +27,24 @@ def test_topk(largest):
     check(aten.topk.default, TIED, 3, 1, largest, compare=(0,))
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_one_rank(dim):
+    for k in (1, 3):
+        check(aten.kthvalue.default, DISTINCT, k, dim, rtol=0, atol=0, device=True)
+        check(aten.kthvalue.default, DISTINCT, k, dim, True, rtol=0, atol=0)
+    check(aten.median.dim, DISTINCT, dim, rtol=0, atol=0, device=True)
+    check(aten.median.default, DISTINCT, rtol=0, atol=0)
+    check(aten.median.dim, TIED, dim, compare=(0,))
+
+
+def test_the_median_of_nan_is_nan():
+    x = DISTINCT.clone()
+    x[1, 3, 2] = x[1, 5, 2] = float("nan")
+    check(aten.median.dim, x, 1, rtol=0, atol=0, device=True)
+    check(aten.median.default, x)
+    check(aten.median.default, torch.tensor(3.0, dtype=torch.float64))
+
+
 def test_nan_and_single_elements():
     x = torch.tensor([2.0, float("nan"), -1.0, float("inf"), float("-inf")], dtype=torch.float64)
     for descending in (False, True):

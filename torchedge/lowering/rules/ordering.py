@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import nan
+
 from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, where
-from torchedge.lowering.building import RowBuilder, pointwise
+from torchedge.lowering.building import RowBuilder, elementwise, pointwise, reduced, reshaped, unary
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import is_floating
 from torchedge.lowering.rules.registry import Result, rule
+from torchedge.lowering.rules.views import narrowed
 
 
 @rule("sort")
@@ -24,6 +27,39 @@ def topk(
 ) -> tuple[Node, ...]:
     """The k largest or smallest elements along a dimension, in order, and where they were."""
     return _ordered(result, input, dim, largest)
+
+
+@rule("kthvalue")
+def kthvalue(result: Result, input: Node, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Node, ...]:
+    """The k-th smallest element along a dimension, and where it was."""
+    return _at_rank(result, input, k - 1, dim)
+
+
+@rule("median")
+def median(result: Result, input: Node, dim: int | None = None, keepdim: bool = False) -> tuple[Node, ...]:
+    """The element in the middle (the lower one of two) of a line, and where it was; NaN if there is one."""
+    whole = reshaped(input, (input.numel,)) if dim is None else input
+    size = whole.shape[dim or 0] if whole.shape else 1
+    value, place = _at_rank(result, whole, (size - 1) // 2, dim or 0)
+    if is_floating(input.dtype) and whole.shape:
+        first = unary("isnan", whole, dtype="int32")
+        bad = reshaped(reduced("max", first, (dim or 0) % len(whole.shape)), result.shape)
+        where_bad = reshaped(reduced("argmax", first, (dim or 0) % len(whole.shape)), result.shape)
+        value = elementwise(
+            lambda n, v: where(n > 0, constant(nan, v.dtype), v), bad, value, dtype=value.dtype
+        )
+        place = elementwise(lambda n, w, p: where(n > 0, w, p), bad, where_bad, place, dtype="int64")
+    return (value, place)[: len(result.shapes)]
+
+
+def _at_rank(result: Result, x: Node, rank: int, dim: int) -> tuple[Node, ...]:
+    """Return what stands at one place of the order along a dimension, and where it was."""
+    shape = list(x.shape) or [1]
+    shape[dim] = rank + 1
+    line = x if x.shape else reshaped(x, (1,))
+    ordered = _ordered(Result((tuple(shape),) * 2, (x.dtype, "int64")), line, dim, descending=False)
+    place = dim % len(shape)
+    return tuple([reshaped(narrowed(part, place, rank, 1), result.shape) for part in ordered])
 
 
 def _ordered(result: Result, x: Node, dim: int, descending: bool) -> tuple[Node, ...]:

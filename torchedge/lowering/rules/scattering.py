@@ -94,8 +94,26 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> Node:
     """Input joined with src (sum, prod, mean, amax or amin) at places along a dimension."""
+    return _joined(result, input, dim, _along(input, dim, index, src), reduce, include_self)
+
+
+@rule("index_reduce")
+def index_reduce(
+    result: Result,
+    input: Node,
+    dim: int,
+    index: Node,
+    source: Node,
+    reduce: str,
+    include_self: bool = True,
+) -> Node:
+    """Input joined with source (prod, mean, amax or amin) at the indices of a dimension that index names."""
+    return _joined(result, input, dim, _lines(input, dim, index, source, 1), reduce, include_self)
+
+
+def _joined(result: Result, input: Node, dim: int, sources: Sources, reduce: str, include_self: bool) -> Node:
     kind, function, neutral = _REDUCTIONS[reduce]
-    sources, base = _along(input, dim, index, src), _first(input, dim)
+    base = _first(input, dim)
     compute = arithmetic_dtype(result.dtype)
     found = combined(base.shape, compute, sources, kind, _limited(neutral, compute), lambda total, *_: total)
     ones = replace(sources, value=lambda *_: constant(1, "int32"))
@@ -142,3 +160,13 @@ def _lines(input: Node, dim: int, index: Node, source: Node, alpha: float | int)
     flat, values = reshaped(index, (index.numel,)), _first(source, dim)
     rows = input.shape[dim] if input.shape else 1
     return Sources(index.numel, lambda s, *_: counted(flat.at(s), rows), lambda *at: values.at(*at) * alpha)
+
+
+@rule("put")
+def put(result: Result, input: Node, index: Node, source: Node, accumulate: bool = False) -> Node:
+    """Input with source at (or added to) the row-major positions that index names."""
+    flat, places = reshaped(input, (input.numel,)), reshaped(index, (index.numel,))
+    values = reshaped(source, (source.numel,))
+    sources = Sources(index.numel, lambda s, *_: counted(places.at(s), input.numel), values.at)
+    made = (added if accumulate else replaced)(flat.shape, result.dtype, sources, flat.at)
+    return reshaped(made, result.shape)
