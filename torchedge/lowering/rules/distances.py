@@ -6,7 +6,7 @@ from math import inf
 
 from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
-from torchedge.lowering.building import RowBuilder, broadcast_shape, elementwise
+from torchedge.lowering.building import RowBuilder, broadcast_shape, elementwise, full
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.reductions import vector_norm
@@ -59,6 +59,8 @@ def _power(a: Scalar, p: float) -> Scalar:
 def cdist_backward(result: Result, grad: Node, x1: Node, x2: Node, p: float, cdist: Node) -> Node:
     """The gradient for x1: over all points of x2, gradient · sign · (difference / distance)^(p - 1)."""
     compute, columns = arithmetic_dtype(result.dtype), x2.shape[-2]
+    if not cdist.numel:
+        return full(result.shape, 0, result.dtype)
     batch = broadcast_shape(x1.shape[:-2], x2.shape[:-2])
     rank = len(batch)
     builder = RowBuilder((*batch, columns, *x1.shape[-2:]), (rank,), "distances_backward")
