@@ -99,6 +99,18 @@ def test_sizes_of_one():
     both(tensor(1, 2, 1), tensor(2, 3, 1), None, 1, 0, 1, True)
 
 
+def test_a_gradient_without_a_bias():
+    given = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    check(
+        aten.convolution_backward.default,
+        tensor(2, 4, 5, 5),
+        tensor(2, 3, 5, 5),
+        tensor(4, 3, 3, 3),
+        None,
+        *given,
+    )
+
+
 def test_a_mask_leaves_gradients_out():
     x, weight = tensor(2, 3, 5, 5), tensor(4, 3, 3, 3)
     rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)

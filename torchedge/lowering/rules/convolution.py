@@ -50,7 +50,7 @@ def convolution_backward(
     grad_output: Node,
     input: Node,
     weight: Node,
-    bias_sizes: Sequence[int] | None,
+    *,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -58,6 +58,7 @@ def convolution_backward(
     output_padding: Sequence[int],
     groups: int,
     output_mask: Sequence[bool],
+    bias_sizes: Sequence[int] | None = None,
 ) -> tuple[Node, ...]:
     """Gradients of input, weight and bias: those of them that the mask asks for."""
     x, y = (grad_output, input) if transposed else (input, grad_output)
