@@ -11,6 +11,7 @@ from torchedge.lowering.kernels.rows import draft_rows
 from torchedge.lowering.nodes import Contraction, Rows, Stored
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.programs import Arena, Launch, Program, StoredTensor
+from torchedge.lowering.storages import choose_storages
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.translation import Translation
 from torchedge.runtime import Executor
@@ -20,13 +21,20 @@ from torchedge.textures.layouts import row_major
 def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
     """Return the program that computes nodes.
 
-    updates: (stored tensor, its new content). inputs: stored tensors that lie row-major.
+    target: a Target or its name. updates: (stored tensor, its new content). inputs: stored tensors that
+    lie row-major.
     """
     below = nodes_below([*nodes, *[node for _, node in updates]])
     stored = {n.index: n for n in (*[t for t, _ in updates], *below) if isinstance(n, Stored)}
     fused = form_groups(Translation(tuple(nodes), tuple(updates), stored))
     layouts = place_tensors(fused.groups, list(stored.values()), list(inputs))
-    drafts = [d for group in fused.groups for d in _drafts(group, layouts, TARGETS[target], schedule)]
+    device = TARGETS[target] if isinstance(target, str) else target
+
+    def draft(group, held):
+        return _drafts(group, held, device, schedule)
+
+    layouts = choose_storages(fused.groups, layouts, [*fused.outputs, *inputs], device, draft)
+    drafts = [d for group in fused.groups for d in draft(group, layouts)]
     tensors, number = [], {}
 
     def add(node, name, role):

@@ -12,7 +12,11 @@ from oracles.rule_checks import apply
 
 from torchedge.lowering.building import contraction, elementwise
 from torchedge.lowering.nodes import Stored
+from torchedge.lowering.rules.convolution import y_of
+from torchedge.lowering.rules.taps import Taps
 from torchedge.lowering.schedules import LARGE, MIDDLE, NARROW, SMALL, TILE, Schedule
+from torchedge.lowering.targets import TARGETS
+from torchedge.textures.patterns import PATTERNS
 
 pytest.importorskip("pyopencl")
 
@@ -120,6 +124,23 @@ def gradients_are_held(case, schedule):
     grad = normal(*ATEN.convolution(x, w, None, *more).shape, seed=3)
     arguments = (grad, x, w, [w.shape[0]], *more, [True, True, False])
     held(ATEN.convolution_backward.default, *arguments, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", [TILE, LOCAL, PANEL], ids=lambda s: s.kind)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_operands_and_results_in_textures(pattern, schedule):
+    x, w, v = normal(2, 16, 8, 8), normal(32, 16, 3, 3, seed=1), normal(32, 32, 1, 1, seed=2)
+    more = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    first = ATEN.convolution(x, w, None, *more)
+    (y,), data = apply(ATEN.convolution.default, (x, w, None, *more), {}, [first])
+    weight = Stored(tuple(v.shape), "float32", "v", 9)
+    z = y_of(y, weight, Taps((6, 6), (1, 1), (1, 1), (0, 0), (1, 1), 1), (6, 6))
+    target = replace(TARGETS["mobile"], pattern=pattern)
+    made = program_of([z], target, schedule)
+    assert sum(t.layout.storage == "image" and t.layout.pattern == pattern for t in made.tensors) >= 3
+    (found,) = run_nodes([z], {**data, "v": v.numpy()}, target, schedule)
+    want = ATEN.convolution(first, v, None, *more).numpy()
+    assert np.linalg.norm(found - want) <= 1e-5 * np.linalg.norm(want)
 
 
 @pytest.mark.slow
