@@ -270,6 +270,8 @@ def export(
     name: str | None = None,
     plan: StreamingPlan | None = None,
     onnx: bool = True,
+    accumulate: int = 1,
+    precision: Literal["float32", "float16"] = "float32",
     force: bool = False,
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Bundle:
@@ -281,9 +283,10 @@ def export(
     is held against the limits in its profile.
     train: a whole training step instead of an inference. loss: called as ``loss(output, *targets)``, by
     default cross entropy, or "model"; targets: example targets; optimizer: a torch.optim.SGD, Adam or AdamW
-    with its state, by default SGD with momentum. seed: of dropout. plan: what `torchedge.plan` returned for
-    this model, to go along. onnx: also write model.onnx, checked by onnx and run by onnxruntime where that is
-    installed. progress: called with each stage.
+    with its state, by default SGD with momentum; accumulate: batches to an update. seed: of dropout.
+    precision: in which large intermediates lie; kernels compute in float32. plan: what `torchedge.plan`
+    returned for this model, to go along. onnx: also write model.onnx, checked by onnx and run by onnxruntime
+    where that is installed. progress: called with each stage.
     Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators
     without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it) and
     MissingExtraError.
@@ -291,7 +294,9 @@ def export(
     from torchedge.bundles.exporting import Request, make_bundle
 
     found = device if isinstance(device, Device) else choose_device(device)
-    request = Request(model, example, train, targets, loss, optimizer, seed, name, plan, onnx)
+    request = Request(
+        model, example, train, targets, loss, optimizer, seed, name, plan, onnx, accumulate, precision
+    )
     return make_bundle(request, found, out, force=force, progress=progress)
 
 

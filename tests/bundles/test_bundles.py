@@ -118,6 +118,59 @@ def test_the_optimizers_state_goes_along(model, batch, tmp_path):
         assert np.linalg.norm(state[name] - held) < 1e-4 * np.linalg.norm(held)
 
 
+@pytest.mark.parametrize("device", ["local-cpu", "adreno"])
+def test_gradients_are_added_up(batch, tmp_path, device):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    bundle = torchedge.export(
+        model,
+        batch[0],
+        out=tmp_path / "b",
+        device=device,
+        train=True,
+        targets=batch[1],
+        loss=nn.functional.cross_entropy,
+        optimizer=optimizer,
+        accumulate=3,
+        onnx=False,
+    )
+    assert bundle.manifest.accumulate == 3 and "every 3 batches" in str(bundle)
+    memory = bundle.manifest.memory
+    executors = [bundle.runner.executor, bundle.runner.accumulating]
+    assert memory.arena_bytes == sum(executor.arena_bytes for executor in executors)
+    shared = {t.name: t.nbytes for t in bundle.program.tensors if t.role in ("parameter", "buffer", "state")}
+    owned = sum(e.resident_bytes for e in executors)
+    known = {t.name for t in bundle.accumulating.tensors}
+    assert memory.resident_bytes == owned - sum(size for name, size in shared.items() if name in known)
+    for number in range(7):
+        images = batch[0] + number
+        loss = nn.functional.cross_entropy(model(images), batch[1]) / 3
+        loss.backward()
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert bundle.train_step(images, batch[1]) == pytest.approx(3 * loss.item(), rel=1e-4)
+    for name, held in model.state_dict().items():
+        np.testing.assert_allclose(bundle.state_dict()[name], held.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["local-cpu", "adreno"])
+def test_intermediates_in_half_precision(tmp_path, device):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Tanh())
+    x = torch.randn(1, 3, 20, 20)
+    options = {"device": device, "onnx": False}
+    full = torchedge.export(model, x, out=tmp_path / "full", **options)
+    half = torchedge.export(model, x, out=tmp_path / "half", precision="float16", **options)
+    assert {"float16"} <= {t.dtype for t in half.program.tensors} - {t.dtype for t in full.program.tensors}
+    assert half.manifest.memory.arena_bytes < full.manifest.memory.arena_bytes
+    with torch.no_grad():
+        expected = model.eval()(x).numpy()
+    np.testing.assert_allclose(full.run(x)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(half.run(x)[0], expected, rtol=2e-2, atol=2e-3)
+
+
 def test_a_model_is_left_as_found(model, batch, tmp_path):
     found = copy.deepcopy(model.state_dict())
     model.train()
@@ -156,8 +209,8 @@ def test_the_schema_accepts_manifests(inference, training):
 def test_memory_is_what_the_executor_takes(training):
     bundle = torchedge.load_bundle(training)
     memory = bundle.manifest.memory
-    assert bundle.executor.resident_bytes == memory.resident_bytes
-    assert bundle.executor.arena_bytes == memory.arena_bytes >= memory.live_bytes
+    assert bundle.runner.executor.resident_bytes == memory.resident_bytes
+    assert bundle.runner.executor.arena_bytes == memory.arena_bytes >= memory.live_bytes
     assert memory.total_bytes == memory.resident_bytes + memory.arena_bytes >= memory.largest_bytes
 
 

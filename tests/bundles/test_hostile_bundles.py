@@ -187,7 +187,7 @@ def test_weights_that_shrink_after_the_check_are_an_error(copied):
     with pytest.raises(ProfileError, match="ends before byte"):
         bundle.weights()
     with pytest.raises(ProfileError, match="ends before byte"):
-        bundle.open_executor()
+        bundle.place()
 
 
 def paths(document, before=()):

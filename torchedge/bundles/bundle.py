@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from torchedge.bundles.manifests import (
+    ACCUMULATING,
     MANIFEST,
     ONNX,
     PLAN,
@@ -23,7 +24,7 @@ from torchedge.bundles.manifests import (
     ports_of,
     read_manifest,
 )
-from torchedge.bundles.weights import check_weights, packed_weights, read_header
+from torchedge.bundles.weights import KEPT, check_weights, packed_weights, read_header
 from torchedge.errors import InputError
 from torchedge.lowering.program_files import MAX_FILE_BYTES, MAX_SOURCE, parse_program
 from torchedge.lowering.programs import Program
@@ -32,7 +33,8 @@ from torchedge.storage.documents import parse_json, read_bytes
 from torchedge.storage.tensors import Header
 
 if TYPE_CHECKING:
-    from torchedge.runtime import Executor
+    from torchedge.bundles.runners import Runner
+    from torchedge.opencl import ClDevice
     from torchedge.streaming.instances import Instance
     from torchedge.streaming.plans import Plan
 
@@ -45,13 +47,14 @@ Array = npt.NDArray[Any]
 class Bundle:
     """An exported model: kernels, launches, weights. `open` reads one; `run` and `train_step` execute it.
 
-    path: its folder. manifest: what it says of itself. program: what runs. header: where weights lie in the
-    file.
+    path: its folder. manifest: what it says of itself. program: what runs. accumulating: the step that only
+    adds up gradients. header: where weights lie in the file.
     """
 
     path: Path
     manifest: Manifest
     program: Program
+    accumulating: Program | None
     header: Header
 
     @classmethod
@@ -71,14 +74,13 @@ class Bundle:
         _check_files(folder, manifest)
         kernels = [name for name in manifest.files if name.startswith("kernels/")]
         texts = {name[len("kernels/") : -len(".cl")]: _text(folder, name) for name in kernels}
-        place = resolve_inside(folder, PROGRAM)
-        document = parse_json(place, read_bytes(place, max_bytes=MAX_FILE_BYTES))
-        program = parse_program(place, document, texts)
-        _check_same(folder, manifest, program)
+        program = _program(folder, PROGRAM, texts)
+        accumulating = _program(folder, ACCUMULATING, texts) if manifest.accumulate > 1 else None
+        _check_same(folder, manifest, program, accumulating)
         weights = resolve_inside(folder, WEIGHTS)
         header = read_header(weights)
-        check_weights(weights, header, program)
-        return cls(folder.resolve(), manifest, program, header)
+        check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
+        return cls(folder.resolve(), manifest, program, accumulating, header)
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -95,40 +97,38 @@ class Bundle:
         """Whether a run is a training step."""
         return self.manifest.mode == "train"
 
-    def open_executor(self, device: Any = None, *, profile: bool = False, checks: bool = False) -> Executor:  # noqa: ANN401 - as Executor
-        """Return an Executor of the program on an OpenCL device, with the bundle's weights.
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The program, and the one that only adds up gradients where there is one."""
+        return (self.program,) if self.accumulating is None else (self.program, self.accumulating)
 
-        device, profile, checks: as Executor takes them.
+    def place(
+        self,
+        device: ClDevice | str | int | None = None,
+        *,
+        profile: bool = False,
+        checks: bool = False,
+    ) -> Runner:
+        """Return a Runner of the bundle on an OpenCL device, with the weights that it was exported with."""
+        from torchedge.bundles.runners import Runner
 
-        Raises:
-            DeviceError: there is no such device, or it does not take what the program needs.
-            MissingExtraError: pyopencl is not installed. OpenCLError: the driver fails.
-        """
-        from torchedge.runtime import Executor
-
-        executor = Executor(self.program, device, profile=profile, checks=checks)
-        packed = packed_weights(self.path / WEIGHTS, self.header, self.program)
-        executor.load_packed((tensor.name, held) for tensor, held in packed)
-        for name, value in self.manifest.hyperparameters.items():
-            executor.set(name, value)
-        return executor
+        return Runner(self, device, profile=profile, checks=checks)
 
     @cached_property
-    def executor(self) -> Executor:
-        """The executor of `run` and `train_step`, on the default device; made on first use."""
-        return self.open_executor()
+    def runner(self) -> Runner:
+        """What `run` and `train_step` use: on the default device, made on first use."""
+        return self.place()
 
     def run(self, *inputs: object) -> list[Array]:
-        """Run one step on arrays in the order of `inputs` and return the outputs.
+        """Run one batch of arrays in the order of `inputs` and return the outputs; raises what Runner does.
 
         Raises:
             InputError: too few or many arrays, a wrong shape or dtype.
-            And what `open_executor` raises.
         """
-        return self.executor.run(*inputs)
+        return self.runner.step(*inputs)
 
     def train_step(self, *inputs: object) -> float:
-        """Run one training step, which updates the weights on the device; return the loss.
+        """Train on one batch and return the loss; weights stay on the device.
 
         Raises:
             InputError: the bundle is one for inference, or an array does not fit.
@@ -139,15 +139,14 @@ class Bundle:
             )
         return float(self.run(*inputs)[0])
 
+    def state_dict(self) -> dict[str, Array]:
+        """Return parameters and buffers after the steps run so far, by PyTorch's names."""
+        return self.runner.state_dict()
+
     def weights(self) -> dict[str, Array]:
         """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them."""
-        packed = packed_weights(self.path / WEIGHTS, self.header, self.program)
+        packed = packed_weights(self.path / WEIGHTS, self.header, self.programs)
         return {tensor.name: tensor.layout.unpack(held, tensor.shape) for tensor, held in packed}
-
-    def state_dict(self) -> dict[str, Array]:
-        """Return parameters and buffers as they are on the device, after the steps run so far."""
-        kept = [t.name for t in self.program.tensors if t.role in ("parameter", "buffer")]
-        return {name: self.executor.read(name) for name in kept}
 
     @cached_property
     def plan(self) -> tuple[Plan, Instance] | None:
@@ -177,7 +176,7 @@ class Bundle:
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
     """Check that every file listed is inside the folder, known, and what was hashed."""
-    known = {PROGRAM, WEIGHTS, ONNX, f"{ONNX}.data", PLAN}
+    known = {PROGRAM, ACCUMULATING, WEIGHTS, ONNX, f"{ONNX}.data", PLAN}
     for name, file in manifest.files.items():
         kernel = name.startswith("kernels/") and name.endswith(".cl") and name.count("/") == 1
         if name not in known and not kernel:
@@ -200,26 +199,42 @@ def _text(folder: Path, name: str) -> str:
         raise InputError(f"{path}: is not UTF-8 text, expected OpenCL C; export the model again") from error
 
 
-def _check_same(folder: Path, manifest: Manifest, program: Program) -> None:
-    """Check that what the manifest tells is what the program does."""
-    fed = [place for place in program.inputs if place not in program.hyperparameters.values()]
-    pairs = (
-        ("inputs", manifest.inputs, _ports(program, fed, manifest.inputs)),
-        ("outputs", manifest.outputs, _ports(program, program.outputs, manifest.outputs)),
+def _program(folder: Path, name: str, texts: Mapping[str, str]) -> Program:
+    path = resolve_inside(folder, name)
+    return parse_program(path, parse_json(path, read_bytes(path, max_bytes=MAX_FILE_BYTES)), texts)
+
+
+def _check_same(folder: Path, manifest: Manifest, program: Program, accumulating: Program | None) -> None:
+    """Check that what the manifest tells is what the programs do, and that both hold the same tensors."""
+    programs = (program,) if accumulating is None else (program, accumulating)
+    pairs: list[tuple[str, object, object]] = [
         ("hyperparameters", set(manifest.hyperparameters), set(program.hyperparameters)),
-        ("memory", manifest.memory, memory_of(program)),
-        ("class", manifest.target.device_class, program.target),
+        ("memory", manifest.memory, memory_of(programs)),
         (
             "kernels",
             {name for name in manifest.files if name.startswith("kernels/")},
-            {kernel_file(kernel.name) for kernel in program.kernels},
+            {kernel_file(kernel.name) for made in programs for kernel in made.kernels},
         ),
-    )
+    ]
+    for made in programs:
+        fed = [place for place in made.inputs if place not in made.hyperparameters.values()]
+        pairs += [
+            ("inputs", manifest.inputs, _ports(made, fed, manifest.inputs)),
+            ("outputs", manifest.outputs, _ports(made, made.outputs, manifest.outputs)),
+            ("class", manifest.target.device_class, made.target),
+        ]
     for what, told, found in pairs:
         if told != found:
             raise InputError(
                 f"{folder}: {MANIFEST} and {PROGRAM} tell different {what}; expected the same: export the "
                 "model again"
+            )
+    kept = {tensor.name: tensor for tensor in program.tensors if tensor.role in KEPT}
+    for tensor in accumulating.tensors if accumulating is not None else ():
+        if tensor.role in KEPT and kept.get(tensor.name, tensor) != tensor:
+            raise InputError(
+                f"{folder}: {PROGRAM} and {ACCUMULATING} hold {tensor.name} in different ways; expected the "
+                "same: export the model again"
             )
 
 

@@ -17,6 +17,8 @@ def describe(bundle: Bundle) -> str:
     manifest, program = bundle.manifest, bundle.program
     memory, target = manifest.memory, manifest.target
     step = "training step" if bundle.trains else "inference"
+    if manifest.accumulate > 1:
+        step += f", weights updated every {manifest.accumulate} batches"
     rows = [
         ("for", f"{target.name} ({target.device_class})"),
         ("inputs", _ports(manifest.inputs)),

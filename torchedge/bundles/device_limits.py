@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torchedge.bundles.manifests import memory_of
 from torchedge.devices import Device
-from torchedge.lowering.limits import Limits
+from torchedge.errors import DeviceError
+from torchedge.lowering.limits import Limits, check_limits
+from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import DeviceClass
 
-__all__ = ["checked_limits", "device_class", "limits_of"]
+__all__ = ["check_memory", "checked_limits", "device_class", "limits_of"]
 
 _PHONE_VENDORS = ("qualcomm", "arm", "imagination", "samsung")
 
@@ -49,6 +54,18 @@ def limits_of(device: Device) -> Limits:
     if device_class(device) == "mobile":
         values["double"], sources["double"] = False, "phone GPUs have no float64"
     return Limits(device.name, sources=sources, **values)  # type: ignore[arg-type]
+
+
+def check_memory(programs: Sequence[Program], limits: Limits) -> None:
+    """Raise DeviceError for what programs that share their weights ask beyond a device's limits."""
+    for program in programs:
+        check_limits(program, limits)
+    total = memory_of(programs).total_bytes
+    if limits.memory_bytes is not None and total > limits.memory_bytes:
+        raise DeviceError(
+            f"{programs[0].name} takes {total} bytes in all, {limits.device} has {limits.memory_bytes} "
+            f"({limits.sources['memory_bytes']}); use a smaller batch"
+        )
 
 
 def checked_limits(limits: Limits) -> dict[str, int]:

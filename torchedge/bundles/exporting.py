@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.bundle import Bundle
-from torchedge.bundles.device_limits import checked_limits, device_class, limits_of
+from torchedge.bundles.device_limits import check_memory, checked_limits, device_class, limits_of
 from torchedge.bundles.folders import check_free, new_folder
 from torchedge.bundles.manifests import (
+    ACCUMULATING,
     MANIFEST,
     ONNX,
     PLAN,
@@ -22,30 +23,34 @@ from torchedge.bundles.manifests import (
     WEIGHTS,
     BundleFile,
     Manifest,
-    Target,
     kernel_file,
     manifest_document,
     memory_of,
     ports_of,
 )
+from torchedge.bundles.manifests import Target as DeviceTarget
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
-from torchedge.bundles.weights import write_weights
+from torchedge.bundles.weights import KEPT, write_weights
 from torchedge.devices import Device
 from torchedge.errors import InputError, LoweringError
 from torchedge.lowering.assembly import lower
-from torchedge.lowering.limits import check_limits
+from torchedge.lowering.limits import Limits
 from torchedge.lowering.program_documents import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import Target, target_of
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.streaming_plans import StreamingPlan
+from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.objectives import Loss
 from torchedge.tracing.restoring import kept_modes
 from torchedge.tracing.training_steps import CapturedStep, capture_step
 
 __all__ = ["STAGES", "Request", "make_bundle"]
+
+Precision = Literal["float32", "float16"]
 
 STAGES = ("capture", "lower", "write", "model.onnx", "check")
 """What `progress` is told, in order; "model.onnx" only where it is written."""
@@ -70,6 +75,8 @@ class Request:
     name: str | None = None
     plan: StreamingPlan | None = None
     onnx: bool = True
+    accumulate: int = 1
+    precision: Precision = "float32"
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -100,13 +107,13 @@ def make_bundle(
     progress("capture")
     captured, notes = _captured(request, expected)
     progress("lower")
-    _check_dtypes(captured)
-    program = lower(captured.step, device_class(device))
     limits = limits_of(device)
-    check_limits(program, limits)
+    programs = _lowered(captured, _target(device, limits, request.precision))
+    program = programs[0]
+    check_memory(programs, limits)
     with new_folder(target) as folder:
         progress("write")
-        files = _write_program(folder, program, captured)
+        files = _write_programs(folder, programs, captured)
         told: dict[str, object] = {"left_out": "on request"}
         if request.onnx:
             progress("model.onnx")
@@ -119,7 +126,7 @@ def make_bundle(
         if request.plan is not None:
             write_json(folder / PLAN, request.plan.document())
             files[PLAN] = _file(folder / PLAN)
-        checked = Target(
+        checked = DeviceTarget(
             device.name,
             device.title,
             device.fingerprint,
@@ -127,11 +134,45 @@ def make_bundle(
             checked_limits(limits),
             limits.unknown,
         )
-        manifest = _manifest(request, captured, program, checked, notes, told, files)
+        manifest = _manifest(request, captured, programs, checked, notes, told, files)
         write_json(folder / MANIFEST, manifest_document(manifest))
         progress("check")
         bundle = Bundle.open(folder)
     return replace(bundle, path=target)
+
+
+def _target(device: Device, limits: Limits, precision: Precision) -> Target:
+    """Return the target of a device: that of its class, within the limits of its images."""
+    target = target_of(device_class(device))
+    return replace(
+        target,
+        image_width=limits.image_width or target.image_width,
+        image_height=limits.image_height or target.image_height,
+        pitch=limits.pitch_texels or target.pitch,
+        half=precision == "float16",
+    )
+
+
+def _lowered(captured: CapturedStep, target: Target) -> list[Program]:
+    """Return the programs of a step, and of the one that adds up gradients; they share their tensors.
+
+    What the latter writes lies in both as it writes it; all else lies as the step that updates wants it.
+    """
+    _check_dtypes(captured)
+    if captured.accumulating is None:
+        return [lower(captured.step, target)]
+    accumulating = lower(captured.accumulating, target)
+    values = captured.accumulating.graph.values
+    written = {values[before].name for before, _ in captured.accumulating.updates}
+    updating = lower(captured.step, target, {n: at for n, at in _kept(accumulating).items() if n in written})
+    settled, known = _kept(updating), _kept(accumulating)
+    if any(settled.get(name, layout) != layout for name, layout in known.items()):
+        accumulating = lower(captured.accumulating, target, settled)
+    return [updating, accumulating]
+
+
+def _kept(program: Program) -> dict[str, Layout]:
+    return {tensor.name: tensor.layout for tensor in program.tensors if tensor.role in KEPT}
 
 
 def _check_request(request: Request) -> None:
@@ -149,6 +190,12 @@ def _check_request(request: Request) -> None:
     given = [name for name in ("targets", "loss", "optimizer") if getattr(request, name) is not None]
     if given and not request.train:
         raise InputError(f"{given[0]} is given without train=True; expected it for a training step alone")
+    if request.precision not in get_args(Precision):
+        raise InputError(
+            f"precision is {request.precision!r}; expected one of {', '.join(get_args(Precision))}"
+        )
+    if request.accumulate != 1 and not request.train:
+        raise InputError("accumulate is given without train=True; expected it for a training step alone")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):
         raise InputError(f"plan is a {type(request.plan).__name__}; expected what torchedge.plan returns")
 
@@ -198,6 +245,7 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
             targets=() if targets is None else targets,
             loss=loss,
             optimizer=optimizer,
+            accumulate=request.accumulate,
             keep=keep,
             seed=request.seed,
             name=request.name,
@@ -221,19 +269,25 @@ def _fed(program: Program) -> list[int]:
     return [place for place in program.inputs if place not in program.hyperparameters.values()]
 
 
-def _write_program(folder: Path, program: Program, captured: CapturedStep) -> dict[str, BundleFile]:
-    """Write kernels, program and weights; return them with their hashes."""
+def _write_programs(
+    folder: Path, programs: Sequence[Program], captured: CapturedStep
+) -> dict[str, BundleFile]:
+    """Write kernels, programs and weights; return them with their hashes."""
     files = {}
     (folder / "kernels").mkdir()
-    for kernel in program.kernels:
+    for kernel in {kernel.name: kernel for program in programs for kernel in program.kernels}.values():
         path, text = folder / kernel_file(kernel.name), kernel.source.encode()
         path.write_bytes(text)
         files[kernel_file(kernel.name)] = BundleFile(kernel.digest, len(text))
-    write_json(folder / PROGRAM, program_document(program, sources=False))
-    files[PROGRAM] = _file(folder / PROGRAM)
-    kept = {name: tensor.detach().cpu().numpy() for name, tensor in captured.tensors.items()}
-    data = {name: array for name, array in kept.items() if name not in program.hyperparameters}
-    digest = write_weights(folder / WEIGHTS, program, data)
+    for name, program in zip((PROGRAM, ACCUMULATING), programs, strict=False):
+        write_json(folder / name, program_document(program, sources=False))
+        files[name] = _file(folder / name)
+    data = {
+        name: tensor.detach().cpu().numpy()
+        for name, tensor in captured.tensors.items()
+        if name not in programs[0].hyperparameters
+    }
+    digest = write_weights(folder / WEIGHTS, programs, data)
     files[WEIGHTS] = BundleFile(digest, (folder / WEIGHTS).stat().st_size)
     return files
 
@@ -246,14 +300,15 @@ def _file(path: Path) -> BundleFile:
 def _manifest(
     request: Request,
     captured: CapturedStep,
-    program: Program,
-    target: Target,
+    programs: Sequence[Program],
+    target: DeviceTarget,
     notes: list[str],
     onnx: Mapping[str, object],
     files: Mapping[str, BundleFile],
 ) -> Manifest:
     from torchedge import __version__
 
+    program = programs[0]
     fed = _fed(program)
     values = [captured.step.graph.values[place] for place in captured.step.graph.outputs]
     several = len(values) > 1
@@ -264,12 +319,13 @@ def _manifest(
     return Manifest(
         model=program.name,
         mode="train" if request.train else "infer",
+        accumulate=request.accumulate,
         versions={"torchedge": __version__, "torch": torch.__version__, "numpy": np.__version__},
         target=target,
         inputs=ports_of(program, fed, [program.tensors[place].name for place in fed]),
         outputs=ports_of(program, program.outputs, names),
         hyperparameters={name: float(captured.tensors[name]) for name in program.hyperparameters},
-        memory=memory_of(program),
+        memory=memory_of(programs),
         onnx=onnx,
         notes=(*notes, *program.notes),
         files=files,

@@ -11,13 +11,13 @@ from typing import Literal, get_args
 from torchedge.errors import InputError
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.arenas import total_bytes
-from torchedge.lowering.limits import resident_bytes
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import TARGETS
 from torchedge.storage import Document, read_json
 from torchedge.storage.fields import Fields
 
 __all__ = [
+    "ACCUMULATING",
     "MANIFEST",
     "ONNX",
     "PLAN",
@@ -38,12 +38,16 @@ __all__ = [
 ]
 
 SCHEMA = "torchedge-bundle-1"
-MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.json", "weights.safetensors"
+MANIFEST, PROGRAM, ACCUMULATING = "manifest.json", "program.json", "accumulating.json"
+WEIGHTS = "weights.safetensors"
 ONNX, PLAN = "model.onnx", "streaming_plan.json"
 
 MAX_MANIFEST_BYTES = 2**25
 MAX_FILES = 2**17
 MAX_BYTES = 2**50
+SHARED = frozenset({"parameter", "buffer", "state"})
+"""Roles of tensors that programs of one bundle share by name."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 StepMode = Literal["train", "infer"]
@@ -104,12 +108,15 @@ class BundleFile:
 class Manifest:
     """What a bundle says of itself.
 
-    versions: of torchedge and torch that made it. hyperparameters: their values at the beginning. onnx: what
-    was found when model.onnx was run, or why there is none. files: by path within the bundle.
+    accumulate: batches to an update; above one, all but the last of them run accumulating.json, which adds
+    up gradients. versions: of torchedge and torch that made it. hyperparameters: their values at the
+    beginning. onnx: what was found when model.onnx was run, or why there is none. files: by path within the
+    bundle.
     """
 
     model: str
     mode: StepMode
+    accumulate: int
     versions: Mapping[str, str]
     target: Target
     inputs: tuple[Port, ...]
@@ -126,17 +133,20 @@ def kernel_file(name: str) -> str:
     return f"kernels/{name}.cl"
 
 
-def memory_of(program: Program) -> Memory:
-    """Return what a program takes from a device."""
-    arena = program.arena
-    kept = [tensor.nbytes for tensor in program.tensors if tensor.role != "intermediate"]
-    images = [width * height * 4 * ITEM_SIZES[dtype] for width, height, dtype in arena.slots]
-    return Memory(
-        resident_bytes(program),
-        total_bytes(arena),
-        arena.live_bytes,
-        max([*kept, *images, arena.nbytes], default=0),
-    )
+def memory_of(programs: Sequence[Program]) -> Memory:
+    """Return what programs that share their parameters, buffers and states take from a device."""
+    resident: dict[str, int] = {}
+    arena = live = largest = 0
+    for number, program in enumerate(programs):
+        for tensor in program.tensors:
+            if tensor.role != "intermediate":
+                own = "" if tensor.role in SHARED else f"{number} "
+                resident[own + tensor.name] = tensor.nbytes
+        slots = [width * height * 4 * ITEM_SIZES[dtype] for width, height, dtype in program.arena.slots]
+        arena += total_bytes(program.arena)
+        live += program.arena.live_bytes
+        largest = max([largest, program.arena.nbytes, *slots])
+    return Memory(sum(resident.values()), arena, live, max([largest, *resident.values()]))
 
 
 def ports_of(program: Program, places: Sequence[int], names: Sequence[str]) -> tuple[Port, ...]:
@@ -155,6 +165,7 @@ def manifest_document(manifest: Manifest) -> Document:
         "schema": SCHEMA,
         "model": manifest.model,
         "mode": manifest.mode,
+        "accumulate": manifest.accumulate,
         "versions": dict(manifest.versions),
         "device": {
             "name": target.name,
@@ -204,6 +215,7 @@ def parse_manifest(source: str | Path, document: Mapping[str, object]) -> Manife
     manifest = Manifest(
         model=entry.text("model"),
         mode=entry.word("mode", get_args(StepMode)),  # type: ignore[arg-type]
+        accumulate=entry.whole("accumulate", 1, 2**31 - 1),
         versions=_versions(entry.below("versions")),
         target=_target(entry.below("device")),
         inputs=_ports(entry, "inputs"),
@@ -215,7 +227,7 @@ def parse_manifest(source: str | Path, document: Mapping[str, object]) -> Manife
         files=_files(entry.below("files")),
     )
     entry.done()
-    for name in (PROGRAM, WEIGHTS):
+    for name in (PROGRAM, WEIGHTS, *([ACCUMULATING] if manifest.accumulate > 1 else [])):
         if name not in manifest.files:
             raise InputError(f"{source}: files lists no {name}; expected it: export the model again")
     return manifest

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,20 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.storage.documents import open_file
 from torchedge.storage.tensors import MAX_HEADER_BYTES, NAMES, Entry, Header, parse_header
 
-__all__ = ["LINE", "PAGE", "check_weights", "packed_weights", "read_header", "write_weights"]
+__all__ = ["KEPT", "LINE", "PAGE", "check_weights", "packed_weights", "read_header", "write_weights"]
 
 PAGE, LINE = 16384, 64
 SCHEMA = "torchedge-weights-1"
 
 _FILLER = "~padding."
-_KEPT = frozenset({"parameter", "buffer", "state", "constant"})
+KEPT = frozenset({"parameter", "buffer", "state", "constant"})
+"""Roles of tensors that stay on the device from step to step."""
 
 Array = npt.NDArray[Any]
 
 
-def write_weights(path: Path, program: Program, data: Mapping[str, Array]) -> str:
-    """Write the tensors that a program keeps and `data` holds (logical arrays); return the file's SHA-256.
+def write_weights(path: Path, programs: Sequence[Program], data: Mapping[str, Array]) -> str:
+    """Write the tensors that programs keep and `data` holds (logical arrays); return the file's SHA-256.
 
     States that `data` does not hold begin at their fill. Memory: one tensor at a time.
 
@@ -44,7 +45,7 @@ def write_weights(path: Path, program: Program, data: Mapping[str, Array]) -> st
         InputError: a parameter, buffer or constant has no data, or data of another shape or dtype.
         ProfileError: the file cannot be written, or there are too many tensors for one file.
     """
-    tensors = [tensor for tensor in _in_order(program) if tensor.name in data or tensor.role != "state"]
+    tensors = [tensor for tensor in _kept(programs) if tensor.name in data or tensor.role != "state"]
     header: dict[str, object] = {"__metadata__": {"page": str(PAGE), "schema": SCHEMA}}
     end = 0
     layout: list[tuple[int, StoredTensor | None]] = []
@@ -98,11 +99,16 @@ def _entry(code: str, shape: tuple[int, ...], start: int, nbytes: int) -> dict[s
     return {"dtype": code, "shape": list(shape), "data_offsets": [start, start + nbytes]}
 
 
-def _in_order(program: Program) -> list[StoredTensor]:
-    """Return the tensors that stay on the device, those first that a launch touches first."""
-    touched = dict.fromkeys(index for launch in program.launches for index in launch.tensors)
-    order = [*touched, *[n for n in range(len(program.tensors)) if n not in touched]]
-    return [program.tensors[n] for n in order if program.tensors[n].role in _KEPT]
+def _kept(programs: Sequence[Program]) -> list[StoredTensor]:
+    """Return the tensors that stay on the device, those first that a launch touches first; each name once."""
+    found: dict[str, StoredTensor] = {}
+    for program in programs:
+        touched = dict.fromkeys(index for launch in program.launches for index in launch.tensors)
+        order = [*touched, *[n for n in range(len(program.tensors)) if n not in touched]]
+        for tensor in [program.tensors[n] for n in order]:
+            if tensor.role in KEPT:
+                found.setdefault(tensor.name, tensor)
+    return list(found.values())
 
 
 def _held_shape(tensor: StoredTensor) -> tuple[int, ...]:
@@ -139,11 +145,11 @@ def read_header(path: Path) -> Header:
         return parse_header(path, file.read(8 + MAX_HEADER_BYTES), size)
 
 
-def check_weights(path: Path, header: Header, program: Program) -> None:
-    """Hold a weights file against the program; raises InputError for what is missing, unknown or else."""
+def check_weights(path: Path, header: Header, programs: Sequence[Program]) -> None:
+    """Hold a weights file against the programs; raises InputError for what is missing, unknown or else."""
     if header.metadata.get("schema") != SCHEMA:
         raise InputError(f"{path}: schema is {header.metadata.get('schema')!r:.60}; expected {SCHEMA!r}")
-    kept = {tensor.name: tensor for tensor in program.tensors if tensor.role in _KEPT}
+    kept = {tensor.name: tensor for tensor in _kept(programs)}
     for name in header.entries:
         if name not in kept and not name.startswith(_FILLER):
             raise InputError(f"{path}: holds {name!r}, which the program does not keep; export it again")
@@ -167,13 +173,15 @@ def _dtype(tensor: StoredTensor) -> np.dtype[Any] | None:
         return None
 
 
-def packed_weights(path: Path, header: Header, program: Program) -> Iterator[tuple[StoredTensor, Array]]:
+def packed_weights(
+    path: Path, header: Header, programs: Sequence[Program]
+) -> Iterator[tuple[StoredTensor, Array]]:
     """Yield each tensor that the file holds with its data as the device holds it, in the file's order.
 
     Raises:
         ProfileError: the file ends early, or cannot be read.
     """
-    kept = {tensor.name: tensor for tensor in program.tensors if tensor.role in _KEPT}
+    kept = {tensor.name: tensor for tensor in _kept(programs)}
     with open_file(path) as file:
         for name, entry in sorted(header.entries.items(), key=lambda item: item[1].start):
             if name in kept and entry.stop > entry.start:

@@ -59,6 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer", metavar="NAME", help=f"with --train: {', '.join(OPTIMIZERS)} (the first)"
     )
     parser.add_argument("--lr", type=float, metavar="RATE", help="with --train: the learning rate")
+    parser.add_argument(
+        "--accumulate", type=whole, metavar="N", help="with --train: batches to an update (default 1)"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "float16"),
+        default="float32",
+        help="of large intermediates; kernels compute in float32",
+    )
     parser.add_argument("--no-onnx", action="store_true", help="write no model.onnx")
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
     add_json(parser)
@@ -93,6 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             name=label,
             onnx=not arguments.no_onnx,
+            accumulate=arguments.accumulate or 1,
+            precision=arguments.precision,
             force=arguments.force,
             progress=tell,
             **options,
@@ -118,7 +129,12 @@ def document(bundle: Bundle) -> dict[str, Any]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name, words in (("loss", LOSSES), ("optimizer", OPTIMIZERS), ("lr", None)):
+    for name, words in (
+        ("loss", LOSSES),
+        ("optimizer", OPTIMIZERS),
+        ("lr", None),
+        ("accumulate", None),
+    ):
         value = getattr(arguments, name)
         if value is not None and not arguments.train:
             raise InputError(f"--{name} is given without --train; expected it for a training step alone")

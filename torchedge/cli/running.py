@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torchedge.bundles.bundle import Bundle
     from torchedge.bundles.manifests import Port
-    from torchedge.runtime import Executor
+    from torchedge.bundles.runners import Runner
 
 NAME = "run"
 SUMMARY = "run a bundle through OpenCL"
@@ -61,20 +61,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run and print."""
     from torchedge.bundles.bundle import Bundle
+    from torchedge.storage.tensors import write_tensors
 
     bundle = Bundle.open(arguments.bundle)
     _check(arguments, bundle)
     if not arguments.input and not arguments.random and bundle.inputs:
         return _show(bundle, arguments.json)
     arrays = _inputs(bundle, arguments)
-    with bundle.open_executor(arguments.device, profile=arguments.time) as executor:
+    with bundle.place(arguments.device, profile=arguments.time) as runner:
         for name, value in map(_setting, arguments.set):
-            executor.set(name, value)
-        outputs, losses, times = _steps(bundle, executor, arrays, arguments.steps)
+            runner.set(name, value)
+        outputs, losses, times = _steps(bundle, runner, arrays, arguments.steps)
         result: dict[str, Any] = {
             "model": bundle.manifest.model,
             "mode": bundle.manifest.mode,
-            "device": executor.context.device.name,
+            "device": runner.executor.context.device.name,
             "steps": arguments.steps,
             "outputs": [_summary(port, out) for port, out in zip(bundle.outputs, outputs, strict=True)],
         }
@@ -82,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
             result["losses"] = losses
         if arguments.time:
             result["step_ms"] = statistics.median(times)
-            result["kernels"] = _kernel_times(executor)
+            result["kernels"] = _kernel_times(runner)
         if arguments.save is not None:
-            _save(arguments.save, bundle, executor)
+            write_tensors(arguments.save, runner.state_dict())
     if arguments.output is not None:
         _write(arguments.output, bundle, outputs)
     if arguments.json:
@@ -197,18 +198,11 @@ def _write(path: Path, bundle: Bundle, outputs: list[npt.NDArray[Any]]) -> None:
     write_bytes(path, file.getvalue())
 
 
-def _save(path: Path, bundle: Bundle, executor: Executor) -> None:
-    from torchedge.storage.tensors import write_tensors
-
-    kept = [t.name for t in bundle.program.tensors if t.role in ("parameter", "buffer")]
-    write_tensors(path, {name: executor.read(name) for name in kept})
-
-
 # running and printing ---------------------------------------------------------------------------------------
 
 
 def _steps(
-    bundle: Bundle, executor: Executor, arrays: list[npt.NDArray[Any]], steps: int
+    bundle: Bundle, runner: Runner, arrays: list[npt.NDArray[Any]], steps: int
 ) -> tuple[list[npt.NDArray[Any]], list[float], list[float]]:
     """Return the last outputs, the loss of each step, and how long each took in ms."""
     losses, times = [], []
@@ -216,7 +210,7 @@ def _steps(
     with Progress(steps, f"run {bundle.manifest.model}", remaining=True) as progress:
         for _ in range(steps):
             start = time.perf_counter()
-            outputs = executor.step(*arrays)
+            outputs = runner.step(*arrays)
             times.append(1000 * (time.perf_counter() - start))
             if bundle.trains:
                 losses.append(float(outputs[0]))
@@ -240,10 +234,10 @@ def _summary(port: Port, output: npt.NDArray[Any]) -> dict[str, Any]:
     return found
 
 
-def _kernel_times(executor: Executor) -> list[dict[str, Any]]:
+def _kernel_times(runner: Runner) -> list[dict[str, Any]]:
     """Return the kernels of the last step by the time they took, the longest first."""
     found: dict[str, dict[str, Any]] = {}
-    for item in executor.timings():
+    for item in runner.timings():
         row = found.setdefault(
             item.kernel, {"kernel": item.kernel, "kind": item.kind, "launches": 0, "ms": 0.0}
         )

@@ -44,7 +44,8 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     alone, together = gather_updates([group for group in fused.groups if group.host.numel])
     if device.half:
         store_half(fused.groups, fused.outputs)
-    fixed = {*inputs, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
+    settled = [node for node in translation.stored.values() if node.name in (layouts or {})]
+    fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
     placed = choose_storages(alone, placed, fixed, device, lambda group, known: _drafts(group, known, device))
     drafts = [draft for group in alone for draft in _drafts(group, placed, device)]
     drafts += [draft_updates(batch, placed, device) for batch in together]
