@@ -352,3 +352,43 @@ def test_runs_are_bit_identical():
         first = executor.run(x)[0]
         assert all(executor.run(x)[0].tobytes() == first.tobytes() for _ in range(5))
     np.testing.assert_allclose(first, (x.astype(np.float64) ** 2).sum(1), rtol=1e-5)
+
+
+def test_an_executor_that_is_only_dropped_frees_parts_that_overlap_last_made_first():
+    from torchedge.runtime import arenas
+
+    freed = []
+
+    class Part:
+        def __init__(self, offset):
+            self.offset = offset
+
+        def __del__(self):
+            freed.append(self.offset)
+
+    memory = arenas.ArenaMemory({}, None, (), [Part(offset) for offset in (0, 512, 256)])
+    memory.memory.update(enumerate(memory.parts))
+    del memory
+    assert freed == [256, 512, 0]
+    sizes = (900, 500, 300, 800, 200, 700)
+    made = program(
+        [
+            tensor("x", (1000,), "input"),
+            *[tensor(f"t{n}", (n,)) for n in sizes],
+            tensor("z", (100,), "output"),
+        ],
+        [pointwise("add1", "b[i] = a[i] + 1;", ["read", "write"])],
+        [
+            ("add1", [a, b], [size])
+            for (a, b), size in zip(
+                pairwise(["x", *[f"t{n}" for n in sizes], "z"]),
+                (*[min(p) for p in pairwise([1000, *sizes])], 100),
+                strict=True,
+            )
+        ],
+        ["x"],
+        ["z"],
+    )
+    executor = Executor(made)
+    assert executor.run(np.zeros(1000, np.float32))[0][0] == 7
+    del executor

@@ -14,17 +14,24 @@ from torchedge.runtime.tensors import image_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaMemory:
-    """Memory objects of the intermediates by tensor, and the allocations behind them."""
+    """Memory objects of the intermediates by tensor, the allocations behind them, and parts of the buffer."""
 
     memory: dict[int, Any]
     buffer: Any
     images: tuple[Any, ...]
+    parts: list[Any]
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
         held = [self.buffer, *self.images] if self.buffer is not None else list(self.images)
         return sum(memory.size for memory in held)
+
+    def __del__(self) -> None:
+        # In reverse: NVIDIA's driver (580.159) crashes where overlapping parts go as they came.
+        self.memory.clear()
+        while self.parts:
+            self.parts.pop()
 
 
 def allocate_arena(context: DeviceContext, program: Program) -> ArenaMemory:
@@ -40,14 +47,18 @@ def allocate_arena(context: DeviceContext, program: Program) -> ArenaMemory:
     images = tuple(
         [allocate_image(context, width, height, dtype, what) for width, height, dtype in arena.slots]
     )
-    parts: dict[tuple[int, int], Any] = {}
+    parts: list[Any] = []
+    known: dict[tuple[int, int], Any] = {}
     memory: dict[int, Any] = {}
     for index, offset in arena.offset.items():
         tensor = program.tensors[index]
         place = (offset, tensor.nbytes)
-        if place not in parts:
-            parts[place] = sub_buffer(context, buffer, offset, tensor.nbytes, f"{what}: {tensor.name}")
-        part = parts[place]
-        memory[index] = part if tensor.layout.storage == "buffer" else image_of(context, tensor, part)
+        if place not in known:
+            known[place] = sub_buffer(context, buffer, offset, tensor.nbytes, f"{what}: {tensor.name}")
+            parts.append(known[place])
+        memory[index] = known[place]
+        if tensor.layout.storage == "image_buffer":
+            memory[index] = image_of(context, tensor, known[place])
+            parts.append(memory[index])
     memory |= {index: images[slot] for index, slot in arena.slot.items()}
-    return ArenaMemory(memory, buffer, images)
+    return ArenaMemory(memory, buffer, images, parts)

@@ -259,7 +259,13 @@ class Executor:
 
     def close(self) -> None:
         """Give the memory back; tensors that another executor shares live on there."""
-        self._calls, self._events, self._fed, self._returned, self._awaited = [], [], [], [], []
+        self._calls, self._events, self._fed, self._returned, self._awaited = (
+            [],
+            [],
+            [],
+            [],
+            [],
+        )  # kernels first
         self._tensors, self._arena, self._words = {}, None, None
 
     def __enter__(self) -> Executor:
@@ -268,6 +274,9 @@ class Executor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()
 
     # inside ------------------------------------------------------------------------------------------------
