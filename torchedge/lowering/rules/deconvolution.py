@@ -14,15 +14,16 @@ from torchedge.lowering.rules.taps import Phases, Taps
 def x_of(y: Node, weight: Node, taps: Taps) -> Node:
     """Return x(n, xc, i) = sum of y(n, yc, o) · weight(yc, xc, k) over yc and all o and k that meet i.
 
-    With strides, x is made phase by phase (see `Phases`), so that no product with a hole is computed.
+    With strides, phase by phase (see `Phases`), so that no product with a hole is computed.
     """
     phases = [
         Phases(*sizes)
         for sizes in zip(taps.sizes, taps.kernel, taps.stride, taps.padding, taps.dilation, strict=True)
     ]
     channels = weight.shape[1] * taps.groups
-    depthwise = weight.shape[1] == 1 and taps.groups > 1
-    made = (_depthwise_x if depthwise else _dense_x)(y, weight, taps, phases)
+    if weight.shape[1] == 1 and taps.groups > 1:
+        return _depthwise_x(y, weight, taps, phases)
+    made = _dense_x(y, weight, taps, phases)
     if all(p.trivial for p in phases):
         return reshaped(made, (y.shape[0], channels, *taps.sizes))
     split = reshaped(made, (y.shape[0], channels, *[n for p in phases for n in (p.quotients, p.count)]))
@@ -99,16 +100,24 @@ def _dense_x(y: Node, weight: Node, taps: Taps, phases: Sequence[Phases]) -> Nod
 
 
 def _depthwise_x(y: Node, weight: Node, taps: Taps, phases: Sequence[Phases]) -> Node:
-    multiplier = weight.shape[0] // taps.groups
-    space, _ = _phased(phases)
-    domain = (y.shape[0], taps.groups, *space, multiplier, *[p.most_taps for p in phases])
-    builder = RowBuilder(domain, range(2 + len(space), len(domain)), "depthwise")
+    """The same where each channel of x has outputs of its own: each x looks up its phase."""
+    multiplier, space = weight.shape[0] // taps.groups, len(phases)
+    shape = (y.shape[0], taps.groups, *taps.sizes)
+    builder = RowBuilder(
+        (*shape, multiplier, *[p.most_taps for p in phases]), range(2 + space, 3 + 2 * space), "depthwise"
+    )
 
     def product(n: Index, group: Index, *at: Index) -> Scalar:
-        turns = at[len(space) + 1 :]
-        outs, inside, places, within = _meetings(phases, y.shape[2:], at[: len(space)], turns)
-        channel = group * multiplier + at[len(space)]
-        return guarded([*inside, *within], y.at(n, channel, *outs) * weight.at(channel, 0, *places))
+        places: list[Index] = []
+        needed: list[Bound] = []
+        for phase, place in zip(phases, at, strict=False):
+            quotient, first, bounds = phase.split(place)
+            places += [quotient] if phase.trivial else [quotient, first]
+            needed += bounds
+        outs, inside, tapped, within = _meetings(phases, y.shape[2:], places, at[space + 1 :])
+        channel = group * multiplier + at[space]
+        value = y.at(n, channel, *outs) * weight.at(channel, 0, *tapped)
+        return guarded([*needed, *inside, *within], value)
 
     total = builder.reduce("sum", product)
     made = builder.row(lambda *_: total)
