@@ -75,3 +75,21 @@ def test_random_numbers_are_uniform_and_differ_by_seed_step_and_operator():
 def test_random_numbers_are_philox():
     """Salmon et al.'s known answer: counter and key all zero give 0x6627e8d5 first."""
     assert uniform((), 0, 0, 0) == (0x6627E8D5 >> 8) * 2.0**-24
+
+
+@pytest.mark.parametrize("device_class", ["cpu", "gpu"])
+@pytest.mark.parametrize("shape", [(3, 5, 16), (7,), ()], ids=str)
+def test_random_numbers_are_the_same_on_a_device(shape, device_class):
+    pytest.importorskip("pyopencl")
+    from torchedge.graphs.drafts import Draft, Ref
+    from torchedge.lowering.assembly import lower
+    from torchedge.runtime import Executor
+
+    draft = Draft()
+    seed, counter = [draft.add(name, (), "int64", "input") for name in ("seed", "counter")]
+    attrs = {"seed": Ref(seed), "counter": Ref(counter), "shape": shape, "offset": 3}
+    made = draft.call("random_uniform", attrs, [(shape, "float32")])
+    executor = Executor(lower(draft.finish([seed, counter], made), device_class))
+    for numbers in ((5, 0), (2**31 - 1, 2**33 + 7)):
+        (found,) = executor.run(*[np.asarray(n, np.int64) for n in numbers])
+        assert (found == uniform(shape, *numbers, 3).astype(np.float32)).all()
