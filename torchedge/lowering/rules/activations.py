@@ -11,7 +11,7 @@ from torchedge.lowering.rules.promotion import computed
 from torchedge.lowering.rules.registry import Result, rule
 
 SIGMOID_SCALE, CUBE = 2 * sqrt(2 / pi), 0.044715
-"""Of GELU's approximation: x · sigmoid(SIGMOID_SCALE (x + CUBE x³)), which is x / 2 · (1 + tanh(half of it))."""
+"""Of GELU's approximation: x · sigmoid(SIGMOID_SCALE (x + CUBE x³)), that is x/2 · (1 + tanh(half of it))."""
 
 
 @rule("relu")
