@@ -21,8 +21,9 @@ def place_tensors(
 ) -> dict[Node, Layout]:
     """Return the layout of every tensor that kernels read or write.
 
-    Parameters lie as the first product that reads them walks them; what a kernel makes lies as the kernel's
-    loops run; inputs lie as PyTorch passes them. given: layouts of stored tensors that are settled, by name.
+    Parameters lie as the first product or reduction that reads them walks them; what a kernel makes lies as
+    the kernel's loops run; inputs lie as PyTorch passes them. given: layouts of stored tensors that are
+    settled, by name.
     """
     layouts: dict[Node, Layout] = {node: row_major(len(node.shape)) for node in inputs}
     if given is not None:
@@ -33,6 +34,10 @@ def place_tensors(
                 _place_operand(group.host, body, layouts)
     for group in groups:
         strides = _loop_strides(group, layouts)
+        if isinstance(group.host, Rows):
+            for load in loads_of(*group.bodies):
+                if isinstance(load.tensor, Stored) and load.tensor not in layouts:
+                    layouts[load.tensor] = _as_written(load.tensor.shape, load.indices, strides)
         for node, target in group.stored.items():
             key = target or node
             if key not in layouts:
