@@ -142,12 +142,12 @@ def make_bundle(
 
 
 def _target(device: Device, limits: Limits, precision: Precision) -> Target:
-    """Return the target of a device: that of its class, within the limits of its images."""
+    """Return the target of a device: that of its class, with smaller images where its limits ask for them."""
     target = target_of(device_class(device))
     return replace(
         target,
-        image_width=limits.image_width or target.image_width,
-        image_height=limits.image_height or target.image_height,
+        image_width=min(limits.image_width or target.image_width, target.image_width),
+        image_height=min(limits.image_height or target.image_height, target.image_height),
         pitch=limits.pitch_texels or target.pitch,
         half=precision == "float16",
     )
