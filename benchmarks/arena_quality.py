@@ -36,8 +36,8 @@ MOST = 1.05
 MIB = 2**20
 
 
-def lowered(name: str, batch: int) -> Program:
-    """Return the Program of a training step of one of torchvision's models."""
+def lowered(name: str, batch: int, target: str = "cpu") -> Program:
+    """Return the Program of a training step of one of torchvision's models for a device class."""
     import torch
 
     from torchedge.lowering.assembly import lower
@@ -53,10 +53,10 @@ def lowered(name: str, batch: int) -> Program:
         loss=torch.nn.functional.cross_entropy,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     )
-    return lower(step.step)
+    return lower(step.step, target)
 
 
-def networks(names: list[str], batch: int, alignment: int) -> bool:
+def networks(names: list[str], batch: int, target: str, alignment: int) -> bool:
     """Print a line for each network; return whether all stay within the limit."""
     from torchedge.lowering.arena_checks import check_arena
 
@@ -64,7 +64,7 @@ def networks(names: list[str], batch: int, alignment: int) -> bool:
     fine = True
     for name in names:
         try:
-            program = lowered(name, batch)
+            program = lowered(name, batch, target)
         except TorchedgeError as error:
             print(f"{name:16} {error}")
             continue
@@ -123,10 +123,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), metavar="NAME")
     parser.add_argument("--batch-size", type=int, default=2)
+    parser.add_argument("--target", default="cpu", help="cpu, gpu or mobile (default: %(default)s)")
     parser.add_argument("--alignment", type=int, default=512, help="bytes")
     parser.add_argument("--made-up", action="store_true", help="instances that are no networks")
     given = parser.parse_args()
-    fine = made_up(1) if given.made_up else networks(given.networks, given.batch_size, given.alignment)
+    if given.made_up:
+        fine = made_up(1)
+    else:
+        fine = networks(given.networks, given.batch_size, given.target, given.alignment)
     sys.exit(0 if fine else 1)
 
 

@@ -23,19 +23,19 @@ def find_slots(
 
     Kernels address texels by number, so that a larger image serves as well.
     """
-
-    def started(index: int) -> int:
-        return lifetimes[index][0]
-
-    def lived(index: int) -> int:
-        return lifetimes[index][1] - lifetimes[index][0]
-
+    end = max((lifetimes[i][1] for i in images), default=0)
+    alive = [0] * end
+    for index, size in images.items():
+        for launch in range(*lifetimes[index]):
+            alive[launch] += image_bytes(size)
+    tight = {i: max(alive[slice(*lifetimes[i])]) for i in images}
+    area = {i: image_bytes(size) for i, size in images.items()}
     orders = (
-        sorted(images, key=lambda i: (-image_bytes(images[i]), i)),
+        sorted(images, key=lambda i: (-tight[i], -area[i], i)),
+        sorted(images, key=lambda i: (-area[i], -tight[i], i)),
+        sorted(images, key=lambda i: (-area[i], -lifetimes[i][1], i)),
         sorted(images, key=lambda i: (-images[i][0], -images[i][1], i)),
         sorted(images, key=lambda i: (-images[i][1], -images[i][0], i)),
-        sorted(images, key=lambda i: (-lived(i), -image_bytes(images[i]), i)),
-        sorted(images, key=lambda i: (started(i), -image_bytes(images[i]), i)),
     )
     return min(
         [_filled(order, images, lifetimes) for order in orders],
@@ -48,23 +48,22 @@ def _filled(
 ) -> tuple[tuple[ImageSize, ...], dict[int, int]]:
     """Put each image where the slots grow least, or into a new slot where that costs less."""
     slots: list[ImageSize] = []
-    held: list[list[Lifetime]] = []
+    busy: list[int] = []  # a bit for each launch
     slot: dict[int, int] = {}
     for index in order:
         width, height, dtype = images[index]
-        start, end = lifetimes[index]
-        best, cost = len(slots), (image_bytes(images[index]), 0)
-        for number, old in enumerate(slots):
-            if old[2] != dtype or any(a < end and start < b for a, b in held[number]):
+        life = (1 << lifetimes[index][1]) - (1 << lifetimes[index][0])
+        best, cost = len(slots), (width * height, 0)
+        for number, (wide, high, kind) in enumerate(slots):
+            if busy[number] & life or kind != dtype:
                 continue
-            new = (max(old[0], width), max(old[1], height), dtype)
-            grown = (image_bytes(new) - image_bytes(old), image_bytes(old))
-            if grown < cost:
-                best, cost = number, grown
+            grown = max(wide, width) * max(high, height) - wide * high
+            if (grown, wide * high) < cost:
+                best, cost = number, (grown, wide * high)
         if best == len(slots):
             slots.append(images[index])
-            held.append([])
+            busy.append(0)
         slots[best] = (max(slots[best][0], width), max(slots[best][1], height), dtype)
-        held[best].append((start, end))
+        busy[best] |= life
         slot[index] = best
     return tuple(slots), slot
