@@ -1,7 +1,7 @@
 """Schedules of contractions by device class: tiles, vectors, splits. The place where a tuner will sit.
 
-The numbers were found by experiment: "cpu" on PoCL with AVX-512, "gpu" on an NVIDIA H200
-(`benchmarks/contractions.py` prints the comparison).
+The numbers were found by experiment: "cpu" on PoCL with AVX-512, "gpu" on an NVIDIA H200; those of "mobile"
+are assumed (`benchmarks/lowering_contractions.py` prints what they reach).
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from typing import Literal
 
 from torchedge.lowering.targets import Target
 
-MICRO_TILES = ((8, 2), (8, 3), (16, 1), (10, 2))
-"""Rows and vectors of a register tile: 32 vector registers hold it with its operands. Best first."""
-DEPTH = 256
-"""Inner points of a block in the first-level cache or local memory of a CPU."""
-
-
 Kind = Literal["panel", "local", "register"]
 
-
+MICRO_TILES = {(8, 2): 1.0, (8, 3): 1.0, (10, 2): 0.95, (16, 1): 0.82}
+"""Relative speed of register tiles by rows and vectors; 32 vector registers hold each with its operands."""
+DEPTH = 256
+"""Inner points of a block on a CPU: a tile's columns stay in the first-level cache."""
 WIDEST_BLOCK = 512
 """Columns of a block at most: long runs of an operand's and a result's lines move together."""
 DEPTH_OF_A_PART = 384
@@ -76,6 +73,17 @@ class Schedule:
         return self.vectors * self.vector
 
 
+LARGE = Schedule("local", 256, 128, 8, 16, 2, 4, band=4)
+MIDDLE = Schedule("local", 128, 64, 16, 8, 2, 4)
+SMALL = Schedule("local", 64, 64, 16, 8, 2, 4)
+"""Blocks of a server GPU: the large one needs a product that fills the device with them."""
+
+
+TILE = Schedule("register", 4, 8, 4, 4, 2, 4)
+NARROW = Schedule("register", 4, 4, 4, 4, 1, 4)
+"""Tiles of a phone's GPU: 8 or 4 vectors of sums leave registers for the waves that hide memory."""
+
+
 def default_schedule(extents: Extents, target: Target) -> Schedule:
     """Return the schedule that does well for a contraction on a device class."""
     if target.name == "cpu":
@@ -88,7 +96,7 @@ def _panels(extents: Extents, target: Target) -> Schedule:
     vector = max(1, target.vector * 4 // extents.itemsize)
     while vector > 4 and extents.cols <= vector // 2:
         vector //= 2
-    tile_rows, vectors = min(MICRO_TILES, key=lambda t: _waste(extents, t[0], t[1] * vector, t))
+    tile_rows, vectors = min(MICRO_TILES, key=lambda tile: _slowness(extents, tile, vector))
     tile_cols = vectors * vector
     block_cols = _multiple(min(WIDEST_BLOCK, extents.cols), tile_cols)
     if extents.run and extents.run % tile_cols == 0:
@@ -111,17 +119,11 @@ def _panels(extents: Extents, target: Target) -> Schedule:
     return replace(found, rows_first=extents.rows >= extents.cols)
 
 
-LARGE = Schedule("local", 256, 128, 8, 16, 2, 4, band=4)
-MIDDLE = Schedule("local", 128, 64, 16, 8, 2, 4)
-SMALL = Schedule("local", 64, 64, 16, 8, 2, 4)
-"""Blocks of a server GPU: the large one needs a product that fills the device with them."""
-
-
 def _locals(extents: Extents, target: Target) -> Schedule:
     """Return the schedule of a GPU: the largest block that still fills it, then a split of inner loops."""
     groups = max(1, target.work_items // target.group)  # that should run at once
     chosen = SMALL
-    for block in (LARGE, MIDDLE) if extents.itemsize <= 4 else (MIDDLE,):
+    for block in (LARGE, MIDDLE) if extents.itemsize <= 4 else ():
         if (
             extents.cols > block.block_cols // 2
             and extents.rows > block.block_rows // 2
@@ -132,13 +134,8 @@ def _locals(extents: Extents, target: Target) -> Schedule:
     tasks = _tasks(extents, chosen.block_rows, chosen.block_cols)
     if tasks >= groups:
         return chosen
-    parts = min(-(-4 * groups // tasks), extents.inner // DEPTH_OF_A_PART)
+    parts = min(-(-2 * groups // tasks), extents.inner // DEPTH_OF_A_PART)
     return replace(chosen, parts=max(1, parts))
-
-
-TILE = Schedule("register", 4, 8, 4, 4, 2, 4)
-NARROW = Schedule("register", 4, 4, 4, 4, 1, 4)
-"""Tiles of a phone's GPU: 8 or 4 vectors of sums leave registers for the waves that hide memory."""
 
 
 def _registers(extents: Extents, target: Target) -> Schedule:
@@ -149,11 +146,10 @@ def _registers(extents: Extents, target: Target) -> Schedule:
     return replace(chosen, parts=max(1, parts))
 
 
-def _waste(extents: Extents, tile_rows: int, tile_cols: int, tile: tuple[int, int]) -> tuple[float, int]:
-    """Return by how much padding to whole tiles enlarges the work; the best tile first among equals."""
-    padded = _multiple(extents.rows, tile_rows) * _multiple(extents.cols, tile_cols)
-    busy = min(1.0, tile_rows * tile[1] / 16)  # few accumulators leave the multipliers waiting
-    return padded / (extents.rows * extents.cols) / busy, MICRO_TILES.index(tile)
+def _slowness(extents: Extents, tile: tuple[int, int], vector: int) -> float:
+    """Return by how much padding to whole tiles enlarges the work, over the tile's speed."""
+    padded = _multiple(extents.rows, tile[0]) * _multiple(extents.cols, tile[1] * vector)
+    return padded / (extents.rows * extents.cols) / MICRO_TILES[tile]
 
 
 def _tasks(extents: Extents, block_rows: int, block_cols: int) -> int:
