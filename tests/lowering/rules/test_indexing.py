@@ -122,6 +122,15 @@ def test_scatter_adds_alpha_times():
     check(aten.index_add.default, tensor(4, 3), 0, places(4, 5, low=0), tensor(5, 3), alpha=-0.5)
 
 
+def test_no_index_changes_nothing():
+    empty, x = torch.tensor([], dtype=torch.int64), tensor(4, 3)
+    check(aten.scatter_add.default, x, 0, empty, tensor(0))
+    check(aten.scatter.value, x, 0, empty, 1.0)
+    check(aten.scatter_reduce.two, x, 0, empty, tensor(0), "amax")
+    check(aten.index_copy.default, x, 0, empty, x[:0], device=True)
+    check(aten.index_put.default, x, [empty], x[:0], device=True)
+
+
 def test_refusals():
     with pytest.raises(LoweringError, match="scale_grad_by_freq"):
         check(aten.embedding_dense_backward.default, tensor(5, 3), places(4, 5, low=0), 4, -1, True)

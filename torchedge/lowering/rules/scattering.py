@@ -68,6 +68,8 @@ def scatter(
 ) -> Node:
     """Input with src, or a value, at the places along a dimension that index holds."""
     given = value if src is None else src
+    if not index.numel:
+        return input
     if reduce is not None:
         return scatter_reduce(result, input, dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
     base = _first(input, dim)
@@ -78,6 +80,8 @@ def scatter(
 @rule("scatter_add")
 def scatter_add(result: Result, input: Node, dim: int, index: Node, src: Node) -> Node:
     """Input plus src at the places along a dimension that index holds."""
+    if not index.numel:
+        return input
     base = _first(input, dim)
     made = added(base.shape, result.dtype, _along(input, dim, index, src), base.at)
     return _back(made, dim, result.shape)
@@ -94,6 +98,8 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> Node:
     """Input joined with src (sum, prod, mean, amax or amin) at places along a dimension."""
+    if not index.numel:
+        return input
     return _joined(result, input, dim, _along(input, dim, index, src), reduce, include_self)
 
 

@@ -98,14 +98,16 @@ def replaced(
     shape: Sequence[int], dtype: str, sources: Sources, base: Element | None, add: bool = False
 ) -> Node:
     """Return base(*index), or zero, with each element's last source in its place (`add`: added to it)."""
+    previous = base or (lambda *_: constant(0, dtype))
+    if not sources.count:
+        return pointwise(shape, dtype, previous)
     last = _last_sources(shape, sources)
 
     def element(row: Index, *tail: Index) -> Scalar:
         found = last.at(row, *tail) if sources.varies else last.at(row)
         source = of(Fetched(found, -1, sources.count - 1))
-        old = constant(0, dtype) if base is None else base(row, *tail)
         new = _plus(sources.value(source, *tail), base if add else None, dtype, (row, *tail))
-        return guarded([(source, 0, sources.count), *sources.within(tail)], new, old)
+        return guarded([(source, 0, sources.count), *sources.within(tail)], new, previous(row, *tail))
 
     return pointwise(shape, dtype, element)
 
