@@ -14,7 +14,13 @@ def test_every_error_has_the_common_base(name):
 
 @pytest.mark.parametrize(
     ("name", "builtin"),
-    [("InputError", ValueError), ("DeviceError", LookupError), ("MissingExtraError", ImportError)],
+    [
+        ("InputError", ValueError),
+        ("DeviceError", LookupError),
+        ("MissingExtraError", ImportError),
+        ("OpenCLError", RuntimeError),
+        ("DeviceMemoryError", MemoryError),
+    ],
 )
 def test_callers_that_know_only_builtins_catch_them(name, builtin):
     assert issubclass(getattr(errors, name), builtin)
