@@ -107,10 +107,10 @@ def test_training_and_inference_of_a_convolutional_network_with_batch_norm():
     equal(model, eager)
 
 
+# With SGD: what moves a bias of attention's keys is rounding alone, which Adam would blow up.
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [16])
-def test_a_vision_transformer(width):
-    train_both(SmallViT(width), OPTIMIZERS["adam"], batches(2, (2, 3, 16, 16), 5))
+def test_a_vision_transformer():
+    train_both(SmallViT(), OPTIMIZERS["sgd"], batches(2, (2, 3, 16, 16), 5))
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_language_model_with_tied_weights():
     def loss(outputs, labels):
         return F.cross_entropy(outputs["logits"].flatten(0, 1), labels.flatten())
 
-    train_both(model, OPTIMIZERS["adam"], [(t, t.roll(-1, 1)) for t in tokens], loss)
+    train_both(model, OPTIMIZERS["sgd"], [(t, t.roll(-1, 1)) for t in tokens], loss)
 
 
 def test_a_dataloader_with_a_smaller_last_batch_and_other_sizes(runs):

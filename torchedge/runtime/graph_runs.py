@@ -10,7 +10,7 @@ import torch
 
 from torchedge.errors import CaptureError, LoweringError, OpenCLError
 from torchedge.lowering.translation import translate
-from torchedge.runtime.kept_tensors import KeptTensor, kept_behind, stand_in, to_host
+from torchedge.runtime.kept_tensors import KeptTensor, kept_behind, stand_in
 from torchedge.runtime.open_devices import OpenDevice
 from torchedge.runtime.segment_programs import Held, SegmentProgram
 from torchedge.tracing.aten_graphs import step_of
@@ -63,10 +63,10 @@ class GraphRun:
             return value
         return self._on_host(value, self._results.forms[name]) if leaves else stand_in(value)
 
-    def _on_host(self, value: Held, form: torch.Tensor | None = None) -> torch.Tensor:
+    def _on_host(self, value: Held, form: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
-        return to_host(self.device.context, self.device.context.queue, value, form)
+        return self.device.transfers.to_host(value.stored, value.memory, form)
 
     # preparing: the first run ------------------------------------------------------------------------------
 
@@ -96,8 +96,11 @@ class GraphRun:
         return program.run
 
     def _in_pytorch(self, segment: Segment, values: dict[str, Held]) -> Callable[[dict[str, Held]], None]:
+        holders = segment.module.graph.find_nodes(op="placeholder")
+        forms = dict(zip(segment.inputs, [node.meta["val"] for node in holders], strict=True))
+
         def run(values: dict[str, Held]) -> None:
-            made = segment.module(*[self._on_host(values[name]) for name in segment.inputs])
+            made = segment.module(*[self._on_host(values[name], form) for name, form in forms.items()])
             values.update(zip(segment.outputs, made, strict=True))
 
         run(values)

@@ -8,9 +8,7 @@ import torch
 
 from torchedge.lowering.programs import StoredTensor
 from torchedge.opencl.contexts import DeviceContext
-from torchedge.opencl.memory import download
-from torchedge.runtime.tensors import DeviceTensor, allocate_tensor
-from torchedge.runtime.transposing import transposed
+from torchedge.runtime.tensors import allocate_tensor
 
 _ATTRIBUTE = "torchedge_memory"
 
@@ -59,30 +57,3 @@ def stand_in(kept: KeptTensor) -> torch.Tensor:
 def kept_behind(tensor: torch.Tensor) -> KeptTensor | None:
     """Return what `stand_in` made a tensor for; None for any other tensor."""
     return getattr(tensor, _ATTRIBUTE, None)
-
-
-def to_host(
-    context: DeviceContext, queue: Any, kept: KeptTensor, form: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Copy a tensor from the device, with the strides of `form`, by default contiguous."""
-    stored, layout = kept.stored, kept.stored.layout
-    order: list[int] = list(range(len(stored.shape)))
-    if form is not None:
-        strides = form.stride()
-        order.sort(key=lambda d: (stored.shape[d] == 1, -strides[d]))
-    if layout.storage == "buffer":
-        held = torch.empty(layout.sizes(stored.shape), dtype=getattr(torch, stored.dtype))
-        download(context, queue, kept.memory, held.numpy().reshape(-1))
-        held = transposed(held, [layout.order.index(d) for d in order])
-    else:
-        read = torch.from_numpy(DeviceTensor(stored, kept.memory).read(context, queue))
-        held = transposed(read, order)
-    tensor = held.permute(sorted(range(held.dim()), key=order.__getitem__))
-    if form is None or _same_strides(tensor, form):
-        return tensor
-    return torch.empty_strided(tensor.shape, form.stride(), dtype=tensor.dtype).copy_(tensor)
-
-
-def _same_strides(tensor: torch.Tensor, form: torch.Tensor) -> bool:
-    strides = zip(tensor.stride(), form.stride(), tensor.shape, strict=True)
-    return all(a == b or n == 1 for a, b, n in strides)

@@ -10,6 +10,7 @@ from typing import Any
 from torchedge.lowering.targets import TARGETS, Target
 from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.runtime.residents import Residents
+from torchedge.runtime.transfers import Transfers
 
 _PHONES = re.compile(r"adreno|qualcomm|mali|immortalis|powervr|\barm\b", re.IGNORECASE)
 
@@ -19,6 +20,7 @@ class OpenDevice:
     """A device in use. lock: one graph at a time runs on it."""
 
     context: DeviceContext
+    transfers: Transfers
     residents: Residents
     target: Target
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -38,8 +40,10 @@ def open_device(query: ClDevice | str | int | None = None) -> OpenDevice:
     context = open_context(query)
     found = _open.get(context.device.index)
     if found is None or found.context is not context:
-        residents = Residents(context, context.queue)
-        found = _open[context.device.index] = OpenDevice(context, residents, target_for(context.device))
+        transfers = Transfers(context, context.queue)
+        residents = Residents(context, transfers)
+        found = OpenDevice(context, transfers, residents, target_for(context.device))
+        _open[context.device.index] = found
     return found
 
 

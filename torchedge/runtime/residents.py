@@ -11,9 +11,8 @@ import torch
 
 from torchedge.lowering.programs import StoredTensor
 from torchedge.opencl.contexts import DeviceContext
-from torchedge.opencl.memory import upload
 from torchedge.runtime.tensors import allocate_tensor
-from torchedge.runtime.transposing import transposed
+from torchedge.runtime.transfers import Transfers, memory_order
 from torchedge.textures.layouts import Layout
 
 _ROW = 1021
@@ -40,8 +39,8 @@ class Residents:
     writing through `tensor.data` does not move the counter.
     """
 
-    def __init__(self, context: DeviceContext, queue: Any) -> None:
-        self._context, self._queue = context, queue
+    def __init__(self, context: DeviceContext, transfers: Transfers) -> None:
+        self._context, self._transfers = context, transfers
         self._copies: dict[_Key, dict[Layout, _Copy]] = {}
         self.uploads = 0
 
@@ -61,7 +60,7 @@ class Residents:
             memory = allocate_tensor(self._context, stored).memory
             owner = weakref.ref(tensor, self._forgetting(_key(tensor)))
             copy = copies[stored.layout] = _Copy(owner, memory, stored.nbytes, version, 0)
-        upload(self._context, self._queue, copy.memory, packed(tensor, stored.layout))
+        self._transfers.to_device(tensor, stored.layout, copy.memory)
         copy.version, copy.mark = version, fingerprint(tensor)
         self.uploads += 1
         return copy.memory
@@ -88,20 +87,10 @@ class Residents:
         return forget
 
 
-def packed(tensor: torch.Tensor, layout: Layout) -> np.ndarray[Any, Any]:
-    """Return a tensor's data as the device holds it."""
-    plain = tensor.detach().resolve_neg()
-    if layout.storage != "buffer":
-        return layout.pack(plain.numpy())
-    return transposed(plain, layout.order).numpy().reshape(-1)
-
-
 def fingerprint(tensor: torch.Tensor) -> int:
     """Return a number that changes with the data: sums of 64-bit words by their place modulo a prime."""
     plain = tensor.detach().resolve_neg()
-    strides = plain.stride()
-    dense = sorted(range(plain.dim()), key=lambda d: -strides[d])
-    raw = plain.permute(dense).contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw = plain.permute(memory_order(plain)).contiguous().reshape(-1).view(torch.uint8).numpy()
     words = raw[: raw.size // 8 * 8].view(np.uint64)
     whole = words.size // _ROW * _ROW
     sums = words[:whole].reshape(-1, _ROW).sum(0, dtype=np.uint64)
