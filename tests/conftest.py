@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,25 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no measured data at {folder}: set TORCHEDGE_DATA to the folder that holds jetson-tx2/")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --update-golden."""
+    parser.addoption("--update-golden", action="store_true", help="write golden texts anew")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Hold a text against tests/golden/NAME, or write it there with --update-golden."""
+
+    def hold(name: str, text: str) -> None:
+        path = CHECKOUT / "tests" / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.is_file(), f"no golden text {name}: run this test with --update-golden"
+        assert text == path.read_text(), (
+            f"{name} changed: run this test with --update-golden if that is meant"
+        )
+
+    return hold

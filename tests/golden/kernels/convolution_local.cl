@@ -1,0 +1,180 @@
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_fc8c6542cd(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
+  __local float a_block[2176] __attribute__((aligned(32)));
+  __local float b_block[2048] __attribute__((aligned(32)));
+  const int lid = get_local_id(0), number = get_group_id(0);
+  const int band = number / 1, within = number % 1;
+  const int height = min(1, 1 - band * 1);
+  const int row0 = (band * 1 + within % height) * 64, col0 = within / height * 64;
+  const int batch = get_group_id(1), part = get_group_id(2);
+  const int first = part * 9, last = min(first + 9, 9);
+  const int warp = lid / 32, lane = lid % 32;
+  const int tx = (warp % 1 * 8 + lane % 8) * 4;
+  const int ty = (warp / 1 * 4 + lane / 8) * 4;
+  float a_next[16];
+  int a_r0[16], a_r1[16], a_r2[16];
+  #pragma unroll
+  for (int s = 0; s < 16; ++s) {
+    const int item = lid + s * 64, x = item / 16;
+    const int r0 = (uint)(min(row0 + x, 49)) / 25;
+    const int r1 = (uint)(min(row0 + x, 49)) / 5 % 5;
+    const int r2 = (uint)(min(row0 + x, 49)) % 5;
+    a_r0[s] = r0;
+    a_r1[s] = r1;
+    a_r2[s] = r2;
+  }
+  float4 b_next[4];
+  int b_c0[4];
+  #pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    const int item = lid + s * 64, x = item % 16 * 4;
+    const int c0 = (uint)(min(col0 + x, 28)) / 4;
+    b_c0[s] = c0;
+  }
+  float4 sums[8][2];
+  #pragma unroll
+  for (int i = 0; i < 8; ++i)
+    #pragma unroll
+    for (int j = 0; j < 2; ++j) sums[i][j] = 0;
+  int chunk = first;
+  if (chunk < last) {
+    #pragma unroll
+    for (int s = 0; s < 16; ++s) {
+      const int item = lid + s * 64, k = item % 16 * 1;
+      const int r0 = a_r0[s];
+      const int r1 = a_r1[s];
+      const int r2 = a_r2[s];
+      const int q = chunk * 16 + k;
+      a_next[s] = 0;
+      {
+        const int k0 = (uint)(q) / 9;
+        const int k1 = (uint)(q) / 3 % 3;
+        const int k2 = (uint)(q) % 3;
+        const int v1_1 = (2 * r1 + k1 - 1 >= 0 && 2 * r1 + k1 - 1 < 9 && 2 * r2 + k2 - 1 >= 0 && 2 * r2 + k2 - 1 < 9);
+        const float v1_2 = t1[(v1_1 ? 162 * k0 + 81 * r0 + 18 * r1 + 9 * k1 + 2 * r2 + k2 - 10 : 0)];
+        const float v1_3 = (v1_1 ? v1_2 : 0.0f);
+        a_next[s] = v1_3;
+      }
+    }
+    #pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const int item = lid + s * 64, k = item / 16;
+      const int c0 = b_c0[s];
+      const int q = chunk * 16 + k;
+      b_next[s] = 0;
+      {
+        const int k0 = (uint)(q) / 9;
+        const int k1 = (uint)(q) / 3 % 3;
+        const int k2 = (uint)(q) % 3;
+        const float4 v2_1 = *(__global const float4*)(t2 + 1536 * k1 + 512 * k2 + 32 * k0 + 4 * c0);
+        b_next[s] = v2_1;
+      }
+    }
+    #pragma unroll
+    for (int s = 0; s < 16; ++s) {
+      const int item = lid + s * 64;
+      __local float* to = a_block + 0 * 1088 + item % 16 * 68 + item / 16;
+      to[0] = a_next[s];
+    }
+    #pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const int item = lid + s * 64;
+      __local float* to = b_block + 0 * 1024 + item / 16 * 64 + item % 16 * 4;
+      *(__local float4*)to = b_next[s];
+    }
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  int now = 0;
+  for (int next; chunk < last; chunk = next) {
+    next = chunk + 1;
+    if (next < last) {
+    #pragma unroll
+    for (int s = 0; s < 16; ++s) {
+      const int item = lid + s * 64, k = item % 16 * 1;
+      const int r0 = a_r0[s];
+      const int r1 = a_r1[s];
+      const int r2 = a_r2[s];
+      const int q = next * 16 + k;
+      a_next[s] = 0;
+      {
+        const int k0 = (uint)(q) / 9;
+        const int k1 = (uint)(q) / 3 % 3;
+        const int k2 = (uint)(q) % 3;
+        const int v1_1 = (2 * r1 + k1 - 1 >= 0 && 2 * r1 + k1 - 1 < 9 && 2 * r2 + k2 - 1 >= 0 && 2 * r2 + k2 - 1 < 9);
+        const float v1_2 = t1[(v1_1 ? 162 * k0 + 81 * r0 + 18 * r1 + 9 * k1 + 2 * r2 + k2 - 10 : 0)];
+        const float v1_3 = (v1_1 ? v1_2 : 0.0f);
+        a_next[s] = v1_3;
+      }
+    }
+    #pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const int item = lid + s * 64, k = item / 16;
+      const int c0 = b_c0[s];
+      const int q = next * 16 + k;
+      b_next[s] = 0;
+      {
+        const int k0 = (uint)(q) / 9;
+        const int k1 = (uint)(q) / 3 % 3;
+        const int k2 = (uint)(q) % 3;
+        const float4 v2_1 = *(__global const float4*)(t2 + 1536 * k1 + 512 * k2 + 32 * k0 + 4 * c0);
+        b_next[s] = v2_1;
+      }
+    }
+    }
+    __local const float* from_a = a_block + now * 1088 + ty;
+    __local const float* from_b = b_block + now * 1024 + tx;
+    #pragma unroll
+    for (int k = 0; k < 16; ++k) {
+      const float4 x0 = *(__local const float4*)(from_a + k * 68 + 0);
+      const float4 x1 = *(__local const float4*)(from_a + k * 68 + 32);
+      const float4 y0 = *(__local const float4*)(from_b + k * 64 + 0);
+      const float4 y1 = *(__local const float4*)(from_b + k * 64 + 32);
+      sums[0][0] += x0.s0 * y0; sums[0][1] += x0.s0 * y1;
+      sums[1][0] += x0.s1 * y0; sums[1][1] += x0.s1 * y1;
+      sums[2][0] += x0.s2 * y0; sums[2][1] += x0.s2 * y1;
+      sums[3][0] += x0.s3 * y0; sums[3][1] += x0.s3 * y1;
+      sums[4][0] += x1.s0 * y0; sums[4][1] += x1.s0 * y1;
+      sums[5][0] += x1.s1 * y0; sums[5][1] += x1.s1 * y1;
+      sums[6][0] += x1.s2 * y0; sums[6][1] += x1.s2 * y1;
+      sums[7][0] += x1.s3 * y0; sums[7][1] += x1.s3 * y1;
+    }
+    now ^= 1;
+    if (next < last) {
+    #pragma unroll
+    for (int s = 0; s < 16; ++s) {
+      const int item = lid + s * 64;
+      __local float* to = a_block + now * 1088 + item % 16 * 68 + item / 16;
+      to[0] = a_next[s];
+    }
+    #pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const int item = lid + s * 64;
+      __local float* to = b_block + now * 1024 + item / 16 * 64 + item % 16 * 4;
+      *(__local float4*)to = b_next[s];
+    }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  #pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int row = row0 + i / 4 * 32 + ty + i % 4;
+    if (row >= 50) continue;
+    const int r0 = (uint)(row) / 25;
+    const int r1 = (uint)(row) / 5 % 5;
+    const int r2 = (uint)(row) % 5;
+    #pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float4 four = sums[i][j];
+      {
+        const int col = col0 + j * 32 + tx;
+        const float4 acc = four;
+        if (col < 32) {
+          const int c0 = (uint)(col) / 4;
+          const float4 v3_1 = *(__global const float4*)(t3 + 4 * c0);
+          const float4 v3_2 = (acc + v3_1);
+          const float4 v3_3 = (v3_2 * ((float4)(2.0f)));
+          *(__global float4*)(t0 + 800 * r0 + 160 * r1 + 32 * r2 + 4 * c0) = v3_3;
+        }
+      }
+    }
+  }
+}

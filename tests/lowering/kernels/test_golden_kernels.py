@@ -1,0 +1,67 @@
+"""Kernel texts stay as they are, letter by letter, unless a change to them is meant.
+
+`pytest tests/lowering/kernels/test_golden_kernels.py --update-golden` writes the new ones.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles.node_runs import program_of
+from oracles.rule_checks import apply
+
+from torchedge.lowering.building import contraction, elementwise
+from torchedge.lowering.nodes import Stored
+from torchedge.lowering.schedules import NARROW, SMALL, TILE, Schedule
+
+ATEN = torch.ops.aten
+MORE = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+"""Stride 2, padding 1."""
+
+
+def convolution():
+    x, w, bias = torch.zeros(2, 16, 9, 9), torch.zeros(32, 16, 3, 3), torch.zeros(32)
+    made = ATEN.convolution(x, w, bias, *MORE)
+    nodes, _ = apply(ATEN.convolution.default, (x, w, bias, *MORE), {}, [made])
+    return [elementwise(lambda a: a * 2, nodes[0], dtype="float32")], ()
+
+
+def gradient():
+    x, w = torch.zeros(2, 32, 9, 9), torch.zeros(16, 32, 3, 3)
+    grad = torch.zeros_like(ATEN.convolution(x, w, None, *MORE))
+    arguments = (grad, x, w, [16], *MORE, [True, False, False])
+    nodes, _ = apply(ATEN.convolution_backward.default, arguments, {}, [x, None, None])
+    return [nodes[0]], ()
+
+
+def update():
+    x, grad = Stored((400, 24), "float32", "x", 0), Stored((400, 10), "float32", "grad", 1)
+    weight = Stored((10, 24), "float32", "weight", 2)
+    product = contraction(
+        (10, 24),
+        ("row", "col"),
+        (400,),
+        lambda out, over: grad.at(over[0], out[0]),
+        lambda out, over: x.at(over[0], out[1]),
+        "float32",
+    )
+    return [], [(weight, elementwise(lambda w, g: w - g * 0.1, weight, product, dtype="float32"))]
+
+
+CASES = {
+    "convolution_panel": (convolution, "cpu", None),
+    "gradient_panel": (gradient, "cpu", None),
+    "update_panel": (update, "cpu", Schedule("panel", 16, 32, 64, 8, 2, 16, parts=2)),
+    "convolution_local": (convolution, "gpu", SMALL),
+    "gradient_local": (gradient, "gpu", SMALL),
+    "convolution_register": (convolution, "mobile", TILE),
+    "update_register": (update, "mobile", NARROW),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_are_as_they_were(case, golden):
+    make, target, schedule = CASES[case]
+    nodes, updates = make()
+    made = program_of(nodes, target, schedule, updates)
+    golden(f"kernels/{case}.cl", "\n".join(kernel.source for kernel in made.kernels))
