@@ -15,12 +15,11 @@ from torchedge.lowering.program_files import parse_program, read_program, write_
 from torchedge.storage import data_folder
 from torchedge.textures.layouts import Layout
 
-SGD = sgd()
 IMAGE = Layout((0, 2, 3, 1), "image", 2, "block-4")
 PROGRAMS = {
     "add": vector_add(),
     "chain": chain(in_place=True),
-    "sgd": replace(SGD, tensors=tuple(replace(t, fill=float(t.fill)) for t in SGD.tensors)),
+    "sgd": sgd(),
     "images": image_copy((3, 7, 5, 6), IMAGE),
     "texels": image_copy((3, 7, 5, 6), Layout(IMAGE.order, "", 2, row_texels=64), "float16", "image_buffer"),
 }

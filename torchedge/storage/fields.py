@@ -43,11 +43,11 @@ class Fields:
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
-        """Return a number."""
+        """Return a number, whole where it is written so."""
         value = self._take(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(key, value, "a number")
-        return float(value)
+        return value
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return a boolean."""
