@@ -9,9 +9,8 @@ from torchedge.graphs.drafts import Draft, Ref
 from torchedge.lowering.assembly import lower
 from torchedge.runtime.executors import Executor
 
-NAMES = {d: str(d).removeprefix("torch.").replace("float64", "float32") for d in (
-    torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool
-)}  # fmt: skip
+DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+NAMES = {getattr(torch, name): name.replace("float64", "float32") for name in DTYPES}
 
 
 def run_on_device(target, args, kwargs, made, device_class="cpu"):
