@@ -1,4 +1,4 @@
-"""Nodes computed with numpy, in float64 where they are floating: an oracle that shares nothing with the kernels."""
+"""Nodes computed with numpy, in float64 where they are floating: an oracle apart from the kernels."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ from scipy import special
 
 from torchedge.expressions.indices import Axis, Fetched, Floor, Rest
 from torchedge.expressions.scalars import Apply, Constant, Guarded, Load, Local, Position
-from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Scatter, Stored
+from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Stored
 
 _NUMPY = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide, "neg": np.negative, "abs": np.abs,
-    "abs_int": np.abs, "pow": np.power, "square": np.square, "reciprocal": lambda a: 1 / a, "relu": lambda a: np.where(a < 0, 0, a),
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide, "neg": np.negative,
+    "abs": np.abs,
+    "abs_int": np.abs, "pow": np.power, "square": np.square, "reciprocal": lambda a: 1 / a,
+    "relu": lambda a: np.where(a < 0, 0, a),
     "sigmoid": special.expit, "max_int": np.maximum, "min_int": np.minimum, "maximum": np.maximum,
     "minimum": np.minimum, "round": np.rint, "sign": lambda a: np.nan_to_num(np.sign(a)),
     "isnan": np.isnan, "isinf": np.isinf, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
     "not": np.logical_not, "bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
     "bit_not": np.invert, "shift_left": np.left_shift, "shift_right": np.right_shift,
     "int_div": lambda a, b: (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))), "int_mod": np.fmod,
-    "mad": lambda a, b, c: a * b + c, "where": np.where, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "rsqrt": lambda a: 1 / np.sqrt(a), "erf": special.erf,
-    "erfc": special.erfc, "lgamma": special.gammaln, "fmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
+    "mad": lambda a, b, c: a * b + c, "where": np.where, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "rsqrt": lambda a: 1 / np.sqrt(a),
+    "erf": special.erf,
+    "erfc": special.erfc, "lgamma": special.gammaln, "fmod": np.fmod, "atan2": np.arctan2,
+    "hypot": np.hypot,
     "copysign": np.copysign, "nextafter": lambda a, b: np.nextafter(np.float32(a), np.float32(b)),
-    "int_pow": lambda a, b: _int_pow(a, b), "digamma": special.digamma, "trigamma": lambda a: special.polygamma(1, a),
+    "int_pow": lambda a, b: _int_pow(a, b), "digamma": special.digamma,
+    "trigamma": lambda a: special.polygamma(1, a),
     "erfinv": special.erfinv, "zeta": special.zeta,
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,
+    "atanh": np.arctanh,
 }  # fmt: skip
 _REDUCE = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all}
 
@@ -52,10 +59,8 @@ def _compute(node, data, known):
         both = _value(node.a, grid, {}, data, known) * _value(node.b, grid, {}, data, known)
         both = np.broadcast_to(both, [a.extent for a in (*node.axes, *node.inner)])
         return both.sum(axis=tuple(range(len(node.axes), both.ndim)))
-    if isinstance(node, Rows):
-        return _rows(node, data, known)
-    assert isinstance(node, Scatter)
-    return _scatter(node, data, known)
+    assert isinstance(node, Rows)
+    return _rows(node, data, known)
 
 
 def _rows(node, data, known):
@@ -81,21 +86,6 @@ def _rows(node, data, known):
             found = found.transpose([node.outer.index(a) for a in output.axes])
         results.append(_typed(found, output.dtype))
     return results
-
-
-def _scatter(node, data, known):
-    result = np.zeros(node.shape, np.float64 if node.dtype.startswith("float") else node.dtype)
-    if node.base is not None:
-        result = _full(_value(node.base, _grid(node.axes), {}, data, known), node.axes).copy()
-    rows = _full(_value(node.row, _grid(node.source_axes), {}, data, known), node.source_axes).reshape(-1)
-    loops = (*node.source_axes, *node.axes[1:])
-    values = _full(_value(node.value, _grid(loops), {}, data, known), loops).reshape(
-        len(rows), *node.shape[1:]
-    )
-    for row, value in zip(rows, values, strict=True):
-        if 0 <= row < node.shape[0]:
-            result[row] = value if node.replace else result[row] + value
-    return result
 
 
 def _grid(loops):

@@ -10,7 +10,7 @@ from oracles.nodes import compute
 from torchedge.expressions.dialect import Site
 from torchedge.expressions.rendering import Renderer
 from torchedge.lowering.inlining import nodes_below
-from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Scatter, Stored
+from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Stored
 from torchedge.lowering.rules.registry import Result, apply_rule
 from torchedge.textures.layouts import Layout
 
@@ -112,10 +112,5 @@ def _expressions(node):
     elif isinstance(node, Contraction):
         yield node.a, [a for a, r in zip(node.axes, node.roles, strict=True) if r == "row"]
         yield node.b, [a for a, r in zip(node.axes, node.roles, strict=True) if r == "col"]
-    elif isinstance(node, Scatter):
-        yield node.row, node.axes[1:]
-        yield node.value, node.axes[1:]
-        if node.base is not None:
-            yield node.base, node.axes
     else:
         assert isinstance(node, (Part, Stored))

@@ -11,9 +11,8 @@ from torchedge.lowering.kernels.contractions import draft_contraction
 from torchedge.lowering.kernels.drafts import Draft
 from torchedge.lowering.kernels.pointwise import draft_pointwise
 from torchedge.lowering.kernels.rows import draft_rows
-from torchedge.lowering.kernels.substitutes import as_rows
 from torchedge.lowering.kernels.updates import draft_updates, gather_updates
-from torchedge.lowering.nodes import Contraction, Node, Rows, Scatter
+from torchedge.lowering.nodes import Contraction, Node, Rows
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
 from torchedge.lowering.splitting import split_reductions
@@ -56,8 +55,6 @@ def _drafts(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Seq
     """Return the kernels of a group, in order."""
     if isinstance(group.host, Contraction):
         return draft_contraction(group, layouts, target)
-    if isinstance(group.host, Scatter):
-        group = as_rows(group)
     return [
         draft_rows(group, layouts, target)
         if isinstance(group.host, Rows)

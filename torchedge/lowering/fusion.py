@@ -22,14 +22,13 @@ from torchedge.lowering.nodes import (
     Part,
     Pointwise,
     Rows,
-    Scatter,
     Stored,
     indices_of,
 )
 from torchedge.lowering.translation import Translation
 
 ACCUMULATED = "acc"
-"""The local under which the followers of a contraction or scatter read its result."""
+"""The local under which the followers of a contraction read its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class Computed:
 class Group:
     """One kernel to be: a host node, and what is computed at its points.
 
-    host: Pointwise, Rows, Contraction or Scatter. bodies: what the host is computed from, over tensors in
-    memory (stages of Rows, factors of a Contraction, roots of a Scatter). computed: by tensor. stored: the
+    host: Pointwise, Rows or Contraction. bodies: what the host is computed from, over tensors in
+    memory (stages of Rows, factors of a Contraction). computed: by tensor. stored: the
     tensors to write, with the stored tensor they overwrite (None: a tensor of their own). place: position in
     the order of the graph.
     """
@@ -116,7 +115,7 @@ def form_groups(translation: Translation) -> Fused:
     for place, node in enumerate(nodes_below(roots)):
         if isinstance(node, Part):
             _add_part(fuser, node)
-        elif isinstance(node, (Rows, Contraction, Scatter)) or node in kept:
+        elif isinstance(node, (Rows, Contraction)) or node in kept:
             _add(fuser, node, place)
     _index_readers(fuser)
     _copy_where_unsafe(fuser)
@@ -154,7 +153,7 @@ def _add(fuser: _Fuser, node: Node, place: int) -> None:
     computed: dict[Node, Computed] = {}
     if isinstance(node, Pointwise):
         computed[node] = Computed(fuser.expander.body(node), indices_of(node.axes))
-    elif isinstance(node, (Contraction, Scatter)):
+    elif isinstance(node, Contraction):
         computed[node] = Computed(Local(ACCUMULATED, node.dtype), indices_of(node.axes))
     group = Group(node, computed, place, _bodies(node, fuser.expander))
     group.reads = dict.fromkeys(_read_by(group))
@@ -189,7 +188,7 @@ def _copy_where_unsafe(fuser: _Fuser) -> None:
 def _bodies(host: Node, expander: Expander) -> tuple[Scalar, ...]:
     if isinstance(host, Rows):
         return tuple([expander.expand(s.body) for s in host.stages])
-    return tuple(map(expander.expand, host.roots)) if isinstance(host, (Contraction, Scatter)) else ()
+    return tuple(map(expander.expand, host.roots)) if isinstance(host, Contraction) else ()
 
 
 def _read_by(group: Group) -> list[Node]:

@@ -8,7 +8,7 @@ from math import prod
 
 from torchedge.expressions.functions import cost_of
 from torchedge.expressions.scalars import Apply, Guarded, Load, Scalar, children, walk
-from torchedge.lowering.nodes import Contraction, Node, Pointwise, Rows, Scatter
+from torchedge.lowering.nodes import Contraction, Node, Pointwise, Rows
 
 MOST_PIECES = 4
 """A node with more operands of its own size than this is written to memory: a concatenation of many."""
@@ -36,7 +36,7 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
     """Return the pointwise nodes that are written to memory: roots, operands of contractions, costly repeats.
 
     A node is computed again by each reader where that moves no more bytes than writing and reading it, and
-    costs little arithmetic. Contractions and scatters read memory (through views at most).
+    costs little arithmetic. Contractions read memory (through views at most).
     """
     order = nodes_below(roots)
     readers: dict[Node, list[tuple[Node, float]]] = defaultdict(list)
@@ -49,7 +49,7 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
         if not isinstance(node, Pointwise):
             continue
         ratio[node] = sum(share * (ratio.get(r, 1.0) if r not in kept else 1.0) for r, share in readers[node])
-        contracted = any(isinstance(r, (Contraction, Scatter)) for r, _ in _views_up(node, readers))
+        contracted = any(isinstance(r, Contraction) for r, _ in _views_up(node, readers))
         if node not in kept and _is_kept(node, ratio[node], contracted):
             kept.add(node)
     return kept

@@ -181,29 +181,6 @@ class Contraction(Node):
         return 2 * self.numel * prod([a.extent for a in self.inner])
 
 
-@dataclass(eq=False, repr=False)
-class Scatter(Node):
-    """Element = base + sum of the sources that point at it, in the order of the sources (deterministic).
-
-    axes: of the result. base: body over `axes` (None: zero). source_axes: loops over the sources. row: which
-    element of dimension 0 a source adds to (an int64 scalar over `source_axes`; outside: dropped). value:
-    over `source_axes` and the axes of the result but the first. replace: the last source wins instead of the
-    sum.
-    """
-
-    axes: tuple[Axis, ...]
-    source_axes: tuple[Axis, ...]
-    row: Scalar
-    value: Scalar
-    base: Scalar | None = None
-    replace: bool = False
-
-    @property
-    def roots(self) -> tuple[Scalar, ...]:
-        """Row, value and base."""
-        return (self.row, self.value, *(() if self.base is None else (self.base,)))
-
-
 def indices_of(loops: Sequence[Axis]) -> tuple[Index, ...]:
     """Return loop axes as indices; an axis of extent 1 is zero."""
     return tuple([of(a) if a.extent != 1 else ZERO for a in loops])

@@ -9,7 +9,7 @@ from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.scalars import Load, Scalar, loads_of
 from torchedge.lowering.fusion import Group
 from torchedge.lowering.kernels.loops import grain, strides_of
-from torchedge.lowering.nodes import Contraction, Node, Rows, Scatter, Stored
+from torchedge.lowering.nodes import Contraction, Node, Rows, Stored
 from torchedge.textures.layouts import Layout, row_major
 
 
@@ -75,8 +75,6 @@ def _loop_strides(group: Group, layouts: Mapping[Node, Layout]) -> dict[Axis, in
                 return strides_of(offset_of(site, group.computed[node].element))
         cols = [a for a, role in zip(host.axes, host.roles, strict=True) if role == "col"]
         return _dense([*[a for a in host.axes if a not in cols], *cols])
-    if isinstance(host, Scatter):
-        return _dense(host.axes)
     axes = (*host.outer, *host.inner) if isinstance(host, Rows) else host.axes  # type: ignore[attr-defined]
     loads = loads_of(*group.bodies, *[c.value for c in group.computed.values()])
     known = [load for load in loads if load.tensor in layouts]
