@@ -27,6 +27,13 @@ import numpy as np
 import torch
 from tinygrad_processes import NEW, OLD, Flavour, Tinygrad
 
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.rules import all_rules
+from torchedge.opencl import choose_device
+from torchedge.runtime import Executor
+from torchedge.runtime.open_devices import target_for
+from torchedge.tracing.training_steps import capture_step
+
 ROW_MAJOR, NOT_TRANSPOSED = 101, 111
 """CLBlast's constants."""
 Run = Callable[[int], tuple[list[float], list[float]]]
@@ -109,9 +116,27 @@ def clblast_side(a: np.ndarray, b: np.ndarray, library: str) -> Run:
     return timed(multiply, last)
 
 
+class _Product(torch.nn.Module):
+    """The product of two matrices."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Return a @ b."""
+        return a @ b
+
+
 def torchedge_side(a: np.ndarray, b: np.ndarray) -> Run:
     """Return torchedge's product."""
-    raise NotImplementedError("torchedge has no compiled product yet")
+    x, y = torch.from_numpy(a), torch.from_numpy(b)
+    device = choose_device()
+    captured = capture_step(_Product(), (x, y), keep=frozenset(all_rules()))
+    executor = Executor(lower(captured.step, target_for(device)), device)
+    executor.run(a, b)
+
+    def multiply() -> None:
+        executor.launch()
+        executor.finish()
+
+    return timed(multiply, lambda _: float(executor.run(a, b)[0][-1, -1]))
 
 
 def make_sides(

@@ -218,6 +218,10 @@ class Executor:
             self._enqueue()
             self._queue.flush()
 
+    def finish(self) -> None:
+        """Wait until everything that was launched has run."""
+        self._queue.finish()
+
     def read(self, name: str) -> Array:
         """Return what a parameter, buffer, state, constant, input or output holds."""
         return self._find(name).read(self.context, self._queue)
