@@ -17,9 +17,6 @@ from torchedge.lowering.rules.deconvolution import grouped, x_of
 from torchedge.lowering.rules.registry import Result, rule
 from torchedge.lowering.rules.taps import Taps, each
 
-_FEW_CHANNELS = 8
-"""Fewer input channels than this do not fill the rows of a product by themselves."""
-
 
 @rule("convolution")
 def convolution(
@@ -136,10 +133,9 @@ def weight_of(x: Node, y: Node, taps: Taps) -> Node:
     each = x.shape[1] // groups
     if each == 1 and groups > 1:
         return _depthwise_weight(x, y, taps)
-    reach: ContractionRole = "batch" if each >= _FEW_CHANNELS else "row"
     lead = (channels,) if groups == 1 else (groups, channels // groups)
     shape = (*lead, each, *taps.kernel)
-    roles: list[ContractionRole] = [*["batch"] * (groups > 1), "col", "row", *[reach] * space]  # type: ignore[list-item]
+    roles: list[ContractionRole] = [*["batch"] * (groups > 1), "col", "row", *["row"] * space]  # type: ignore[list-item]
 
     def a(at: Sequence[Index], over: Sequence[Index]) -> Scalar:
         places, bounds = taps.under(over[1:], at[-space:])
