@@ -79,4 +79,4 @@ def test_columns_decide_the_vectors_of_a_cpu():
 
 def test_a_cpu_with_few_rows_splits_the_inner_loop():
     found = default_schedule(Extents(1, 16, 512, 4608), CPU)
-    assert (found.block_cols, found.parts) == (512, CPU.work_items)
+    assert (found.block_cols, found.parts) == (512, 6)

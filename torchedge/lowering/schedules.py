@@ -19,6 +19,10 @@ DEPTH = 256
 """Inner points of a block on a CPU: a tile's columns stay in the first-level cache."""
 WIDEST_BLOCK = 512
 """Columns of a block at most: long runs of an operand's and a result's lines move together."""
+MOST_ROWS = 208
+"""Rows of a block at most: for each, the columns' operand is copied once."""
+FEW_ROWS = 64
+"""Up to so many rows, the columns' operand is read hardly more often than once, and best in whole lines."""
 DEPTH_OF_A_PART = 384
 """Inner points below which a part of a split contraction on a GPU costs more than it brings."""
 
@@ -98,20 +102,24 @@ def _panels(extents: Extents, target: Target) -> Schedule:
         vector //= 2
     tile_rows, vectors = min(MICRO_TILES, key=lambda tile: _slowness(extents, tile, vector))
     tile_cols = vectors * vector
-    block_cols = _multiple(min(WIDEST_BLOCK, extents.cols), tile_cols)
+    few = extents.rows <= FEW_ROWS
+    block_cols = _multiple(min(WIDEST_BLOCK if few else WIDEST_BLOCK // 2, extents.cols), tile_cols)
     if extents.run and extents.run % tile_cols == 0:
         block_cols = min(block_cols, extents.run)
-    block_rows = _multiple(min(128 if block_cols <= 256 else 64, extents.rows), tile_rows)
+    block_rows = _multiple(-(-extents.rows // -(-extents.rows // MOST_ROWS)), tile_rows)
     parts = 1
-    while parts * _tasks(extents, block_rows, block_cols) < target.work_items:
-        if extents.inner // (parts + 1) >= DEPTH and block_rows <= 64:
+    while parts * _tasks(extents, block_rows, block_cols) < 3 * target.work_items // 4:
+        deep = extents.inner // (parts + 1) >= DEPTH
+        if deep and few:
+            parts += 1
+        elif block_rows > 64 and 2 * block_rows >= block_cols:
+            block_rows = _multiple(block_rows // 2, tile_rows)
+        elif block_cols > 64 and block_cols >= 4 * tile_cols:
+            block_cols = _multiple(block_cols // 2, tile_cols)
+        elif deep:
             parts += 1
         elif block_rows >= 4 * tile_rows:
             block_rows = _multiple(block_rows // 2, tile_rows)
-        elif block_cols >= 4 * tile_cols:
-            block_cols = _multiple(block_cols // 2, tile_cols)
-        elif extents.inner // (parts + 1) >= DEPTH:
-            parts += 1
         else:
             break
     found = Schedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, parts)
