@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from torchedge.graphs import Graph
     from torchedge.prediction import Estimate, Prediction
+    from torchedge.runtime.backends import program_reports
     from torchedge.runtime.trainers import Trainer
     from torchedge.searching.ofa_resnet50 import OFAResNet50Space
     from torchedge.searching.pruning_space import PruningSpace
@@ -83,6 +84,7 @@ __all__ = [
     "load_bundle",
     "plan",
     "predict",
+    "program_reports",
     "search",
     "simulate",
 ]
@@ -117,6 +119,7 @@ _HOMES = {
     ),
     "torchedge.graphs": ("Graph",),
     "torchedge.prediction": ("Estimate", "Prediction"),
+    "torchedge.runtime.backends": ("program_reports",),
     "torchedge.runtime.trainers": ("Trainer",),
     "torchedge.searching.ofa_resnet50": ("OFAResNet50Space",),
     "torchedge.searching.pruning_space": ("PruningSpace",),

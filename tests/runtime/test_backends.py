@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import warnings
 
 import pytest
 import torch
@@ -360,6 +361,50 @@ def test_several_threads_share_a_model():
         for result in results:
             torch.testing.assert_close(result, wanted[n], **TOLERANCE)
     assert len(found) == 4
+
+
+def test_reports_tell_what_programs_take():
+    model = mlp()
+    call = compiled(model, profile=True)
+    call(torch.randn(8, 6)).sum().backward()
+    forward, backward = torchedge.program_reports()[-2:]
+    assert forward.name.endswith("forward") and backward.name.endswith("backward")
+    assert forward.launches == sum(time.launches for time in forward.times) and forward.ms > 0
+    assert f"{forward.launches} launches" in str(forward)
+
+
+def test_half_precision():
+    model = mlp().half()
+    x = torch.randn(8, 6).half()
+    found = compiled(model)(x)
+    found.float().sum().backward()
+    assert found.dtype == model[0].weight.grad.dtype == torch.float16
+    torch.testing.assert_close(found, model(x), rtol=2e-2, atol=2e-3)
+
+
+def test_activation_checkpoints_with_dropout():
+    class Checkpointed(Dropping):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+    model = Checkpointed()
+    with pytest.warns(UserWarning, match="rng_state"):
+        out = compiled(model)(torch.ones(20, 6))
+        out.sum().backward()
+    torch.testing.assert_close(model.linear.bias.grad, 2.0 * (out != 0).sum(0))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoder_layers_in_eval_mode(norm_first):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first).eval()
+    x, padded = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    call = compiled(layer)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.testing.assert_close(call(x), layer(x), **TOLERANCE)
+        found = call(x, src_key_padding_mask=padded)
+        torch.testing.assert_close(found[0], layer(x)[0], **TOLERANCE)
+        torch.testing.assert_close(found[1, :3], layer(x[1:, :3])[0], **TOLERANCE)
 
 
 def test_hooks_that_copy_what_is_kept_are_refused():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -12,9 +14,13 @@ from torchedge.errors import InputError
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.runtime.graph_runs import GraphRun
 from torchedge.runtime.open_devices import OpenDevice, open_device
+from torchedge.runtime.reports import ProgramReport, report_on
 from torchedge.tracing.compiled_graphs import TracedGraph, compile_with_backward, fresh_tracing, is_symbolic
 
 _OPTIONS = ("device", "profile")
+_alive: weakref.WeakKeyDictionary[GraphRun, int] = weakref.WeakKeyDictionary()
+"""Graphs that can be called, with the number of what Dynamo captured."""
+_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,19 @@ def compile_graph(
     return _compiled(module, examples, settings)
 
 
+def program_reports() -> tuple[ProgramReport, ...]:
+    """Return what each program consists of and holds that torch.compile has made and that still is in use.
+
+    With options={"profile": True} also how long the launches of its last run took; print the items.
+    """
+    found = []
+    for run, number in sorted(_alive.items(), key=lambda item: item[1]):
+        for program in run.programs:
+            report = report_on(program.executor, profiled=run.profile)
+            found.append(replace(report, name=f"graph {number}, {run.traced.part}"))
+    return tuple(found)
+
+
 def _settings(mode: str | None, options: Mapping[str, Any] | None) -> _Settings:
     given = dict(options or {})
     unknown = [key for key in given if key not in _OPTIONS]
@@ -57,10 +76,12 @@ def _settings(mode: str | None, options: Mapping[str, Any] | None) -> _Settings:
 def _compiled(
     module: torch.fx.GraphModule, examples: Sequence[Any], settings: _Settings
 ) -> Callable[..., Any]:
-    title = type(module).__name__
+    number = next(_numbers)
 
     def make(traced: TracedGraph) -> GraphRun:
-        return GraphRun(traced, settings.device, f"{title}.{traced.part}", settings.profile)
+        run = GraphRun(traced, settings.device, settings.profile)
+        _alive[run] = number
+        return run
 
     return compile_with_backward(module, examples, make, frozenset(all_rules()))
 

@@ -10,7 +10,7 @@ import torch
 
 from torchedge.errors import CaptureError, LoweringError, OpenCLError
 from torchedge.lowering.translation import translate
-from torchedge.runtime.kept_tensors import KeptTensor, kept_behind, stand_in
+from torchedge.runtime.kept_tensors import kept_behind, stand_in
 from torchedge.runtime.open_devices import OpenDevice
 from torchedge.runtime.segment_programs import Held, SegmentProgram
 from torchedge.tracing.aten_graphs import step_of
@@ -33,8 +33,8 @@ class GraphRun:
     data.
     """
 
-    def __init__(self, traced: TracedGraph, device: OpenDevice, title: str, profile: bool = False) -> None:
-        self.traced, self.device, self.title, self.profile = traced, device, title, profile
+    def __init__(self, traced: TracedGraph, device: OpenDevice, profile: bool = False) -> None:
+        self.traced, self.device, self.profile = traced, device, profile
         self.programs: list[SegmentProgram] = []
         self._results = results_of(traced.module)
         self._steps: list[Callable[[dict[str, Held]], None]] | None = None
@@ -90,7 +90,7 @@ class GraphRun:
         return self._in_pytorch(segment, values)
 
     def _on_device(self, segment: Segment, values: dict[str, Held]) -> Callable[[dict[str, Held]], None]:
-        program = SegmentProgram(segment, self.device, values, self.title, self.profile)
+        program = SegmentProgram(segment, self.device, values, self.traced.part, self.profile)
         self.programs.append(program)
         program.run(values)
         return program.run
@@ -149,7 +149,5 @@ def _bytes(module: torch.fx.GraphModule, segment: Segment) -> int:
     """Return the bytes that go into a segment and come out of it."""
     forms = {node.name: node.meta.get("val") for node in module.graph.nodes}
     tensors = [forms[name] for name in (*segment.inputs, *segment.outputs)]
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
-
-
-__all__ = ["GraphRun", "KeptTensor"]
+    sizes: list[Any] = [t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor)]
+    return sum(size for size in sizes if isinstance(size, int))

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from torchedge.errors import InputError
+from torchedge.tracing import fast_paths
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import plain_kernels
 from torchedge.tracing.patches import LOCK
@@ -72,7 +73,7 @@ def compile_with_backward(
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         partition_fn=partition,
-        decompositions=decompositions(keep),
+        decompositions={**decompositions(keep), **fast_paths.TABLE},
     )
     with LOCK, plain_kernels(), _kept_for_every_backward():
         made: Callable[..., Any] = backend(module, examples)
