@@ -176,12 +176,20 @@ def _sum(terms: dict[Atom, int], const: int) -> Index:
     kept = {a: c for a, c in terms.items() if c}
     for atom in list(kept):
         if isinstance(atom, Rest) and atom in kept:
-            whole = Floor(atom.index, atom.divisor)
+            whole = _floor_beside(atom)
             factor = kept[atom]
-            if kept.get(whole) == factor * atom.divisor:
+            if whole is not None and kept.get(whole) == factor * atom.divisor:
                 del kept[atom], kept[whole]
                 return Index(tuple(kept.items()), const) + atom.index * factor
     return Index(tuple(kept.items()), const)
+
+
+def _floor_beside(rest: Rest) -> Atom | None:
+    """Return the atom that is the floor of what a remainder was taken of, None where that is no single atom."""
+    floor = rest.index // rest.divisor
+    if len(floor.terms) == 1 and floor.const == 0 and floor.terms[0][1] == 1:
+        return floor.terms[0][0]
+    return None
 
 
 def _divided(index: Index, divisor: int) -> tuple[Index, Index]:

@@ -1,0 +1,117 @@
+"""The index algebra: what it simplifies stays equal, number by number."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchedge.expressions.indices import (
+    ZERO,
+    Axis,
+    Floor,
+    Rest,
+    atoms_of,
+    constant,
+    flatten,
+    of,
+    reshape,
+    unflatten,
+)
+
+STEPS = st.lists(st.tuples(st.sampled_from("/%+*"), st.sampled_from([1, 2, 3, 4, 6, 8, 12])), max_size=5)
+
+
+def value_of(index, at):
+    total = index.const
+    for atom, coefficient in index.terms:
+        if isinstance(atom, Axis):
+            found = at[atom]
+        else:
+            inner = value_of(atom.index, at)
+            assert inner >= 0  # OpenCL rounds towards zero, an index towards minus infinity
+            found = inner // atom.divisor if isinstance(atom, Floor) else inner % atom.divisor
+        total += coefficient * found
+    return total
+
+
+def points(axes):
+    return [dict(zip(axes, p, strict=True)) for p in itertools.product(*[range(a.extent) for a in axes])]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 6)] * 3),
+    st.tuples(*[st.sampled_from([0, 1, 2, 3, 4, 6, -1, 12])] * 3),
+    st.integers(-5, 8),
+    STEPS,
+)
+def test_simplified_indices_keep_their_values_and_ranges(extents, coefficients, start, steps):
+    axes = [Axis(n, e) for n, e in zip("ijk", extents, strict=True)]
+    index = constant(start)
+    for axis, coefficient in zip(axes, coefficients, strict=True):
+        index = index + of(axis) * coefficient
+    found = {tuple(p.values()): value_of(index, p) for p in points(axes)}
+    for sign, number in steps:
+        extra = axes[number % 3]
+        index = {
+            "/": index // number,
+            "%": index % number,
+            "*": index * number,
+            "+": index + of(extra) * number,
+        }[sign]
+        for p in points(axes):
+            old = found[tuple(p.values())]
+            new = {"/": old // number, "%": old % number, "*": old * number, "+": old + p[extra] * number}[
+                sign
+            ]
+            found[tuple(p.values())] = new
+    low, high = index.range
+    for p in points(axes):
+        assert value_of(index, p) == found[tuple(p.values())]
+        assert low <= value_of(index, p) <= high
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [((2, 3, 4, 5), (6, 20)), ((6, 20), (2, 3, 4, 5)), ((4, 6), (3, 8)), ((2, 1, 3), (6,)), ((7,), (7, 1))],
+)
+def test_a_reshape_reads_the_element_at_the_same_place(old, new):
+    axes = [Axis(f"a{k}", n) for k, n in enumerate(new)]
+    indices = reshape([of(a) for a in axes], old, new)
+    for p in points(axes):
+        place = 0
+        for axis in axes:
+            place = place * axis.extent + p[axis]
+        got = 0
+        for index, size in zip(indices, old, strict=True):
+            got = got * size + value_of(index, p)
+        assert got == place
+
+
+def test_reshaping_there_and_back_needs_no_quotient():
+    i, j = Axis("i", 6), Axis("j", 20)
+    there = reshape([of(i), of(j)], (2, 3, 4, 5), (6, 20))
+    assert any(isinstance(a, (Floor, Rest)) for index in there for a in atoms_of(index))
+    assert reshape(there, (6, 20), (2, 3, 4, 5)) == (of(i), of(j))
+
+
+def test_flattening_what_was_unflattened_is_the_same_index():
+    p = of(Axis("p", 24))
+    assert flatten(unflatten(p, (2, 3, 4)), (2, 3, 4)) == p
+
+
+def test_equal_indices_are_equal_whatever_way_they_were_made():
+    i, j = of(Axis("i", 4)), of(Axis("j", 8))
+    assert (i * 8 + j) // 8 == i
+    assert (i * 8 + j) % 8 == j
+    assert i + j - i == j
+    assert i - i == ZERO == 0
+    assert hash(i * 2 + j) == hash(j + i + i)
+
+
+def test_dividing_by_zero_is_refused():
+    with pytest.raises(ValueError, match="divided by 0; expected a positive number"):
+        of(Axis("i", 4)) // 0

@@ -1,0 +1,113 @@
+"""What shares a kernel: closed forms for small networks, and nothing overwritten before it was read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.rules import all_rules
+from torchedge.tracing.training_steps import capture_step
+
+KEEP = frozenset(all_rules())
+
+
+def inference(model, *args):
+    return lower(capture_step(model.eval(), args, keep=KEEP).step)
+
+
+def training(model, x, y, target="cpu", **options):
+    optimizer = torch.optim.SGD(model.parameters(), **{"lr": 0.1, **options})
+    loss = nn.functional.cross_entropy
+    return lower(
+        capture_step(model, (x,), targets=(y,), loss=loss, optimizer=optimizer, keep=KEEP).step, target
+    )
+
+
+def test_bias_batch_norm_activation_and_residual_ride_along_with_the_convolution():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+
+        def forward(self, x):
+            return torch.relu(self.norm(self.conv(x)) + x)
+
+    program = inference(Block(), torch.zeros(2, 16, 8, 8))
+    kinds = [program.kernels[launch.kernel].kind for launch in program.launches]
+    assert kinds == ["pointwise", "convolution"]  # one root for each of 16 channels, then all the rest
+    assert [t.shape for t in program.tensors if t.role == "intermediate"] == [(16,)]
+
+
+def test_views_cost_no_launch():
+    class Views(nn.Module):
+        def forward(self, x):
+            y = x.view(2, 3, 4, 5).permute(0, 2, 1, 3).reshape(8, 15)[:, 3:12].transpose(0, 1)
+            return torch.cat([y, y.flip(0)], 1) * 2
+
+    assert len(inference(Views(), torch.zeros(6, 20)).launches) == 1
+
+
+def test_softmax_and_layer_norm_are_one_kernel_each():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(32)
+
+        def forward(self, x):
+            return torch.softmax(self.norm(x), -1)
+
+    kinds = [k.kind for k in inference(Both(), torch.zeros(4, 32)).kernels]
+    assert sorted(kinds) == ["layer_norm", "softmax"]
+
+
+def test_the_update_of_a_weight_rides_along_with_its_gradient():
+    program = training(
+        nn.Linear(64, 32), torch.zeros(16, 64), torch.zeros(16, dtype=torch.int64), momentum=0.9
+    )
+    weight = next(i for i, t in enumerate(program.tensors) if t.name == "weight")
+    writers = [launch for launch in program.launches if _writes(program, launch, weight)]
+    assert [program.kernels[w.kernel].kind for w in writers] == ["matmul"]
+    assert not [t for t in program.tensors if t.role == "intermediate" and t.shape == (32, 64)]
+
+
+def test_small_updates_share_a_launch():
+    layers = [nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)]
+    program = training(nn.Sequential(*layers), torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64))
+    kinds = Counter(program.kernels[launch.kernel].kind for launch in program.launches)
+    assert kinds["updates"] <= 1
+
+
+def _writes(program, launch, tensor):
+    access = program.kernels[launch.kernel].access
+    return any(t == tensor and a != "read" for t, a in zip(launch.tensors, access, strict=True))
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "mobile"])
+def test_what_is_overwritten_has_been_read_by_all_who_need_it(target):
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4)
+    )
+    program = training(
+        model, torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64), target, momentum=0.9
+    )
+    kept = {i for i, t in enumerate(program.tensors) if t.role in ("parameter", "state")}
+    overwritten = set()
+    for launch in program.launches:
+        access = program.kernels[launch.kernel].access
+        for tensor, how in zip(launch.tensors, access, strict=True):
+            assert how == "write" or tensor not in overwritten or program.tensors[tensor].role == "state"
+        overwritten |= {t for t, a in zip(launch.tensors, access, strict=True) if a != "read" and t in kept}
+    assert {program.tensors[i].name for i in overwritten} >= {n for n, _ in model.named_parameters()}
+
+
+def test_the_same_step_gives_the_same_program():
+    def made():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+        return training(model, torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64))
+
+    assert made().digest == made().digest

@@ -1,0 +1,88 @@
+"""Textures and half precision: which tensors lie so, and that a training step computes the same on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import TARGETS
+from torchedge.runtime.executors import Executor
+from torchedge.tracing.training_steps import capture_step
+
+pytest.importorskip("pyopencl")
+MOBILE = TARGETS["mobile"]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def stepped(target):
+    """Return the program, its loss and the weights after one step."""
+    model = network()
+    x, y = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    captured = capture_step(
+        model,
+        (x,),
+        targets=(y,),
+        loss=nn.functional.cross_entropy,
+        optimizer=optimizer,
+        keep=frozenset(all_rules()),
+    )
+    program = lower(captured.step, target)
+    with Executor(program) as executor:
+        executor.load(captured.tensors)
+        loss = executor.run(x, y)[0]
+        weights = {n: executor.read(n) for n, _ in model.named_parameters()}
+    return program, float(loss), weights
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return stepped(replace(MOBILE, storage="buffer"))
+
+
+@pytest.mark.parametrize("pattern", ["row", "column", "block-4"])
+def test_a_step_on_textures_equals_one_on_buffers(plain, pattern):
+    program, loss, weights = stepped(replace(MOBILE, pattern=pattern))
+    images = [t for t in program.tensors if t.layout.storage == "image"]
+    assert len(images) >= 4
+    assert all(t.layout.pattern == pattern for t in images)
+    assert loss == pytest.approx(plain[1], rel=1e-6)
+    for name, weight in weights.items():
+        np.testing.assert_allclose(weight, plain[2][name], rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_overwritten_or_passed_to_and_fro_stays_in_buffers(plain):
+    program, _, _ = stepped(MOBILE)
+    for tensor in program.tensors:
+        if tensor.role in ("parameter", "state", "input", "output", "buffer"):
+            assert tensor.layout.storage == "buffer", tensor.name
+
+
+def test_half_precision_holds_large_intermediates_alone(plain):
+    program, loss, weights = stepped(replace(MOBILE, half=True))
+    halves = [t for t in program.tensors if t.dtype == "float16"]
+    assert halves
+    assert {t.role for t in halves} == {"intermediate"}
+    assert loss == pytest.approx(plain[1], rel=2e-3)
+    for name, weight in weights.items():
+        np.testing.assert_allclose(weight, plain[2][name], rtol=2e-2, atol=2e-3)
+
+
+def test_a_small_device_folds_long_lines(plain):
+    program, loss, _ = stepped(replace(MOBILE, image_width=16, image_height=4096))
+    folds = [t.layout.fold for t in program.tensors if t.layout.storage == "image"]
+    assert max(folds) > 1
+    assert loss == pytest.approx(plain[1], rel=1e-6)
