@@ -9,8 +9,8 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis, Index
-from torchedge.expressions.rendering import STORED, Site
 from torchedge.lowering.fusion import Group
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import Access, Kernel
@@ -99,7 +99,8 @@ class Items:
 def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], group: int) -> Items:
     """Spread loops (outermost first) over work-items: the two innermost as dimensions 0 and 1, the rest as 2.
 
-    counts: how many work-items an axis needs where that is not its extent (vectors). group: items a work-group.
+    counts: how many work-items an axis needs where that is not its extent (vectors). group: items a
+    work-group.
     """
     order = list(reversed(loops))
     sizes = [counts.get(a, a.extent) for a in order]
@@ -160,6 +161,6 @@ def preamble_of(helpers: Mapping[str, None]) -> str:
 
 def offsets(indices: Sequence[Index], site: Site) -> Index:
     """Return the offset of an element of a buffer."""
-    from torchedge.expressions.rendering import offset_of
+    from torchedge.expressions.dialect import offset_of
 
     return offset_of(site, indices)
