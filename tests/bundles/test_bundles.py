@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -212,6 +214,14 @@ def test_memory_is_what_the_executor_takes(training):
     assert bundle.runner.executor.resident_bytes == memory.resident_bytes
     assert bundle.runner.executor.arena_bytes == memory.arena_bytes >= memory.live_bytes
     assert memory.total_bytes == memory.resident_bytes + memory.arena_bytes >= memory.largest_bytes
+
+
+def test_running_a_bundle_loads_no_torch(inference, tmp_path):
+    code = (
+        "import sys, numpy, torchedge.bundles.bundle as b; bundle = b.Bundle.open(sys.argv[1]); "
+        "bundle.run(numpy.zeros((2, 3, 8, 8), 'f4')); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(inference)], check=True)
 
 
 def test_a_bundle_tells_what_it_is(inference, training):

@@ -189,6 +189,15 @@ def test_any_mangling_gives_a_program_or_an_input_error(name, data):
         assert "\n" not in str(error)
 
 
+def test_an_arena_that_would_take_hours_to_check_is_refused(monkeypatch):
+    from torchedge.lowering import program_files
+
+    monkeypatch.setattr(program_files, "MAX_ARENA_WORK", 10)
+    parse_program("x", program_document(chain(length=3)))
+    with pytest.raises(InputError, match="pairs of tensors are alive at once; expected up to 10"):
+        parse_program("x", program_document(chain(length=9)))
+
+
 def test_what_is_no_document_is_refused(tmp_path):
     path = tmp_path / "program.json"
     for text in ("", "[]", "{", '{"a": 1, "a": 2}', '{"a": NaN}'):

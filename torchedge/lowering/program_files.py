@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any, get_args
@@ -41,6 +42,8 @@ MAX_SIZE = 2**40
 MAX_EXTENT = 2**20
 MAX_SOURCE = 2**20
 MAX_ARGUMENTS = 256
+MAX_ARENA_WORK = 2**26
+"""Pairs of tensors that are alive together: far more than any network has, and checked within minutes."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
@@ -314,7 +317,28 @@ def _check_program(source: str, program: Program) -> None:
             raise InputError(f"{source}: hyperparameter {name} is no single number that is fed")
     if len(set(program.inputs)) != len(program.inputs):
         raise InputError(f"{source}: a tensor is fed twice; expected each input once")
+    work = _arena_work(program)
+    if work > MAX_ARENA_WORK:
+        raise InputError(
+            f"{source}: {work} pairs of tensors are alive at once; expected up to {MAX_ARENA_WORK}"
+        )
     try:
         check_arena(program, 1)
     except PlanError as error:
         raise InputError(f"{source}: {error}") from error
+
+
+def _arena_work(program: Program) -> int:
+    """Return how many pairs of tensors the arena's check compares: those alive where another begins."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for position, launch in enumerate(program.launches):
+        for index in launch.tensors:
+            first.setdefault(index, position)
+            last[index] = position
+    changes = [0] * (len(program.launches) + 1)
+    for index, position in first.items():
+        changes[position] += 1
+        changes[last[index] + 1] -= 1
+    alive = list(accumulate(changes))
+    return sum(alive[position] for position in first.values())
