@@ -185,7 +185,7 @@ def _sum(terms: dict[Atom, int], const: int) -> Index:
 
 
 def _floor_beside(rest: Rest) -> Atom | None:
-    """Return the atom that is the floor of what a remainder was taken of, None where that is no single atom."""
+    """Return the atom that is the floor of what a remainder was taken of, None if it is none."""
     floor = rest.index // rest.divisor
     if len(floor.terms) == 1 and floor.const == 0 and floor.terms[0][1] == 1:
         return floor.terms[0][0]

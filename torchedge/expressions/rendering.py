@@ -20,6 +20,7 @@ from torchedge.expressions.indices import (
     of,
     rewrite,
 )
+from torchedge.expressions.lanes import at_one_lane
 from torchedge.expressions.scalars import (
     Apply,
     Bound,
@@ -29,7 +30,6 @@ from torchedge.expressions.scalars import (
     Local,
     Position,
     Scalar,
-    guarded,
     walk,
 )
 
@@ -269,40 +269,11 @@ class Renderer:
             single = Renderer(
                 self.site_of, None, 1, self.lines, self.helpers, self.prefix, self.uniform, {}, self._count
             )
-            lanes.append(single.value(self._lane_scalar(scalar, lane)))
+            lanes.append(single.value(at_one_lane(scalar, lane, self.widened, self._is_uniform)))
             self._count = single._count
         kind = COMPUTE[scalar.dtype]
         negated = "-" if scalar.dtype == "bool" else ""
         return f"({kind}{self.width})({', '.join(negated + t for t in lanes)})", True
-
-    def _lane_scalar(self, scalar: Scalar, lane: int) -> Scalar:
-        """Return the expression as one lane computes it, variables of vectors included."""
-
-        def index_at(index: Index) -> Index:
-            def change(atom: Atom) -> Index | None:
-                if isinstance(atom, Axis) and atom.name == "lane":
-                    return constant(lane)
-                if isinstance(atom, Fetched):
-                    return of(Fetched(again(atom.value), atom.low, atom.high))
-                return None
-
-            return rewrite(self.widened(index), change)
-
-        def again(item: Scalar) -> Scalar:
-            if isinstance(item, Load):
-                return Load(item.tensor, tuple(map(index_at, item.indices)), item.dtype)
-            if isinstance(item, Position):
-                return Position(index_at(item.index), item.dtype)
-            if isinstance(item, Apply):
-                return Apply(item.function, tuple(map(again, item.args)), item.dtype)
-            if isinstance(item, Guarded):
-                bounds = [(index_at(i), low, high) for i, low, high in item.bounds]
-                return guarded(bounds, again(item.value), again(item.other))
-            if isinstance(item, Local) and not self._is_uniform(item):
-                return Local(f"{item.name}.s{lane:x}", item.dtype, True)
-            return item
-
-        return again(scalar)
 
     def _test(self, bounds: Sequence[Bound], guard: str, lane: int | None) -> str:
         tests = []

@@ -19,12 +19,11 @@ class Target:
     """A device class.
 
     vector: widest vector of floats worth computing with. work_items: how many must run at once to fill the
-    device. group: work-items in a work-group. row_group: work-items that share a long row (1: each row
-    alone).
-    unaligned: vectors at any address are plain pointers (a CPU). storage: where tensors lie if kernels can
-    write them so; pattern: the access pattern of images. image_width, image_height: texels an image has at
-    most; pitch: texels that rows of images made from buffers are a multiple of. half: large intermediates
-    lie in half precision.
+    device. group, least_group: work-items in a work-group, at most and at least. row_group: work-items that share
+    a long row (1: each row alone). unaligned: vectors at any address are plain pointers (a CPU). storage: where
+    tensors lie if kernels can write them so; pattern: the access pattern of images. image_width, image_height:
+    texels an image has at most; pitch: texels that rows of images made from buffers are a multiple of. half:
+    large intermediates lie in half precision.
     """
 
     name: DeviceClass
@@ -32,6 +31,7 @@ class Target:
     work_items: int
     group: int
     row_group: int
+    least_group: int = 64
     unaligned: bool = False
     storage: Storage = "buffer"
     pattern: str = "row"
@@ -43,7 +43,7 @@ class Target:
 
 TARGETS = {
     # PoCL: 16 floats fill an AVX-512 register; work-groups are the tasks of a few threads.
-    "cpu": Target("cpu", vector=16, work_items=8, group=256, row_group=1, unaligned=True),
+    "cpu": Target("cpu", vector=16, work_items=8, group=256, row_group=1, least_group=1, unaligned=True),
     # A server or desktop GPU: 128-bit accesses; a hundred processors with over a thousand items each.
     "gpu": Target("gpu", vector=4, work_items=65_536, group=256, row_group=128),
     # A phone's GPU: RGBA texels; few shader cores with sixteen waves each.

@@ -40,7 +40,7 @@ def translate(step: Step) -> Translation:
     if missing:
         raise LoweringError(
             f"{graph.name} uses operators that have no kernel: {', '.join('aten.' + m for m in missing)}; "
-            "run them in PyTorch (torch.compile's backend does), or add a rule for each in torchedge/lowering/rules"
+            "run them in PyTorch (torch.compile's backend does), or add rules in torchedge/lowering/rules"
         )
     made: dict[int, Node] = {}
     stored: dict[int, Stored] = {}

@@ -14,6 +14,7 @@ from torchedge.expressions.indices import Axis, Index
 from torchedge.lowering.fusion import Group
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import Access, Kernel
+from torchedge.lowering.targets import Target
 from torchedge.textures.layouts import Layout
 
 if TYPE_CHECKING:
@@ -96,11 +97,10 @@ class Items:
     local_size: tuple[int, ...]
 
 
-def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], group: int) -> Items:
+def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], target: Target) -> Items:
     """Spread loops (outermost first) over work-items: the two innermost as dimensions 0 and 1, the rest as 2.
 
-    counts: how many work-items an axis needs where that is not its extent (vectors). group: items a
-    work-group.
+    counts: how many work-items an axis needs where that is not its extent (vectors).
     """
     order = list(reversed(loops))
     sizes = [counts.get(a, a.extent) for a in order]
@@ -113,7 +113,7 @@ def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], group: int) -> Ite
         axes.append((axis.name, text if last else f"({text}) % {size}"))
         step *= size
     wanted = [*sizes[:2], *([prod(sizes[2:])] if rest else [])] or [1]
-    local, left = [], group
+    local, left = [], group_size(prod(wanted), target)
     for size in wanted:
         part = min(_power_below(size), left)
         local.append(part)
@@ -121,6 +121,11 @@ def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], group: int) -> Ite
     padded = [-(-size // part) * part for size, part in zip(wanted, local, strict=True)]
     guards = [(k, size) for k, (size, p) in enumerate(zip(wanted, padded, strict=True)) if p != size]
     return Items(tuple(axes), tuple(guards), tuple(padded), tuple(local))
+
+
+def group_size(items: int, target: Target) -> int:
+    """Return how many work-items a work-group has: fewer where else some processors had nothing to do."""
+    return min(target.group, max(target.least_group, items // target.work_items))
 
 
 def _power_below(size: int) -> int:

@@ -64,7 +64,7 @@ def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target
     """Return the kernel of an element-wise group."""
     arguments = arguments_of(written_by(group), list(group.reads), layouts)
     section = section_of(group, arguments, target)
-    items = spread(section.loops, section.counts, target.group)
+    items = spread(section.loops, section.counts, target)
     source = fill(
         "pointwise.cl.jinja",
         preamble=preamble_of(section.helpers),

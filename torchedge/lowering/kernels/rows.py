@@ -309,7 +309,7 @@ def _write(plan: _Walk, renderer: Renderer, stores: Sequence[tuple[Node, Compute
 def _items(plan: _Walk, target: Target) -> Items:
     counts = {plan.lane: plan.lane.extent // plan.width} if plan.lane and not plan.along else {}
     if plan.group == 1:
-        return spread(plan.rows, counts, target.group)
+        return spread(plan.rows, counts, target)
     count, axes, step = prod([a.extent for a in plan.rows]), [], 1
     for axis in reversed(plan.rows):
         axes.append((axis.name, f"(get_group_id(0) / {step}) % {axis.extent}"))

@@ -6,7 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchedge.lowering.fusion import Group
-from torchedge.lowering.kernels.drafts import Draft, arguments_of, fill, name_in, preamble_of, written_by
+from torchedge.lowering.kernels.drafts import (
+    Draft,
+    arguments_of,
+    fill,
+    group_size,
+    name_in,
+    preamble_of,
+    written_by,
+)
 from torchedge.lowering.kernels.pointwise import Section, section_of, traffic_of
 from torchedge.lowering.nodes import Node, Pointwise, Stored
 from torchedge.lowering.programs import Kernel
@@ -70,7 +78,7 @@ def draft_updates(batch: Sequence[Group], layouts: Mapping[Node, Layout], target
     helpers = {text: None for section in sections for text in section.helpers}
     source = fill("updates.cl.jinja", preamble=preamble_of(helpers), arguments=arguments.text, sections=parts)
     total = sum(part.items for part in parts)
-    group = min(target.group, total)
+    group = min(group_size(total, target), total)
     kernel = Kernel(
         name_in(source),
         source,
