@@ -5,87 +5,20 @@ from __future__ import annotations
 import copy
 import gc
 import threading
-import warnings
 
 import pytest
 import torch
+from oracles.compiled_models import OPTIMIZERS, TOLERANCE, batches, compiled, equal, mlp, train_both
 from oracles.step_networks import SmallCNN, SmallGPT, SmallViT
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchedge
-from torchedge.runtime import graph_runs
 from torchedge.runtime.open_devices import open_device
 
 pytest.importorskip("pyopencl")
-
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def runs(monkeypatch):
-    """Every graph that is compiled during the test."""
-    made = []
-    original = graph_runs.GraphRun.__init__
-
-    def init(self, *args, **options):
-        original(self, *args, **options)
-        made.append(self)
-
-    monkeypatch.setattr(graph_runs.GraphRun, "__init__", init)
-    return made
-
-
-def compiled(model, **options):
-    return torch.compile(model, backend="torchedge", options=options or None)
-
-
-def mlp(inputs=6, width=16, classes=4):
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes))
-
-
-def equal(model, eager):
-    for (name, found), wanted in zip(model.state_dict().items(), eager.state_dict().values(), strict=True):
-        torch.testing.assert_close(found, wanted, msg=lambda m, name=name: f"{name}: {m}", **TOLERANCE)
-
-
-def step(call, optimizer, x, y, loss=F.cross_entropy):
-    optimizer.zero_grad()
-    value = loss(call(x), y)
-    value.backward()
-    optimizer.step()
-    return value.detach()
-
-
-def train_both(model, make_optimizer, batches, loss=F.cross_entropy):
-    """Train a model compiled, and a copy of it in eager PyTorch; both must come out the same."""
-    eager = copy.deepcopy(model)
-    call = compiled(model)
-    mine, theirs = make_optimizer(model.parameters()), make_optimizer(eager.parameters())
-    for x, y in batches:
-        found = step(call, mine, x, y, loss)
-        torch.testing.assert_close(found, step(eager, theirs, x, y, loss), **TOLERANCE)
-    equal(model, eager)
-    return call, eager
-
-
-def batches(count, shape, classes):
-    return [(torch.randn(shape), torch.randint(classes, (shape[0],))) for _ in range(count)]
-
-
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
-    "adam": lambda p: torch.optim.Adam(p, lr=1e-2),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
-}
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -260,54 +193,6 @@ def test_graph_breaks(runs):
     assert sorted(graph.traced.part for graph in runs) == ["backward", "backward", "forward", "forward"]
 
 
-@pytest.fixture(scope="module")
-def unknown():
-    """An operator for which there will never be a kernel."""
-    with torch.library._scoped_library("torchedge_test", "DEF") as library:
-        library.define("triple(Tensor x) -> Tensor")
-        library.impl("triple", lambda x: x * 3, "CPU")
-        library.impl("triple", lambda x: torch.empty_like(x), "Meta")
-        triple = torch.ops.torchedge_test.triple.default
-
-        class Triple(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return triple(x)
-
-            @staticmethod
-            def backward(ctx, gradient):
-                return triple(gradient)
-
-        yield Triple.apply
-
-
-def test_operators_without_a_kernel_run_in_pytorch_with_a_warning(unknown, runs):
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.last(unknown(self.first(x).relu()))
-
-    with pytest.warns(UserWarning, match=r"torchedge_test\.triple of the .* graph in PyTorch") as caught:
-        train_both(Odd(), OPTIMIZERS["sgd"], batches(3, (8, 6), 4))
-    ours = [w for w in caught if "torchedge runs" in str(w.message)]
-    assert len(ours) == 2, "one for the forward, one for the backward"
-    assert "2 OpenCL programs" in str(ours[0].message) and "MiB" in str(ours[0].message)
-    assert [len(graph.programs) for graph in runs] == [2, 2]
-
-
-def test_complex_numbers_run_in_pytorch():
-    def spectrum(x):
-        return torch.fft.rfft(x * 2).abs() + 1
-
-    x = torch.randn(4, 16)
-    with pytest.warns(UserWarning, match="in PyTorch"):
-        found = torch.compile(spectrum, backend="torchedge")(x)
-    torch.testing.assert_close(found, spectrum(x), **TOLERANCE)
-
-
 def test_functions_whose_results_are_their_inputs_or_constants():
     def several(x, y):
         return x, x.t(), torch.ones(3), y + 1, None, (x * y).sum()
@@ -371,69 +256,3 @@ def test_reports_tell_what_programs_take():
     assert forward.name.endswith("forward") and backward.name.endswith("backward")
     assert forward.launches == sum(time.launches for time in forward.times) and forward.ms > 0
     assert f"{forward.launches} launches" in str(forward)
-
-
-def test_half_precision():
-    model = mlp().half()
-    x = torch.randn(8, 6).half()
-    found = compiled(model)(x)
-    found.float().sum().backward()
-    assert found.dtype == model[0].weight.grad.dtype == torch.float16
-    torch.testing.assert_close(found, model(x), rtol=2e-2, atol=2e-3)
-
-
-def test_activation_checkpoints_with_dropout():
-    class Checkpointed(Dropping):
-        def forward(self, x):
-            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
-
-    model = Checkpointed()
-    with pytest.warns(UserWarning, match="rng_state"):
-        out = compiled(model)(torch.ones(20, 6))
-        out.sum().backward()
-    torch.testing.assert_close(model.linear.bias.grad, 2.0 * (out != 0).sum(0))
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_encoder_layers_in_eval_mode(norm_first):
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first).eval()
-    x, padded = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    call = compiled(layer)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        torch.testing.assert_close(call(x), layer(x), **TOLERANCE)
-        found = call(x, src_key_padding_mask=padded)
-        torch.testing.assert_close(found[0], layer(x)[0], **TOLERANCE)
-        torch.testing.assert_close(found[1, :3], layer(x[1:, :3])[0], **TOLERANCE)
-
-
-def test_hooks_that_copy_what_is_kept_are_refused():
-    call = compiled(mlp())
-    with pytest.raises(Exception, match=r"(?i)meta|stays? on the device|saved"):
-        with torch.autograd.graph.save_on_cpu():
-            out = call(torch.randn(8, 6))
-        out.sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"options": {"devise": 0}}, "takes device, profile"),
-        ({"options": {"device": "no such device"}}, "fits no device"),
-        ({"mode": "max-autotune"}, "has no modes"),
-    ],
-)
-def test_wrong_options_are_refused(arguments, message):
-    with pytest.raises(Exception, match=message):
-        torch.compile(mlp(), backend="torchedge", **arguments)(torch.randn(8, 6))
-
-
-def test_without_a_device_it_is_said(monkeypatch):
-    monkeypatch.setenv("TORCHEDGE_OPENCL_DEVICE", "quantum")
-    with pytest.raises(Exception, match="'quantum' fits no device"):
-        compiled(mlp())(torch.randn(8, 6))
-
-
-def test_the_backend_is_known_by_name():
-    assert torchedge.__version__
-    assert "torchedge" in torch._dynamo.list_backends()

@@ -17,6 +17,9 @@ from torchedge.runtime.open_devices import OpenDevice, open_device
 from torchedge.runtime.reports import ProgramReport, report_on
 from torchedge.tracing.compiled_graphs import TracedGraph, compile_with_backward, fresh_tracing, is_symbolic
 
+MAX_SHAPES = 16
+"""Sets of sizes of one captured graph whose programs are kept."""
+
 _OPTIONS = ("device", "profile")
 _alive: weakref.WeakKeyDictionary[GraphRun, int] = weakref.WeakKeyDictionary()
 """Graphs that can be called, with the number of what Dynamo captured."""
@@ -87,7 +90,7 @@ def _compiled(
 
 
 class _ByShape:
-    """What Dynamo captured with open sizes, compiled once for each set of concrete ones."""
+    """What Dynamo captured with open sizes, compiled once for each set of concrete ones, the latest kept."""
 
     def __init__(self, module: torch.fx.GraphModule, settings: _Settings) -> None:
         self._module, self._settings = module, settings
@@ -100,7 +103,11 @@ class _ByShape:
                 for a in args
             ]
         )
-        if key not in self._made:
+        found = self._made.pop(key, None)
+        if found is None:
             with fresh_tracing(args) as examples:
-                self._made[key] = _compiled(self._module, examples, self._settings)
-        return self._made[key](*args)
+                found = _compiled(self._module, examples, self._settings)
+        self._made[key] = found
+        if len(self._made) > MAX_SHAPES:
+            del self._made[next(iter(self._made))]
+        return found(*args)

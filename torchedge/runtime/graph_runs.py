@@ -72,6 +72,7 @@ class GraphRun:
 
     def _prepared(self, values: dict[str, Held]) -> list[Callable[[dict[str, Held]], None]]:
         """Run for the first time, and return how to run again."""
+        self.programs.clear()
         segments = split_graph(self.traced.module, lambda node: False)
         try:
             return [self._on_device(segment, values) for segment in segments]
@@ -125,10 +126,13 @@ class GraphRun:
         count = sum(segment.lowered for segment in segments)
         crossing = sum(_bytes(self.traced.module, segment) for segment in segments if not segment.lowered)
         first = next(iter(reasons.values()))
+        rest = (
+            f"the rest is split into {count} OpenCL programs, and each call copies up to "
+            f"{crossing / 2**20:.1f} MiB between them"
+        )
         warnings.warn(
             f"torchedge runs {', '.join(names)} of the {self.traced.part} graph in PyTorch, as there is no "
-            f"kernel ({first}); the rest is split into {count} OpenCL programs, and each call copies up to "
-            f"{crossing / 2**20:.1f} MiB between them",
+            f"kernel ({first}); {rest if count else 'nothing is left of it for OpenCL'}",
             stacklevel=2,
         )
 

@@ -1,0 +1,30 @@
+"""Fixtures of tests that compile models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing is compiled before, and nothing stays."""
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Every graph that is compiled during the test."""
+    from torchedge.runtime import graph_runs
+
+    made = []
+    original = graph_runs.GraphRun.__init__
+
+    def init(self, *args, **options):
+        original(self, *args, **options)
+        made.append(self)
+
+    monkeypatch.setattr(graph_runs.GraphRun, "__init__", init)
+    return made
