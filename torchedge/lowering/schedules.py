@@ -29,7 +29,7 @@ DEPTH_OF_A_PART = 384
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """What a schedule depends on: numbers of batches, rows, columns, inner points; bytes of an element.
+    """What a schedule depends on: numbers of batches, rows, columns, inner points; bytes of a sum.
 
     run: so many neighbouring columns share the inner points that can be skipped (0: none can).
     """

@@ -1,11 +1,11 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_fc8c6542cd(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_cb31faba02(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
   __local float a_block[2176] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
-  const int lid = get_local_id(0), number = get_group_id(0);
+  const int lid = get_local_id(0), number = get_group_id(0) % 1;
   const int band = number / 1, within = number % 1;
   const int height = min(1, 1 - band * 1);
   const int row0 = (band * 1 + within % height) * 64, col0 = within / height * 64;
-  const int batch = get_group_id(1), part = get_group_id(2);
+  const int batch = get_group_id(0) / 1, part = get_group_id(1);
   const int first = part * 9, last = min(first + 9, 9);
   const int warp = lid / 32, lane = lid % 32;
   const int tx = (warp % 1 * 8 + lane % 8) * 4;

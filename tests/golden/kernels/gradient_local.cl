@@ -1,11 +1,11 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_3db17c9b4d(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_65437757f8(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
   __local float a_block[2048] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
-  const int lid = get_local_id(0), number = get_group_id(0);
+  const int lid = get_local_id(0), number = get_group_id(0) % 2;
   const int band = number / 2, within = number % 2;
   const int height = min(1, 1 - band * 1);
   const int row0 = (band * 1 + within % height) * 64, col0 = within / height * 64;
-  const int batch = get_group_id(1), part = get_group_id(2);
+  const int batch = get_group_id(0) / 2, part = get_group_id(1);
   const int first = part * 4, last = min(first + 4, 4);
   const int warp = lid / 32, lane = lid % 32;
   const int tx = (warp % 1 * 8 + lane % 8) * 4;
@@ -191,9 +191,8 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
 }
 
 
-__kernel void pointwise_5cd3e8f9ff(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void pointwise_fb21f16cdb(__global float* restrict t0, __global const float* restrict t1) {
   if (get_global_id(0) >= 72) return;
-  if (get_global_id(1) >= 9) return;
   const int d2 = get_global_id(0);
   const int d1 = get_global_id(1);
   const int d0 = get_global_id(2);

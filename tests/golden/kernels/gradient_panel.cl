@@ -119,7 +119,8 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_8
 }
 
 
-__kernel void pointwise_9e297de119(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void pointwise_617e54f13a(__global float* restrict t0, __global const float* restrict t1) {
+  if (get_global_id(1) >= 9) return;
   const int d2 = get_global_id(0);
   const int d1 = get_global_id(1);
   const int d0 = get_global_id(2);

@@ -177,6 +177,27 @@ def test_an_update_rides_along(schedule):
     np.testing.assert_allclose(found, data["weight"] - 0.1 * data["grad"].T @ data["x"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-3), ("float64", 1e-13)])
+def test_other_precisions(dtype, tolerance, schedule):
+    """Half precision is summed in single: 1,000 products lose no more than storing the result does."""
+    a, b = Stored((9, 1000), dtype, "a", 0), Stored((1000, 24), dtype, "b", 1)
+    made = contraction(
+        (9, 24),
+        ("row", "col"),
+        (1000,),
+        lambda out, over: a.at(out[0], over[0]),
+        lambda out, over: b.at(over[0], out[1]),
+        dtype,
+    )
+    data = {n.name: normal(*n.shape, seed=n.index).numpy().astype(dtype) for n in (a, b)}
+    want = data["a"].astype(np.float64) @ data["b"].astype(np.float64)
+    target, chosen = SCHEDULES[schedule]
+    (found,) = run_nodes([made], data, target, chosen)
+    assert found.dtype == dtype
+    assert np.linalg.norm(found - want) <= tolerance * np.linalg.norm(want)
+
+
 def test_launches_that_are_equal_bit_for_bit():
     x, w = normal(2, 16, 8, 8), normal(32, 16, 3, 3, seed=1)
     arguments = (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)

@@ -58,9 +58,8 @@ def draft_contraction(
     assert isinstance(host, Contraction)
     arguments = arguments_of(written_by(group), list(group.reads), layouts)
     product = product_of(group, arguments)
-    chosen = schedule or default_schedule(
-        Extents(*product.sizes, ITEM_SIZES[host.dtype], product.run), target
-    )
+    itemsize = max(4, ITEM_SIZES[host.dtype])  # half precision is summed in single
+    chosen = schedule or default_schedule(Extents(*product.sizes, itemsize, product.run), target)
     chosen = replace(chosen, parts=_filled_parts(_KINDS[chosen.kind].chunks(product, chosen), chosen.parts))
     if chosen.parts == 1:
         return (_main(group, product, chosen, written_by(group), layouts),)

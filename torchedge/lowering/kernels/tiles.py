@@ -25,10 +25,10 @@ class _Depth:
 
 
 def local_launch(product: Product, schedule: Schedule) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Return (global size, local size): a work-group a block."""
+    """Return (global size, local size): a work-group a block, all in the one dimension that has no limit."""
     batch, rows, cols, _ = product.sizes
     blocks = -(-rows // schedule.block_rows) * -(-cols // schedule.block_cols)
-    return (blocks * schedule.threads, batch, schedule.parts), (schedule.threads, 1, 1)
+    return (batch * blocks * schedule.threads, schedule.parts, 1), (schedule.threads, 1, 1)
 
 
 def local_chunks(product: Product, schedule: Schedule) -> int:
