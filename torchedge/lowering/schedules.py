@@ -21,8 +21,8 @@ WIDEST_BLOCK = 512
 """Columns of a block at most: long runs of an operand's and a result's lines move together."""
 MOST_ROWS = 208
 """Rows of a block at most: for each, the columns' operand is copied once."""
-FEW_ROWS = 64
-"""Up to so many rows, the columns' operand is read hardly more often than once, and best in whole lines."""
+FEW = 64
+"""With so few rows, or half as many inner points, memory is the limit: lines move best as a whole."""
 DEPTH_OF_A_PART = 384
 """Inner points below which a part of a split contraction on a GPU costs more than it brings."""
 
@@ -102,11 +102,12 @@ def _panels(extents: Extents, target: Target) -> Schedule:
         vector //= 2
     tile_rows, vectors = min(MICRO_TILES, key=lambda tile: _slowness(extents, tile, vector))
     tile_cols = vectors * vector
-    few = extents.rows <= FEW_ROWS
+    few = extents.rows <= FEW or extents.inner <= FEW // 2
     block_cols = _multiple(min(WIDEST_BLOCK if few else WIDEST_BLOCK // 2, extents.cols), tile_cols)
     if extents.run and extents.run % tile_cols == 0:
         block_cols = min(block_cols, extents.run)
-    block_rows = _multiple(-(-extents.rows // -(-extents.rows // MOST_ROWS)), tile_rows)
+    most_rows = FEW if few else MOST_ROWS
+    block_rows = _multiple(-(-extents.rows // -(-extents.rows // most_rows)), tile_rows)
     parts = 1
     while parts * _tasks(extents, block_rows, block_cols) < 3 * target.work_items // 4:
         deep = extents.inner // (parts + 1) >= DEPTH

@@ -64,4 +64,5 @@ def test_kernels_are_as_they_were(case, golden):
     make, target, schedule = CASES[case]
     nodes, updates = make()
     made = program_of(nodes, target, schedule, updates)
-    golden(f"kernels/{case}.cl", "\n".join(kernel.source for kernel in made.kernels))
+    texts = [kernel.source for kernel in made.kernels if kernel.name.startswith("contraction")]
+    golden(f"kernels/{case}.cl", "\n".join(texts))
