@@ -52,6 +52,23 @@ def test_bundles_for_phones_are_held_against_their_limits(model, batch, tmp_path
     assert bundle.manifest.target.unknown == limits.unknown
 
 
+@pytest.mark.parametrize("device", ["adreno", "mali"])
+def test_images_of_phones_share_the_arena(tmp_path, device):
+    torch.manual_seed(4)
+    layers = [(16, 64), (64, 64), (64, 32), (32, 64)]
+    deep = nn.Sequential(*[nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU()) for a, b in layers])
+    x = torch.randn(1, 16, 32, 32)
+    bundle = torchedge.export(deep, x, out=tmp_path / "b", device=device, onnx=False)
+    storages = {t.layout.storage for t in bundle.program.tensors if t.role == "intermediate"}
+    assert "image_buffer" in storages
+    assert all(t.layout.row_texels % 64 == 0 for t in bundle.program.tensors)
+    memory = bundle.manifest.memory
+    assert memory.live_bytes <= memory.arena_bytes <= 1.05 * memory.live_bytes
+    with torch.no_grad():
+        expected = deep(x).numpy()
+    np.testing.assert_allclose(bundle.run(x)[0], expected, rtol=1e-3, atol=1e-5)
+
+
 def smaller(name, **figures):
     """A device whose profile gives other figures."""
     device = torchedge.find_device(name)

@@ -33,11 +33,12 @@ from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_o
 from torchedge.bundles.weights import KEPT, write_weights
 from torchedge.devices import Device
 from torchedge.errors import InputError, LoweringError
-from torchedge.lowering.assembly import lower
+from torchedge.lowering.assembly import ALIGNMENT, lower
 from torchedge.lowering.limits import Limits
 from torchedge.lowering.program_documents import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
+from torchedge.lowering.shared_images import share_images
 from torchedge.lowering.targets import Target, target_of
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.tensors import NAMES
@@ -109,6 +110,9 @@ def make_bundle(
     progress("lower")
     limits = limits_of(device)
     programs = _lowered(captured, _target(device, limits, request.precision))
+    if limits.image_from_buffer:
+        pitch = limits.pitch_texels or 1
+        programs = [share_images(program, pitch, ALIGNMENT) for program in programs]
     program = programs[0]
     check_memory(programs, limits)
     with new_folder(target) as folder:

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from torchedge.bundles.manifests import WEIGHTS
 from torchedge.bundles.weights import packed_weights
-from torchedge.opencl import ClDevice
+from torchedge.lowering.assembly import ALIGNMENT
+from torchedge.lowering.shared_images import part_images
+from torchedge.opencl import ClDevice, open_context
 from torchedge.runtime import Executor, LaunchTime
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ Array = npt.NDArray[Any]
 
 class Runner:
     """Runs a bundle; weights and optimizer state stay on the device from step to step.
+
+    Where the device makes no images of buffers, every image gets memory of its own.
 
     device, profile, checks: as Executor takes them.
 
@@ -39,11 +43,15 @@ class Runner:
     ) -> None:
         self.bundle = bundle
         self.batches = 0
-        self.executor = Executor(bundle.program, device, profile=profile, checks=checks)
+        context = open_context(device)
+        programs = bundle.programs
+        if not context.device.image_from_buffer:
+            programs = tuple([part_images(program, ALIGNMENT) for program in programs])
+        self.executor = Executor(programs[0], context.device, profile=profile, checks=checks)
         self.executor.load_packed(self._packed(self.executor, set()))
         self.accumulating: Executor | None = None
-        if bundle.accumulating is not None:
-            self.accumulating = Executor(bundle.accumulating, shared=self.executor, checks=checks)
+        if len(programs) > 1:
+            self.accumulating = Executor(programs[1], shared=self.executor, checks=checks)
             loaded = {t.name for t in bundle.program.tensors if t.role in ("parameter", "buffer", "state")}
             self.accumulating.load_packed(self._packed(self.accumulating, loaded))
         self._last = self.executor
