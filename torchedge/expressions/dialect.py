@@ -20,6 +20,11 @@ STORED: Mapping[str, str] = {
 }  # fmt: skip
 """OpenCL type of a dtype in buffers."""
 
+CHECK = """\
+#define TE_CHECK(code, index, high) if ((index) < 0 || (index) >= (high)) { \\
+  te_words[0] = (code); te_words[1] = (index); te_words[2] = 0; te_words[3] = (high); }
+"""
+"""How a kernel made with checks reports an access outside a tensor: the last one wins."""
 UNALIGNED = """\
 #ifdef TE_UNALIGNED
 typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored}))));
@@ -35,12 +40,16 @@ typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a tensor lies for a kernel: its argument, shape, dtype and `textures.layouts.Layout`."""
+    """Where a tensor lies for a kernel: its argument, shape, dtype and `textures.layouts.Layout`.
+
+    check: in kernels that report accesses outside their tensors, the number under which this one reports.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     layout: Any
+    check: int = 0
 
 
 def offset_of(site: Site, indices: Sequence[Index]) -> Index:

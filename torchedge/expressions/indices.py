@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import Any
+from typing import Any, TypeGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,25 @@ def _sum(terms: dict[Atom, int], const: int) -> Index:
             if whole is not None and kept.get(whole) == factor * atom.divisor:
                 del kept[atom], kept[whole]
                 return Index(tuple(kept.items()), const) + atom.index * factor
+            within = next((o for o in kept if _is_floor_within(o, atom)), None)
+            if within is not None and kept[within] == factor * atom.divisor:
+                del kept[atom], kept[within]
+                return Index(tuple(kept.items()), const) + within.index * factor
     return Index(tuple(kept.items()), const)
+
+
+def _is_floor_within(other: Atom, rest: Rest) -> TypeGuard[Floor]:
+    """Return whether an atom is the floor of x % (d · m) over d beside a remainder x % d."""
+    if not isinstance(other, Floor) or other.divisor != rest.divisor or len(other.index.terms) != 1:
+        return False
+    ((inner, coefficient),) = other.index.terms
+    return (
+        isinstance(inner, Rest)
+        and coefficient == 1
+        and not other.index.const
+        and inner.divisor % rest.divisor == 0
+        and inner.index == rest.index
+    )
 
 
 def _floor_beside(rest: Rest) -> Atom | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
-from torchedge.expressions.dialect import COMPUTE, STORED, UNALIGNED, Site, aligned, literal, offset_of
+from torchedge.expressions.dialect import CHECK, COMPUTE, STORED, UNALIGNED, Site, aligned, literal, offset_of
 from torchedge.expressions.functions import FUNCTIONS, HELPERS
 from torchedge.expressions.indices import (
     Atom,
@@ -295,20 +296,29 @@ class Renderer:
             return load_texel(self, site, indices, guard)
         offset = offset_of(site, indices)
         if self.width == 1 or not self.depends(offset):
-            return self._element(site, self._safe(offset, guard, None)), False
+            return self._element(site, self._safe(offset, guard, None, site)), False
         step = self._lane_step(offset)
         if step == 1:
             base = self.at_lane(offset, 0)
             return self._vector(site, base, guard), True
         lanes = [
-            self._element(site, self._safe(self.at_lane(offset, k), guard, k)) for k in range(self.width)
+            self._element(site, self._safe(self.at_lane(offset, k), guard, k, site))
+            for k in range(self.width)
         ]
         text = f"({COMPUTE[site.dtype]}{self.width})({', '.join(lanes)})"
         return (f"-{text}" if site.dtype == "bool" else text), True
 
-    def _safe(self, offset: Index, guard: str, lane: int | None) -> str:
+    def _safe(self, offset: Index, guard: str, lane: int | None, site: Site, width: int = 1) -> str:
         text = self.integer(offset, guard, lane)
-        return f"({guard} ? {text} : 0)" if guard and offset.terms else text
+        text = f"({guard} ? {text} : 0)" if guard and offset.terms else text
+        self.check(site, text, prod(site.shape) - width + 1)
+        return text
+
+    def check(self, site: Site, index: str, high: int) -> None:
+        """Let a kernel made with checks report an index outside 0 to `high` - 1."""
+        if site.check:
+            self.helpers[CHECK] = None
+            self.lines.append(f"TE_CHECK({site.check}, {index}, {high});")
 
     def _lane_step(self, offset: Index) -> int | None:
         """Return by how much the offset grows from lane to lane, None where it is no constant."""
@@ -327,7 +337,8 @@ class Renderer:
         return f"({text} != 0)" if site.dtype == "bool" else text
 
     def _vector(self, site: Site, offset: Index, guard: str) -> str:
-        text, width = self._safe(offset, guard, None), self.width
+        width = self.width
+        text = self._safe(offset, guard, None, site, width)
         if site.dtype == "float16":
             return f"vload_half{width}(0, {site.name} + {text})"
         stored, kind = STORED[site.dtype], COMPUTE[site.dtype]
@@ -351,14 +362,15 @@ class Renderer:
             return
         offset = offset_of(site, [self.widened(i) for i in indices])
         if self.width == 1 or not self.depends(offset):
-            self.lines.append(self._put(site, self.integer(offset), self.value(scalar)))
+            where, value = self._safe(offset, "", None, site), self.value(scalar)
+            self.lines.append(self._put(site, where, value))
             return
         text = self.value(scalar, wide=True)
         if self._lane_step(offset) == 1:
             self.lines.append(self._put_vector(site, self.at_lane(offset, 0), text))
             return
         for lane in range(self.width):
-            where, value = self.integer(self.at_lane(offset, lane), "", lane), f"{text}.s{lane:x}"
+            where, value = self._safe(self.at_lane(offset, lane), "", lane, site), f"{text}.s{lane:x}"
             self.lines.append(self._put(site, where, f"-{value}" if site.dtype == "bool" else value))
 
     def _put(self, site: Site, offset: str, value: str) -> str:
@@ -370,7 +382,8 @@ class Renderer:
         )
 
     def _put_vector(self, site: Site, offset: Index, value: str) -> str:
-        text, width = self.integer(offset), self.width
+        width = self.width
+        text = self._safe(offset, "", None, site, width)
         if site.dtype == "float16":
             return f"vstore_half{width}({value}, 0, {site.name} + {text});"
         stored = STORED[site.dtype]

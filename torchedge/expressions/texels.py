@@ -93,5 +93,9 @@ def store_texel(renderer: Renderer, site: Site, indices: Sequence[Index], scalar
             site,
         )
     value = renderer.value(scalar, wide=True) if whole else f"(float4)({renderer.value(scalar)}, 0, 0, 0)"
-    where = f"(int2)({renderer.integer(x)}, {renderer.integer(y)})"
+    across, down = renderer.integer(x), renderer.integer(y)
+    width, height = site.layout.extent(site.shape)
+    renderer.check(site, across, width)  # writes outside an image are dropped without a word
+    renderer.check(site, down, height)
+    where = f"(int2)({across}, {down})"
     renderer.lines.append(f"write_imagef({site.name}, {where}, {value});")

@@ -19,11 +19,12 @@ class Target:
     """A device class.
 
     vector: widest vector of floats worth computing with. work_items: how many must run at once to fill the
-    device. group, least_group: work-items in a work-group, at most and at least. row_group: work-items that share
-    a long row (1: each row alone). unaligned: vectors at any address are plain pointers (a CPU). storage: where
-    tensors lie if kernels can write them so; pattern: the access pattern of images. image_width, image_height:
-    texels an image has at most; pitch: texels that rows of images made from buffers are a multiple of. half:
-    large intermediates lie in half precision.
+    device. group, least_group: work-items in a work-group, at most and at least. row_group: work-items that
+    share a long row (1: each row alone). unaligned: vectors at any address are plain pointers (a CPU).
+    storage: where tensors lie if kernels can write them so; pattern: the access pattern of images.
+    image_width, image_height: texels an image has at most; pitch: texels that rows of images made from
+    buffers are a multiple of. half: large intermediates lie in half precision. checks: kernels report
+    accesses outside their tensors (a debug build).
     """
 
     name: DeviceClass
@@ -39,6 +40,7 @@ class Target:
     image_height: int = 16_384
     pitch: int = 64
     half: bool = False
+    checks: bool = False
 
 
 TARGETS = {

@@ -62,14 +62,14 @@ def draft_contraction(
     chosen = schedule or default_schedule(Extents(*product.sizes, itemsize, product.run), target)
     chosen = replace(chosen, parts=_filled_parts(_KINDS[chosen.kind].chunks(product, chosen), chosen.parts))
     if chosen.parts == 1:
-        return (_main(group, product, chosen, written_by(group), layouts),)
+        return (_main(group, product, chosen, written_by(group), layouts, target.checks),)
     sizes = (chosen.parts, *product.sizes[:3])
     scratch = Node(sizes, "float32" if host.dtype == "float16" else host.dtype)
     element = (of(PART), *[_position(loops) for loops in (product.batch, product.rows, product.cols)])
     partial = replace(product, stores=((scratch, Computed(Local(ACCUMULATED, scratch.dtype), element)),))
     held = {**layouts, scratch: row_major(4)}
     return (
-        _main(group, partial, chosen, [(scratch, None)], held),
+        _main(group, partial, chosen, [(scratch, None)], held, target.checks),
         _sum(group, product, chosen, Load(scratch, element, scratch.dtype), held, target),
     )
 
@@ -84,14 +84,19 @@ def _position(loops: Loops) -> Index:
 
 
 def _main(
-    group: Group, product: Product, schedule: Schedule, written: Sequence[Any], layouts: Mapping[Node, Layout]
+    group: Group,
+    product: Product,
+    schedule: Schedule,
+    written: Sequence[Any],
+    layouts: Mapping[Node, Layout],
+    checks: bool,
 ) -> Draft:
     """Return the kernel that multiplies."""
     host = group.host
     assert isinstance(host, Contraction)
     values = [c.value for _, c in product.stores]
     read = dict.fromkeys(load.tensor for load in loads_of(product.a, product.b, *values))
-    arguments = arguments_of(written, list(read), layouts)
+    arguments = arguments_of(written, list(read), layouts, checks)
     texts = Texts(arguments, host.dtype)
     kind = _KINDS[schedule.kind]
     filled = kind.values(product, schedule, texts)
@@ -105,6 +110,7 @@ def _main(
         host.flops + work_of(values) * host.numel,
         traffic_of(arguments),
         f"{host.name} as {batch} x [{rows}, {inner}] @ [{inner}, {cols}]",
+        arguments.checks,
     )
     return Draft(kernel, arguments.tensors, *kind.launch(product, schedule), group.scope)
 
@@ -120,7 +126,7 @@ def _sum(
     """Return the kernel that adds the parts of a split contraction and does what follows."""
     values = [c.value for _, c in product.stores]
     read = dict.fromkeys(load.tensor for load in (part, *loads_of(*values)))
-    arguments = arguments_of(written_by(group), list(read), layouts)
+    arguments = arguments_of(written_by(group), list(read), layouts, target.checks)
     texts = Texts(arguments, part.dtype)
     last = product.cols[-1] if product.cols else Axis("none", 1)
     width = widest(last, target.vector)
@@ -151,6 +157,7 @@ def _sum(
         (schedule.parts + work_of(values)) * elements,
         traffic_of(arguments),
         f"the sum of {schedule.parts} parts of {elements} elements",
+        arguments.checks,
     )
     local = min(64, 1 << (cols // width).bit_length() - 1)
     return Draft(

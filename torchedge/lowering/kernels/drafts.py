@@ -41,6 +41,7 @@ class Arguments:
     sites: Mapping[Node, Site]
     tensors: tuple[Node, ...]
     access: tuple[Access, ...]
+    checks: bool = False
 
     def site_of(self, node: Node) -> Site:
         """Return where a node lies."""
@@ -58,28 +59,35 @@ class Arguments:
                 parts.append(f"__global {const}{STORED[site.dtype]}*{once} {site.name}")
             else:
                 parts.append(f"{'read' if access == 'read' else 'write'}_only image2d_t {site.name}")
-        return ", ".join(parts)
+        return ", ".join([*parts, "__global int* te_words"] if self.checks else parts)
 
 
 def arguments_of(
-    written: Sequence[tuple[Node, Stored | None]], read: Sequence[Node], layouts: Mapping[Node, Layout]
+    written: Sequence[tuple[Node, Stored | None]],
+    read: Sequence[Node],
+    layouts: Mapping[Node, Layout],
+    checks: bool = False,
 ) -> Arguments:
-    """Return the arguments of a kernel that writes and reads nodes; an overwritten tensor is one argument."""
+    """Return the arguments of a kernel that writes and reads nodes; an overwritten tensor is one argument.
+
+    checks: the kernel reports accesses outside its tensors.
+    """
     sites: dict[Node, Site] = {}
     tensors: list[Node] = []
     access: list[Access] = []
     for node, target in written:
         key = target or node
-        site = Site(f"t{len(tensors)}", key.shape, key.dtype, layouts[key])
+        site = Site(f"t{len(tensors)}", key.shape, key.dtype, layouts[key], checks * (len(tensors) + 1))
         sites[node] = sites[key] = site
         tensors.append(key)
         access.append("update" if key in read else "write")
     for node in read:
         if node not in sites:
-            sites[node] = Site(f"t{len(tensors)}", node.shape, node.dtype, layouts[node])
+            number = checks * (len(tensors) + 1)
+            sites[node] = Site(f"t{len(tensors)}", node.shape, node.dtype, layouts[node], number)
             tensors.append(node)
             access.append("read")
-    return Arguments(sites, tuple(tensors), tuple(access))
+    return Arguments(sites, tuple(tensors), tuple(access), checks)
 
 
 def written_by(group: Group) -> list[tuple[Node, Stored | None]]:

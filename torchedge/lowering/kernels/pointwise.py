@@ -62,7 +62,7 @@ def section_of(group: Group, arguments: Arguments, target: Target, prefix: str =
 
 def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
     """Return the kernel of an element-wise group."""
-    arguments = arguments_of(written_by(group), list(group.reads), layouts)
+    arguments = arguments_of(written_by(group), list(group.reads), layouts, target.checks)
     section = section_of(group, arguments, target)
     items = spread(section.loops, section.counts, target)
     source = fill(
@@ -75,7 +75,14 @@ def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target
     )
     reference = f"element by element for {group.scope or 'the step'}"
     kernel = Kernel(
-        name_in(source), source, arguments.access, "pointwise", section.work, traffic_of(arguments), reference
+        name_in(source),
+        source,
+        arguments.access,
+        "pointwise",
+        section.work,
+        traffic_of(arguments),
+        reference,
+        arguments.checks,
     )
     return Draft(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 

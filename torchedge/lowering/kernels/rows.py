@@ -77,7 +77,7 @@ def draft_rows(group: Group, layouts: Mapping[Node, Layout], target: Target) -> 
     """Return the kernel of a group whose host reduces rows."""
     host = group.host
     assert isinstance(host, Rows)
-    arguments = arguments_of(written_by(group), list(group.reads), layouts)
+    arguments = arguments_of(written_by(group), list(group.reads), layouts, target.checks)
     walk_ = _plan(group, host, arguments, target)
     levels = _levels(host.stages, group.bodies)
     for level in levels:
@@ -107,6 +107,7 @@ def draft_rows(group: Group, layouts: Mapping[Node, Layout], target: Target) -> 
         (work_of(group.bodies) + len(host.stages)) * elements,
         traffic_of(arguments),
         f"{host.name} over rows of {elements // max(1, host.numel)} elements",
+        arguments.checks,
     )
     return Draft(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 

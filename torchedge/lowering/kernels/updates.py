@@ -72,7 +72,7 @@ def draft_updates(batch: Sequence[Group], layouts: Mapping[Node, Layout], target
     """Return the one kernel of several small updates."""
     written = [item for group in batch for item in written_by(group)]
     read = list(dict.fromkeys(node for group in batch for node in group.reads))
-    arguments = arguments_of(written, read, layouts)
+    arguments = arguments_of(written, read, layouts, target.checks)
     sections = [section_of(g, arguments, target, f"v{k}_") for k, g in enumerate(batch)]
     parts = [_part(section) for section in sections]
     helpers = {text: None for section in sections for text in section.helpers}
@@ -87,6 +87,7 @@ def draft_updates(batch: Sequence[Group], layouts: Mapping[Node, Layout], target
         sum(section.work for section in sections),
         traffic_of(arguments),
         f"{len(batch)} small updates, element by element",
+        arguments.checks,
     )
     return Draft(kernel, arguments.tensors, (-(-total // group) * group,), (group,), batch[0].scope)
 

@@ -1,0 +1,72 @@
+"""Kernels of a debug build report what they access outside their tensors, images included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from torchedge.errors import KernelCheckError
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import TARGETS
+from torchedge.runtime.executors import Executor
+from torchedge.tracing.training_steps import capture_step
+
+pytest.importorskip("pyopencl")
+LAYERS = (
+    nn.Conv2d(4, 8, 3, padding=1),
+    nn.BatchNorm2d(8),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(512, 4),
+)
+
+
+def captured():
+    torch.manual_seed(0)
+    model = nn.Sequential(*LAYERS)
+    x, y = torch.randn(2, 4, 16, 16), torch.tensor([0, 1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = nn.functional.cross_entropy
+    return (
+        capture_step(model, (x,), targets=(y,), loss=loss, optimizer=optimizer, keep=frozenset(all_rules())),
+        x,
+        y,
+    )
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "mobile"])
+def test_a_step_with_checks_computes_the_same_and_reports_nothing(name):
+    made, x, y = captured()
+    losses = []
+    for checks in (False, True):
+        program = lower(made.step, replace(TARGETS[name], checks=checks))
+        assert all(kernel.checks is checks for kernel in program.kernels)
+        with Executor(program, checks=checks) as executor:
+            executor.load({n: t.detach().clone() for n, t in made.tensors.items()})
+            losses.append(float(executor.run(x, y)[0]))
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", ["cpu", "mobile"])
+def test_an_access_outside_is_reported_with_its_tensor(name):
+    class Attended(nn.Module):
+        def forward(self, x):
+            return torch.softmax(x, -1) @ x
+
+    x = torch.randn(64, 64)
+    target = replace(TARGETS[name], checks=True)
+    program = lower(capture_step(Attended(), (x,), keep=frozenset(all_rules())).step, target)
+    first = program.kernels[0]
+    assert ("write_imagef" in first.source) == (name == "mobile")
+    head, check = first.source.rsplit("TE_CHECK(", 1)
+    number, rest = check.split(", ", 1)
+    broken = replace(first, source=f"{head}TE_CHECK({number}, 1000000 + {rest}")
+    program = replace(program, kernels=(broken, *program.kernels[1:]))
+    with Executor(program, checks=True) as executor, pytest.raises(KernelCheckError) as caught:
+        executor.run(x)
+    assert "is accessed at 10000" in str(caught.value)
