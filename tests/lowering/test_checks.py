@@ -69,4 +69,4 @@ def test_an_access_outside_is_reported_with_its_tensor(name):
     program = replace(program, kernels=(broken, *program.kernels[1:]))
     with Executor(program, checks=True) as executor, pytest.raises(KernelCheckError) as caught:
         executor.run(x)
-    assert "is accessed at 10000" in str(caught.value)
+    assert "is accessed at 100" in str(caught.value)
