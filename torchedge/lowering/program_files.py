@@ -220,7 +220,7 @@ def _checked_source(where: str, name: str, text: object) -> str:
     except UnicodeEncodeError as error:
         raise InputError(f"{where}: its text is no Unicode ({error.reason}); expected OpenCL C") from error
     bare = _COMMENT.sub(" ", re.sub(r"(?:\\|\?\?/)\r?\n", "", text))
-    if not re.search(rf"\b__kernel\b[^;{{]*\bvoid\s+{name}\s*\(", bare) or bare.count("__kernel") != 1:
+    if bare.count("__kernel") != 1 or not re.search(rf"\b__kernel\b[^;{{]*\bvoid\s+{name}\s*\(", bare):
         raise InputError(f"{where}: its text does not define exactly one __kernel void {name}; make it again")
     for word in _DIRECTIVE.findall(bare):
         if word not in _ALLOWED:
