@@ -207,6 +207,12 @@ def test_a_folder_is_replaced_only_where_asked(model, batch, tmp_path):
             torchedge.export(model, batch[0], out=wrong, device="local-cpu", onnx=False)
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(model, batch, tmp_path, monkeypatch):
+    monkeypatch.setattr(folders.os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(InputError, match="is not writable"):
+        torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu", onnx=False)
+
+
 def test_a_failure_leaves_what_was_there(model, batch, tmp_path, monkeypatch):
     out = tmp_path / "b"
     torchedge.export(model, batch[0], out=out, device="local-cpu", onnx=False)

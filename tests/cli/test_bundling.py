@@ -223,3 +223,12 @@ def test_losses_by_name(run, nets, tmp_path, loss):
     assert document["inputs"][1]["shape"] == wanted and document["hyperparameters"]["lr"] == pytest.approx(
         0.01
     )
+
+
+def test_gradients_are_added_up_over_batches(run, nets, tmp_path):
+    out = str(tmp_path / "b")
+    words = ("export", f"{nets}:small", *SIZE, "--train", "--accumulate", "2", "--precision", "float16")
+    document = json.loads(run(*words, "--out", out, "--json"))
+    assert document["accumulate"] == 2 and "accumulating.json" in document["files"]
+    losses = json.loads(run("run", out, "--random", "--steps", "4", "--json"))["losses"]
+    assert losses[0] == losses[1] > losses[2] == losses[3]

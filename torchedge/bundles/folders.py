@@ -26,6 +26,8 @@ def check_free(out: str | Path, force: bool) -> Path:
         target = target.resolve()
     if not target.parent.is_dir():
         raise InputError(f"{out}: there is no folder {target.parent}; expected one to write into: make it")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{out}: {target.parent} is not writable; expected a folder that is: choose another")
     if not os.path.lexists(target):
         return target
     if not target.is_dir():
