@@ -115,3 +115,10 @@ def test_equal_indices_are_equal_whatever_way_they_were_made():
 def test_dividing_by_zero_is_refused():
     with pytest.raises(ValueError, match="divided by 0; expected a positive number"):
         of(Axis("i", 4)) // 0
+
+
+def test_quotients_of_remainders_join_again():
+    """What a picture's place in a flat loop becomes: n, h and w of d, put together to an offset."""
+    d = of(Axis("d", 8 * 56 * 56))
+    n, h, w = d // 3136, d % 3136 // 56, d % 56
+    assert n * 301056 + h * 5376 + w * 96 == d * 96

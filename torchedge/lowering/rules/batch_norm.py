@@ -263,14 +263,14 @@ def _input_gradient(
 
     In evaluation (no sums) the statistics are constants: without both means.
     """
-    compute, count = arithmetic_dtype(x.dtype), x.numel // x.shape[1]
+    compute, share = arithmetic_dtype(x.dtype), x.shape[1] / max(1, x.numel)
 
     def body(*indices: Index) -> Scalar:
         channel = indices[1]
         rstd = cast(found.rstd.at(channel), compute)
         value = cast(gradient.at(*indices), compute)
         if sums is not None:
-            of_weight, of_bias = [s.at(channel) / count for s in sums]
+            of_weight, of_bias = [s.at(channel) * share for s in sums]
             distance = cast(x.at(*indices), compute) - cast(found.mean.at(channel), compute)
             value = value - of_bias - distance * (rstd * of_weight)
         return value * (rstd if weight is None else rstd * cast(weight.at(channel), compute))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from torchedge.expressions.scalars import Scalar, apply, constant, where
 from torchedge.lowering.building import Operand, elementwise, reduced
@@ -28,10 +29,8 @@ def _gradient(
     body: Callable[..., Scalar], result: Result, reduction: int, grad_output: Node, *operands: Operand
 ) -> Node:
     """Return the gradient of the reduction · `body` of the operands' elements."""
-    count = 1
-    for size in result.shape if reduction == MEAN else ():
-        count *= size
-    return computed(lambda g, *rest: g * body(*rest) / count, result, grad_output, *operands)
+    share = 1 / max(1, prod(result.shape)) if reduction == MEAN else 1
+    return computed(lambda g, *rest: g * share * body(*rest), result, grad_output, *operands)
 
 
 @rule("mse_loss")
