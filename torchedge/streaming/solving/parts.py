@@ -66,13 +66,13 @@ def solve_part(
     rounds = min(ASCENT, CLIMBED // (part.end - part.start))
     climbed = ascend(problem, part, choice.cost, rounds=int(rounds * effort))
     work = len(part.jobs) * (part.end - part.start)
+    lowest = max(0, ceil(climbed.value - 1e-6 * max(1.0, abs(climbed.value))))
+    choice = _ascended(part, price, choice, climbed, effort, lowest)
     if work > MOST_WORK:
-        lowest = max(0, ceil(climbed.value - 1e-6 * max(1.0, abs(climbed.value))))
-        choice = _ascended(part, price, choice, climbed, effort, lowest)
         return Solved(choice, min(choice.cost, lowest), "ascent")
     relaxation = Relaxation(problem, part, in_flight=limit if room is not None else None)
     _begin(problem, part, choice, climbed.prices, relaxation)
-    lowest, method = 0, "priced"
+    method = "priced"
     rounds = max(1, int(ROUNDS * effort * min(1.0, FULL_WORK / work)))
     for stage in range(1, STAGES + 1):
         bound = relaxation.improve(rounds, target=choice.cost)
@@ -94,29 +94,13 @@ def solve_part(
     return Solved(choice, min(lowest, choice.cost), method)
 
 
-def _searched(
-    part: Part,
-    price: Judge,
-    first: Choice,
-    refused: frozenset[int],
-    eagerness: Sequence[float],
-    excess: Sequence[float],
-    *,
-    evaluations: int,
-    target: int,
-) -> Choice:
-    """Start from refusals that prices suggest, or from `first` where it is better, and search from there."""
-    rounded = repair(part, price, refused, eagerness)
-    choice = min(first, rounded, key=lambda c: (c.cost, sorted(c.refused)))
-    return improve(part, price, choice, excess, evaluations=evaluations, target=target)
-
-
 def _ascended(part: Part, price: Judge, first: Choice, climbed: Ascent, effort: float, target: int) -> Choice:
     """Refuse what is dearer to stream at the ascent's prices, and flip every job a few times."""
     dear = frozenset(job.weight for job, over in zip(part.jobs, climbed.excess, strict=True) if over > 0)
     excess = [min(float(over), 1e15) for over in climbed.excess]
     flips = min(PASSES * len(part.jobs), PACKED // (len(part.jobs) + part.end - part.start))
-    return _searched(part, price, first, dear, excess, excess, evaluations=int(flips * effort), target=target)
+    choice = _cheaper(first, repair(part, price, dear, excess))
+    return improve(part, price, choice, excess, evaluations=int(flips * effort), target=target)
 
 
 def _begin(problem: Problem, part: Part, choice: Choice, prices: Floats, relaxation: Relaxation) -> None:
@@ -141,10 +125,17 @@ def _beam(problem: Problem, part: Part, choice: Choice, outlook: Outlook, width:
 
 
 def _refined(part: Part, price: Judge, first: Choice, bound: Bound, effort: float) -> Choice:
-    """Refuse what the relaxation streams less than half of, and search from there."""
+    """Refuse what the relaxation streams less than half of, and search on from there."""
     excess = [float(x) for x in bound.excess]
     refused = frozenset(job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5)
     eager = [1.0 - float(share) + 1e-6 * x for share, x in zip(bound.shares, excess, strict=True)]
     work = max(1, len(part.jobs) * (part.end - part.start) // 100_000)
     evaluations = int(EVALUATIONS * effort / work)
-    return _searched(part, price, first, refused, eager, excess, evaluations=evaluations, target=bound.whole)
+    rounded = repair(part, price, refused, eager)
+    found = improve(part, price, rounded, excess, evaluations=evaluations, target=bound.whole)
+    return _cheaper(first, found)
+
+
+def _cheaper(one: Choice, other: Choice) -> Choice:
+    """Return the choice that costs less; of equal ones always the same."""
+    return min(one, other, key=lambda choice: (choice.cost, sorted(choice.refused)))
