@@ -43,6 +43,11 @@ def test_public_name_resolves(name):
     assert getattr(torchedge, name) is not None
 
 
+def test_pytorch_finds_the_backend():
+    (entry,) = metadata.entry_points(group="torch_dynamo_backends", name="torchedge")
+    assert callable(entry.load())
+
+
 def test_devices_are_listed():
     result = run_cli("devices")
     assert result.returncode == 0, result.stderr
