@@ -17,7 +17,7 @@ CASES = {
     "sum of everything": (aten.sum.default, (NONE,)),
     "product": (aten.prod.default, (NONE,)),
     "mean": (aten.mean.dim, (NONE, [0])),
-    "variance": (aten.var.correction, (NONE, [0])),
+    "variance and mean": (aten.var_mean.correction, (NONE, [0])),
     "any": (aten.any.dim, (NONE, 0)),
     "all": (aten.all.dim, (NONE, 0)),
     "product of matrices": (aten.mm.default, (torch.zeros(2, 0), torch.zeros(0, 3))),

@@ -110,3 +110,22 @@ def test_the_same_numbers_from_run_to_run(device_class):
     made = list(target(*args))
     first, second = [run_on_device(target, args, {}, made, device_class) for _ in range(2)]
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("device_class", ["cpu", "gpu"])
+def test_one_pass_is_accurate_far_from_zero_and_beside_an_odd_corner(device_class):
+    """Sums of x and of x² would lose the variance in single precision."""
+    x = (normal(8, 2, 16, 16) + 3000).float().double()
+    x[:, :, 0, 0] = 0
+    made = [*aten.var_mean.correction(x, [0, 2, 3], correction=0)]
+    variance, mean = run_on_device(
+        aten.var_mean.correction, (x, [0, 2, 3]), {"correction": 0}, made, device_class
+    )
+    for found, want in zip((variance, mean), made, strict=True):
+        torch.testing.assert_close(torch.from_numpy(found.copy()).double(), want, rtol=1e-6, atol=0)
+    x = (normal(8, 2, 16, 16) + 3000).float().double()
+    made = [*aten.var_mean.correction(x, [0, 2, 3], correction=0)]
+    variance, _ = run_on_device(
+        aten.var_mean.correction, (x, [0, 2, 3]), {"correction": 0}, made, device_class
+    )
+    torch.testing.assert_close(torch.from_numpy(variance.copy()).double(), made[0], rtol=1e-5, atol=0)

@@ -1,7 +1,4 @@
-"""Batch normalization: statistics of a channel in one pass, the normalized tensor left to its readers.
-
-Sums are those of the distances from the channel's first element, so that one pass is as accurate as two.
-"""
+"""Batch normalization: statistics of a channel in one pass, the normalized tensor left to its readers."""
 
 from __future__ import annotations
 
@@ -9,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchedge.errors import LoweringError
-from torchedge.expressions.indices import ZERO, Index
+from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, apply, cast
 from torchedge.lowering.building import RowBuilder, full, pointwise
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.conversions import converted
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.registry import Result, rule
+from torchedge.lowering.rules.statistics import moments
 
 
 @dataclass(frozen=True)
@@ -36,30 +34,19 @@ def _measured(x: Node, running: Sequence[Node], momentum: float, eps: float) -> 
     builder = RowBuilder(x.shape, _all_but_channels(x), "batch_norm")
     compute, count = arithmetic_dtype(x.dtype), builder.count
 
-    def first(channel: Index) -> Scalar:
-        return cast(x.at(*[channel if d == 1 else ZERO for d in range(len(x.shape))]), compute)
-
-    def distance(*indices: Index) -> Scalar:
-        return cast(x.at(*indices), compute) - first(indices[1])
-
-    def squared(*indices: Index) -> Scalar:
-        return distance(*indices) * distance(*indices)
-
-    total, squares = builder.reduce("sum", distance), builder.reduce("sum", squared)
-    shift = total / count
-    variance = apply("maximum", (squares - total * shift) / count, 0)
-    unbiased = variance * (count / max(1, count - 1))
+    mean, squares = moments(builder, lambda *i: cast(x.at(*i), compute))
+    variance, unbiased = squares / count, squares / max(1, count - 1)
 
     def moved(old: Node, new: Scalar, channel: Index) -> Scalar:
         return cast(old.at(channel), compute) * (1 - momentum) + new * momentum
 
     made = [
-        builder.row(lambda c: first(c) + shift),
+        builder.row(mean),
         builder.row(lambda c: apply("rsqrt", variance + eps)),
     ]
     if running:
         old_mean, old_var = running
-        made.append(builder.row(lambda c: moved(old_mean, first(c) + shift, c), old_mean.dtype))
+        made.append(builder.row(lambda c: moved(old_mean, mean(c), c), old_mean.dtype))
         made.append(builder.row(lambda c: moved(old_var, unbiased, c), old_var.dtype))
     builder.close()
     return _Statistics(made[0], made[1], tuple(made[2:]))

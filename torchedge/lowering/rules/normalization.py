@@ -11,6 +11,7 @@ from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.conversions import converted
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.registry import Result, rule
+from torchedge.lowering.rules.statistics import moments
 
 _SMALLEST_STEP = {"float64": 2.0**-52, "float16": 2.0**-10}
 
@@ -194,15 +195,9 @@ def group_norm(
     def element(*indices: Index) -> Scalar:
         return cast(x.at(*indices), compute)
 
-    mean = builder.reduce("sum", element) / builder.count
-
-    def squared(*indices: Index) -> Scalar:
-        distance = element(*indices) - mean
-        return distance * distance
-
-    variance = builder.reduce("sum", squared) / builder.count
-    means = builder.row(lambda *_: mean, result.dtypes[1])
-    rstds = builder.row(lambda *_: apply("rsqrt", variance + eps), result.dtypes[2])
+    mean, squares = moments(builder, element)
+    means = builder.row(mean, result.dtypes[1])
+    rstds = builder.row(lambda *_: apply("rsqrt", squares / builder.count + eps), result.dtypes[2])
     builder.close()
 
     def normalized(n: Index, g: Index, c: Index, place: Index) -> Scalar:

@@ -1,14 +1,43 @@
-"""Variances and standard deviations, by the mean first and the squared distances from it then."""
+"""Means and variances of rows in one pass over them.
+
+What is summed are distances from the row's middle element, and their squares, so that one pass is as accurate
+as two unless that element lies far outside the rest.
+"""
 
 from __future__ import annotations
 
-from torchedge.expressions.indices import Index
+from collections.abc import Callable
+
+from torchedge.expressions.indices import Index, as_index
 from torchedge.expressions.scalars import Scalar, apply, cast
 from torchedge.lowering.building import RowBuilder, normal_dims, reshaped
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.reductions import Dims, with_dimension
 from torchedge.lowering.rules.registry import Result, rule
+
+
+def moments(builder: RowBuilder, element: Callable[..., Scalar]) -> tuple[Callable[..., Scalar], Scalar]:
+    """Add the stages of a row's mean and variance; `element` takes the whole index.
+
+    Returns the mean, a function of the row's index, and the sum of squared distances from it.
+    """
+    if not builder.count:
+        nothing = builder.reduce("sum", element)
+        return lambda *_: nothing / 0, nothing
+
+    def middle(*row: Index) -> Scalar:
+        kept = iter(row)
+        places = [as_index(n // 2) if d in builder.dims else next(kept) for d, n in enumerate(builder.domain)]
+        return element(*places)
+
+    def distance(*indices: Index) -> Scalar:
+        return element(*indices) - middle(*[i for d, i in enumerate(indices) if d not in builder.dims])
+
+    total = builder.reduce("sum", distance)
+    squares = builder.reduce("sum", lambda *i: distance(*i) * distance(*i))
+    shift = total / builder.count
+    return lambda *row: middle(*row) + shift, apply("maximum", squares - total * shift, 0)
 
 
 def _moments(
@@ -30,16 +59,12 @@ def _moments(
     def element(*indices: Index) -> Scalar:
         return cast(x.at(*indices), compute)
 
-    mean = builder.reduce("sum", element) / builder.count
-
-    def squared(*indices: Index) -> Scalar:
-        distance = element(*indices) - mean
-        return distance * distance
-
-    variance = builder.reduce("sum", squared) / max(0.0, builder.count - taken)
+    mean, squares = moments(builder, element)
+    variance = squares / max(0.0, builder.count - taken)
     spread = apply("sqrt", variance) if root else variance
-    wanted = (spread, mean) if with_mean else (spread,)
-    made = [builder.row(lambda *_, s=s: s, result.dtype, keepdim) for s in wanted]
+    made = [builder.row(lambda *_: spread, result.dtype, keepdim)]
+    if with_mean:
+        made.append(builder.row(mean, result.dtype, keepdim))
     builder.close()
     return tuple([reshaped(node, result.shape) for node in made])
 
