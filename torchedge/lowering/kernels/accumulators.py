@@ -15,6 +15,7 @@ _JOIN = {
     "any": "{0} | {1}",
     "all": "{0} & {1}",
 }
+_OF_WHOLE = {"max": "({1} > {0}) ? {1} : {0}", "min": "({1} < {0}) ? {1} : {0}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ class Accumulator:
         """
         if self.searches:
             best, sign = f"{self.name}_b", ">" if self.kind == "argmax" else "<"
-            better = f"(({value} {sign} {best}) | (({value} != {value}) & ({best} == {best})))"
+            better = f"({value} {sign} {best})"
+            if self._may_be_nan:
+                better = f"({better} | (({value} != {value}) & ({best} == {best})))"
             place = _sized("int", self.width)
             return [
                 f"{self.name}_p = {better} ? ({place})({position}) : {self.name}_p;",
@@ -131,7 +134,12 @@ class Accumulator:
         ]
 
     def _joined(self, left: str, right: str) -> str:
-        return _JOIN[self.kind].format(left, right)
+        form = _JOIN[self.kind] if self._may_be_nan else _OF_WHOLE.get(self.kind, _JOIN[self.kind])
+        return form.format(left, right)
+
+    @property
+    def _may_be_nan(self) -> bool:
+        return COMPUTE[self.of] in ("float", "double")
 
 
 def _sized(kind: str, width: int) -> str:
