@@ -34,6 +34,7 @@ from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
+from torchedge.runtime.open_devices import target_for
 from torchedge.tracing.training_steps import capture_step
 from torchedge.tracing.vision import import_torchvision
 
@@ -145,7 +146,7 @@ def torchedge_step(name: str, batch: int, size: int) -> Callable[[], float]:
         keep=frozenset(all_rules()),
     )
     device = choose_device()
-    executor = Executor(lower(captured.step, "cpu" if device.kind == "cpu" else "gpu"), device)
+    executor = Executor(lower(captured.step, target_for(device)), device)
     executor.load(captured.tensors)
     return lambda: float(executor.step(images, labels)[0])
 
