@@ -63,7 +63,7 @@ def test_group_norm(shape, groups, affine):
 @pytest.mark.parametrize("normalized", [[4], [3, 4]], ids=str)
 def test_rms_norm(normalized, eps):
     x, gradient, weight = normal(2, 3, 4), normal(2, 3, 4), normal(*normalized)
-    check(aten._fused_rms_norm.default, x, normalized, weight, eps, rtol=1e-6)
+    check(aten._fused_rms_norm.default, x, normalized, weight, eps, rtol=1e-5)  # eps is float32's
     root = x.pow(2).mean(list(range(-len(normalized), 0)), keepdim=True).rsqrt()
     wanted = torch.autograd.functional.vjp(
         lambda a, w: a * a.pow(2).mean(list(range(-len(normalized), 0)), keepdim=True).rsqrt() * w,

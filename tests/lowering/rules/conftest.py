@@ -1,0 +1,12 @@
+"""What tests of rules share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """Every test draws the same random numbers in every run."""
+    torch.manual_seed(0)
