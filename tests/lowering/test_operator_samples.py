@@ -11,9 +11,9 @@ ENTRIES = {title_of(entry): entry for entry in all_entries()}
 FAST = (
     *("add", "atan2", "clamp", "where", "nn.functional.gelu", "sum", "var", "amax", "cumsum"),
     *("softmax", "nn.functional.layer_norm", "nn.functional.batch_norm"),
-    *("bmm", "addbmm", "nn.functional.conv2d", "nn.functional.conv_transpose2d"),
+    *("bmm", "nn.functional.linear", "nn.functional.conv2d", "nn.functional.conv_transpose2d"),
     *("nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.cross_entropy"),
-    *("stack", "permute", "slice", "nn.functional.pad.constant"),
+    *("cat", "permute", "slice", "nn.functional.pad.constant"),
 )
 """One or two entries a family of rules."""
 
