@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from torchedge.errors import LoweringError
+from torchedge.expressions.dialect import STORED
 from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.building import full
 from torchedge.lowering.nodes import Node, Stored
@@ -41,6 +42,12 @@ def translate(step: Step) -> Translation:
         raise LoweringError(
             f"{graph.name} uses operators that have no kernel: {', '.join('aten.' + m for m in missing)}; "
             "run them in PyTorch (torch.compile's backend does), or add rules in torchedge/lowering/rules"
+        )
+    strange = sorted({v.dtype for v in graph.values} - set(STORED))
+    if strange:
+        raise LoweringError(
+            f"{graph.name} holds tensors of {', '.join(strange)}; expected {', '.join(STORED)}; "
+            "convert the model, with .float() for example"
         )
     made: dict[int, Node] = {}
     stored: dict[int, Stored] = {}

@@ -23,13 +23,13 @@ def _at_class(
 ) -> Scalar:
     """Return the element of x at a class that is itself an element; NaN where it is no class."""
     classes = x.shape[len(before)]
-    index = of(Fetched(chosen, -_ANY, _ANY))
+    index = of(Fetched(chosen, 0, max(0, classes - 1)))  # what the bounds promise
     value = (
         cast(x.at(*before, index, *after), compute)
         if classes > 1
         else cast(x.at(*before, 0, *after), compute)
     )
-    return guarded([(index, 0, classes)], value, float("nan"))
+    return guarded([(of(Fetched(chosen, -_ANY, _ANY)), 0, classes)], value, float("nan"))
 
 
 @rule("nll_loss_forward", "nll_loss2d_forward")

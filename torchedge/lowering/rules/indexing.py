@@ -29,8 +29,8 @@ def _read(x: Node, indices: Sequence[Index], places: dict[int, Scalar]) -> Scala
     at = list(indices)
     bounds = []
     for dim, place in places.items():
-        at[dim] = of(Fetched(place, -_ANY, _ANY))
-        bounds.append((at[dim], 0, x.shape[dim]))
+        bounds.append((of(Fetched(place, -_ANY, _ANY)), 0, x.shape[dim]))
+        at[dim] = of(Fetched(place, 0, max(0, x.shape[dim] - 1)))  # what the bounds promise
     outside = float("nan") if is_floating(x.dtype) else 0
     return guarded(bounds, x.at(*at), outside)
 
