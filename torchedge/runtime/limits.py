@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 
 from torchedge.errors import DeviceError
+from torchedge.expressions.dialect import STORED
 from torchedge.lowering.limits import Limits
 from torchedge.lowering.limits import check_limits as check_program
 from torchedge.lowering.programs import Program
@@ -32,16 +32,9 @@ def limits_of(device: ClDevice) -> Limits:
 def check_limits(program: Program, device: ClDevice) -> None:
     """Raise DeviceError for the first dtype, image, launch or arena offset that the device does not take."""
     for tensor in program.tensors:
-        if not _has_dtype(tensor.dtype):
+        if tensor.dtype not in STORED:
             raise DeviceError(
                 f"{tensor.role} {tensor.name} is {tensor.dtype}, which {device.name} does not compute with; "
                 "cast the model to float32"
             )
     check_program(program, limits_of(device))
-
-
-def _has_dtype(name: str) -> bool:
-    try:
-        return np.dtype(name).kind != "c"
-    except TypeError:  # bfloat16 and the like
-        return False
