@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import STORED
 from torchedge.lowering.limits import Limits
