@@ -1,7 +1,7 @@
 """Means and variances of rows in one pass over them.
 
-What is summed are distances from the row's middle element, and their squares, so that one pass is as accurate
-as two unless that element lies far outside the rest.
+The mean is that of the elements themselves. For the variance, distances from the row's middle element and their
+squares are summed, so that one pass is as accurate as two unless that element lies far outside the rest.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def moments(builder: RowBuilder, element: Callable[..., Scalar]) -> tuple[Callab
     def distance(*indices: Index) -> Scalar:
         return element(*indices) - middle(*[i for d, i in enumerate(indices) if d not in builder.dims])
 
+    plain = builder.reduce("sum", element)
     total = builder.reduce("sum", distance)
     squares = builder.reduce("sum", lambda *i: distance(*i) * distance(*i))
     shift = total / builder.count
-    return lambda *row: middle(*row) + shift, apply("maximum", squares - total * shift, 0)
+    return lambda *_: plain / builder.count, apply("maximum", squares - total * shift, 0)
 
 
 def _moments(
