@@ -86,3 +86,15 @@ def test_a_small_device_folds_long_lines(plain):
     folds = [t.layout.fold for t in program.tensors if t.layout.storage == "image"]
     assert max(folds) > 1
     assert loss == pytest.approx(plain[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_pooling_and_its_positions_in_double_precision(name):
+    x = torch.randn(2, 16, 9, 9, dtype=torch.float64)
+    pool = nn.MaxPool2d(3, 2, 1, return_indices=True)
+    program = lower(capture_step(pool, (x,), keep=frozenset(all_rules())).step, name)
+    with Executor(program) as executor:
+        values, places = executor.run(x)
+    wanted, where = pool(x)
+    np.testing.assert_array_equal(values, wanted.numpy())
+    np.testing.assert_array_equal(places, where.numpy())

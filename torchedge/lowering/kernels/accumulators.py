@@ -85,8 +85,11 @@ class Accumulator:
             if self._may_be_nan:
                 better = f"({better} | (({value} != {value}) & ({best} == {best})))"
             place = _sized("int", self.width)
+            found = better  # a mask is as wide as what was compared
+            if self.width > 1 and COMPUTE[self.of] in ("double", "long"):
+                found = f"convert_{place}({better})"
             return [
-                f"{self.name}_p = {better} ? ({place})({position}) : {self.name}_p;",
+                f"{self.name}_p = {found} ? ({place})({position}) : {self.name}_p;",
                 f"{best} = {better} ? {value} : {best};",
             ]
         target = self.name if self.width == 1 else f"{self.name}_t" if tail else f"{self.name}_l"
