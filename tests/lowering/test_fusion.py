@@ -111,3 +111,20 @@ def test_the_same_step_gives_the_same_program():
         return training(model, torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64))
 
     assert made().digest == made().digest
+
+
+def test_an_element_wise_kernel_may_write_where_it_reads():
+    class Chain(nn.Module):
+        def forward(self, x):
+            return torch.softmax(torch.tanh(torch.softmax(x, -1)) @ x, -1)
+
+    program = inference(Chain(), torch.zeros(64, 64))
+    pairs = [kernel.in_place for kernel in program.kernels if kernel.kind == "pointwise"]
+    assert all(read != written for kernel in pairs for read, written in kernel)
+    transposed = inference(_Transposed(), torch.zeros(8, 8))
+    assert all(not kernel.in_place for kernel in transposed.kernels)
+
+
+class _Transposed(nn.Module):
+    def forward(self, x):
+        return x + x.transpose(0, 1)

@@ -48,7 +48,29 @@ def update():
     return [], [(weight, elementwise(lambda w, g: w - g * 0.1, weight, product, dtype="float32"))]
 
 
+def activation():
+    x, shift = Stored((4, 6, 6, 32), "float32", "x", 0), Stored((32,), "float32", "shift", 1)
+    return [elementwise(lambda a, b: (a + b) * 2, x, shift, dtype="float32")], ()
+
+
+def softmax():
+    x = torch.zeros(64, 1000)
+    nodes, _ = apply(ATEN._softmax.default, (x, 1, False), {}, [x])
+    return [nodes[0]], ()
+
+
+def pooling():
+    x = torch.zeros(2, 16, 9, 9)
+    nodes, _ = apply(ATEN.avg_pool2d.default, (x, [3, 3], [2, 2]), {}, [ATEN.avg_pool2d(x, [3, 3], [2, 2])])
+    return [nodes[0]], ()
+
+
 CASES = {
+    "activation_cpu": (activation, "cpu", None),
+    "activation_gpu": (activation, "gpu", None),
+    "softmax_cpu": (softmax, "cpu", None),
+    "softmax_gpu": (softmax, "gpu", None),
+    "pooling_cpu": (pooling, "cpu", None),
     "convolution_panel": (convolution, "cpu", None),
     "gradient_panel": (gradient, "cpu", None),
     "update_panel": (update, "cpu", Schedule("panel", 16, 32, 64, 8, 2, 16, parts=2)),

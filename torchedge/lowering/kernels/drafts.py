@@ -36,12 +36,21 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of a kernel: where each node lies, and how the kernel uses it."""
+    """The arguments of a kernel: where each node lies, and how the kernel uses it.
+
+    in_place: (argument read, argument written) that may be the same memory.
+    """
 
     sites: Mapping[Node, Site]
     tensors: tuple[Node, ...]
     access: tuple[Access, ...]
     checks: bool = False
+    in_place: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def aliased(self) -> frozenset[str]:
+        """Names of arguments of which one may lie where another does."""
+        return frozenset(f"t{position}" for pair in self.in_place for position in pair)
 
     def site_of(self, node: Node) -> Site:
         """Return where a node lies."""
@@ -55,7 +64,7 @@ class Arguments:
             site = self.sites[node]
             if site.layout.storage == "buffer":
                 const = "const " if access == "read" else ""
-                once = "" if access == "update" else " restrict"
+                once = "" if access == "update" or site.name in self.aliased else " restrict"
                 parts.append(f"__global {const}{STORED[site.dtype]}*{once} {site.name}")
             else:
                 parts.append(f"{'read' if access == 'read' else 'write'}_only image2d_t {site.name}")

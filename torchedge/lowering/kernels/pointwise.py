@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchedge.expressions.functions import cost_of
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Apply, Load, Scalar, walk
+from torchedge.expressions.scalars import Apply, Load, Scalar, loads_of, walk
 from torchedge.lowering.expansion import substitute
 from torchedge.lowering.fusion import Computed, Group
 from torchedge.lowering.kernels.drafts import (
@@ -63,6 +63,7 @@ def section_of(group: Group, arguments: Arguments, target: Target, prefix: str =
 def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
     """Return the kernel of an element-wise group."""
     arguments = arguments_of(written_by(group), list(group.reads), layouts, target.checks)
+    arguments = replace(arguments, in_place=in_place_pairs(group, arguments))
     section = section_of(group, arguments, target)
     items = spread(section.loops, section.counts, target)
     source = fill(
@@ -83,8 +84,29 @@ def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target
         traffic_of(arguments),
         reference,
         arguments.checks,
+        arguments.in_place,
     )
     return Draft(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
+
+
+def in_place_pairs(group: Group, arguments: Arguments) -> tuple[tuple[int, int], ...]:
+    """Return (argument read, argument written) where each element is read for its own place alone."""
+    loads = loads_of(*[group.computed[n].value for n in group.stored])
+    pairs: list[tuple[int, int]] = []
+    for written, node in enumerate(arguments.tensors):
+        if arguments.access[written] != "write" or node not in group.stored:
+            continue
+        there = arguments.sites[node]
+        place = offsets(group.computed[node].element, there)
+        for read, source in enumerate(arguments.tensors):
+            here = arguments.sites[source]
+            own = [s for s in loads if s.tensor is source]
+            free = arguments.access[read] == "read" and read not in {r for r, _ in pairs}
+            alike = here.dtype == there.dtype and here.layout.storage == there.layout.storage == "buffer"
+            if free and alike and own and all(offsets(s.indices, here) == place for s in own):
+                pairs.append((read, written))
+                break
+    return tuple(pairs)
 
 
 def width_of(extent: int, widest: int) -> int:
