@@ -189,3 +189,14 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
     }
   }
 }
+
+
+__kernel void pointwise_fb21f16cdb(__global float* restrict t0, __global const float* restrict t1) {
+  if (get_global_id(0) >= 72) return;
+  const int d2 = get_global_id(0);
+  const int d1 = get_global_id(1);
+  const int d0 = get_global_id(2);
+
+  const float4 v1 = *(__global const float4*)(t1 + 3200 * d0 + 320 * d1 + 4 * d2 + 352);
+  *(__global float4*)(t0 + 2592 * d0 + 288 * d1 + 4 * d2) = v1;
+}

@@ -117,3 +117,14 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_8
     }
   }
 }
+
+
+__kernel void pointwise_617e54f13a(__global float* restrict t0, __global const float* restrict t1) {
+  if (get_global_id(1) >= 9) return;
+  const int d2 = get_global_id(0);
+  const int d1 = get_global_id(1);
+  const int d0 = get_global_id(2);
+
+  const float16 v1 = *(__global const float16*)(t1 + 3200 * d0 + 320 * d1 + 16 * d2 + 352);
+  *(__global float16*)(t0 + 2592 * d0 + 288 * d1 + 16 * d2) = v1;
+}

@@ -1,0 +1,59 @@
+
+__attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_61f1e810ad(__global float* restrict t0, __global const float* restrict t1) {
+  const int member = get_local_id(0);
+  __local float s0_s[128];
+  __local float s1_s[128];
+  const int r0 = (get_group_id(0) / 1) % 64;
+
+  float4 s0_l = (float4)((-INFINITY));
+  float s0_t = (-INFINITY);
+  for (int k0 = member; k0 < 250; k0 += 128) {
+    const float4 v1_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
+    s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
+  }
+  float s0_0 = s0_l.s0;
+  float s0_1 = s0_l.s1;
+  float s0_2 = s0_l.s2;
+  float s0_3 = s0_l.s3;
+  s0_0 = ((s0_2 > s0_0) | (s0_2 != s0_2)) ? s0_2 : s0_0;
+  s0_1 = ((s0_3 > s0_1) | (s0_3 != s0_3)) ? s0_3 : s0_1;
+  s0_0 = ((s0_1 > s0_0) | (s0_1 != s0_1)) ? s0_1 : s0_0;
+  float s0 = ((s0_t > s0_0) | (s0_t != s0_t)) ? s0_t : s0_0;
+  s0_s[member] = s0;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int step = 64; step > 0; step >>= 1) {
+    if (member < step) s0_s[member] = ((s0_s[member + step] > s0_s[member]) | (s0_s[member + step] != s0_s[member + step])) ? s0_s[member + step] : s0_s[member];
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  s0 = s0_s[0];
+  float4 s1_l = (float4)(0.0f);
+  float s1_t = 0.0f;
+  for (int k0 = member; k0 < 250; k0 += 128) {
+    const float4 v2_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
+    const float4 v2_2 = (v2_1 - ((float4)(s0)));
+    const float4 v2_3 = exp(v2_2);
+    s1_l = s1_l + v2_3;
+  }
+  float s1_0 = s1_l.s0;
+  float s1_1 = s1_l.s1;
+  float s1_2 = s1_l.s2;
+  float s1_3 = s1_l.s3;
+  s1_0 = s1_0 + s1_2;
+  s1_1 = s1_1 + s1_3;
+  s1_0 = s1_0 + s1_1;
+  float s1 = s1_0 + s1_t;
+  s1_s[member] = s1;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int step = 64; step > 0; step >>= 1) {
+    if (member < step) s1_s[member] = s1_s[member] + s1_s[member + step];
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  s1 = s1_s[0];
+  for (int k0 = member; k0 < 250; k0 += 128) {
+    const float4 v3_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
+    const float4 v3_2 = (v3_1 - ((float4)(s0)));
+    const float4 v3_3 = exp(v3_2);
+    const float4 v3_4 = (v3_3 / ((float4)(s1)));
+    *(__global float4*)(t0 + 1000 * r0 + 4 * k0) = v3_4;
+  }
+}

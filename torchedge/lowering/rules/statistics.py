@@ -1,7 +1,8 @@
 """Means and variances of rows in one pass over them.
 
 The mean is that of the elements themselves. For the variance, distances from the row's middle element and
-their squares are summed, so that one pass is as accurate as two unless that element lies far outside the rest.
+their squares are summed, so that one pass is as accurate as two unless that element lies far outside the
+rest.
 """
 
 from __future__ import annotations
