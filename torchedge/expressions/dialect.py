@@ -26,7 +26,7 @@ CHECK = """\
 """
 """How a kernel made with checks reports an access outside a tensor: the last one wins."""
 UNALIGNED = """\
-#ifdef TE_UNALIGNED
+#if defined(__x86_64__) || defined(__aarch64__) || defined(__riscv)
 typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored}))));
 #define te_load_{stored}{width}(p) (*(__global const te_{stored}{width}*)(p))
 #define te_store_{stored}{width}(v, p) (*(__global te_{stored}{width}*)(p) = (v))
@@ -35,7 +35,7 @@ typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored
 #define te_store_{stored}{width}(v, p) vstore{width}(v, 0, p)
 #endif
 """
-"""Access to vectors at any address. Devices that run vloadn as a call (PoCL) are built with TE_UNALIGNED."""
+"""Access to vectors at any address. Compilers for processors (PoCL) run vloadn as a call."""
 
 
 @dataclass(frozen=True, slots=True)

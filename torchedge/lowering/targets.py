@@ -20,7 +20,7 @@ class Target:
 
     vector: widest vector of floats worth computing with. work_items: how many must run at once to fill the
     device. group, least_group: work-items in a work-group, at most and at least. row_group: work-items that
-    share a long row (1: each row alone). unaligned: vectors at any address are plain pointers (a CPU).
+    share a long row (1: each row alone).
     storage: where tensors lie if kernels can write them so; pattern: the access pattern of images.
     image_width, image_height: texels an image has at most; pitch: texels that rows of images made from
     buffers are a multiple of. half: large intermediates lie in half precision. checks: kernels report
@@ -33,7 +33,6 @@ class Target:
     group: int
     row_group: int
     least_group: int = 64
-    unaligned: bool = False
     storage: Storage = "buffer"
     pattern: str = "row"
     image_width: int = 16_384
@@ -45,7 +44,7 @@ class Target:
 
 TARGETS = {
     # PoCL: 16 floats fill an AVX-512 register; work-groups are the tasks of a few threads.
-    "cpu": Target("cpu", vector=16, work_items=8, group=256, row_group=1, least_group=1, unaligned=True),
+    "cpu": Target("cpu", vector=16, work_items=8, group=256, row_group=1, least_group=1),
     # A server or desktop GPU: 128-bit accesses; a hundred processors with over a thousand items each.
     "gpu": Target("gpu", vector=4, work_items=65_536, group=256, row_group=128),
     # A phone's GPU: RGBA texels; few shader cores with sixteen waves each.

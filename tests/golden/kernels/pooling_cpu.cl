@@ -1,5 +1,5 @@
 
-#ifdef TE_UNALIGNED
+#if defined(__x86_64__) || defined(__aarch64__) || defined(__riscv)
 typedef float2 te_float2 __attribute__((aligned(sizeof(float))));
 #define te_load_float2(p) (*(__global const te_float2*)(p))
 #define te_store_float2(v, p) (*(__global te_float2*)(p) = (v))
@@ -7,7 +7,7 @@ typedef float2 te_float2 __attribute__((aligned(sizeof(float))));
 #define te_load_float2(p) vload2(0, p)
 #define te_store_float2(v, p) vstore2(v, 0, p)
 #endif
-__kernel void rows_9df6b6aa69(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void rows_579b5fc56e(__global float* restrict t0, __global const float* restrict t1) {
   const int r2 = get_global_id(0);
   const int r1 = get_global_id(1);
   const int r0 = get_global_id(2);

@@ -1,5 +1,5 @@
 
-#ifdef TE_UNALIGNED
+#if defined(__x86_64__) || defined(__aarch64__) || defined(__riscv)
 typedef float16 te_float16 __attribute__((aligned(sizeof(float))));
 #define te_load_float16(p) (*(__global const te_float16*)(p))
 #define te_store_float16(v, p) (*(__global te_float16*)(p) = (v))
@@ -7,7 +7,7 @@ typedef float16 te_float16 __attribute__((aligned(sizeof(float))));
 #define te_load_float16(p) vload16(0, p)
 #define te_store_float16(v, p) vstore16(v, 0, p)
 #endif
-__kernel void rows_5d825105f3(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void rows_865b6e7fbe(__global float* restrict t0, __global const float* restrict t1) {
   const int r0 = get_global_id(0);
 
   float16 s0_l = (float16)((-INFINITY));
