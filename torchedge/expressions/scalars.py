@@ -9,7 +9,7 @@ from typing import Any
 
 from torchedge.errors import InputError
 from torchedge.expressions.functions import FUNCTIONS
-from torchedge.expressions.indices import Index
+from torchedge.expressions.indices import Fetched, Index, atoms_of
 
 Number = int | float | bool
 Bound = tuple[Index, int, int]
@@ -258,8 +258,6 @@ def children(scalar: Scalar) -> tuple[Scalar, ...]:
 
 
 def _fetched(indices: Sequence[Index]) -> tuple[Scalar, ...]:
-    from torchedge.expressions.indices import Fetched, atoms_of
-
     return tuple([a.value for index in indices for a in atoms_of(index) if isinstance(a, Fetched)])
 
 

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 
 from torchedge.expressions.indices import Axis, Index, reshape
 from torchedge.expressions.scalars import Load, Local, Scalar, loads_of
+from torchedge.lowering.building import view
 from torchedge.lowering.expansion import Expander, substitute
 from torchedge.lowering.inlining import choose_kept, nodes_below
 from torchedge.lowering.nodes import (
@@ -142,8 +143,6 @@ def _roots(translation: Translation) -> tuple[list[Node], tuple[Node, ...], dict
 
 def copy_of(node: Node) -> Pointwise:
     """Return a node that holds the same values in memory of its own."""
-    from torchedge.lowering.building import view
-
     copied = view(node, node.shape, lambda *indices: indices)
     copied.scope = node.scope
     return copied

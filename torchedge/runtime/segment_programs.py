@@ -42,7 +42,7 @@ class SegmentProgram:
                 raise LoweringError(f"{value.name} is {value.dtype}, which the device does not compute with")
         layouts = {name: layout for name in segment.inputs if (layout := self._layout(values[name]))}
         self.program: Program
-        self.program, self.from_cache = lowered(step, device.target, layouts)
+        self.program, _ = lowered(step, device.target, layouts)
         self._pool = MemoryPool(device.context)
         self._inputs = {t.name: t for t in self.program.tensors if t.name in segment.inputs}
         self._outputs = {

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import DeviceError
+from torchedge.expressions.texels import LANES
 from torchedge.graphs import ITEM_SIZES
-from torchedge.textures.patterns import LANES, PATTERNS, packed_image, unpacked_image
+from torchedge.textures.patterns import PATTERNS, packed_image, unpacked_image
 
 Storage = Literal["buffer", "image", "image_buffer"]
 

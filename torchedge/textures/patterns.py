@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.expressions.texels import LANES
+
 if TYPE_CHECKING:
     from torchedge.textures.layouts import Layout
-
-LANES = 4
-"""Channels of a texel: RGBA."""
 
 
 class Pattern(Protocol):

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from torchedge.expressions.dialect import STORED, Site
-from torchedge.expressions.indices import Axis, Index
+from torchedge.expressions.indices import Axis
 from torchedge.lowering.fusion import Group
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import Access, Kernel
@@ -179,10 +179,3 @@ def name_in(source: str) -> str:
 def preamble_of(helpers: Mapping[str, None]) -> str:
     """Return the helper texts that stand before a kernel."""
     return "".join(helpers)
-
-
-def offsets(indices: Sequence[Index], site: Site) -> Index:
-    """Return the offset of an element of a buffer."""
-    from torchedge.expressions.dialect import offset_of
-
-    return offset_of(site, indices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torchedge.expressions.dialect import offset_of
 from torchedge.expressions.functions import cost_of
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import Renderer
@@ -17,7 +18,6 @@ from torchedge.lowering.kernels.drafts import (
     arguments_of,
     fill,
     name_in,
-    offsets,
     preamble_of,
     spread,
     written_by,
@@ -51,7 +51,7 @@ def section_of(group: Group, arguments: Arguments, target: Target, prefix: str =
     assert isinstance(host, Pointwise)
     stores = [(node, group.computed[node]) for node in group.stored]
     node, first = stores[0]
-    order = in_memory_order(host.axes, strides_of(offsets(first.element, arguments.sites[node])))
+    order = in_memory_order(host.axes, strides_of(offset_of(arguments.sites[node], first.element)))
     values = [c.value for _, c in stores]
     loops, moved = joined(order, every_offset(values, stores, arguments))
     width = width_of(loops[-1].extent if loops else 1, target.vector)
@@ -97,13 +97,13 @@ def in_place_pairs(group: Group, arguments: Arguments) -> tuple[tuple[int, int],
         if arguments.access[written] != "write" or node not in group.stored:
             continue
         there = arguments.sites[node]
-        place = offsets(group.computed[node].element, there)
+        place = offset_of(there, group.computed[node].element)
         for read, source in enumerate(arguments.tensors):
             here = arguments.sites[source]
             own = [s for s in loads if s.tensor is source]
             free = arguments.access[read] == "read" and read not in {r for r, _ in pairs}
             alike = here.dtype == there.dtype and here.layout.storage == there.layout.storage == "buffer"
-            if free and alike and own and all(offsets(s.indices, here) == place for s in own):
+            if free and alike and own and all(offset_of(here, s.indices) == place for s in own):
                 pairs.append((read, written))
                 break
     return tuple(pairs)
@@ -121,10 +121,10 @@ def every_offset(
     values: Sequence[Scalar], stores: Sequence[tuple[Node, Computed]], arguments: Arguments
 ) -> list[Index]:
     """Return all index arithmetic of a kernel: offsets of reads and writes, bounds, positions."""
-    found = [offsets(c.element, arguments.sites[n]) for n, c in stores]
+    found = [offset_of(arguments.sites[n], c.element) for n, c in stores]
     for scalar in walk(*values):
         if isinstance(scalar, Load):
-            found.append(offsets(scalar.indices, arguments.sites[scalar.tensor]))
+            found.append(offset_of(arguments.sites[scalar.tensor], scalar.indices))
     return found + accessed(*values)
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from torchedge.expressions.dialect import COMPUTE
+from torchedge.expressions.dialect import COMPUTE, offset_of
 from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Bound, Constant, Guarded, Load, Scalar, constant, loads_of, walk
 from torchedge.lowering.expansion import substitute
 from torchedge.lowering.fusion import Computed, Group
-from torchedge.lowering.kernels.drafts import Arguments, offsets
+from torchedge.lowering.kernels.drafts import Arguments
 from torchedge.lowering.kernels.loops import accessed, in_memory_order, joined, strides_of
 from torchedge.lowering.kernels.pointwise import every_offset
 from torchedge.lowering.nodes import Contraction, Node
@@ -67,7 +67,7 @@ def product_of(group: Group, arguments: Arguments) -> Product:
     a, b = group.bodies
     stores = [(node, group.computed[node]) for node in group.stored]
     node, first = stores[0]
-    written = strides_of(offsets(first.element, arguments.sites[node]))
+    written = strides_of(offset_of(arguments.sites[node], first.element))
     batch, rows, cols = _roles(host.axes, a, b)
     if min([written.get(x, 1 << 60) for x in rows], default=1 << 60) < min(
         [written.get(x, 1 << 60) for x in cols], default=1 << 60
@@ -144,7 +144,7 @@ def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
     loads = [s for s in walk(scalar) if isinstance(s, Load)]
     if not loads:
         return {}
-    strides = strides_of(offsets(loads[0].indices, arguments.sites[loads[0].tensor]))
+    strides = strides_of(offset_of(arguments.sites[loads[0].tensor], loads[0].indices))
     return {axis: abs(stride) for axis, stride in strides.items()}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.scalars import Scalar
+from torchedge.expressions.texels import LANES
 from torchedge.lowering.kernels.products import (
     Loops,
     Product,
@@ -21,8 +22,6 @@ from torchedge.lowering.kernels.products import (
 )
 from torchedge.lowering.schedules import Schedule
 
-LANES = 4
-"""Values of a vector or texel."""
 GROUP = (16, 8)
 """Work-group: along columns, along rows."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from torchedge.expressions.dialect import COMPUTE
+from torchedge.expressions.dialect import COMPUTE, offset_of
 from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Load, Local, Scalar, walk
@@ -24,7 +24,6 @@ from torchedge.lowering.kernels.drafts import (
     arguments_of,
     fill,
     name_in,
-    offsets,
     preamble_of,
     spread,
     written_by,
@@ -168,11 +167,11 @@ def _strides(group: Group, host: Rows, arguments: Arguments) -> dict[Axis, int]:
     loads.sort(key=lambda s: -arguments.sites[s.tensor].layout.nbytes(s.tensor.shape, s.dtype))
     found: dict[Axis, int] = {}
     for load in loads:
-        for axis, stride in strides_of(offsets(load.indices, arguments.sites[load.tensor])).items():
+        for axis, stride in strides_of(offset_of(arguments.sites[load.tensor], load.indices)).items():
             found.setdefault(axis, abs(stride))
     for node in group.stored:
         element = group.computed[node].element
-        for axis, stride in strides_of(offsets(element, arguments.sites[node])).items():
+        for axis, stride in strides_of(offset_of(arguments.sites[node], element)).items():
             found.setdefault(axis, abs(stride))
     return found
 

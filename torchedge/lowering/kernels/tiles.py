@@ -8,8 +8,6 @@ from typing import Any
 from torchedge.lowering.kernels.products import Loops, Product, Read, Texts, last_of, places, size, widest
 from torchedge.lowering.schedules import Schedule
 
-WARP = 32
-"""Work-items that read local memory together: they take neighbouring tiles, eight along the columns."""
 PAD = 4
 """Elements between the lines of a block that is written across: keeps lanes out of one another's banks."""
 

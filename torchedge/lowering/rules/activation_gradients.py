@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import pi, sqrt
 
 from torchedge.expressions.indices import Index
-from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
+from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, where
 from torchedge.lowering.building import pointwise
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.activations import CUBE, SIGMOID_SCALE, soft_plus
@@ -189,8 +189,6 @@ def glu_backward(result: Result, grad_output: Node, input: Node, dim: int) -> No
 
 def _is_below(index: Index, size: int) -> Scalar:
     """Return whether an index lies below a size, as a bool."""
-    from torchedge.expressions.scalars import Position
-
     return Position(index, "int32") < size
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import pi, sqrt
 
+from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, apply, constant, where
-from torchedge.lowering.building import full, unary
+from torchedge.lowering.building import full, unary, view
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import computed
 from torchedge.lowering.rules.registry import Result, rule
@@ -159,9 +160,6 @@ def glu(result: Result, input: Node, dim: int = -1) -> Node:
 
 def halves(x: Node, dim: int) -> tuple[Node, Node]:
     """Return both halves of a tensor along a dimension."""
-    from torchedge.expressions.indices import Index
-    from torchedge.lowering.building import view
-
     place = dim % len(x.shape)
     size = x.shape[place] // 2
     shape = [size if d == place else n for d, n in enumerate(x.shape)]
