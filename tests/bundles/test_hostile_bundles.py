@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import torchedge
@@ -204,7 +204,6 @@ JUNK = st.one_of(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_mangled_manifest_is_read_or_refused(inference, data):
     document = json.loads((inference / "manifest.json").read_text())

@@ -41,7 +41,7 @@ def points(axes):
     return [dict(zip(axes, p, strict=True)) for p in itertools.product(*[range(a.extent) for a in axes])]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.tuples(*[st.integers(1, 6)] * 3),
     st.tuples(*[st.sampled_from([0, 1, 2, 3, 4, 6, -1, 12])] * 3),

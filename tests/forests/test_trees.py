@@ -67,7 +67,7 @@ def walk(parts: dict[str, Any], row: np.ndarray) -> list[np.float32]:
 
 
 @given(seed=st.integers(0, 2**31), trees=st.integers(1, 5), depth=st.integers(0, 9), rows=st.integers(0, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_evaluates_as_a_plain_walk(seed: int, trees: int, depth: int, rows: int) -> None:
     parts = random_parts(seed, trees, depth)
     forest = build_forest(**parts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.arena_plans import cut_rectangle, least_bytes, training_lifetimes
 from oracles.small_programs import chain, image_copy, pointwise, program, tensor
@@ -46,7 +46,6 @@ def programs(draw):
 
 
 @given(programs(), st.sampled_from([1, 16, 128]))
-@settings(deadline=None)
 def test_every_plan_passes_the_independent_check(made, alignment):
     found = planned(made, alignment)
     check_arena(found, alignment)
@@ -79,7 +78,6 @@ small = st.lists(
 
 
 @given(small)
-@settings(deadline=None)
 def test_few_buffers_get_the_best_arena(case):
     assert plan_arena(*case).nbytes == least_bytes(*case)
 

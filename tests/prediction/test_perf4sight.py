@@ -211,7 +211,7 @@ def layers(draw):
 
 
 @given(st.lists(layers(), min_size=1, max_size=6), st.integers(1, 2048))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_layers_agree_with_the_reference(chosen, batch):
     graph = graph_of(chosen)
     agree(features(graph, batch, mode="train"), reference_features(chosen, batch))
@@ -220,7 +220,7 @@ def test_any_layers_agree_with_the_reference(chosen, batch):
 
 
 @given(st.lists(layers(), min_size=1, max_size=4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_features_are_affine_in_the_batch_size(chosen):
     one, two, seven = features(graph_of(chosen), [1, 2, 7]).values
     np.testing.assert_allclose(seven, one + 6 * (two - one), rtol=1e-9)

@@ -40,7 +40,7 @@ def make_table(seed: int, rows: int = 120, features: int = 5, spread: float = 3.
     spread=st.floats(0, 12),
     learner=st.sampled_from(["extra_trees", "random_forest"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_agrees_with_scikit_learn(
     seed: int, features: int, rows: int, leaf: int, spread: float, learner: Any
 ) -> None:
@@ -148,7 +148,7 @@ def test_left_out_predictions_never_saw_their_group() -> None:
 
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(19, 60))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_conformal_quantiles_are_order_statistics(seed: int, rows: int) -> None:
     """Closed form of split conformal prediction: the ceil((n + 1)(1 - tail))-th smallest residual."""
     residuals = np.random.default_rng(seed).normal(size=rows)

@@ -181,7 +181,7 @@ def test_whatever_is_read_ahead_otherwise(staging):
 
 
 @given(instances(limits=False), st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_limit_is_kept_or_another_is_named(instance, data):
     alive = data.draw(
         st.lists(st.integers(0, 5000), min_size=len(instance.layers), max_size=len(instance.layers))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from oracles.exhaustive_plans import best_plan, enumerate_optimum, smallest_memory
 from oracles.random_instances import CHUNK_BYTES, instances, layer, random_instance, weight
 
@@ -25,7 +25,6 @@ def test_both_ways_agree_on_seeded_instances(block):
             compare(instance)
 
 
-@settings(deadline=None)
 @given(instances(max_layers=5, max_weights=3, max_chunks=3))
 def test_both_ways_agree(instance):
     compare(instance)

@@ -137,7 +137,7 @@ def test_groups_that_cannot_be_kernels_are_refused():
         assemble(graph, ((0, 1), (2,)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(graphs())
 def test_what_holds_of_any_graph(graph):
     groups = find_groups(graph)

@@ -6,7 +6,7 @@ import math
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.random_instances import CHUNK_BYTES, instances, layer, random_instance, weight
 
@@ -66,7 +66,6 @@ def entry(name, chunks):
 # what is good -----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instances())
 def test_what_is_written_reads_back(tmp_path, instance):
     for name in ("i.json", "i.json.gz"):
@@ -280,7 +279,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_value_anywhere_gives_an_instance_or_an_error_in_one_line(data):
     made = json.loads(json.dumps(document()))

@@ -109,7 +109,6 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(steps, st.integers(1, 40_000), st.integers(1, 4000), st.floats(1e-4, 10))
 def test_capacity_by_trying_every_byte(found, nbytes, output, latency_ms):
     slower = model(*found)
@@ -122,7 +121,6 @@ def test_capacity_by_trying_every_byte(found, nbytes, output, latency_ms):
     assert slower.capacity_bytes(op, latency_ms) == (within[-1] if len(within) else 0)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**12), st.floats(1e-4, 1e4))
 def test_never_more_than_was_measured(nbytes, latency_ms):
     free = model(("extra_ratio", 100, 1.0))
@@ -211,7 +209,7 @@ def test_forests_of_another_version_are_refused(tmp_path):
             load_model_of(put(tmp_path / name, forests))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_evaluate(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("damaged") / "mine"

@@ -4,7 +4,7 @@ import gzip
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import instances
 
@@ -15,7 +15,6 @@ LOADS = (Load("w0", 2, 2, 1), Load("w0", 1, 1, 0))
 PLAN = Plan("FEASIBLE", 2.1, 1.5, ("w2",), LOADS, 3, {"strategy": "mine", "n": [1]})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instances())
 def test_what_is_written_reads_back(tmp_path, instance):
     plan = best_plan(instance)

@@ -36,7 +36,7 @@ def test_what_is_far_and_small_is_worth_most():
 
 
 @given(instances(limits=False), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_plan_that_preloads_more_keeps_its_rules(instance, data):
     plan = plan_greedily(instance)
     streamed = sorted({load.weight for load in plan.loads})

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.random_instances import instances
 
@@ -144,7 +144,6 @@ def test_queues_that_make_no_sense_are_refused(queue, limit, word):
 
 
 @given(st.lists(instances(limits=False), min_size=1, max_size=4), st.integers(0, 80))
-@settings(deadline=None)
 def test_groups_follow_each_other_and_keep_their_rules(models, chunks):
     same = [
         replace(m, lam=0.9, residency="chunks", distance="layers", name=f"m{k}") for k, m in enumerate(models)

@@ -35,7 +35,7 @@ def test_a_thousand_tiny_instances(block):
         compare(random_instance(seed))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(instances())
 def test_instances_that_shrink(instance):
     compare(instance)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.greedy_plans import plan_late
 from oracles.inference_graphs import graphs, make_graph
@@ -171,7 +171,6 @@ def test_a_fused_graph_is_refused():
         split_adaptively(assemble(MLP, find_groups(MLP)), make_instance, plan_late)
 
 
-@settings(deadline=None)
 @given(graphs(), st.integers(1, 6), st.sampled_from((0.0, 0.1, 1.0)), st.integers(2, 12))
 def test_what_always_holds(graph, chunks, price, limit):
     solved = []

@@ -222,7 +222,6 @@ def test_no_plan_is_refused_where_preloading_everything_is_one(limit):
 # laws -------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(instances())
 def test_optimal_plans_are_accepted(instance):
     plan = best_plan(instance)
@@ -236,7 +235,6 @@ def test_optimal_plans_are_accepted(instance):
         assert list(found.resident_chunks) == in_flight(instance, allocation, None)
 
 
-@settings(deadline=None)
 @given(instances(limits=False), st.data())
 def test_a_dropped_or_moved_load_is_noticed(instance, data):
     plan = best_plan(replace(instance, lam=1.0))
@@ -250,7 +248,6 @@ def test_a_dropped_or_moved_load_is_noticed(instance, data):
         assert not verify_plan(instance, replace(plan, loads=loads)).ok
 
 
-@settings(deadline=None)
 @given(
     instances(),
     st.lists(st.builds(Load, st.sampled_from(["w0", "w1", "w7", ""]), *[st.integers(-2, 9)] * 3), max_size=6),
@@ -262,7 +259,7 @@ def test_any_plan_gets_a_verdict(instance, loads, preload):
     assert min(found.resident_chunks) >= 0
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(instances(), st.data())
 def test_the_verdict_is_that_of_playing_the_plan(instance, data):
     """Plans that are right, and ones with a number changed somewhere."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -221,11 +220,9 @@ def test_pytrees_of_inputs():
 
 
 @pytest.mark.parametrize("how", ["range", "iterate", "list", "split"])
-def test_loops_over_the_batch_end_quickly_in_an_error(how):
-    start = time.monotonic()
+def test_loops_over_the_batch_end_in_an_error(how):
     with pytest.raises(CaptureError, match=r"loops over the samples of the batch.*batch_size="):
         capture(BatchLoop(how), input_size=(8,), method="trace")
-    assert time.monotonic() - start < 30
     graph = capture(BatchLoop(how), input_size=(8,), batch_size=3, mode="infer")
     assert graph.fixed_batch == 3
     assert graph.values[graph.outputs[0]].shape == (3, 8)

@@ -13,7 +13,7 @@ from torchedge.ops import registry
 
 SIZES = st.integers(1, 40)
 BATCHES = st.sampled_from([1, 2, 7, BATCH_PRIME])
-RULES = settings(max_examples=150, deadline=None)
+RULES = settings(max_examples=150)
 
 
 def meta(*shape):
@@ -151,7 +151,7 @@ RECURRENT = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn_tanh": torch.nn.RN
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     steps=st.integers(1, 4), batch=st.integers(1, 4), first=st.booleans(), both=st.booleans(),
     layers=st.integers(1, 3), hidden=st.integers(1, 6),

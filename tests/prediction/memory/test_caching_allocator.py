@@ -96,7 +96,7 @@ def traces(draw):
 
 
 @given(traces())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_agrees_with_the_reference(trace):
     found, events = trace
     units = [-(-s // 512) for s in found]
@@ -114,7 +114,7 @@ def test_agrees_with_the_reference(trace):
 
 
 @given(traces())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_blocks_tile_their_segments(trace):
     found, events = trace
     units = [-(-s // 512) for s in found]

@@ -11,7 +11,7 @@ shapes = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
 
 @given(shapes, st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_reshape_is_a_view_exactly_where_pytorch_says_so(shape, random):
     tensor = torch.empty(shape)
     order = list(range(len(shape)))
@@ -29,7 +29,7 @@ def test_reshape_is_a_view_exactly_where_pytorch_says_so(shape, random):
 
 
 @given(shapes, st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_chains_of_views(shape, random):
     tensor = torch.empty(shape)
     values = [Value("v0", tuple(shape), "float32", "input")]

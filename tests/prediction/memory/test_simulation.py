@@ -75,7 +75,7 @@ def test_inference_graph_has_a_forward_pass_only():
 
 
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=8))
-@examples(max_examples=25, deadline=None)
+@examples(max_examples=25)
 def test_many_batch_sizes_at_once_equal_one_by_one(batches):
     tape = _TAPES.setdefault("t", write_tape(capture(small(), input_size=(3, 64, 64)), StepSettings()))
     together = tape.peak_bytes(np.array(batches))

@@ -106,7 +106,7 @@ def test_phases_are_those_that_run():
 @given(
     st.integers(1, 300), st.sampled_from(["none", "sgd-momentum", "adam"]), st.sampled_from([0.1, 1.0, 3.0])
 )
-@examples(max_examples=25, deadline=None)
+@examples(max_examples=25)
 def test_workspaces_never_lower_the_peak(batch, optimizer, ratio):
     plain = StepSettings(optimizer=optimizer)
     under = replace(plain, workspaces=model(forward=ratio, backward_x=ratio, backward_w=ratio))
@@ -115,7 +115,7 @@ def test_workspaces_never_lower_the_peak(batch, optimizer, ratio):
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6))
-@examples(max_examples=15, deadline=None)
+@examples(max_examples=15)
 def test_many_batch_sizes_at_once_equal_one_by_one(batches):
     tape = write_tape(NETWORK, replace(PLAIN, workspaces=ONE))
     together = tape.peak_bytes(np.array(batches)).tolist()

@@ -33,7 +33,7 @@ def test_plans_hold_where_little_may_be_in_flight(residency):
         check_plan(tight, plan_greedily(tight))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(instances())
 def test_never_better_than_the_best(instance):
     plan, best = plan_greedily(instance), best_plan(instance)
