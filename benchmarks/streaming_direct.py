@@ -27,9 +27,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from torchedge.streaming.instances import read_instance, write_instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 
-Timed = tuple[Plan | None, float]
+Timed = tuple[OverlapPlan | None, float]
 """A plan and the seconds that solving took."""
 
 PAPER = (
@@ -96,7 +96,7 @@ def plan_directly(path: Path, arguments: argparse.Namespace) -> Timed:
 
 def apart(
     work: Callable[[Path, argparse.Namespace], Timed], path: Path, arguments: argparse.Namespace
-) -> tuple[Plan | None, float, float, float]:
+) -> tuple[OverlapPlan | None, float, float, float]:
     """Plan in a forked process; return the plan, its seconds, the processor's and the process' peak MiB."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -104,7 +104,7 @@ def apart(
     process.start()
     sender.close()
     try:
-        found: tuple[Plan | None, float, float, float] = receiver.recv()
+        found: tuple[OverlapPlan | None, float, float, float] = receiver.recv()
     except EOFError:
         sys.exit(f"{work.__name__} of {path.name} ended without a result")
     finally:
@@ -123,7 +123,7 @@ def _report(
     sender.send((plan, seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024))
 
 
-def verdict(ours: Plan, direct: Plan | None) -> str:
+def verdict(ours: OverlapPlan, direct: OverlapPlan | None) -> str:
     """Say how the planner's objective stands to CP-SAT's."""
     if direct is None:
         return "the only one with a plan"
@@ -136,7 +136,7 @@ def verdict(ours: Plan, direct: Plan | None) -> str:
     )
 
 
-def told(plan: Plan | None) -> tuple[str, str]:
+def told(plan: OverlapPlan | None) -> tuple[str, str]:
     """Objective with status, and bound."""
     if plan is None:
         return "none found", "-"

@@ -21,7 +21,7 @@ from torchedge.streaming.fusion import Groups, assemble, find_groups
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.layering import lay_out
 from torchedge.streaming.operations import InferenceGraph
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import derive_rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.solving import solve
@@ -56,15 +56,15 @@ class Found:
 
 
 def study(
-    name: str, device: Device, planner: Callable[[Instance], Plan], options: argparse.Namespace
+    name: str, device: Device, planner: Callable[[Instance], OverlapPlan], options: argparse.Namespace
 ) -> Found:
     """Capture one model, fuse and split it, check and simulate the three plans."""
     model, _ = load_model(name)
     graph = lay_out(capture(model, mode="infer", batch_size=1))
-    solved: list[tuple[Instance, Plan]] = []
+    solved: list[tuple[Instance, OverlapPlan]] = []
     times: list[float] = []
 
-    def remember(instance: Instance) -> Plan:
+    def remember(instance: Instance) -> OverlapPlan:
         begun = time.perf_counter()
         plan = planner(instance)
         times.append(time.perf_counter() - begun)
@@ -92,7 +92,9 @@ def study(
     return Found(name, stages, fusion, len(solved), seconds, max(times))
 
 
-def run(graph: InferenceGraph, outcome: Outcome, instance: Instance, plan: Plan, device: Device) -> Stage:
+def run(
+    graph: InferenceGraph, outcome: Outcome, instance: Instance, plan: OverlapPlan, device: Device
+) -> Stage:
     """Simulate one plan."""
     timeline = simulate_plan(instance, plan, derive_rates(device), graph.activation_bytes)
     memory = timeline.memory

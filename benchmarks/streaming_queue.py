@@ -24,7 +24,7 @@ from torchedge.streaming.layering import lay_out
 from torchedge.streaming.queues import QueueRun, plan_queue, simulate_queue
 from torchedge.streaming.rates import Rates, derive_rates
 from torchedge.streaming.solving import solve
-from torchedge.streaming.timelines import Timeline
+from torchedge.streaming.timelines import RunTimeline
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.sources import load_model
 
@@ -68,7 +68,7 @@ def print_models(run: QueueRun) -> None:
         row(name, round(alone.latency_ms), round(alone.initialisation_ms), round(end - start), *mib)
 
 
-def peak_mib(runs: Sequence[Timeline]) -> int:
+def peak_mib(runs: Sequence[RunTimeline]) -> int:
     """Return the most that is in memory during any of the runs."""
     return round(max(run.memory.peak.total for run in runs) / MEBIBYTE)
 

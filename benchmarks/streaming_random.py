@@ -24,7 +24,7 @@ from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import random_instance
 
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.verification import verify_plan
 
 NEAR = 1e-9
@@ -33,7 +33,7 @@ MISMATCHES = ("refused by the verifier", "OPTIMAL but not the best", "better tha
 COUNTS = ("plans", "equal to exhaustive search", "OPTIMAL", "FEASIBLE", "INFEASIBLE", *MISMATCHES)
 
 
-def judge(instance: Instance, plan: Plan) -> list[str]:
+def judge(instance: Instance, plan: OverlapPlan) -> list[str]:
     """What is to be counted of a plan."""
     best = best_plan(instance)
     said: list[str] = ["plans", plan.status]

@@ -23,18 +23,18 @@ from torchedge.streaming.capacities import make_instance
 from torchedge.streaming.figures import draw_comparison, draw_gantt, draw_memory
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.layering import lay_out
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import Rates, Slowdown, derive_rates, framework_rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.solving import solve
 from torchedge.streaming.strategies import STRATEGIES
-from torchedge.streaming.timelines import Timeline
+from torchedge.streaming.timelines import RunTimeline
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.sources import load_model
 
 DEVICE = "adreno-750"
 NAIVE = ("always-next", "same-type")
-PLANNERS: dict[str, Callable[[Instance], Plan]] = {"solver": solve, **STRATEGIES}
+PLANNERS: dict[str, Callable[[Instance], OverlapPlan]] = {"solver": solve, **STRATEGIES}
 DRAWN = ("vit", "sd-unet", "whisper-medium")
 OURS = {
     "gpt-neo-small": (577, 260),
@@ -58,9 +58,9 @@ class Case:
 
     instance: Instance
     activations: tuple[int, ...]
-    plans: dict[str, Plan]
+    plans: dict[str, OverlapPlan]
 
-    def run(self, strategy: str, rates: Rates) -> Timeline:
+    def run(self, strategy: str, rates: Rates) -> RunTimeline:
         """Simulate one of its plans."""
         return simulate_plan(self.instance, self.plans[strategy], rates, self.activations)
 
@@ -70,7 +70,7 @@ class Case:
         return replace(self, instance=replace(self.instance, layers=layers))
 
 
-def make_case(name: str, planner: Callable[[Instance], Plan]) -> Case:
+def make_case(name: str, planner: Callable[[Instance], OverlapPlan]) -> Case:
     """Capture a model and plan it by every strategy of this comparison."""
     model, _ = load_model(name)
     graph = lay_out(capture(model, mode="infer", batch_size=1))

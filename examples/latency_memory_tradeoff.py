@@ -13,7 +13,7 @@ from pathlib import Path
 import torchedge
 from torchedge.devices import find_device
 from torchedge.streaming.figures import draw_tradeoff
-from torchedge.streaming.timelines import Timeline
+from torchedge.streaming.timelines import RunTimeline
 from torchedge.streaming.tradeoffs import trade_off
 from torchedge.tracing.sources import load_model
 
@@ -21,7 +21,7 @@ MIB = 2**20
 ROW = "{:<8}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}"
 
 
-def figures(run: Timeline) -> list[str]:
+def figures(run: RunTimeline) -> list[str]:
     sizes = (run.preloaded_bytes, run.memory.average.total, run.memory.peak.total)
     times = (run.latency_ms, run.execution_ms)
     return [*(f"{size / MIB:,.0f} MiB" for size in sizes), *(f"{time:,.0f} ms" for time in times)]

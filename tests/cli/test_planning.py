@@ -15,7 +15,7 @@ from oracles.random_instances import CHUNK_BYTES, layer, weight
 
 from torchedge.cli import DOES_NOT_FIT, main
 from torchedge.streaming.instances import Instance, write_instance
-from torchedge.streaming.plans import Load, Plan, read_plan, write_plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan, read_plan, write_plan
 from torchedge.streaming.verification import verify_plan
 
 INSTANCE = Instance(
@@ -58,8 +58,8 @@ def provide(monkeypatch, name, **content):
 
 def careless(instance):
     """Everything is loaded by the layer before, whatever it can."""
-    loads = tuple(Load(w.name, w.first_use - 1, w.chunks, 0) for w in instance.weights[1:])
-    return Plan("FEASIBLE", 0.9 * 4 + 0.1 * 2, None, ("w0",), loads, 3, {"strategy": "careless"})
+    loads = tuple(ChunkLoad(w.name, w.first_use - 1, w.chunks, 0) for w in instance.weights[1:])
+    return OverlapPlan("FEASIBLE", 0.9 * 4 + 0.1 * 2, None, ("w0",), loads, 3, {"strategy": "careless"})
 
 
 def wrong(instance):
@@ -144,7 +144,7 @@ def test_verifying(run):
 
 
 def test_many_problems_are_cut_short(run):
-    write_plan("bad.json", replace(best_plan(INSTANCE), loads=(Load("w9", 1, 1, 0),) * 500))
+    write_plan("bad.json", replace(best_plan(INSTANCE), loads=(ChunkLoad("w9", 1, 1, 0),) * 500))
     out = run("plan", "--instance", "toy.json", "--verify", "bad.json", status=DOES_NOT_FIT)
     assert out.count("problem: ") == 21 and "problem: and 81 more" in out
 

@@ -19,13 +19,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 from torchedge.streaming.instances import Instance, Weight
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 
 Allocation = dict[int, dict[int, int]]
 """Chunks by layer of each streamed weight, which its position names."""
 
 
-def best_plan(instance: Instance) -> Plan:
+def best_plan(instance: Instance) -> OverlapPlan:
     """Return an optimal plan, or an INFEASIBLE one."""
     return _Search(instance).run()
 
@@ -56,17 +56,19 @@ class _Search:
             distance = weight.first_use - start
             yield (1 - lam) * distance * (weight.chunks if self.instance.distance == "chunks" else 1), start
 
-    def run(self) -> Plan:
+    def run(self) -> OverlapPlan:
         self._try(0, Fraction(0), {})
         if self.best is None:
-            return Plan("INFEASIBLE", None, None, (), (), 0, {"reason": "every choice was tried"})
+            return OverlapPlan("INFEASIBLE", None, None, (), (), 0, {"reason": "every choice was tried"})
         cost, starts = self.best
         allocation = pack(self.instance, starts)
         assert allocation is not None
         preload = tuple(w.name for place, w in enumerate(self.weights) if not starts[place])
         peak = max(in_flight(self.instance, allocation, None))
         loads = as_loads(self.instance, allocation)
-        return Plan("OPTIMAL", float(cost), float(cost), preload, loads, peak, {"strategy": "exhaustive"})
+        return OverlapPlan(
+            "OPTIMAL", float(cost), float(cost), preload, loads, peak, {"strategy": "exhaustive"}
+        )
 
     def _try(self, place: int, cost: Fraction, starts: dict[int, int]) -> None:
         """Choose for the weights from `place` on; what is chosen so far has to be possible by itself."""
@@ -131,13 +133,13 @@ def within_limits(instance: Instance, preloaded: int, flying: list[int]) -> bool
     )
 
 
-def as_loads(instance: Instance, allocation: Allocation) -> tuple[Load, ...]:
+def as_loads(instance: Instance, allocation: Allocation) -> tuple[ChunkLoad, ...]:
     """Return the loads of an allocation, chunks in order of layers."""
     loads = []
     for place, by_layer in allocation.items():
         first = 0
         for number, chunks in sorted(by_layer.items()):
-            loads.append(Load(instance.weights[place].name, number, chunks, first))
+            loads.append(ChunkLoad(instance.weights[place].name, number, chunks, first))
             first += chunks
     return tuple(loads)
 

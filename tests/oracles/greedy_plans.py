@@ -1,6 +1,6 @@
 """A simple planner: each weight, by first use, as late as there is room; without room it is preloaded."""
 
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 
 
 def plan_late(instance):
@@ -20,11 +20,11 @@ def plan_late(instance):
         first_chunk = 0
         for layer, chunks in reversed(taken):
             room[layer] -= chunks
-            loads.append(Load(weight.name, layer, chunks, first_chunk))
+            loads.append(ChunkLoad(weight.name, layer, chunks, first_chunk))
             first_chunk += chunks
         distance += weight.first_use - taken[-1][0]
     if instance.memory_chunks is not None and preloaded > instance.memory_chunks:
-        return Plan(
+        return OverlapPlan(
             "INFEASIBLE", None, None, (), (), 0, {"reason": "the preloaded weights alone are too many"}
         )
     price, late, unit = instance.prices
@@ -41,4 +41,4 @@ def plan_late(instance):
         ),
         default=0,
     )
-    return Plan("FEASIBLE", objective, 0.0, tuple(preload), tuple(loads), peak, {"strategy": "late"})
+    return OverlapPlan("FEASIBLE", objective, 0.0, tuple(preload), tuple(loads), peak, {"strategy": "late"})

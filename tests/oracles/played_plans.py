@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 
 Chunk = tuple[str, int]
 
 
-def play(instance: Instance, plan: Plan) -> int | None:
+def play(instance: Instance, plan: OverlapPlan) -> int | None:
     """Run a plan whose names are known; return the most chunks in flight, or None where a rule is broken."""
     weights = {w.name: w for w in instance.weights}
     everything = {(w.name, chunk) for w in instance.weights for chunk in range(w.chunks)}
@@ -33,7 +33,7 @@ def play(instance: Instance, plan: Plan) -> int | None:
     return peak if arrived == everything else None
 
 
-def _loading(plan: Plan, number: int) -> list[Chunk]:
+def _loading(plan: OverlapPlan, number: int) -> list[Chunk]:
     return [
         (load.weight, chunk)
         for load in plan.loads

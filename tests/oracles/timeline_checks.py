@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import Rates
-from torchedge.streaming.timelines import MemoryCurve, Timeline
+from torchedge.streaming.timelines import MemoryCurve, RunTimeline
 
 CLOSE = 1e-9
 
@@ -20,8 +20,8 @@ def held_at(curve: MemoryCurve, time: float, name: str = "total") -> int:
 
 
 def check_timeline(
-    found: Timeline,
-    plan: Plan,
+    found: RunTimeline,
+    plan: OverlapPlan,
     rates: Rates,
     activation_bytes: Sequence[int] | None,
     *,
@@ -40,7 +40,7 @@ def check_timeline(
     assert abs(found.execution_ms - alone - found.stalls.disk - found.stalls.transform) <= slack
 
 
-def _loads(found: Timeline, plan: Plan) -> list[dict[str, float]]:
+def _loads(found: RunTimeline, plan: OverlapPlan) -> list[dict[str, float]]:
     """The run's loads in order of their reads; they are those of the plan."""
     names = [w.name for w in found.instance.weights]
     runs = found.loads
@@ -71,7 +71,7 @@ def _loads(found: Timeline, plan: Plan) -> list[dict[str, float]]:
     return loads
 
 
-def _check_disk(found: Timeline, loads: list[dict[str, float]], rates: Rates, slack: float) -> None:
+def _check_disk(found: RunTimeline, loads: list[dict[str, float]], rates: Rates, slack: float) -> None:
     """One read at a time, in order of need, each as soon as disk and staging limit let it."""
     uses = [w.first_use for w in found.instance.weights]
     order = [(x["layer"], uses[x["weight"]]) for x in loads]
@@ -101,7 +101,7 @@ def _staged(loads: list[dict[str, float]], time: float) -> float:
     return sum(x["nbytes"] for x in loads if x["read"] <= time < x["ends"])
 
 
-def _check_preloads(found: Timeline, loads: list[dict[str, float]], rates: Rates, slack: float) -> None:
+def _check_preloads(found: RunTimeline, loads: list[dict[str, float]], rates: Rates, slack: float) -> None:
     free = 0.0
     for x in (x for x in loads if x["layer"] == 0):
         takes = rates.launch_overhead.value / 1e3 + x["nbytes"] / (rates.weight_transform.value * 1e6)
@@ -111,7 +111,7 @@ def _check_preloads(found: Timeline, loads: list[dict[str, float]], rates: Rates
     assert found.initialisation_ms == free
 
 
-def _check_layers(found: Timeline, loads: list[dict[str, float]], rates: Rates, slack: float) -> None:
+def _check_layers(found: RunTimeline, loads: list[dict[str, float]], rates: Rates, slack: float) -> None:
     """Each layer starts as soon as it may, takes what the law says, and moves its loads while it runs."""
     previous = found.initialisation_ms
     for number, layer in enumerate(found.instance.layers, 1):
@@ -128,7 +128,7 @@ def _check_layers(found: Timeline, loads: list[dict[str, float]], rates: Rates, 
 
 
 def _check_memory(
-    found: Timeline,
+    found: RunTimeline,
     loads: list[dict[str, float]],
     activation_bytes: Sequence[int] | None,
     keep_preloaded: bool,

@@ -12,7 +12,7 @@ from torchedge.devices import Figure, Provenance
 from torchedge.errors import InputError, LimitError, PlanError
 from torchedge.streaming.budgets import parse_bytes, plan_by_strategy, plan_within
 from torchedge.streaming.instances import MEBIBYTE, Instance, Layer, Weight
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import STAGING_BYTES, Rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.strategies.naive import always_next, preload_everything
@@ -267,7 +267,9 @@ def test_a_strategy_has_to_keep_the_memory_limit():
 
 def test_a_strategy_without_a_plan():
     def helpless(instance):
-        return Plan("INFEASIBLE", None, None, (), (), 0, {"strategy": "helpless", "reason": "too hard"})
+        return OverlapPlan(
+            "INFEASIBLE", None, None, (), (), 0, {"strategy": "helpless", "reason": "too hard"}
+        )
 
     with pytest.raises(LimitError, match=r"helpless finds no plan of narrow \(too hard\); raise"):
         plan_by_strategy(narrow(), 2**20, RATES, ALIVE, helpless)

@@ -19,7 +19,7 @@ from torchedge.streaming.figures import (
     lane_of_runs,
 )
 from torchedge.streaming.instances import MEBIBYTE, Instance, Layer
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import derive_rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.strategies.naive import always_next, preload_everything, same_type
@@ -47,7 +47,7 @@ def runs(rates):
 def empty(rates):
     """A run that takes no time and holds nothing."""
     instance = Instance(1, (Layer("only", 0, 0.0, "reusable"),), ())
-    return simulate_plan(instance, Plan("OPTIMAL", 0.0, 0.0, (), (), 0), rates)
+    return simulate_plan(instance, OverlapPlan("OPTIMAL", 0.0, 0.0, (), (), 0), rates)
 
 
 def texts(figure):

@@ -9,10 +9,17 @@ from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import instances
 
 from torchedge.errors import InputError, ProfileError, TorchedgeError
-from torchedge.streaming.plans import MAX_FILE_BYTES, Load, Plan, plan_document, read_plan, write_plan
+from torchedge.streaming.plans import (
+    MAX_FILE_BYTES,
+    ChunkLoad,
+    OverlapPlan,
+    plan_document,
+    read_plan,
+    write_plan,
+)
 
-LOADS = (Load("w0", 2, 2, 1), Load("w0", 1, 1, 0))
-PLAN = Plan("FEASIBLE", 2.1, 1.5, ("w2",), LOADS, 3, {"strategy": "mine", "n": [1]})
+LOADS = (ChunkLoad("w0", 2, 2, 1), ChunkLoad("w0", 1, 1, 0))
+PLAN = OverlapPlan("FEASIBLE", 2.1, 1.5, ("w2",), LOADS, 3, {"strategy": "mine", "n": [1]})
 
 
 @given(instances())
@@ -34,17 +41,19 @@ def test_two_runs_give_the_same_bytes(tmp_path):
     [(2.0, 1.5, 0.25), (2.0, 2.0, 0.0), (2.0, 2.1, 0.0), (0.0, 0.0, 0.0), (0.0, -1.0, 0.0), (2.0, -1.0, 1.0)],
 )
 def test_gaps(objective, bound, gap):
-    assert Plan("FEASIBLE", objective, bound, (), (), 0).gap == gap
+    assert OverlapPlan("FEASIBLE", objective, bound, (), (), 0).gap == gap
 
 
 def test_no_gap_without_a_bound():
-    assert Plan("FEASIBLE", 2.0, None, (), (), 0).gap is None
-    assert Plan("INFEASIBLE", None, None, (), (), 0).gap is None
+    assert OverlapPlan("FEASIBLE", 2.0, None, (), (), 0).gap is None
+    assert OverlapPlan("INFEASIBLE", None, None, (), (), 0).gap is None
 
 
 def test_a_solver_may_only_tell_what_json_holds(tmp_path):
     with pytest.raises(ProfileError, match="JSON"):
-        write_plan(tmp_path / "p.json", Plan("FEASIBLE", 1.0, 1.0, (), (), 0, {"seconds": float("nan")}))
+        write_plan(
+            tmp_path / "p.json", OverlapPlan("FEASIBLE", 1.0, 1.0, (), (), 0, {"seconds": float("nan")})
+        )
     assert not list(tmp_path.iterdir())
 
 

@@ -8,19 +8,24 @@ from hypothesis import strategies as st
 from oracles.random_instances import instances
 
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.preloading import preload_also, restate_plan, worth_preloading
 from torchedge.streaming.strategies.greedy import plan_greedily
 from torchedge.streaming.verification import verify_plan
 
 LAYERS = tuple(Layer(f"l{n}", 4, 1.0, "elemental") for n in range(6))
 WEIGHTS = (Weight("near", 2, 2, 3, 3), Weight("far", 2, 2, 6, 6), Weight("large", 4, 4, 6, 6))
-LOADS = (Load("near", 2, 2, 0), Load("far", 1, 1, 0), Load("far", 4, 1, 1), Load("large", 3, 4, 0))
+LOADS = (
+    ChunkLoad("near", 2, 2, 0),
+    ChunkLoad("far", 1, 1, 0),
+    ChunkLoad("far", 4, 1, 1),
+    ChunkLoad("large", 3, 4, 0),
+)
 
 
 def test_what_is_far_and_small_is_worth_most():
     instance = Instance(1, LAYERS, WEIGHTS, lam=0.5)
-    plan = restate_plan(instance, Plan("FEASIBLE", None, None, (), LOADS, 0), None)
+    plan = restate_plan(instance, OverlapPlan("FEASIBLE", None, None, (), LOADS, 0), None)
     # Distances 1, 5 and 3 against 2, 2 and 4 chunks: only the second is cheaper preloaded.
     assert plan.objective == 0.5 * (1 + 5 + 3) and plan.peak_chunks == 7
     assert worth_preloading(instance, plan, ["near", "far", "large", "none"]) == ["far"]

@@ -10,7 +10,7 @@ from oracles.random_instances import instances
 from torchedge.devices import Figure, Provenance
 from torchedge.errors import InputError, PlanError
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.queues import Share, join_instances, plan_queue, simulate_queue
 from torchedge.streaming.rates import Rates
 from torchedge.streaming.strategies.greedy import plan_greedily
@@ -91,7 +91,7 @@ def test_models_that_do_not_fit_together_are_planned_in_groups():
     queue = [model("one", [(2, 1, 1)]), model("two", [(3, 1, 1)]), model("three", [(4, 1, 1)])]
     asked = []
 
-    def solve(instance: Instance) -> Plan:
+    def solve(instance: Instance) -> OverlapPlan:
         asked.append(instance.name)
         return plan_greedily(instance)
 
@@ -119,7 +119,7 @@ def test_a_limit_that_is_too_small_names_the_model():
 
 
 def test_a_plan_that_breaks_its_rules_is_not_taken():
-    def careless(instance: Instance) -> Plan:
+    def careless(instance: Instance) -> OverlapPlan:
         return replace(preload_everything(instance), preload=())
 
     with pytest.raises(PlanError, match="breaks its rules"):

@@ -12,7 +12,7 @@ from torchedge.errors import InputError
 from torchedge.storage import data_folder
 from torchedge.streaming import instances as parsing
 from torchedge.streaming.instances import Instance, instance_document, parse_instance
-from torchedge.streaming.plans import Load, Plan, Status, parse_plan, plan_document
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan, Status, parse_plan, plan_document
 
 
 def schema(name):
@@ -30,7 +30,7 @@ FULL = instance_document(
         name="full",
     )
 )
-PLAN = plan_document(Plan("FEASIBLE", 1.0, 0.5, ("w1",), (Load("w0", 1, 1, 0),), 1))
+PLAN = plan_document(OverlapPlan("FEASIBLE", 1.0, 0.5, ("w1",), (ChunkLoad("w0", 1, 1, 0),), 1))
 
 
 def objects(name):

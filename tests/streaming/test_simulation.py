@@ -12,7 +12,7 @@ from oracles.timeline_checks import check_timeline, held_at
 from torchedge.devices import Figure, Provenance
 from torchedge.errors import InputError, PlanError
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.rates import Rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.strategies.naive import always_next, preload_everything, same_type
@@ -38,8 +38,8 @@ def model(latencies: list[float], weights: list[tuple[int, int, int]], load_clas
     )
 
 
-def plan(preload: tuple[str, ...] = (), loads: tuple[Load, ...] = ()) -> Plan:
-    return Plan("FEASIBLE", 0.0, None, preload, loads, 0, {"strategy": "by hand"})
+def plan(preload: tuple[str, ...] = (), loads: tuple[ChunkLoad, ...] = ()) -> OverlapPlan:
+    return OverlapPlan("FEASIBLE", 0.0, None, preload, loads, 0, {"strategy": "by hand"})
 
 
 def steps(curve, name="total"):
@@ -71,7 +71,7 @@ def test_preloaded_weights_are_pipelined():
 
 def test_a_load_beside_the_first_layer():
     # w0 (1 MB) is read until 1; layer 1 of 4 ms starts then and takes 0.5 ms longer; layer 2 follows at once.
-    found = simulate_plan(model([4.0, 3.0], [(1, 2, 2)]), plan(loads=(Load("w0", 1, 1, 0),)), RATES)
+    found = simulate_plan(model([4.0, 3.0], [(1, 2, 2)]), plan(loads=(ChunkLoad("w0", 1, 1, 0),)), RATES)
     assert found.layers.starts_ms.tolist() == [1, 5.5]
     assert found.layers.ends_ms.tolist() == [5.5, 8.5]
     assert found.stalls == Stalls(disk=1, transform=0.5)
@@ -83,7 +83,7 @@ def test_a_load_beside_the_first_layer():
 def test_a_stall_on_the_disk():
     # Layer 2 loads 10 MB, read until 10; layer 1 ends at 4. The last layer that uses it is layer 3 of 4.
     found = simulate_plan(
-        model([4.0, 5.0, 1.0, 1.0], [(10, 3, 3)]), plan(loads=(Load("w0", 2, 10, 0),)), RATES
+        model([4.0, 5.0, 1.0, 1.0], [(10, 3, 3)]), plan(loads=(ChunkLoad("w0", 2, 10, 0),)), RATES
     )
     assert found.layers.waits_ms.tolist() == [0, 6, 0, 0]
     assert found.layers.slowed_ms.tolist() == [0, 5, 0, 0]
@@ -95,7 +95,7 @@ def test_a_stall_on_the_disk():
 def test_loads_of_a_layer_share_its_run():
     found = simulate_plan(
         model([4.0, 3.0], [(1, 2, 2), (3, 2, 2)]),
-        plan(loads=(Load("w1", 1, 3, 0), Load("w0", 1, 1, 0))),
+        plan(loads=(ChunkLoad("w1", 1, 3, 0), ChunkLoad("w0", 1, 1, 0))),
         RATES,
     )
     assert found.layers.starts_ms[0] == 4
@@ -107,7 +107,7 @@ def test_loads_of_a_layer_share_its_run():
 def test_reading_ahead_stops_at_the_staging_limit():
     # Three weights of 2 MB, loaded by layers 1, 2 and 3; 4 MB may wait. w2's read starts when w0 has moved.
     instance = model([10.0] * 4, [(2, 2, 2), (2, 3, 3), (2, 4, 4)])
-    loads = tuple(Load(f"w{n}", n + 1, 2, 0) for n in range(3))
+    loads = tuple(ChunkLoad(f"w{n}", n + 1, 2, 0) for n in range(3))
     free = simulate_plan(instance, plan(loads=loads), RATES)
     assert free.loads.read_starts_ms.tolist() == [0, 2, 4]
     held = simulate_plan(instance, plan(loads=loads), replace(RATES, staging_bytes=4 * MEGABYTE))
@@ -118,7 +118,7 @@ def test_reading_ahead_stops_at_the_staging_limit():
 
 def test_without_staging_a_layer_reads_what_it_loads_and_nothing_ahead():
     instance = model([10.0] * 3, [(2, 2, 2), (2, 3, 3)])
-    loads = (Load("w0", 1, 2, 0), Load("w1", 2, 1, 1), Load("w1", 2, 1, 0))
+    loads = (ChunkLoad("w0", 1, 2, 0), ChunkLoad("w1", 2, 1, 1), ChunkLoad("w1", 2, 1, 0))
     found = simulate_plan(instance, plan(loads=loads), replace(RATES, staging_bytes=0))
     assert found.loads.read_starts_ms.tolist() == [0, 13, 14]
     assert found.layers.waits_ms.tolist() == [2, 2, 0]
@@ -127,7 +127,7 @@ def test_without_staging_a_layer_reads_what_it_loads_and_nothing_ahead():
 def test_large_loads_are_read_and_moved_in_requests():
     # 8 MB beside layer 1 in requests of 3 MB, 4 MB beside layer 2: 3 MB are free when the first has moved.
     instance = model([8.0] * 3, [(8, 2, 2), (4, 3, 3)])
-    loads = (Load("w0", 1, 8, 0), Load("w1", 2, 4, 0))
+    loads = (ChunkLoad("w0", 1, 8, 0), ChunkLoad("w1", 2, 4, 0))
     found = simulate_plan(
         instance, plan(loads=loads), replace(RATES, staging_bytes=0, request_bytes=3 * MEGABYTE + 5)
     )
@@ -147,7 +147,9 @@ def test_large_loads_are_read_and_moved_in_requests():
 
 def test_enormous_models_are_read_in_larger_requests():
     instance = Instance(1, (Layer("a", 0, 1.0, "elemental"),) * 2, (Weight("w", 2**31, 2**31, 2, 2),))
-    found = simulate_plan(instance, plan(loads=(Load("w", 1, 2**31, 0),)), replace(RATES, request_bytes=1))
+    found = simulate_plan(
+        instance, plan(loads=(ChunkLoad("w", 1, 2**31, 0),)), replace(RATES, request_bytes=1)
+    )
     assert len(found.loads.nbytes) == 2**17
     assert found.loads.nbytes.sum() == 2**31
 
@@ -181,7 +183,7 @@ def test_the_last_chunk_may_be_short():
     instance = Instance(
         MEGABYTE, (Layer("a", 9, 4.0, "elemental"),) * 2, (Weight("w0", 2 * MEGABYTE - 5, 2, 2, 2),)
     )
-    found = simulate_plan(instance, plan(loads=(Load("w0", 1, 1, 1), Load("w0", 1, 1, 0))), RATES)
+    found = simulate_plan(instance, plan(loads=(ChunkLoad("w0", 1, 1, 1), ChunkLoad("w0", 1, 1, 0))), RATES)
     assert found.loads.nbytes.tolist() == [MEGABYTE, MEGABYTE - 5]
 
 
@@ -200,18 +202,18 @@ def test_a_run_of_no_time_averages_what_it_holds():
 @pytest.mark.parametrize(
     ("bad", "word"),
     [
-        (Plan("INFEASIBLE", None, None, (), (), 0, {"reason": "none"}), "INFEASIBLE"),
+        (OverlapPlan("INFEASIBLE", None, None, (), (), 0, {"reason": "none"}), "INFEASIBLE"),
         (plan(), "w0"),
         (plan(("other",)), "other"),
         (plan(("w0", "w0")), "w0"),
-        (plan(loads=(Load("w0", 1, 1, 0),)), "chunks 0 to 1"),
-        (plan(loads=(Load("w0", 1, 2, 0), Load("w0", 1, 1, 1))), "w0"),
-        (plan(loads=(Load("w0", 1, 3, 0),)), "chunks 0 to 1"),
-        (plan(loads=(Load("w0", 2, 2, 0),)), "use by layer 2"),
-        (plan(loads=(Load("w0", 0, 2, 0),)), "layer 0"),
-        (plan(loads=(Load("w0", 1, 0, 0), Load("w0", 1, 2, 0))), "w0"),
-        (plan(loads=(Load("w0", 1, -1, 0),)), "w0"),
-        (plan(("w0",), (Load("w0", 1, 2, 0),)), "w0"),
+        (plan(loads=(ChunkLoad("w0", 1, 1, 0),)), "chunks 0 to 1"),
+        (plan(loads=(ChunkLoad("w0", 1, 2, 0), ChunkLoad("w0", 1, 1, 1))), "w0"),
+        (plan(loads=(ChunkLoad("w0", 1, 3, 0),)), "chunks 0 to 1"),
+        (plan(loads=(ChunkLoad("w0", 2, 2, 0),)), "use by layer 2"),
+        (plan(loads=(ChunkLoad("w0", 0, 2, 0),)), "layer 0"),
+        (plan(loads=(ChunkLoad("w0", 1, 0, 0), ChunkLoad("w0", 1, 2, 0))), "w0"),
+        (plan(loads=(ChunkLoad("w0", 1, -1, 0),)), "w0"),
+        (plan(("w0",), (ChunkLoad("w0", 1, 2, 0),)), "w0"),
     ],
 )
 def test_plans_that_cannot_run_are_refused(bad, word):
@@ -229,7 +231,7 @@ def test_weights_beyond_counting_are_refused():
 
 
 @st.composite
-def planned(draw: st.DrawFn) -> tuple[Instance, Plan]:
+def planned(draw: st.DrawFn) -> tuple[Instance, OverlapPlan]:
     """An instance and any complete plan: each weight preloaded, or split over layers before its use."""
     instance = draw(instances(limits=False))
     preload, loads = [], []
@@ -240,7 +242,7 @@ def planned(draw: st.DrawFn) -> tuple[Instance, Plan]:
         first = 0
         while first < w.chunks:
             chunks = draw(st.integers(1, w.chunks - first))
-            loads.append(Load(w.name, draw(st.integers(1, w.first_use - 1)), chunks, first))
+            loads.append(ChunkLoad(w.name, draw(st.integers(1, w.first_use - 1)), chunks, first))
             first += chunks
     return instance, plan(tuple(preload), tuple(draw(st.permutations(loads))))
 
@@ -303,7 +305,7 @@ def test_many_layers_and_loads():
     count, each = 5000, 20
     weights = tuple(Weight(f"w{n}", each, each, n, n) for n in range(2, count))
     instance = Instance(1, tuple(Layer(f"l{n}", each, 0.1, "elemental") for n in range(count)), weights)
-    loads = tuple(Load(w.name, w.first_use - 1, 1, k) for w in weights for k in range(each))
+    loads = tuple(ChunkLoad(w.name, w.first_use - 1, 1, k) for w in weights for k in range(each))
     found = simulate_plan(instance, plan(loads=loads), RATES)
     assert len(found.loads.nbytes) == 99_960
     assert found.memory.total[-1] == 0

@@ -14,7 +14,7 @@ from torchedge.errors import InputError
 from torchedge.streaming.fusion import assemble, find_groups
 from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.penalties import count_crossings, find_cuts, weigh_kernels
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.splitting import split_adaptively
 from torchedge.streaming.verification import check_plan
 
@@ -145,14 +145,21 @@ def test_the_penalty_by_its_definition():
     layers = tuple(Layer(str(n), 9, 1.0, "elemental") for n in range(3))
     instance = Instance(250, layers, (Weight("p", 1000, 4, 3, 3), Weight("q", 1000, 4, 3, 3)))
     groups = ((0,), (1, 2), (3,))
-    reference = Plan(
-        "FEASIBLE", 0.0, 0.0, (), (Load("p", 2, 3, 0), Load("p", 3, 1, 3), Load("q", 3, 4, 0)), 8
+    reference = OverlapPlan(
+        "FEASIBLE",
+        0.0,
+        0.0,
+        (),
+        (ChunkLoad("p", 2, 3, 0), ChunkLoad("p", 3, 1, 3), ChunkLoad("q", 3, 4, 0)),
+        8,
     )
-    preloaded = Plan("FEASIBLE", 0.0, 0.0, ("p",), (Load("q", 1, 1, 0), Load("q", 2, 3, 1)), 8)
+    preloaded = OverlapPlan(
+        "FEASIBLE", 0.0, 0.0, ("p",), (ChunkLoad("q", 1, 1, 0), ChunkLoad("q", 2, 3, 1)), 8
+    )
     assert weigh_kernels(groups, instance, preloaded, reference, 0.5) == (0, pytest.approx(0.9 * 4 + 0.5), 0)
     in_chunks = replace(instance, distance="chunks")
     assert weigh_kernels(groups, in_chunks, preloaded, reference, 0.5)[1] == pytest.approx(0.9 * 4 + 0.5 * 4)
-    none = Plan("INFEASIBLE", None, None, (), (), 0)
+    none = OverlapPlan("INFEASIBLE", None, None, (), (), 0)
     assert weigh_kernels(groups, instance, none, reference, 0.5)[1] == pytest.approx(0.9 * 8)
     assert count_crossings(instance, preloaded) == (1, 1, 0)
     assert count_crossings(in_chunks, preloaded) == (4, 4, 0)

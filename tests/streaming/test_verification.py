@@ -14,7 +14,7 @@ from oracles.random_instances import CHUNK_BYTES, instances, layer, random_insta
 
 from torchedge.errors import PlanError, TorchedgeError
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.verification import check_plan, verify_plan
 
 # w0 of 3 chunks is used by layers 3 and 4, w1 of one chunk by layer 4, w2 of two chunks by layer 1.
@@ -24,9 +24,9 @@ INSTANCE = Instance(
     (weight(0, 3, 3, 4), weight(1, 1, 4, 4), weight(2, 2, 1, 2)),
     lam=0.9,
 )
-LOADS = (Load("w0", 2, 2, 1), Load("w0", 1, 1, 0), Load("w1", 3, 1, 0))
-PLAN = Plan("FEASIBLE", 2.1, 1.5, ("w2",), LOADS, 4)
-NO_PLAN = Plan("INFEASIBLE", None, None, (), (), 0, {"reason": "5 chunks do not hold 6"})
+LOADS = (ChunkLoad("w0", 2, 2, 1), ChunkLoad("w0", 1, 1, 0), ChunkLoad("w1", 3, 1, 0))
+PLAN = OverlapPlan("FEASIBLE", 2.1, 1.5, ("w2",), LOADS, 4)
+NO_PLAN = OverlapPlan("INFEASIBLE", None, None, (), (), 0, {"reason": "5 chunks do not hold 6"})
 
 
 def test_a_plan_worked_out_by_hand():
@@ -62,12 +62,12 @@ def loading(*loads):
 
 W0, W0_FIRST, W1 = LOADS
 BROKEN = {
-    "unknown weight loaded": (loading(*LOADS, Load("w9", 1, 1, 0)), "'w9', which is no weight"),
-    "no name loaded": (loading(*LOADS, Load(None, 1, 1, 0)), "None, which is no weight"),
+    "unknown weight loaded": (loading(*LOADS, ChunkLoad("w9", 1, 1, 0)), "'w9', which is no weight"),
+    "no name loaded": (loading(*LOADS, ChunkLoad(None, 1, 1, 0)), "None, which is no weight"),
     "unknown weight preloaded": (changed(preload=("w2", "w9")), "'w9', which is no weight"),
     "a list preloaded": (changed(preload=("w2", [])), "[], which is no weight"),
     "preloaded twice": (changed(preload=("w2", "w2")), "'w2' twice"),
-    "loaded though preloaded": (loading(*LOADS, Load("w2", 1, 1, 0)), "'w2', which is preloaded"),
+    "loaded though preloaded": (loading(*LOADS, ChunkLoad("w2", 1, 1, 0)), "'w2', which is preloaded"),
     "forgotten": (changed(preload=()), "(C0) 'w2' is neither preloaded nor loaded"),
     "layer zero": (loading(W0, W1, replace(W0_FIRST, layer=0)), "by layer 0, expected 1 to 4"),
     "layer beyond the last": (loading(W0, W0_FIRST, replace(W1, layer=5)), "by layer 5, expected 1 to 4"),
@@ -75,8 +75,8 @@ BROKEN = {
     "fractional chunks": (loading(W0, W0_FIRST, replace(W1, chunks=1.0)), "chunks is 1.0"),
     "chunks that JSON has not": (loading(W0, W0_FIRST, replace(W1, chunks=np.int64(1))), "whole number"),
     "a truth for chunks": (loading(W0, W0_FIRST, replace(W1, chunks=True)), "chunks is True"),
-    "negative chunks": (loading(*LOADS, Load("w1", 1, -1, 1)), "loads -1 chunks of 'w1'"),
-    "no chunks": (loading(*LOADS, Load("w1", 1, 0, 0)), "loads 0 chunks of 'w1'"),
+    "negative chunks": (loading(*LOADS, ChunkLoad("w1", 1, -1, 1)), "loads -1 chunks of 'w1'"),
+    "no chunks": (loading(*LOADS, ChunkLoad("w1", 1, 0, 0)), "loads 0 chunks of 'w1'"),
     "negative first chunk": (loading(W0, W0_FIRST, replace(W1, first_chunk=-1)), "from chunk -1"),
     "chunks beyond the last": (loading(W0, W0_FIRST, replace(W1, chunks=2)), "of chunks 0 to 0"),
     "chunks twice": (
@@ -85,9 +85,12 @@ BROKEN = {
     ),
     "first chunk missing": (loading(W0, W1), "(C0) 'w0': chunks 0 to 0 are never loaded"),
     "last chunks missing": (loading(W0_FIRST, W1), "(C0) 'w0': chunks 1 to 2 are never loaded"),
-    "middle missing": (loading(W0_FIRST, Load("w0", 2, 1, 2), W1), "chunks 1 to 1 are never loaded"),
+    "middle missing": (loading(W0_FIRST, ChunkLoad("w0", 2, 1, 2), W1), "chunks 1 to 1 are never loaded"),
     "too late": (loading(W0, W0_FIRST, replace(W1, layer=4)), "(C1) loads 'w1' by layer 4"),
-    "over capacity": (loading(Load("w0", 2, 3, 0), W1), "(C3) layer 2 loads 3 chunks, expected at most 2"),
+    "over capacity": (
+        loading(ChunkLoad("w0", 2, 3, 0), W1),
+        "(C3) layer 2 loads 3 chunks, expected at most 2",
+    ),
     "wrong objective": (changed(objective=2.0), "objective is 2.0, in fact 2.1"),
     "no objective": (changed(objective=None), "objective is None"),
     "objective that is no number": (changed(objective=math.nan), "objective is nan"),
@@ -147,7 +150,7 @@ def test_limits_may_be_met(limits):
 
 
 def test_a_limit_holds_for_preloaded_weights_alone():
-    plan = Plan("FEASIBLE", 0.9 * 6, 0.0, ("w0", "w1", "w2"), (), 0)
+    plan = OverlapPlan("FEASIBLE", 0.9 * 6, 0.0, ("w0", "w1", "w2"), (), 0)
     assert verify_plan(INSTANCE, plan).ok
     assert not verify_plan(replace(INSTANCE, memory_chunks=5), plan).ok
 
@@ -162,7 +165,7 @@ def test_a_step_between_objectives_is_not_taken_for_rounding():
     """At a million chunks a step of 0.1 is less than a millionth."""
     chunks = 2**22
     instance = replace(INSTANCE, weights=(weight(0, chunks, 1, 1),))
-    plan = Plan("OPTIMAL", 0.9 * chunks, 0.9 * chunks, ("w0",), (), 0)
+    plan = OverlapPlan("OPTIMAL", 0.9 * chunks, 0.9 * chunks, ("w0",), (), 0)
     assert verify_plan(instance, plan).ok
     assert not verify_plan(instance, replace(plan, lower_bound=0.9 * chunks - 0.1)).ok
     assert not verify_plan(instance, replace(plan, objective=0.9 * chunks + 0.1)).ok
@@ -250,11 +253,13 @@ def test_a_dropped_or_moved_load_is_noticed(instance, data):
 
 @given(
     instances(),
-    st.lists(st.builds(Load, st.sampled_from(["w0", "w1", "w7", ""]), *[st.integers(-2, 9)] * 3), max_size=6),
+    st.lists(
+        st.builds(ChunkLoad, st.sampled_from(["w0", "w1", "w7", ""]), *[st.integers(-2, 9)] * 3), max_size=6
+    ),
     st.lists(st.sampled_from(["w0", "w1", "w2", "w7"]), max_size=3),
 )
 def test_any_plan_gets_a_verdict(instance, loads, preload):
-    found = verify_plan(instance, Plan("FEASIBLE", 1.0, 0.0, tuple(preload), tuple(loads), 0))
+    found = verify_plan(instance, OverlapPlan("FEASIBLE", 1.0, 0.0, tuple(preload), tuple(loads), 0))
     assert len(found.resident_chunks) == len(instance.layers)
     assert min(found.resident_chunks) >= 0
 
@@ -281,7 +286,7 @@ def test_the_verdict_is_that_of_playing_the_plan(instance, data):
 
 
 def test_a_hundred_problems_are_enough():
-    plan = loading(*[Load("w" * 10_000, 1, 1, 0)] * 5000)
+    plan = loading(*[ChunkLoad("w" * 10_000, 1, 1, 0)] * 5000)
     problems = verify_plan(INSTANCE, plan).problems
     assert len(problems) == 101 and problems[-1].endswith("problems more")
     assert max(map(len, problems)) < 300
@@ -296,8 +301,8 @@ def test_a_hundred_thousand_loads():
         (weight(0, count, count + 1, count + 1),),
         lam=0.5,
     )
-    loads = tuple(Load("w0", n, 1, n - 1) for n in range(1, count + 1))
-    plan = Plan("OPTIMAL", count / 2, count / 2, (), loads, count)
+    loads = tuple(ChunkLoad("w0", n, 1, n - 1) for n in range(1, count + 1))
+    plan = OverlapPlan("OPTIMAL", count / 2, count / 2, (), loads, count)
     assert check_plan(instance, plan).resident_chunks[-2:] == (count, count)
 
 
@@ -305,5 +310,5 @@ def test_a_hundred_thousand_loads():
 def test_medium_instances_with_everything_preloaded(seed):
     instance = replace(random_instance(seed, "medium"), memory_chunks=None)
     total = sum(w.chunks for w in instance.weights)
-    plan = Plan("FEASIBLE", instance.lam * total, 0.0, tuple(w.name for w in instance.weights), (), 0)
+    plan = OverlapPlan("FEASIBLE", instance.lam * total, 0.0, tuple(w.name for w in instance.weights), (), 0)
     assert check_plan(instance, plan).preloaded_chunks == total

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torchedge.bundles.runners import Runner
     from torchedge.opencl import ClDevice
     from torchedge.streaming.instances import Instance
-    from torchedge.streaming.plans import Plan
+    from torchedge.streaming.plans import OverlapPlan
 
 __all__ = ["Bundle"]
 
@@ -149,7 +149,7 @@ class Bundle:
         return {tensor.name: tensor.layout.unpack(held, tensor.shape) for tensor, held in packed}
 
     @cached_property
-    def plan(self) -> tuple[Plan, Instance] | None:
+    def plan(self) -> tuple[OverlapPlan, Instance] | None:
         """The overlap plan for streaming the weights, with the instance that it solves; None without one.
 
         Raises:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torchedge.streaming.instances import Instance
-    from torchedge.streaming.plans import Plan
+    from torchedge.streaming.plans import OverlapPlan
     from torchedge.streaming.verification import Verification
 
 __all__ = ["Planned", "find_strategy", "plan_instance", "read_planned", "report", "run_instance", "summary"]
@@ -30,7 +30,7 @@ class Planned:
     """A plan, what the verifier found, and what took how long (None: the plan was read)."""
 
     instance: Instance
-    plan: Plan
+    plan: OverlapPlan
     found: Verification
     seconds: float | None
 
@@ -121,7 +121,7 @@ def _read(arguments: argparse.Namespace) -> Instance:
     return read_instance(arguments.instance)
 
 
-def _solver(name: str | None) -> Callable[[Instance], Plan]:
+def _solver(name: str | None) -> Callable[[Instance], OverlapPlan]:
     if name is not None:
         return find_strategy(name)
     from torchedge.streaming.solving import solve
@@ -129,7 +129,7 @@ def _solver(name: str | None) -> Callable[[Instance], Plan]:
     return solve
 
 
-def find_strategy(name: str) -> Callable[[Instance], Plan]:
+def find_strategy(name: str) -> Callable[[Instance], OverlapPlan]:
     """Return a strategy to compare with by its name; raises InputError where there is none."""
     from torchedge.streaming.strategies import STRATEGIES
 

@@ -11,7 +11,7 @@ from torchedge.cli.output import WIDTH, number, table
 if TYPE_CHECKING:
     from torchedge.streaming.queues import QueueRun
     from torchedge.streaming.streaming_plans import StreamingPlan
-    from torchedge.streaming.timelines import Timeline
+    from torchedge.streaming.timelines import RunTimeline
     from torchedge.streaming.tradeoffs import Tradeoff
 
 __all__ = ["layer_lines", "queue_document", "queue_lines", "setting", "sweep_document", "sweep_lines"]
@@ -96,7 +96,7 @@ def queue_document(found: QueueRun, models: Sequence[StreamingPlan], limit: int)
     }
 
 
-def _run_document(runs: Sequence[Timeline]) -> dict[str, float]:
+def _run_document(runs: Sequence[RunTimeline]) -> dict[str, float]:
     return {
         "latency_ms": sum(run.latency_ms for run in runs),
         "initialisation_ms": sum(run.initialisation_ms for run in runs),
@@ -104,7 +104,7 @@ def _run_document(runs: Sequence[Timeline]) -> dict[str, float]:
     }
 
 
-def _peak(runs: Sequence[Timeline]) -> int:
+def _peak(runs: Sequence[RunTimeline]) -> int:
     return max(int(run.memory.peak.total) for run in runs)
 
 
@@ -127,7 +127,7 @@ def sweep_lines(points: Sequence[Tradeoff]) -> list[str]:
     return [*textwrap.wrap(title, WIDTH, break_on_hyphens=False), "", *table(head, rows)]
 
 
-def _cells(run: Timeline) -> list[str]:
+def _cells(run: RunTimeline) -> list[str]:
     sizes = (run.preloaded_bytes, run.memory.average.total, run.memory.peak.total)
     return [*(number(size / _MIB) for size in sizes), number(run.latency_ms), number(run.execution_ms)]
 

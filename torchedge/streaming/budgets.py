@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from torchedge.errors import InputError, LimitError, PlanError
 from torchedge.streaming.decisions import used_chunks
 from torchedge.streaming.instances import MEBIBYTE, Instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.preloading import preload_also, restate_plan, worth_preloading
 from torchedge.streaming.rates import STAGING_BYTES, Rates
 from torchedge.streaming.simulation import simulate_plan
-from torchedge.streaming.timelines import Timeline
+from torchedge.streaming.timelines import RunTimeline
 from torchedge.streaming.verification import check_plan, verify_plan
 
 __all__ = ["Budgeted", "less_read_ahead", "parse_bytes", "plan_by_strategy", "plan_within"]
@@ -44,7 +44,7 @@ _PRICED = "made_with_lambda"
 _SLACK = 0.1
 """Below the smallest memory times 1 + this, planning takes long and gains little."""
 
-Solve = Callable[[Instance], Plan]
+Solve = Callable[[Instance], OverlapPlan]
 
 
 def parse_bytes(amount: int | str, what: str = "the limit") -> int:
@@ -78,8 +78,8 @@ class Budgeted:
 
     instance: Instance
     planned: Instance
-    plan: Plan
-    timeline: Timeline
+    plan: OverlapPlan
+    timeline: RunTimeline
     rates: Rates
     relaxation: float = 1.0
     problems: tuple[str, ...] = ()
@@ -290,12 +290,12 @@ class _Search:
             planned, plan = relaxed, self.solve(relaxed)
         return self.simulated(planned, plan, factor, limit)
 
-    def simulated(self, planned: Instance, plan: Plan, factor: float, limit: int | None) -> Budgeted:
+    def simulated(self, planned: Instance, plan: OverlapPlan, factor: float, limit: int | None) -> Budgeted:
         """Verify a plan and run it."""
         check_plan(planned, plan)
         return self.run(planned, plan, factor, limit)
 
-    def run(self, planned: Instance, plan: Plan, factor: float, limit: int | None) -> Budgeted:
+    def run(self, planned: Instance, plan: OverlapPlan, factor: float, limit: int | None) -> Budgeted:
         """Run a plan with as much reading ahead as keeps the limit, without any if nothing does."""
         for rates in less_read_ahead(self.rates):
             timeline = simulate_plan(self.instance, plan, rates, self.activation_bytes)

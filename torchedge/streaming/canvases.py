@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchedge.errors import MissingExtraError
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.timelines import Timeline
+from torchedge.streaming.timelines import RunTimeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,7 @@ def canvas(width: float, height: float) -> Iterator[Figure]:
         yield Figure(figsize=(width, height), layout="constrained")
 
 
-def run_title(timeline: Timeline) -> str:
+def run_title(timeline: RunTimeline) -> str:
     """Return what a run is called above a picture, with the provenance of what it stands on."""
     return f"{timeline.instance.name}, {timeline.strategy} (simulated; rates {timeline.provenance})"
 
@@ -83,7 +83,7 @@ def show_mib(nbytes: float) -> str:
     return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.2g} MiB"
 
 
-def mark_initialisation(axes: Axes, timeline: Timeline) -> None:
+def mark_initialisation(axes: Axes, timeline: RunTimeline) -> None:
     """Shade the time before the first layer may start."""
     if timeline.initialisation_ms > 0:
         label = f"initialisation: {timeline.initialisation_ms:,.1f} ms"

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from torchedge.streaming.instances import Instance, Weight
-from torchedge.streaming.plans import Load, Plan, Status
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan, Status
 
 __all__ = ["Chunks", "in_flight", "make_plan", "price", "refuse", "used_chunks"]
 
@@ -50,7 +50,7 @@ def make_plan(
     *,
     optimal: bool = False,
     bound: int | None = None,
-) -> Plan:
+) -> OverlapPlan:
     """Build a plan from what is streamed; `bound` is the lower bound in whole prices (`Instance.prices`).
 
     The solver facts tell which limits the plan keeps, as naive strategies keep none.
@@ -63,7 +63,7 @@ def make_plan(
     for w in instance.weights:
         first = 0
         for layer, chunks in sorted(streamed.get(w.name, {}).items()):
-            loads.append(Load(w.name, layer, chunks, first))
+            loads.append(ChunkLoad(w.name, layer, chunks, first))
             first += chunks
             sums[layer] += chunks
     loads.sort(key=lambda load: load.layer)
@@ -75,7 +75,7 @@ def make_plan(
         "respects_m_peak": instance.m_peak_chunks is None or peak <= instance.m_peak_chunks,
         "respects_memory": instance.memory_chunks is None or peak + preloaded <= instance.memory_chunks,
     }
-    return Plan(
+    return OverlapPlan(
         "OPTIMAL" if optimal else "FEASIBLE",
         float(Fraction(price(instance, instance.weights, streamed), unit)),
         None if bound is None else float(Fraction(bound, unit)),
@@ -86,13 +86,13 @@ def make_plan(
     )
 
 
-def refuse(solver: Mapping[str, object], reason: str) -> Plan:
+def refuse(solver: Mapping[str, object], reason: str) -> OverlapPlan:
     """Build the plan that says that there is none, and why."""
     status: Status = "INFEASIBLE"
-    return Plan(status, None, None, (), (), 0, {**solver, "reason": reason})
+    return OverlapPlan(status, None, None, (), (), 0, {**solver, "reason": reason})
 
 
-def used_chunks(instance: Instance, plan: Plan) -> int:
+def used_chunks(instance: Instance, plan: OverlapPlan) -> int:
     """Return the chunks that a plan preloads and, at most, has in flight together."""
     chosen = set(plan.preload)
     return plan.peak_chunks + sum(w.chunks for w in instance.weights if w.name in chosen)

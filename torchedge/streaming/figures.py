@@ -31,7 +31,7 @@ from torchedge.streaming.canvases import (
 )
 from torchedge.streaming.gantt_charts import draw_gantt
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.timelines import MemoryCurve, Timeline, join_curves
+from torchedge.streaming.timelines import MemoryCurve, RunTimeline, join_curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ class Lane:
     spans: tuple[tuple[str, float, float], ...]
 
 
-def lane_of_runs(label: str, runs: Sequence[Timeline]) -> Lane:
+def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
     """Return runs one after the other as one lane; each gives back all memory at its end.
 
     Raises:
@@ -80,7 +80,7 @@ def lane_of_runs(label: str, runs: Sequence[Timeline]) -> Lane:
     return Lane(label, join_curves([run.memory for run in runs]), spans)
 
 
-def draw_memory(timeline: Timeline, *, limit_bytes: int | None = None) -> Figure:
+def draw_memory(timeline: RunTimeline, *, limit_bytes: int | None = None) -> Figure:
     """Draw what is in memory over a run, stacked by kind, with peak, average and a limit.
 
     Raises:
@@ -102,7 +102,7 @@ def draw_memory(timeline: Timeline, *, limit_bytes: int | None = None) -> Figure
     return figure
 
 
-def draw_tradeoff(points: Sequence[tuple[str, Timeline]], *, title: str = "") -> Figure:
+def draw_tradeoff(points: Sequence[tuple[str, RunTimeline]], *, title: str = "") -> Figure:
     """Draw latency against memory for plans of one model under several settings (FlashMem, Fig. 8).
 
     `points`: a label (what was set) and the run of each plan, in the order in which the line joins them.
@@ -139,7 +139,7 @@ def draw_tradeoff(points: Sequence[tuple[str, Timeline]], *, title: str = "") ->
     return figure
 
 
-def draw_comparison(runs: Sequence[Timeline], *, labels: Sequence[str] | None = None) -> Figure:
+def draw_comparison(runs: Sequence[RunTimeline], *, labels: Sequence[str] | None = None) -> Figure:
     """Draw latency and memory of strategies side by side, a row for each model (FlashMem, Fig. 9).
 
     Bars of latency show what it is made of; numbers beside them compare with the first run of that model.
@@ -234,7 +234,7 @@ def _shades(count: int) -> NDArray[np.float64]:
     return np.asarray(matplotlib.colormaps["viridis_r"](np.linspace(0.08, 0.98, count)))
 
 
-def _draw_latencies(axes: Axes, runs: Sequence[Timeline]) -> None:
+def _draw_latencies(axes: Axes, runs: Sequence[RunTimeline]) -> None:
     parts = (
         ("initialisation", GREY, [run.initialisation_ms for run in runs]),
         ("layers alone", BLUE, [float(run.layers.alone_ms.sum()) for run in runs]),
@@ -258,7 +258,7 @@ def _draw_latencies(axes: Axes, runs: Sequence[Timeline]) -> None:
     axes.set_xlim(0, 1.35 * max(run.latency_ms for run in runs) or 1)
 
 
-def _draw_averages(axes: Axes, runs: Sequence[Timeline]) -> None:
+def _draw_averages(axes: Axes, runs: Sequence[RunTimeline]) -> None:
     average = [run.memory.average.total / MEBIBYTE for run in runs]
     peak = [run.memory.peak.total / MEBIBYTE for run in runs]
     axes.barh(range(len(runs)), average, color=GREEN, label="average memory", height=0.72)

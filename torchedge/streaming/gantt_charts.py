@@ -23,7 +23,7 @@ from torchedge.streaming.canvases import (
     run_title,
     show_legend,
 )
-from torchedge.streaming.timelines import Timeline
+from torchedge.streaming.timelines import RunTimeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ MOST_TOLD_APART = 200
 """With more weights than that, boxes are higher than their rows, or nothing would be seen of them."""
 
 
-def draw_gantt(timeline: Timeline, *, layers: tuple[int, int] | None = None) -> Figure:
+def draw_gantt(timeline: RunTimeline, *, layers: tuple[int, int] | None = None) -> Figure:
     """Draw when the disk reads, when loads move and when layers run, and below each weight's stay in memory.
 
     `layers`: the first and last layer (from 1) to show, default all with the initialisation.
@@ -68,7 +68,7 @@ def draw_gantt(timeline: Timeline, *, layers: tuple[int, int] | None = None) -> 
     return figure
 
 
-def _draw_queues(axes: Axes, timeline: Timeline) -> None:
+def _draw_queues(axes: Axes, timeline: RunTimeline) -> None:
     loads, layers = timeline.loads, timeline.layers
     early = loads.layers == 0
     _boxes(axes, loads.read_starts_ms, loads.read_ends_ms, 2, 0.7, ORANGE, "read from the disk")
@@ -83,7 +83,7 @@ def _draw_queues(axes: Axes, timeline: Timeline) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _weights_in(timeline: Timeline, begin: float, end: float) -> list[int]:
+def _weights_in(timeline: RunTimeline, begin: float, end: float) -> list[int]:
     """Return the weights that are in memory, or read, between two times, by first use."""
     loads, weights = timeline.loads, timeline.instance.weights
     last = np.array([w.last_use for w in weights], np.int64)
@@ -92,7 +92,7 @@ def _weights_in(timeline: Timeline, begin: float, end: float) -> list[int]:
     return sorted(set(loads.weights[inside].tolist()), key=lambda k: (weights[k].first_use, k))
 
 
-def _draw_weights(axes: Axes, timeline: Timeline, rows: Sequence[int]) -> None:
+def _draw_weights(axes: Axes, timeline: RunTimeline, rows: Sequence[int]) -> None:
     loads, weights, layers = timeline.loads, timeline.instance.weights, timeline.layers
     row = np.full(len(weights), -1, np.int64)
     row[list(rows)] = np.arange(len(rows))

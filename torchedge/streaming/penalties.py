@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torchedge.streaming.fusion import BATCH_NORMS, Groups, readers_of, role_of
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.operations import InferenceGraph
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 
 __all__ = ["Cut", "count_crossings", "find_cuts", "weigh_kernels"]
 
@@ -78,7 +78,7 @@ def _cut_off(
 
 
 def weigh_kernels(
-    groups: Groups, instance: Instance, plan: Plan, reference: Plan, mu: float
+    groups: Groups, instance: Instance, plan: OverlapPlan, reference: OverlapPlan, mu: float
 ) -> tuple[float, ...]:
     """Return Penalty(v) = lambda |W_new| + mu * (increase of distance) of every kernel (section 4.3).
 
@@ -105,7 +105,7 @@ def weigh_kernels(
     return tuple(penalty if len(group) > 1 else 0.0 for penalty, group in zip(penalties, groups, strict=True))
 
 
-def count_crossings(instance: Instance, plan: Plan) -> tuple[int, ...]:
+def count_crossings(instance: Instance, plan: OverlapPlan) -> tuple[int, ...]:
     """Return what one layer more behind each layer adds to the sum of distances: the weights under way there.
 
     A weight counts as one, or with its chunks where the instance counts distances so.
@@ -124,7 +124,7 @@ def count_crossings(instance: Instance, plan: Plan) -> tuple[int, ...]:
     return tuple(crossings)
 
 
-def _first_loads(plan: Plan) -> dict[str, int]:
+def _first_loads(plan: OverlapPlan) -> dict[str, int]:
     """z_w of every streamed weight."""
     first: dict[str, int] = {}
     for load in plan.loads:

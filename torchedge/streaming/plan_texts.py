@@ -10,7 +10,7 @@ from torchedge.streaming.rates import STAGING_BYTES
 
 if TYPE_CHECKING:
     from torchedge.streaming.streaming_plans import StreamingPlan
-    from torchedge.streaming.timelines import Timeline
+    from torchedge.streaming.timelines import RunTimeline
 
 __all__ = ["describe"]
 
@@ -41,7 +41,7 @@ def describe(found: StreamingPlan) -> str:
     return "\n".join(lines)
 
 
-def _comparison(run: Timeline, whole: Timeline) -> list[str]:
+def _comparison(run: RunTimeline, whole: RunTimeline) -> list[str]:
     """Return a table of a run beside that of preloading everything."""
     rows: list[tuple[str, float, float, str]] = [
         ("latency", run.latency_ms, whole.latency_ms, "ms"),

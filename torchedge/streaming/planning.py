@@ -22,7 +22,7 @@ from torchedge.streaming.fusion import fuse
 from torchedge.streaming.instances import Distance, Instance, Residency
 from torchedge.streaming.layering import Precision, lay_out
 from torchedge.streaming.operations import InferenceGraph
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import Rates, derive_rates
 from torchedge.streaming.solving import solve
 from torchedge.streaming.splitting import split_adaptively
@@ -50,7 +50,7 @@ def plan_graph(
     residency: Residency = "chunks",
     distance: Distance = "layers",
     effort: float = 1.0,
-    strategy: Callable[[Instance], Plan] | None = None,
+    strategy: Callable[[Instance], OverlapPlan] | None = None,
 ) -> StreamingPlan:
     """Plan the streaming of a captured forward pass. The options are those of `torchedge.plan`.
 

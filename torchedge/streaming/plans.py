@@ -11,7 +11,7 @@ from torchedge.errors import InputError
 from torchedge.storage import Document, write_json
 from torchedge.storage.documents import parse_json, read_unpacked
 
-__all__ = ["Load", "Plan", "Status", "parse_plan", "plan_document", "read_plan", "write_plan"]
+__all__ = ["ChunkLoad", "OverlapPlan", "Status", "parse_plan", "plan_document", "read_plan", "write_plan"]
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE"]
 
@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 2**25
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ChunkLoad:
     """`chunks` chunks of a weight from `first_chunk` (from 0) on, loaded by layer number `layer` (from 1)."""
 
     weight: str
@@ -29,7 +29,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OverlapPlan:
     """An overlap plan (FlashMem, section 3): the preload set W and the chunks each layer loads, x_{w,l}.
 
     `objective` and `lower_bound` are in the units of `Instance`; OPTIMAL: they meet. `peak_chunks` is the
@@ -41,7 +41,7 @@ class Plan:
     objective: float | None
     lower_bound: float | None
     preload: tuple[str, ...]
-    loads: tuple[Load, ...]
+    loads: tuple[ChunkLoad, ...]
     peak_chunks: int
     solver: Mapping[str, object] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Plan:
         return 0.0 if self.objective <= bound else (self.objective - bound) / self.objective
 
 
-def plan_document(plan: Plan) -> Document:
+def plan_document(plan: OverlapPlan) -> Document:
     """Return the JSON document of a plan."""
     return {
         "status": plan.status,
@@ -70,7 +70,7 @@ def plan_document(plan: Plan) -> Document:
     }
 
 
-def parse_plan(source: str | Path, document: Mapping[str, object]) -> Plan:
+def parse_plan(source: str | Path, document: Mapping[str, object]) -> OverlapPlan:
     """Build a plan from its JSON document; its sense is `verification`'s to check, its types are ours.
 
     Raises:
@@ -104,8 +104,8 @@ def parse_plan(source: str | Path, document: Mapping[str, object]) -> Plan:
             entry,
             {"weight": str, "layer": int, "chunks": int, "first_chunk": int},
         )
-        loads.append(Load(entry["weight"], entry["layer"], entry["chunks"], entry["first_chunk"]))
-    return Plan(
+        loads.append(ChunkLoad(entry["weight"], entry["layer"], entry["chunks"], entry["first_chunk"]))
+    return OverlapPlan(
         status,  # type: ignore[arg-type]
         document["objective"],  # type: ignore[arg-type]
         document["lower_bound"],  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def _check(
             raise InputError(f"{source}: {what}: {key} is a {type(value).__name__}; expected {names}")
 
 
-def read_plan(path: str | Path) -> Plan:
+def read_plan(path: str | Path) -> OverlapPlan:
     """Read a plan file (.json, or .json.gz).
 
     Raises:
@@ -147,6 +147,6 @@ def read_plan(path: str | Path) -> Plan:
     return parse_plan(path, parse_json(path, read_unpacked(path, max_bytes=MAX_FILE_BYTES)))
 
 
-def write_plan(path: str | Path, plan: Plan) -> None:
+def write_plan(path: str | Path, plan: OverlapPlan) -> None:
     """Write a plan file atomically; raises ProfileError where it cannot be written."""
     write_json(path, plan_document(plan))

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.verification import verify_plan
 
 __all__ = ["preload_also", "restate_plan", "worth_preloading"]
 
 
-def worth_preloading(instance: Instance, plan: Plan, names: Iterable[str]) -> list[str]:
+def worth_preloading(instance: Instance, plan: OverlapPlan, names: Iterable[str]) -> list[str]:
     """Return those of the streamed weights named that are cheaper preloaded, the most by chunk first."""
     p, d, _ = instance.prices
     wanted = set(names)
@@ -29,14 +29,14 @@ def worth_preloading(instance: Instance, plan: Plan, names: Iterable[str]) -> li
     return [name for _, _, name in sorted(found)]
 
 
-def preload_also(plan: Plan, names: Iterable[str]) -> Plan:
+def preload_also(plan: OverlapPlan, names: Iterable[str]) -> OverlapPlan:
     """Return a plan that preloads some of its streamed weights; `restate_plan` makes its figures right."""
     more = [name for name in names if name not in plan.preload]
     loads = tuple(load for load in plan.loads if load.weight not in set(more))
     return replace(plan, preload=(*plan.preload, *more), loads=loads)
 
 
-def restate_plan(instance: Instance, plan: Plan, bound: float | None, **facts: object) -> Plan:
+def restate_plan(instance: Instance, plan: OverlapPlan, bound: float | None, **facts: object) -> OverlapPlan:
     """Return a plan with its objective, peak and status as of this instance.
 
     bound: a lower bound of the instance, if one is known; `facts` are added to those of the solver.

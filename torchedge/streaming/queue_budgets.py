@@ -10,19 +10,19 @@ from torchedge.errors import InputError
 from torchedge.streaming.budgets import less_read_ahead
 from torchedge.streaming.decisions import used_chunks
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Plan
-from torchedge.streaming.queues import Group, QueuePlan, QueueRun, plan_queue
+from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.queues import QueueGroup, QueuePlan, QueueRun, plan_queue
 from torchedge.streaming.rates import Rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.streaming_plans import StreamingPlan
-from torchedge.streaming.timelines import Timeline
+from torchedge.streaming.timelines import RunTimeline
 
 __all__ = ["plan_queue_within"]
 
 _HALVINGS = 3
 """How often the memory left to weights is halved between what is too much and what works."""
 
-Solve = Callable[[Instance], Plan]
+Solve = Callable[[Instance], OverlapPlan]
 
 
 def plan_queue_within(
@@ -46,7 +46,7 @@ def plan_queue_within(
     known = {id(m.instance.weights): m.plan for m in models}
 
     def tried(chunks: int, joint: Solve) -> QueueRun:
-        def solved(instance: Instance) -> Plan:
+        def solved(instance: Instance) -> OverlapPlan:
             return known.get(id(instance.weights)) or joint(instance)
 
         size = models[0].instance.chunk_bytes
@@ -73,8 +73,8 @@ def plan_queue_within(
     return best
 
 
-def _refuse(instance: Instance) -> Plan:
-    return Plan("INFEASIBLE", None, None, (), (), 0, {"reason": "the models do not run together"})
+def _refuse(instance: Instance) -> OverlapPlan:
+    return OverlapPlan("INFEASIBLE", None, None, (), (), 0, {"reason": "the models do not run together"})
 
 
 def _run(queue: QueuePlan, models: Sequence[StreamingPlan], limit: int) -> QueueRun:
@@ -91,7 +91,7 @@ def _run(queue: QueuePlan, models: Sequence[StreamingPlan], limit: int) -> Queue
     return QueueRun(found, tuple(together), tuple(m.timeline for m in models))
 
 
-def _run_group(group: Group, members: Sequence[StreamingPlan], limit: int) -> Timeline:
+def _run_group(group: QueueGroup, members: Sequence[StreamingPlan], limit: int) -> RunTimeline:
     """Run models planned together with as much reading ahead as keeps the limit, and any of them has."""
     held = [nbytes for m in members for nbytes in m.graph.activation_bytes]
     for rates in less_read_ahead(max((m.rates for m in members), key=_read_ahead)):

@@ -16,20 +16,20 @@ import numpy as np
 from torchedge.errors import InputError, PlanError
 from torchedge.streaming.figures import Lane, lane_of_runs
 from torchedge.streaming.instances import MEBIBYTE, Instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import Rates
 from torchedge.streaming.simulation import simulate_plan
-from torchedge.streaming.timelines import Timeline, join_curves
+from torchedge.streaming.timelines import RunTimeline, join_curves
 from torchedge.streaming.verification import check_plan
 
-__all__ = ["Group", "QueuePlan", "QueueRun", "Share", "join_instances", "plan_queue", "simulate_queue"]
+__all__ = ["QueueGroup", "QueuePlan", "QueueRun", "Share", "join_instances", "plan_queue", "simulate_queue"]
 
 MAX_MODELS = 100
-Solve = Callable[[Instance], Plan]
+Solve = Callable[[Instance], OverlapPlan]
 
 
 @dataclass(frozen=True)
-class Group:
+class QueueGroup:
     """Models planned together: places in the queue from `first` to `last`, their joint instance, its plan.
 
     Weight NAME of the model in place k (from 1) is called k/NAME in the joint instance.
@@ -38,7 +38,7 @@ class Group:
     first: int
     last: int
     instance: Instance
-    plan: Plan
+    plan: OverlapPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class QueuePlan:
 
     instances: tuple[Instance, ...]
     limit_bytes: int
-    alone: tuple[Plan, ...]
-    groups: tuple[Group, ...]
+    alone: tuple[OverlapPlan, ...]
+    groups: tuple[QueueGroup, ...]
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -84,8 +84,8 @@ class QueueRun:
     """A queue simulated: its groups planned together, and each model alone, one after the other."""
 
     plan: QueuePlan
-    together: tuple[Timeline, ...]
-    apart: tuple[Timeline, ...]
+    together: tuple[RunTimeline, ...]
+    apart: tuple[RunTimeline, ...]
 
     @property
     def latency_ms(self) -> float:
@@ -127,7 +127,7 @@ def plan_queue(instances: Sequence[Instance], limit_bytes: int, solve: Solve) ->
     """
     _check_queue(instances, limit_bytes)
     alone = tuple(_plan_alone(instance, limit_bytes, solve) for instance in instances)
-    groups: list[Group] = []
+    groups: list[QueueGroup] = []
     while not groups or groups[-1].last < len(instances):
         first = groups[-1].last + 1 if groups else 1
         groups.append(_widest_group(instances, first, limit_bytes, solve, alone[first - 1]))
@@ -211,7 +211,7 @@ def _limited(instance: Instance, limit_bytes: int) -> Instance:
     return replace(instance, memory_chunks=_memory_chunks(instance, limit_bytes))
 
 
-def _plan_alone(instance: Instance, limit_bytes: int, solve: Solve) -> Plan:
+def _plan_alone(instance: Instance, limit_bytes: int, solve: Solve) -> OverlapPlan:
     limited = _limited(instance, limit_bytes)
     plan = solve(limited)
     if plan.status == "INFEASIBLE":
@@ -225,8 +225,8 @@ def _plan_alone(instance: Instance, limit_bytes: int, solve: Solve) -> Plan:
 
 
 def _widest_group(
-    instances: Sequence[Instance], first: int, limit_bytes: int, solve: Solve, alone: Plan
-) -> Group:
+    instances: Sequence[Instance], first: int, limit_bytes: int, solve: Solve, alone: OverlapPlan
+) -> QueueGroup:
     """Plan as many models from place `first` on together as there is a plan for."""
     count = len(instances)
     whole = _plan_group(instances, first, count, limit_bytes, solve) if first < count else None
@@ -243,17 +243,17 @@ def _widest_group(
 
 def _plan_group(
     instances: Sequence[Instance], first: int, last: int, limit_bytes: int, solve: Solve
-) -> Group | None:
+) -> QueueGroup | None:
     """Plan the models in places `first` to `last` together; None where there is no plan."""
     joint = join_instances(instances[first - 1 : last], limit_bytes, first=first)
     plan = solve(joint)
     if plan.status == "INFEASIBLE":
         return None
     check_plan(joint, plan)
-    return Group(first, last, joint, plan)
+    return QueueGroup(first, last, joint, plan)
 
 
-def _group_of_one(instance: Instance, place: int, limit_bytes: int, alone: Plan) -> Group:
+def _group_of_one(instance: Instance, place: int, limit_bytes: int, alone: OverlapPlan) -> QueueGroup:
     """Return a group of one model: its plan alone, its weights named as in a joint instance."""
     limited = _limited(instance, limit_bytes)
     joint = replace(join_instances([limited], limit_bytes, first=place), m_peak_chunks=limited.m_peak_chunks)
@@ -262,10 +262,10 @@ def _group_of_one(instance: Instance, place: int, limit_bytes: int, alone: Plan)
         preload=tuple(f"{place}/{name}" for name in alone.preload),
         loads=tuple(replace(load, weight=f"{place}/{load.weight}") for load in alone.loads),
     )
-    return Group(place, place, joint, plan)
+    return QueueGroup(place, place, joint, plan)
 
 
-def _shares(instances: Sequence[Instance], group: Group) -> list[Share]:
+def _shares(instances: Sequence[Instance], group: QueueGroup) -> list[Share]:
     models = range(group.first, group.last + 1)
     begins = [0, *accumulate(len(instances[k - 1].layers) for k in models)]
     counts = [[0, 0, 0] for _ in models]

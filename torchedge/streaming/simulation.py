@@ -11,9 +11,9 @@ import numpy as np
 
 from torchedge.errors import InputError, PlanError
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.rates import Rates
-from torchedge.streaming.timelines import LayerRuns, LoadRuns, MemoryCurve, Timeline
+from torchedge.streaming.timelines import LayerRuns, LoadRuns, MemoryCurve, RunTimeline
 
 __all__ = ["simulate_plan"]
 
@@ -26,12 +26,12 @@ MOST_REQUESTS = 2**17
 
 def simulate_plan(
     instance: Instance,
-    plan: Plan,
+    plan: OverlapPlan,
     rates: Rates,
     activation_bytes: Sequence[int] | None = None,
     *,
     keep_preloaded: bool = True,
-) -> Timeline:
+) -> RunTimeline:
     """Run a plan on a device of three queues that work side by side: disk, transforms, layers.
 
     The disk reads in the order in which the plan needs the weights: the preloaded ones by first use, then the
@@ -76,7 +76,7 @@ def simulate_plan(
     )
     memory = _memory(instance, initialisation, layers, done, activation_bytes, keep_preloaded=keep_preloaded)
     strategy = str(plan.solver.get("strategy", "plan"))
-    return Timeline(instance, strategy, initialisation, layers, done, memory, rates.provenance)
+    return RunTimeline(instance, strategy, initialisation, layers, done, memory, rates.provenance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class _Piece:
     nbytes: int
 
 
-def _order(instance: Instance, plan: Plan, rates: Rates) -> list[_Piece]:
+def _order(instance: Instance, plan: OverlapPlan, rates: Rates) -> list[_Piece]:
     """Return all loads in the order in which they are needed; preloaded weights are loads of layer 0."""
     if plan.status == "INFEASIBLE":
         raise PlanError("the plan is INFEASIBLE; expected one that can run: raise the limits and plan anew")
@@ -106,8 +106,8 @@ def _order(instance: Instance, plan: Plan, rates: Rates) -> list[_Piece]:
     early = [x for x in plan.loads if x.layer < 1]
     if early:
         raise PlanError(f"layer {early[0].layer} loads {early[0].weight[:80]!r}; expected layers from 1 on")
-    preloads = [Load(name, 0, instance.weights[places[name]].chunks, 0) for name in plan.preload]
-    ranges: list[list[Load]] = [[] for _ in instance.weights]
+    preloads = [ChunkLoad(name, 0, instance.weights[places[name]].chunks, 0) for name in plan.preload]
+    ranges: list[list[ChunkLoad]] = [[] for _ in instance.weights]
     for load in (*preloads, *plan.loads):
         ranges[places[load.weight]].append(load)
     request = max(1, max(rates.request_bytes, total // MOST_REQUESTS) // instance.chunk_bytes)
@@ -115,7 +115,7 @@ def _order(instance: Instance, plan: Plan, rates: Rates) -> list[_Piece]:
     return sorted(pieces, key=lambda x: (x.layer, x.first_use, x.weight, x.first_chunk))
 
 
-def _pieces(instance: Instance, place: int, loads: Sequence[Load], request: int) -> Iterator[_Piece]:
+def _pieces(instance: Instance, place: int, loads: Sequence[ChunkLoad], request: int) -> Iterator[_Piece]:
     """Yield the loads of a weight, streamed ones in requests of so many chunks at most.
 
     Raises PlanError where they are not all of its chunks, each once and in time.

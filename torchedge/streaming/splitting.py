@@ -17,7 +17,7 @@ from torchedge.streaming.fusion import Groups, as_part, assemble, find_groups
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.operations import InferenceGraph
 from torchedge.streaming.penalties import Cut, count_crossings, find_cuts, weigh_kernels
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 
 __all__ = ["AdaptiveFusion", "Outcome", "Round", "Split", "split_adaptively"]
 
@@ -77,7 +77,7 @@ class AdaptiveFusion:
 
     graph: InferenceGraph
     instance: Instance
-    plan: Plan
+    plan: OverlapPlan
     groups: Groups
     unfused: Outcome
     fused: Outcome
@@ -93,7 +93,7 @@ class AdaptiveFusion:
 def split_adaptively(
     graph: InferenceGraph,
     make_instance: Callable[[InferenceGraph], Instance],
-    solve: Callable[[Instance], Plan],
+    solve: Callable[[Instance], OverlapPlan],
     *,
     alpha: float = 0.1,
     mu: float | None = None,
@@ -142,7 +142,7 @@ class _State:
     groups: Groups
     graph: InferenceGraph
     instance: Instance
-    plan: Plan
+    plan: OverlapPlan
     outcome: Outcome
     penalties: tuple[float, ...]
 
@@ -167,7 +167,7 @@ class _Search:
         self,
         graph: InferenceGraph,
         make_instance: Callable[[InferenceGraph], Instance],
-        solve: Callable[[Instance], Plan],
+        solve: Callable[[Instance], OverlapPlan],
         alpha: float,
         mu: float | None,
         price: float,
@@ -312,7 +312,7 @@ class _Search:
         """Whether the kernels keep no more activations alive than the single operations do."""
         return max(state.graph.activation_bytes, default=0) <= self.peak
 
-    def _evaluate(self, groups: Groups, reference: Plan | None) -> _State:
+    def _evaluate(self, groups: Groups, reference: OverlapPlan | None) -> _State:
         graph = assemble(self.graph, groups)
         instance = self.make_instance(graph)
         plan = self.solve(instance)
@@ -322,7 +322,7 @@ class _Search:
         return _State(groups, graph, instance, plan, _outcome(instance, plan, self.price), penalties)
 
 
-def _outcome(instance: Instance, plan: Plan, price: float) -> Outcome:
+def _outcome(instance: Instance, plan: OverlapPlan, price: float) -> Outcome:
     latency = sum(layer.latency_ms for layer in instance.layers)
     total = math.inf if plan.objective is None else plan.objective + price * latency
     kept = set(plan.preload)

@@ -16,11 +16,11 @@ from torchedge.streaming.budgets import Budgeted
 from torchedge.streaming.capacities import Capacities
 from torchedge.streaming.instances import MEBIBYTE, Instance, instance_document
 from torchedge.streaming.operations import InferenceGraph
-from torchedge.streaming.plans import Plan, plan_document
+from torchedge.streaming.plans import OverlapPlan, plan_document
 from torchedge.streaming.rates import Rates, framework_rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.strategies.naive import preload_everything
-from torchedge.streaming.timelines import Timeline, timeline_document
+from torchedge.streaming.timelines import RunTimeline, timeline_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ class StreamingPlan:
         return self.budgeted.planned
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> OverlapPlan:
         """The overlap plan."""
         return self.budgeted.plan
 
@@ -77,7 +77,7 @@ class StreamingPlan:
         return self.budgeted.rates
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> RunTimeline:
         """The simulated run of the plan."""
         return self.budgeted.timeline
 
@@ -92,7 +92,7 @@ class StreamingPlan:
         return self.plan.status
 
     @cached_property
-    def preloading(self) -> Timeline:
+    def preloading(self) -> RunTimeline:
         """The simulated run that preloads every weight, at the rates of existing frameworks."""
         plan = preload_everything(self.budgeted.instance)
         return simulate_plan(

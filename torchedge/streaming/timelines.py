@@ -18,8 +18,8 @@ __all__ = [
     "LoadRuns",
     "MemoryCurve",
     "MemoryUse",
+    "RunTimeline",
     "Stalls",
-    "Timeline",
     "join_curves",
     "timeline_document",
 ]
@@ -135,7 +135,7 @@ class Stalls:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class RunTimeline:
     """One simulated run of a plan.
 
     Initialisation is the time until the preloaded weights are in texture memory; the execution of all layers
@@ -181,7 +181,7 @@ class Timeline:
         )
 
 
-def timeline_document(timeline: Timeline) -> Document:
+def timeline_document(timeline: RunTimeline) -> Document:
     """Return the JSON document of a run's figures: ms and bytes."""
 
     def use(memory: MemoryUse) -> Document:

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from torchedge.errors import PlanError
 from torchedge.streaming.instances import Instance, Weight
-from torchedge.streaming.plans import Load, Plan
+from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 
 __all__ = ["Verification", "check_plan", "verify_plan"]
 
@@ -42,7 +42,7 @@ class Verification:
         return not self.problems
 
 
-def check_plan(instance: Instance, plan: Plan) -> Verification:
+def check_plan(instance: Instance, plan: OverlapPlan) -> Verification:
     """Verify a plan and return what was found.
 
     Raises:
@@ -56,7 +56,7 @@ def check_plan(instance: Instance, plan: Plan) -> Verification:
     return found
 
 
-def verify_plan(instance: Instance, plan: Plan, *, limits: bool = True) -> Verification:
+def verify_plan(instance: Instance, plan: OverlapPlan, *, limits: bool = True) -> Verification:
     """Check a plan against every rule of its instance (FlashMem, section 3.1: C0 to C3), trusting nothing.
 
     `limits=False` leaves out what strategies for comparison ignore: capacities (C3), M_peak (C2) and the
@@ -100,7 +100,7 @@ class _Problems:
         return (*self.texts, f"{rest} problems more") if rest else tuple(self.texts)
 
 
-def _check_infeasible(instance: Instance, plan: Plan, problems: _Problems) -> None:
+def _check_infeasible(instance: Instance, plan: OverlapPlan, problems: _Problems) -> None:
     if plan.objective is not None:
         problems.add(f"objective is {plan.objective} in an INFEASIBLE plan, which has none")
     if plan.lower_bound is not None:
@@ -120,7 +120,7 @@ def _check_infeasible(instance: Instance, plan: Plan, problems: _Problems) -> No
 # what the plan says -----------------------------------------------------------------------------------------
 
 
-def _preloaded(plan: Plan, weights: dict[str, Weight], problems: _Problems) -> set[str]:
+def _preloaded(plan: OverlapPlan, weights: dict[str, Weight], problems: _Problems) -> set[str]:
     preloaded: set[str] = set()
     names: tuple[object, ...] = plan.preload
     for name in names:
@@ -134,10 +134,14 @@ def _preloaded(plan: Plan, weights: dict[str, Weight], problems: _Problems) -> s
 
 
 def _loads(
-    instance: Instance, plan: Plan, weights: dict[str, Weight], preloaded: set[str], problems: _Problems
-) -> dict[str, list[Load]]:
+    instance: Instance,
+    plan: OverlapPlan,
+    weights: dict[str, Weight],
+    preloaded: set[str],
+    problems: _Problems,
+) -> dict[str, list[ChunkLoad]]:
     """Return the loads of each streamed weight that can be counted; name those that make no sense."""
-    loads: dict[str, list[Load]] = {}
+    loads: dict[str, list[ChunkLoad]] = {}
     for place, load in enumerate(plan.loads):
         problem = _problem_of(load, len(instance.layers), weights, preloaded)
         if problem is None:
@@ -147,7 +151,7 @@ def _loads(
     return loads
 
 
-def _problem_of(load: Load, layers: int, weights: dict[str, Weight], preloaded: set[str]) -> str | None:
+def _problem_of(load: ChunkLoad, layers: int, weights: dict[str, Weight], preloaded: set[str]) -> str | None:
     name: object = load.weight
     if not isinstance(name, str) or name not in weights:
         return f"names {_short(name)}, which is no weight"
@@ -180,7 +184,7 @@ def _short(value: object) -> str:
 # the rules --------------------------------------------------------------------------------------------------
 
 
-def _check_complete(weight: Weight, loads: Sequence[Load], problems: _Problems) -> None:
+def _check_complete(weight: Weight, loads: Sequence[ChunkLoad], problems: _Problems) -> None:
     """C0: the ranges of a streamed weight cover its chunks, each once."""
     if not loads:
         problems.add(f"(C0) {_short(weight.name)} is neither preloaded nor loaded")
@@ -197,7 +201,7 @@ def _check_complete(weight: Weight, loads: Sequence[Load], problems: _Problems) 
         problems.add(f"(C0) {_short(weight.name)}: chunks {covered} to {weight.chunks - 1} are never loaded")
 
 
-def _check_capacities(instance: Instance, loads: dict[str, list[Load]], problems: _Problems) -> None:
+def _check_capacities(instance: Instance, loads: dict[str, list[ChunkLoad]], problems: _Problems) -> None:
     """C3: no layer loads more than its capacity."""
     loaded = [0] * len(instance.layers)
     for entries in loads.values():
@@ -210,7 +214,7 @@ def _check_capacities(instance: Instance, loads: dict[str, list[Load]], problems
             )
 
 
-def _resident(instance: Instance, loads: dict[str, list[Load]]) -> tuple[int, ...]:
+def _resident(instance: Instance, loads: dict[str, list[ChunkLoad]]) -> tuple[int, ...]:
     """Return the chunks in flight at each layer, by the instance's kind of residency."""
     change = [0] * (len(instance.layers) + 1)
     for weight in instance.weights:
@@ -240,7 +244,7 @@ def _check_limits(instance: Instance, preloaded: int, resident: Sequence[int], p
             )
 
 
-def _objective(instance: Instance, preloaded: int, loads: dict[str, list[Load]]) -> Fraction:
+def _objective(instance: Instance, preloaded: int, loads: dict[str, list[ChunkLoad]]) -> Fraction:
     lam = _lambda(instance)
     distance = 0
     for weight in instance.weights:
@@ -260,7 +264,7 @@ def _lambda(instance: Instance) -> Fraction:
 
 
 def _check_claims(
-    instance: Instance, plan: Plan, objective: Fraction, peak: int, problems: _Problems
+    instance: Instance, plan: OverlapPlan, objective: Fraction, peak: int, problems: _Problems
 ) -> None:
     """Hold status, objective, lower bound and peak against what was worked out."""
     if plan.status not in ("OPTIMAL", "FEASIBLE"):

@@ -11,7 +11,7 @@ from torchedge.streaming.solving.ascent import ascend
 from torchedge.streaming.solving.labels import Outlook, search
 from torchedge.streaming.solving.packing import ORDERS, pack, residency
 from torchedge.streaming.solving.prices import Relaxation
-from torchedge.streaming.solving.problems import Part, make_problem, segments
+from torchedge.streaming.solving.problems import Subproblem, make_problem, segments
 
 SEEDS = range(80)
 
@@ -61,7 +61,7 @@ def test_search_keeps_a_limit(seed, limit):
     if len(jobs) > 9 or len({job.late for job in jobs}) != 1:
         return
     problem = replace(problem, jobs=tuple(jobs))
-    part = Part(min(job.release for job in jobs), problem.layers, tuple(jobs))
+    part = Subproblem(min(job.release for job in jobs), problem.layers, tuple(jobs))
     room = [limit] * problem.layers
     assert search(problem, part, most_states=10**6, room=room).cost == cheapest(problem, part, room)
 

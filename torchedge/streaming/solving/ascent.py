@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import MissingExtraError
-from torchedge.streaming.solving.problems import Part, Problem
+from torchedge.streaming.solving.problems import Problem, Subproblem
 
 __all__ = ["Ascent", "ascend"]
 
@@ -30,7 +30,7 @@ NEVER = 1e18
 class _Tables:
     """What the rounds share: for each size, where the last T chunks before each slot's end begin."""
 
-    def __init__(self, problem: Problem, part: Part) -> None:
+    def __init__(self, problem: Problem, part: Subproblem) -> None:
         usable = np.flatnonzero(problem.capacity[part.start : part.end])
         self.slots = usable + part.start
         self.capacity = problem.capacity[self.slots].astype(float)
@@ -88,7 +88,7 @@ class Ascent:
     excess: Floats
 
 
-def ascend(problem: Problem, part: Part, upper: int, *, rounds: int) -> Ascent:
+def ascend(problem: Problem, part: Subproblem, upper: int, *, rounds: int) -> Ascent:
     """Climb to prices of capacity that bound a part's cost well.
 
     upper: the cost of a plan that is known, from which step lengths follow.

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from torchedge.streaming.solving.prices import Floats
-from torchedge.streaming.solving.problems import Job, Part, Problem
+from torchedge.streaming.solving.problems import Job, Problem, Subproblem
 
 __all__ = ["Labels", "Outlook", "search"]
 
@@ -39,7 +39,7 @@ class Labels:
 class Outlook:
     """A lower bound of what a state still costs, from prices of capacity (any prices are valid)."""
 
-    def __init__(self, problem: Problem, part: Part, prices: Floats, excess: Floats) -> None:
+    def __init__(self, problem: Problem, part: Subproblem, prices: Floats, excess: Floats) -> None:
         start, end, jobs = part.start, part.end, part.jobs
         self._start, self._late = start, jobs[0].late
         capacity = problem.capacity[start:end].astype(float)
@@ -76,7 +76,7 @@ class Outlook:
 
 def search(
     problem: Problem,
-    part: Part,
+    part: Subproblem,
     *,
     most_states: int,
     best: int | None = None,

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchedge.errors import MissingExtraError
 from torchedge.streaming.solving.packing import Packing, residency
-from torchedge.streaming.solving.problems import Job, Part, Problem
+from torchedge.streaming.solving.problems import Job, Problem, Subproblem
 
 __all__ = ["Smallest", "rooms", "smallest_memory", "staying_chunks", "whole_chunks"]
 
@@ -45,7 +45,7 @@ def staying_chunks(problem: Problem, jobs: Iterable[Job]) -> list[int]:
     return [int(x) for x in np.cumsum(change)[:-1]]
 
 
-def rooms(problem: Problem, part: Part, limit: int, staying: Sequence[int]) -> list[int]:
+def rooms(problem: Problem, part: Subproblem, limit: int, staying: Sequence[int]) -> list[int]:
     """Most chunks that a part may have in flight by slot.
 
     staying: of all weights. Those of other parts are counted as if all of them were streamed.

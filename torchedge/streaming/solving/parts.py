@@ -10,7 +10,7 @@ from torchedge.streaming.solving.ascent import Ascent, ascend
 from torchedge.streaming.solving.labels import Outlook, search
 from torchedge.streaming.solving.packing import ORDERS, pack
 from torchedge.streaming.solving.prices import Bound, Floats, Relaxation
-from torchedge.streaming.solving.problems import Part, Problem
+from torchedge.streaming.solving.problems import Problem, Subproblem
 from torchedge.streaming.solving.selection import Choice, Judge, improve, judge, repair
 
 __all__ = ["Solved", "solve_part"]
@@ -45,7 +45,7 @@ class Solved:
 
 def solve_part(
     problem: Problem,
-    part: Part,
+    part: Subproblem,
     *,
     limit: int | None = None,
     room: Sequence[int] | None = None,
@@ -94,7 +94,9 @@ def solve_part(
     return Solved(choice, min(lowest, choice.cost), method)
 
 
-def _ascended(part: Part, price: Judge, first: Choice, climbed: Ascent, effort: float, target: int) -> Choice:
+def _ascended(
+    part: Subproblem, price: Judge, first: Choice, climbed: Ascent, effort: float, target: int
+) -> Choice:
     """Refuse what is dearer to stream at the ascent's prices, and flip every job a few times."""
     dear = frozenset(job.weight for job, over in zip(part.jobs, climbed.excess, strict=True) if over > 0)
     excess = [min(float(over), 1e15) for over in climbed.excess]
@@ -103,7 +105,9 @@ def _ascended(part: Part, price: Judge, first: Choice, climbed: Ascent, effort: 
     return improve(part, price, choice, excess, evaluations=int(flips * effort), target=target)
 
 
-def _begin(problem: Problem, part: Part, choice: Choice, prices: Floats, relaxation: Relaxation) -> None:
+def _begin(
+    problem: Problem, part: Subproblem, choice: Choice, prices: Floats, relaxation: Relaxation
+) -> None:
     """Give a relaxation the schedules of a plan, and prices to start from."""
     positions = {job.weight: k for k, job in enumerate(part.jobs)}
     streamed = [job for job in part.jobs if job.weight not in choice.refused]
@@ -116,7 +120,7 @@ def _begin(problem: Problem, part: Part, choice: Choice, prices: Floats, relaxat
     relaxation.seed(prices)
 
 
-def _beam(problem: Problem, part: Part, choice: Choice, outlook: Outlook, width: int) -> Choice:
+def _beam(problem: Problem, part: Subproblem, choice: Choice, outlook: Outlook, width: int) -> Choice:
     """Look for something better with few states a slot, where that is affordable."""
     if (part.end - part.start) * len(part.jobs) > BEAM_WORK:
         return choice
@@ -124,7 +128,7 @@ def _beam(problem: Problem, part: Part, choice: Choice, outlook: Outlook, width:
     return choice if found.cost is None else Choice(found.cost, found.refused, choice.order)
 
 
-def _refined(part: Part, price: Judge, first: Choice, bound: Bound, effort: float) -> Choice:
+def _refined(part: Subproblem, price: Judge, first: Choice, bound: Bound, effort: float) -> Choice:
     """Refuse what the relaxation streams less than half of, and search on from there."""
     excess = [float(x) for x in bound.excess]
     refused = frozenset(job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5)

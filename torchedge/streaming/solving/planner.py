@@ -10,11 +10,11 @@ from functools import cached_property
 from torchedge.errors import InputError
 from torchedge.streaming.decisions import make_plan, refuse
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.solving.limits import Smallest, rooms, smallest_memory, staying_chunks, whole_chunks
 from torchedge.streaming.solving.packing import ORDERS, pack, residency
 from torchedge.streaming.solving.parts import Solved, solve_part
-from torchedge.streaming.solving.problems import Job, Part, Problem, make_problem, segments
+from torchedge.streaming.solving.problems import Job, Problem, Subproblem, make_problem, segments
 from torchedge.streaming.solving.selection import Choice
 from torchedge.streaming.solving.small import settle, settle_memory
 
@@ -35,7 +35,7 @@ MOST_FORCED = 1_000
 class _Draft:
     """Refusals and order of service by part, with the cost of everything and a lower bound of it."""
 
-    parts: tuple[tuple[Part, Solved], ...]
+    parts: tuple[tuple[Subproblem, Solved], ...]
     cost: int
     bound: int
 
@@ -44,7 +44,7 @@ class _Draft:
         return frozenset(w for _, solved in self.parts for w in solved.choice.refused)
 
 
-def solve(instance: Instance, *, effort: float = 1.0) -> Plan:
+def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
     """Plan an instance: the least objective found, a lower bound that holds, and who loads what.
 
     effort: scales every limit on work (states, rounds, evaluations); the same effort gives the same plan.
@@ -102,7 +102,7 @@ def _draft(problem: Problem, limit: int | None, effort: float) -> _Draft:
     return _Draft(tuple(parts), cost, bound if exact else 0)
 
 
-def _signature(problem: Problem, part: Part, room: Sequence[int] | None) -> object:
+def _signature(problem: Problem, part: Subproblem, room: Sequence[int] | None) -> object:
     """What a part's solution depends on, wherever it lies."""
     start, end = part.start, part.end
     jobs = tuple((j.release - start, j.chunks, j.refusal, j.late, j.last - start) for j in part.jobs)
@@ -112,13 +112,13 @@ def _signature(problem: Problem, part: Part, room: Sequence[int] | None) -> obje
     return jobs, capacity, tuple(room[max(0, min(j.last for j in part.jobs)) : end])
 
 
-def _by_rank(part: Part, solved: Solved) -> Solved:
+def _by_rank(part: Subproblem, solved: Solved) -> Solved:
     """Tell refused jobs by their rank in the part, which equal parts share."""
     ranks = {job.weight: rank for rank, job in enumerate(part.jobs)}
     return _renamed(solved, ranks.__getitem__)
 
 
-def _by_weight(part: Part, solved: Solved) -> Solved:
+def _by_weight(part: Subproblem, solved: Solved) -> Solved:
     return _renamed(solved, lambda rank: part.jobs[rank].weight)
 
 
@@ -236,7 +236,7 @@ def _repriced(problem: Problem, draft: _Draft) -> _Draft:
 
 def _refusing(problem: Problem, refused: frozenset[int]) -> list[_Draft]:
     """Drafts of one part that refuse given jobs, one for each order of service."""
-    part = Part(0, problem.layers, problem.jobs)
+    part = Subproblem(0, problem.layers, problem.jobs)
     jobs = [job for job in problem.jobs if job.weight not in refused]
     lost = sum(job.refusal for job in problem.jobs if job.weight in refused)
     drafts = []
@@ -251,7 +251,7 @@ def _refusing(problem: Problem, refused: frozenset[int]) -> list[_Draft]:
 # plans ------------------------------------------------------------------------------------------------------
 
 
-def _plan(instance: Instance, problem: Problem, draft: _Draft, bound: int) -> Plan:
+def _plan(instance: Instance, problem: Problem, draft: _Draft, bound: int) -> OverlapPlan:
     streamed: dict[str, dict[int, int]] = {}
     refused = draft.refused
     for part, solved in draft.parts:
@@ -271,7 +271,7 @@ def _plan(instance: Instance, problem: Problem, draft: _Draft, bound: int) -> Pl
     return make_plan(instance, streamed, facts, optimal=optimal, bound=bound)
 
 
-def _infeasible(instance: Instance, smallest: Smallest) -> Plan:
+def _infeasible(instance: Instance, smallest: Smallest) -> OverlapPlan:
     facts = {
         "strategy": STRATEGY,
         "smallest_memory_chunks": smallest.chunks,

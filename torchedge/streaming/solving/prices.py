@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import MissingExtraError
-from torchedge.streaming.solving.problems import Part, Problem
+from torchedge.streaming.solving.problems import Problem, Subproblem
 
-__all__ = ["Bound", "Column", "Relaxation"]
+__all__ = ["Bound", "JobSchedule", "Relaxation"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,7 +33,7 @@ TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class JobSchedule:
     """One schedule of a job: chunks by slot, ending in the largest of them."""
 
     job: int
@@ -80,9 +80,9 @@ class Relaxation:
     """The relaxation of a part of a problem; holds its columns. `in_flight` as in `Problem`."""
 
     problem: Problem
-    part: Part
+    part: Subproblem
     in_flight: int | None = None
-    _columns: list[Column] = field(default_factory=list)
+    _columns: list[JobSchedule] = field(default_factory=list)
     _seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
     _limited: list[int] = field(default_factory=list)
     _known_held: list[list[int]] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Relaxation:
             return False
         self._seen.add(key)
         cost = self.problem.cost(self.jobs[position], slots[-1])
-        self._columns.append(Column(position, cost, slots, chunks))
+        self._columns.append(JobSchedule(position, cost, slots, chunks))
         self._known_held.append([])
         return True
 
@@ -296,7 +296,7 @@ class Relaxation:
                 index.append(rows + offset)
                 values.append(float(held))
 
-    def _held(self, column: Column, slot: int) -> int:
+    def _held(self, column: JobSchedule, slot: int) -> int:
         """Chunks of a column in flight in a slot."""
         if slot < self.jobs[column.job].last:
             return 0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torchedge.streaming.instances import Instance
 
-__all__ = ["Ints", "Job", "Part", "Problem", "make_problem", "segments"]
+__all__ = ["Ints", "Job", "Problem", "Subproblem", "make_problem", "segments"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,7 +58,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Subproblem:
     """Jobs that share the slots `start` to `end` (not included) with no other job."""
 
     start: int
@@ -89,7 +89,7 @@ def make_problem(instance: Instance) -> Problem:
     return Problem(count, capacity, tuple(jobs), instance.m_peak_chunks, instance.memory_chunks, cost, chunks)
 
 
-def segments(problem: Problem, limit: int | None = None) -> list[Part]:
+def segments(problem: Problem, limit: int | None = None) -> list[Subproblem]:
     """Split time where nothing waits even if all jobs are streamed.
 
     No schedule without idling carries work across such a point, whichever jobs it refuses, so that the parts
@@ -99,7 +99,7 @@ def segments(problem: Problem, limit: int | None = None) -> list[Part]:
     from torchedge.streaming.solving.packing import residency
 
     resident = residency(problem, problem.jobs) if limit is not None else []
-    parts: list[Part] = []
+    parts: list[Subproblem] = []
     waiting = place = slot = start = 0
     members: list[Job] = []
     jobs = problem.jobs
@@ -121,8 +121,8 @@ def segments(problem: Problem, limit: int | None = None) -> list[Part]:
             and resident[slot - 1] > limit
         )
         if not waiting and not tied:
-            parts.append(Part(start, slot, tuple(members)))
+            parts.append(Subproblem(start, slot, tuple(members)))
             members = []
     if members:
-        parts.append(Part(start, problem.layers, tuple(members)))
+        parts.append(Subproblem(start, problem.layers, tuple(members)))
     return parts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchedge.streaming.solving.packing import ORDERS, pack, residency
-from torchedge.streaming.solving.problems import Job, Part, Problem
+from torchedge.streaming.solving.problems import Job, Problem, Subproblem
 
 __all__ = ["Choice", "improve", "judge", "repair"]
 
@@ -26,7 +26,7 @@ class Choice:
 Judge = Callable[[frozenset[int]], Choice | None]
 
 
-def judge(problem: Problem, part: Part, room: Sequence[int] | None, orders: Sequence[str]) -> Judge:
+def judge(problem: Problem, part: Subproblem, room: Sequence[int] | None, orders: Sequence[str]) -> Judge:
     """Return a function that prices a set of refusals by the best order; None for what breaks a limit.
 
     room: most chunks in flight in each slot of the problem, None for no limit.
@@ -53,7 +53,7 @@ def _overfull(problem: Problem, jobs: Iterable[Job], room: Sequence[int]) -> boo
     return any(held > most for held, most in zip(residency(problem, jobs), room, strict=True))
 
 
-def repair(part: Part, price: Judge, refused: frozenset[int], eagerness: Sequence[float]) -> Choice:
+def repair(part: Subproblem, price: Judge, refused: frozenset[int], eagerness: Sequence[float]) -> Choice:
     """Refuse more jobs, the most eager first, until the rest fits; then take back what can be.
 
     eagerness: by job of the part. Refusing all of them always fits.
@@ -75,7 +75,7 @@ def repair(part: Part, price: Judge, refused: frozenset[int], eagerness: Sequenc
 
 
 def improve(
-    part: Part, price: Judge, start: Choice, excess: Sequence[float], *, evaluations: int, target: int
+    part: Subproblem, price: Judge, start: Choice, excess: Sequence[float], *, evaluations: int, target: int
 ) -> Choice:
     """Flip single jobs, then swap pairs, first improvement first, until nothing pays or `target` is met.
 

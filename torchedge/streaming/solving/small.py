@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.solving.limits import Smallest
 from torchedge.streaming.strategies.cp_sat import count_pairs, direct_cp_sat
 from torchedge.streaming.strategies.windows import whole_window
@@ -22,7 +22,7 @@ def _pairs(instance: Instance) -> int:
     return sum(count_pairs(whole_window(instance), len(instance.layers)))
 
 
-def settle(instance: Instance, known: Plan | None, *, effort: float = 1.0) -> Plan | None:
+def settle(instance: Instance, known: OverlapPlan | None, *, effort: float = 1.0) -> OverlapPlan | None:
     """Solve a small instance exactly, starting from a plan; None where it is too large or stays open.
 
     effort: scales the time of CP-SAT. An infeasible instance gives None, too: what works instead is for the

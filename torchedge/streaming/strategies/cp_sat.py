@@ -12,10 +12,10 @@ from typing import Any
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.streaming.decisions import Chunks, make_plan, refuse
 from torchedge.streaming.instances import Instance, Weight
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.strategies.windows import Window, whole_window
 
-__all__ = ["MAX_PAIRS", "Answer", "Limits", "ask", "count_pairs", "direct_cp_sat", "widest_reach"]
+__all__ = ["MAX_PAIRS", "Answer", "SolverLimits", "ask", "count_pairs", "direct_cp_sat", "widest_reach"]
 
 STRATEGY = "cp-sat"
 MAX_PAIRS = 150_000
@@ -26,7 +26,7 @@ SAFE = 2**60
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SolverLimits:
     """When CP-SAT stops: deterministic time, or (not reproducible) `seconds` of wall time; its workers."""
 
     deterministic: float
@@ -55,9 +55,9 @@ def direct_cp_sat(
     seconds: float | None = None,
     deterministic_limit: float = 120.0,
     window: int | None = None,
-    hint: Plan | None = None,
+    hint: OverlapPlan | None = None,
     workers: int = 2,
-) -> Plan | None:
+) -> OverlapPlan | None:
     """Solve the paper's model whole with CP-SAT: C0, C1 as implications, C2, C3 and the memory limit.
 
     Args:
@@ -83,7 +83,7 @@ def direct_cp_sat(
     whole = whole_window(instance)
     reach = len(instance.layers) if window is None else window
     start = None if hint is None else _chunks_of(hint)
-    answer = ask(whole, Limits(deterministic_limit, seconds, workers), reach=reach, hint=start)
+    answer = ask(whole, SolverLimits(deterministic_limit, seconds, workers), reach=reach, hint=start)
     pairs = sum(count_pairs(whole, reach))
     cut = pairs < sum(count_pairs(whole, len(instance.layers)))
     facts = {
@@ -118,7 +118,7 @@ def widest_reach(window: Window, pairs: int) -> int:
     return low
 
 
-def ask(window: Window, limits: Limits, *, reach: int, hint: Chunks | None = None) -> Answer:
+def ask(window: Window, limits: SolverLimits, *, reach: int, hint: Chunks | None = None) -> Answer:
     """Let CP-SAT decide a window's weights; loads come at most `reach` layers before the first use.
 
     Raises:
@@ -173,7 +173,7 @@ def _check_size(window: Window, reach: int) -> None:
         )
 
 
-def _chunks_of(plan: Plan) -> Chunks:
+def _chunks_of(plan: OverlapPlan) -> Chunks:
     streamed: dict[str, dict[int, int]] = {}
     for load in plan.loads:
         of_weight = streamed.setdefault(load.weight, {})

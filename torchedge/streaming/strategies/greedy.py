@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from torchedge.streaming.decisions import Chunks, in_flight, make_plan, refuse
 from torchedge.streaming.instances import Instance, Weight
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.strategies.windows import Window, whole_window
 
 __all__ = ["pack", "plan_greedily"]
@@ -17,7 +17,7 @@ __all__ = ["pack", "plan_greedily"]
 STRATEGY = "greedy"
 
 
-def plan_greedily(instance: Instance) -> Plan:
+def plan_greedily(instance: Instance) -> OverlapPlan:
     """Stream what fits, as late as it fits (FlashMem, section 3.2: the greedy heuristic backup).
 
     Weights are packed backwards in order of consumption; where a layer's capacity or M_peak is exceeded, the

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from torchedge.streaming.decisions import Chunks, make_plan, price, refuse
 from torchedge.streaming.instances import MAX_CHUNKS, Instance, Weight
-from torchedge.streaming.plans import Plan
-from torchedge.streaming.strategies.cp_sat import Limits, ask, count_pairs
+from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.strategies.cp_sat import SolverLimits, ask, count_pairs
 from torchedge.streaming.strategies.greedy import pack
 from torchedge.streaming.strategies.windows import Window, decide, whole_window
 
@@ -36,7 +36,7 @@ def plan_lc_opg(
     deterministic_limit: float = 30.0,
     hybrid: bool = True,
     workers: int = 4,
-) -> Plan:
+) -> OverlapPlan:
     """Plan as LC-OPG does, for comparison.
 
     The weights of the first layer are preloaded. Small instances go to CP-SAT whole; larger ones in rolling
@@ -63,7 +63,7 @@ def plan_lc_opg(
         InputError: a limit that is none, or numbers that CP-SAT cannot sum.
         MissingExtraError: ortools is not installed.
     """
-    run = _Run(instance, Limits(deterministic_limit, seconds, workers), hybrid)
+    run = _Run(instance, SolverLimits(deterministic_limit, seconds, workers), hybrid)
     streamed = run.roll()
     facts: dict[str, object] = {"strategy": STRATEGY, "hybrid": hybrid, **run.facts}
     if streamed is not None:
@@ -72,7 +72,7 @@ def plan_lc_opg(
         return make_plan(instance, streamed, facts, optimal=optimal, bound=bound)
     facts["proven"] = run.proven_infeasible
     share = 1 / len(RELAXED)
-    limits = Limits(deterministic_limit * share, None if seconds is None else seconds * share, workers)
+    limits = SolverLimits(deterministic_limit * share, None if seconds is None else seconds * share, workers)
     for factor in RELAXED:
         streamed = _Run(_relax(instance, factor), limits, hybrid).roll()
         if streamed is not None:
@@ -114,7 +114,7 @@ class _Run:
     """One pass over an instance: how its windows came out, and what that proves."""
 
     instance: Instance
-    limits: Limits
+    limits: SolverLimits
     hybrid: bool
     windows: int = 1
     rolling: bool = False
@@ -155,13 +155,13 @@ class _Run:
             self.bound += price(self.instance, first, {})
         return self._cheaper(self.instance.weights, streamed, backup)
 
-    def _share(self, end: float, windows: int) -> Limits:
+    def _share(self, end: float, windows: int) -> SolverLimits:
         """Return what the next of the windows left may take."""
         if self.limits.seconds is not None:
             return replace(self.limits, seconds=max(0.0, end - time.monotonic()) / windows)
         return replace(self.limits, deterministic=self.limits.deterministic / self.windows)
 
-    def _decide(self, window: Window, limits: Limits) -> Chunks | None:
+    def _decide(self, window: Window, limits: SolverLimits) -> Chunks | None:
         """Ask CP-SAT; where it finds nothing, preload the largest weight and ask again, or pack greedily."""
         reach = REACH if self.rolling else len(self.instance.layers)
         for attempt in range(ATTEMPTS):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torchedge.streaming.decisions import make_plan
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import Plan
+from torchedge.streaming.plans import OverlapPlan
 
 __all__ = ["always_next", "preload_everything", "same_type"]
 
 
-def preload_everything(instance: Instance) -> Plan:
+def preload_everything(instance: Instance) -> OverlapPlan:
     """Preload every weight, as frameworks without streaming do; nothing is in flight.
 
     `solver["respects_memory"]` is False where `memory_chunks` is exceeded.
@@ -17,7 +17,7 @@ def preload_everything(instance: Instance) -> Plan:
     return make_plan(instance, {}, {"strategy": "preload-all"})
 
 
-def always_next(instance: Instance) -> Plan:
+def always_next(instance: Instance) -> OverlapPlan:
     """Load each weight whole in the layer just before its first use ("Always-Next Loading").
 
     No capacity is asked for: `solver["respects_capacity"]` is False where C3 is broken, and so with
@@ -27,7 +27,7 @@ def always_next(instance: Instance) -> Plan:
     return make_plan(instance, streamed, {"strategy": "always-next"})
 
 
-def same_type(instance: Instance) -> Plan:
+def same_type(instance: Instance) -> OverlapPlan:
     """Load each weight whole in the nearest layer before its first use of the consumer's operator class.
 
     The paper has one sentence on "Same-Op-Type Prefetching": it "preloads weights only from layers of the
