@@ -9,7 +9,7 @@ from torchedge.errors import InputError
 from torchedge.expressions.dialect import Site, literal
 from torchedge.expressions.indices import Axis, Fetched, constant, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Load, Position, apply, cast, guarded, where
+from torchedge.expressions.scalars import Position, Read, apply, cast, guarded, where
 from torchedge.textures.layouts import Layout, row_major
 
 N, C = Axis("n", 6), Axis("c", 16)
@@ -36,7 +36,7 @@ SHAPES = {
 
 
 def load(name, *indices):
-    return Load(name, tuple([constant(i) if isinstance(i, int) else i for i in indices]), SHAPES[name][1])
+    return Read(name, tuple([constant(i) if isinstance(i, int) else i for i in indices]), SHAPES[name][1])
 
 
 def test_neighbours_are_read_as_an_aligned_vector_and_what_all_share_once():

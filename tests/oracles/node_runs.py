@@ -5,9 +5,9 @@ from __future__ import annotations
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import form_groups
 from torchedge.lowering.inlining import nodes_below
-from torchedge.lowering.kernels.contractions import draft_contraction
-from torchedge.lowering.kernels.pointwise import draft_pointwise
-from torchedge.lowering.kernels.rows import draft_rows
+from torchedge.lowering.kernels.contractions import write_contraction
+from torchedge.lowering.kernels.pointwise import write_pointwise
+from torchedge.lowering.kernels.rows import write_rows
 from torchedge.lowering.nodes import Contraction, Rows, Stored
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.programs import Arena, Launch, Program, StoredTensor
@@ -68,8 +68,8 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
 
 def _drafts(group, layouts, target, schedule):
     if isinstance(group.host, Contraction):
-        return draft_contraction(group, layouts, target, schedule)
-    return [(draft_rows if isinstance(group.host, Rows) else draft_pointwise)(group, layouts, target)]
+        return write_contraction(group, layouts, target, schedule)
+    return [(write_rows if isinstance(group.host, Rows) else write_pointwise)(group, layouts, target)]
 
 
 def run_nodes(nodes, data, target="cpu", schedule=None, updates=(), inputs=()):

@@ -6,8 +6,8 @@ import numpy as np
 from scipy import special
 
 from torchedge.expressions.indices import Axis, Fetched, Floor, Rest
-from torchedge.expressions.scalars import Apply, Constant, Guarded, Load, Local, Position
-from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Stored
+from torchedge.expressions.scalars import Apply, Constant, Guarded, Local, Position, Read
+from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored
 
 _NUMPY = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide, "neg": np.negative,
@@ -50,8 +50,8 @@ def _compute(node, data, known):
         array = np.asarray(data[node.name])
         assert array.shape == node.shape, (node.name, array.shape, node.shape)
         return array.astype(np.float64) if array.dtype.kind == "f" else array
-    if isinstance(node, Part):
-        return compute(node.whole, data, known)[node.position]
+    if isinstance(node, RowsResult):
+        return compute(node.rows, data, known)[node.position]
     if isinstance(node, Pointwise):
         return _typed(_full(_value(node.body, _grid(node.axes), {}, data, known), node.axes), node.dtype)
     if isinstance(node, Contraction):
@@ -131,7 +131,7 @@ def _value(scalar, grid, local, data, known):
         return local[scalar.name]
     if isinstance(scalar, Position):
         return _typed(_index(scalar.index, *state), scalar.dtype)
-    if isinstance(scalar, Load):
+    if isinstance(scalar, Read):
         array = compute(scalar.tensor, data, known)
         where = [_index(i, *state) for i in scalar.indices]
         where = [

@@ -10,7 +10,7 @@ from oracles.nodes import compute
 from torchedge.expressions.dialect import Site
 from torchedge.expressions.rendering import Renderer
 from torchedge.lowering.inlining import nodes_below
-from torchedge.lowering.nodes import Contraction, Part, Pointwise, Rows, Stored
+from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored
 from torchedge.lowering.rules.registry import Result, apply_rule
 from torchedge.textures.layouts import Layout
 
@@ -113,4 +113,4 @@ def _expressions(node):
         yield node.a, [a for a, r in zip(node.axes, node.roles, strict=True) if r == "row"]
         yield node.b, [a for a, r in zip(node.axes, node.roles, strict=True) if r == "col"]
     else:
-        assert isinstance(node, (Part, Stored))
+        assert isinstance(node, (RowsResult, Stored))

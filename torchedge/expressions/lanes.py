@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchedge.expressions.indices import Atom, Axis, Fetched, Index, constant, of, rewrite
-from torchedge.expressions.scalars import Apply, Guarded, Load, Local, Position, Scalar, guarded
+from torchedge.expressions.scalars import Apply, Guarded, Local, Position, Read, Scalar, guarded
 
 
 def at_one_lane(
@@ -27,8 +27,8 @@ def at_one_lane(
         return rewrite(widened(index), change)
 
     def again(item: Scalar) -> Scalar:
-        if isinstance(item, Load):
-            return Load(item.tensor, tuple(map(index_at, item.indices)), item.dtype)
+        if isinstance(item, Read):
+            return Read(item.tensor, tuple(map(index_at, item.indices)), item.dtype)
         if isinstance(item, Position):
             return Position(index_at(item.index), item.dtype)
         if isinstance(item, Apply):

@@ -27,9 +27,9 @@ from torchedge.expressions.scalars import (
     Bound,
     Constant,
     Guarded,
-    Load,
     Local,
     Position,
+    Read,
     Scalar,
     walk,
 )
@@ -115,7 +115,7 @@ class Renderer:
         if key in self._known:
             return self._known[key]  # type: ignore[return-value]
         text, vector = self._text(scalar, guard)
-        if isinstance(scalar, (Apply, Load, Guarded)) and not (
+        if isinstance(scalar, (Apply, Read, Guarded)) and not (
             isinstance(scalar, Apply) and scalar.function == "cast" and " " not in text
         ):
             self._count += 1
@@ -137,7 +137,7 @@ class Renderer:
             return scalar.name, self.width > 1 and not self._is_uniform(scalar)
         if isinstance(scalar, Position):
             return self._position(scalar, guard)
-        if isinstance(scalar, Load):
+        if isinstance(scalar, Read):
             return self._load(scalar, guard)
         if isinstance(scalar, Guarded):
             return self._guarded(scalar, guard)
@@ -228,7 +228,7 @@ class Renderer:
             return False
         if isinstance(scalar, Local):
             return not self._is_uniform(scalar)
-        if isinstance(scalar, Load):
+        if isinstance(scalar, Read):
             return any(self.depends(self.widened(i)) for i in scalar.indices)
         return isinstance(scalar, Position) and self.depends(self.widened(scalar.index))
 
@@ -287,7 +287,7 @@ class Renderer:
                 tests.append(f"{text} < {high}")
         return "(" + " && ".join(tests) + ")"
 
-    def _load(self, scalar: Load, guard: str) -> tuple[str, bool]:
+    def _load(self, scalar: Read, guard: str) -> tuple[str, bool]:
         site = self.site_of(scalar.tensor)
         indices = tuple([self.widened(i) for i in scalar.indices])
         if site.layout.storage != "buffer":

@@ -105,7 +105,7 @@ class Constant(Scalar):
 
 
 @dataclass(frozen=True, eq=False)
-class Load(Scalar):
+class Read(Scalar):
     """An element of a tensor that lies in memory. `tensor` is whatever the kernel's maker knows it by."""
 
     tensor: Any
@@ -250,7 +250,7 @@ def children(scalar: Scalar) -> tuple[Scalar, ...]:
         return scalar.args
     if isinstance(scalar, Guarded):
         return (scalar.value, scalar.other, *_fetched([b[0] for b in scalar.bounds]))
-    if isinstance(scalar, Load):
+    if isinstance(scalar, Read):
         return _fetched(scalar.indices)
     if isinstance(scalar, Position):
         return _fetched([scalar.index])
@@ -275,6 +275,6 @@ def walk(*roots: Scalar) -> Iterable[Scalar]:
             stack += [(child, False) for child in reversed(children(scalar))]
 
 
-def loads_of(*roots: Scalar) -> list[Load]:
+def reads_of(*roots: Scalar) -> list[Read]:
     """Return every distinct load below the roots."""
-    return [s for s in walk(*roots) if isinstance(s, Load)]
+    return [s for s in walk(*roots) if isinstance(s, Read)]

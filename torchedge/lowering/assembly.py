@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
-from torchedge.lowering.fusion import Fused, Group, form_groups
-from torchedge.lowering.kernels.contractions import draft_contraction
-from torchedge.lowering.kernels.drafts import Draft
-from torchedge.lowering.kernels.pointwise import draft_pointwise
-from torchedge.lowering.kernels.rows import draft_rows
-from torchedge.lowering.kernels.updates import draft_updates, gather_updates
+from torchedge.lowering.fusion import Fused, FusionGroup, form_groups
+from torchedge.lowering.kernels.contractions import write_contraction
+from torchedge.lowering.kernels.drafts import KernelSource
+from torchedge.lowering.kernels.pointwise import write_pointwise
+from torchedge.lowering.kernels.rows import write_rows
+from torchedge.lowering.kernels.updates import gather_updates, write_updates
 from torchedge.lowering.nodes import Contraction, Node, Rows
 from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
@@ -47,18 +47,18 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
     placed = choose_storages(alone, placed, fixed, device, lambda group, known: _drafts(group, known, device))
     drafts = [draft for group in alone for draft in _drafts(group, placed, device)]
-    drafts += [draft_updates(batch, placed, device) for batch in together]
+    drafts += [write_updates(batch, placed, device) for batch in together]
     return _program(step, translation, fused, drafts, placed, device)
 
 
-def _drafts(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Sequence[Draft]:
+def _drafts(group: FusionGroup, layouts: Mapping[Node, Layout], target: Target) -> Sequence[KernelSource]:
     """Return the kernels of a group, in order."""
     if isinstance(group.host, Contraction):
-        return draft_contraction(group, layouts, target)
+        return write_contraction(group, layouts, target)
     return [
-        draft_rows(group, layouts, target)
+        write_rows(group, layouts, target)
         if isinstance(group.host, Rows)
-        else draft_pointwise(group, layouts, target)
+        else write_pointwise(group, layouts, target)
     ]
 
 
@@ -66,7 +66,7 @@ def _tensors(
     step: Step,
     translation: Translation,
     fused: Fused,
-    drafts: Sequence[Draft],
+    drafts: Sequence[KernelSource],
     layouts: Mapping[Node, Layout],
 ) -> tuple[list[StoredTensor], dict[Node, int]]:
     """Return all tensors of a program, and which of them holds a node."""
@@ -103,7 +103,7 @@ def _program(
     step: Step,
     translation: Translation,
     fused: Fused,
-    drafts: Sequence[Draft],
+    drafts: Sequence[KernelSource],
     layouts: Mapping[Node, Layout],
     target: Target,
 ) -> Program:

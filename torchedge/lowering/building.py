@@ -13,10 +13,10 @@ from torchedge.lowering.nodes import (
     ContractionRole,
     Node,
     Output,
-    Part,
     Pointwise,
     ReduceKind,
     Rows,
+    RowsResult,
     Stage,
     axes,
     indices_of,
@@ -126,9 +126,9 @@ def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
 def rows(
     x_shape: Shape,
     dims: Sequence[int],
-    body: Callable[[RowBuilder], Sequence[Part]],
+    body: Callable[[RowBuilder], Sequence[RowsResult]],
     name: str = "reduce",
-) -> tuple[Part, ...]:
+) -> tuple[RowsResult, ...]:
     """Return what `body` makes of a RowBuilder over a domain `x_shape` whose `dims` are reduced."""
     builder = RowBuilder(x_shape, dims, name)
     parts = tuple(body(builder))
@@ -190,7 +190,7 @@ class RowBuilder:
         if not prod(self.domain):  # nothing to walk through: no node of rows
             return Pointwise(tuple([a.extent for a in loops]), kind, loops, cast(scalar, kind))
         self._outputs.append(Output(loops, cast(scalar, kind), kind))
-        return Part(tuple([a.extent for a in loops]), kind, self._node, len(self._outputs) - 1)
+        return RowsResult(tuple([a.extent for a in loops]), kind, self._node, len(self._outputs) - 1)
 
     def close(self) -> None:
         """Fix stages and outputs in the node."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from torchedge.expressions.indices import Atom, Axis, Fetched, Index, of, rewrite
-from torchedge.expressions.scalars import Apply, Guarded, Load, Position, Scalar, guarded
+from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, guarded
 from torchedge.lowering.nodes import Node, Pointwise
 
 
 def substitute(
     scalar: Scalar,
     axes: Mapping[Axis, Index],
-    change: Callable[[Load], Scalar | None] = lambda load: None,
+    change: Callable[[Read], Scalar | None] = lambda load: None,
     known: dict[Scalar, Scalar] | None = None,
 ) -> Scalar:
     """Return an expression with axes replaced, then loads where `change` gives something."""
@@ -35,8 +35,8 @@ def substitute(
         return memo[item]
 
     def build(item: Scalar) -> Scalar:
-        if isinstance(item, Load):
-            load = Load(item.tensor, tuple(map(index, item.indices)), item.dtype)
+        if isinstance(item, Read):
+            load = Read(item.tensor, tuple(map(index, item.indices)), item.dtype)
             return change(load) or load
         if isinstance(item, Apply):
             return Apply(item.function, tuple(map(again, item.args)), item.dtype)
@@ -65,7 +65,7 @@ class Expander:
             self.bodies[node] = self.expand(node.body)
         return self.bodies[node]
 
-    def _inline(self, load: Load) -> Scalar | None:
+    def _inline(self, load: Read) -> Scalar | None:
         node = load.tensor
         if not isinstance(node, Pointwise) or node in self.kept:
             return None

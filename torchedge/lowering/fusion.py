@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from torchedge.expressions.indices import Axis, Index, reshape
-from torchedge.expressions.scalars import Load, Local, Scalar, loads_of
+from torchedge.expressions.scalars import Local, Read, Scalar, reads_of
 from torchedge.lowering.building import view
 from torchedge.lowering.expansion import Expander, substitute
 from torchedge.lowering.inlining import choose_kept, nodes_below
 from torchedge.lowering.nodes import (
     Contraction,
     Node,
-    Part,
     Pointwise,
     Rows,
+    RowsResult,
     Stored,
     indices_of,
 )
@@ -41,7 +41,7 @@ class Computed:
 
 
 @dataclass(eq=False)
-class Group:
+class FusionGroup:
     """One kernel to be: a host node, and what is computed at its points.
 
     host: Pointwise, Rows or Contraction. bodies: what the host is computed from, over tensors in
@@ -68,27 +68,27 @@ class _Fuser:
     """State of one fusion: groups, who makes what, who reads what."""
 
     expander: Expander
-    groups: dict[Group, None]
-    maker: dict[Node, Group]
+    groups: dict[FusionGroup, None]
+    maker: dict[Node, FusionGroup]
     overwriter: dict[Stored, Node]
-    readers: dict[Node, set[Group]] = field(default_factory=dict)
+    readers: dict[Node, set[FusionGroup]] = field(default_factory=dict)
 
-    def successors(self, group: Group) -> Iterator[Group]:
+    def successors(self, group: FusionGroup) -> Iterator[FusionGroup]:
         """Yield the groups that must run after one."""
         for node in group.computed:
             yield from self.readers.get(node, ())
         yield from self._overwriters(group)
 
-    def _overwriters(self, group: Group) -> Iterator[Group]:
+    def _overwriters(self, group: FusionGroup) -> Iterator[FusionGroup]:
         for node in group.reads:
             if isinstance(node, Stored) and node in self.overwriter:
                 maker = self.maker[self.overwriter[node]]
                 if maker is not group:
                     yield maker
 
-    def reaches(self, start: Iterable[Group], goal: Group) -> bool:
+    def reaches(self, start: Iterable[FusionGroup], goal: FusionGroup) -> bool:
         """Return whether a group must run after one of some others."""
-        seen: set[Group] = set()
+        seen: set[FusionGroup] = set()
         stack = list(start)
         while stack:
             group = stack.pop()
@@ -104,7 +104,7 @@ class _Fuser:
 class Fused:
     """The groups of a step in the order in which they run, and the nodes that are returned."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[FusionGroup, ...]
     outputs: tuple[Node, ...]
 
 
@@ -114,7 +114,7 @@ def form_groups(translation: Translation) -> Fused:
     kept = choose_kept(roots)
     fuser = _Fuser(Expander(kept), {}, {}, overwriter)
     for place, node in enumerate(nodes_below(roots)):
-        if isinstance(node, Part):
+        if isinstance(node, RowsResult):
             _add_part(fuser, node)
         elif isinstance(node, (Rows, Contraction)) or node in kept:
             _add(fuser, node, place)
@@ -154,15 +154,15 @@ def _add(fuser: _Fuser, node: Node, place: int) -> None:
         computed[node] = Computed(fuser.expander.body(node), indices_of(node.axes))
     elif isinstance(node, Contraction):
         computed[node] = Computed(Local(ACCUMULATED, node.dtype), indices_of(node.axes))
-    group = Group(node, computed, place, _bodies(node, fuser.expander))
+    group = FusionGroup(node, computed, place, _bodies(node, fuser.expander))
     group.reads = dict.fromkeys(_read_by(group))
     fuser.groups[group] = None
     fuser.maker[node] = group
 
 
-def _add_part(fuser: _Fuser, node: Part) -> None:
-    group = fuser.maker[node] = fuser.maker[node.whole]
-    output = node.whole.outputs[node.position]
+def _add_part(fuser: _Fuser, node: RowsResult) -> None:
+    group = fuser.maker[node] = fuser.maker[node.rows]
+    output = node.rows.outputs[node.position]
     group.computed[node] = Computed(fuser.expander.expand(output.body), indices_of(output.axes))
     group.reads = dict.fromkeys(_read_by(group))
 
@@ -190,8 +190,8 @@ def _bodies(host: Node, expander: Expander) -> tuple[Scalar, ...]:
     return tuple(map(expander.expand, host.roots)) if isinstance(host, Contraction) else ()
 
 
-def _read_by(group: Group) -> list[Node]:
-    return [load.tensor for load in loads_of(*group.bodies, *[c.value for c in group.computed.values()])]
+def _read_by(group: FusionGroup) -> list[Node]:
+    return [load.tensor for load in reads_of(*group.bodies, *[c.value for c in group.computed.values()])]
 
 
 def _index_readers(fuser: _Fuser) -> None:
@@ -201,7 +201,7 @@ def _index_readers(fuser: _Fuser) -> None:
             fuser.readers.setdefault(node, set()).add(group)
 
 
-def _absorb_followers(fuser: _Fuser, group: Group) -> None:
+def _absorb_followers(fuser: _Fuser, group: FusionGroup) -> None:
     """Take in every element-wise group that can be computed at the host's own points."""
     waiting = list(group.computed)
     while waiting:
@@ -216,17 +216,17 @@ def _absorb_followers(fuser: _Fuser, group: Group) -> None:
             waiting += list(joined)
 
 
-def _joined(group: Group, follower: Group) -> dict[Node, Computed] | None:
+def _joined(group: FusionGroup, follower: FusionGroup) -> dict[Node, Computed] | None:
     """Return what the follower computes in terms of the host's loops, None where elements do not match."""
     host = follower.host
     assert isinstance(host, Pointwise)
     body = follower.computed[host].value
-    loads = [s for s in loads_of(body) if s.tensor in group.computed]
+    loads = [s for s in reads_of(body) if s.tensor in group.computed]
     moved = _axes_at_host(group, host, loads[0]) if loads else None
     if moved is None:
         return None
 
-    def read(load: Load) -> Scalar | None:
+    def read(load: Read) -> Scalar | None:
         return group.computed[load.tensor].value if load.tensor in group.computed else None
 
     for load in loads:
@@ -240,7 +240,7 @@ def _joined(group: Group, follower: Group) -> dict[Node, Computed] | None:
     return found
 
 
-def _axes_at_host(group: Group, host: Pointwise, load: Load) -> dict[Axis, Index] | None:
+def _axes_at_host(group: FusionGroup, host: Pointwise, load: Read) -> dict[Axis, Index] | None:
     """Return the follower's axes at the point where the host computes the element that it loads."""
     made = group.computed[load.tensor]
     if host.numel != load.tensor.numel or not host.numel:
@@ -254,7 +254,9 @@ def _axes_at_host(group: Group, host: Pointwise, load: Load) -> dict[Axis, Index
     return {a: i for a, i in zip(host.axes, there, strict=True) if a.extent != 1}
 
 
-def _may_merge(fuser: _Fuser, group: Group, follower: Group, joined: Mapping[Node, Computed]) -> bool:
+def _may_merge(
+    fuser: _Fuser, group: FusionGroup, follower: FusionGroup, joined: Mapping[Node, Computed]
+) -> bool:
     """Return whether both can run as one: nothing between them, nothing overwritten that is still read."""
     computed = {**group.computed, **joined}
     for node in computed:
@@ -265,15 +267,15 @@ def _may_merge(fuser: _Fuser, group: Group, follower: Group, joined: Mapping[Nod
     return not fuser.reaches(between, follower)
 
 
-def _reads_safely(group: Group, computed: Mapping[Node, Computed], target: Stored, node: Node) -> bool:
+def _reads_safely(group: FusionGroup, computed: Mapping[Node, Computed], target: Stored, node: Node) -> bool:
     """Return whether a kernel reads a tensor that it overwrites only at the very element it writes."""
-    if any(load.tensor is target for load in loads_of(*group.bodies)):
+    if any(load.tensor is target for load in reads_of(*group.bodies)):
         return False
-    loads = loads_of(*[c.value for c in computed.values()])
+    loads = reads_of(*[c.value for c in computed.values()])
     return all(load.indices == computed[node].element for load in loads if load.tensor is target)
 
 
-def _merge(fuser: _Fuser, group: Group, follower: Group, joined: dict[Node, Computed]) -> None:
+def _merge(fuser: _Fuser, group: FusionGroup, follower: FusionGroup, joined: dict[Node, Computed]) -> None:
     group.computed.update(joined)
     for node in joined:
         fuser.maker[node] = group
@@ -298,7 +300,7 @@ def _choose_stores(fuser: _Fuser, roots: Collection[Node]) -> None:
                 group.stored[node] = target_of.get(node)
 
 
-def _ordered(fuser: _Fuser) -> list[Group]:
+def _ordered(fuser: _Fuser) -> list[FusionGroup]:
     """Return the groups so that each runs after what it needs, else in the order of the graph."""
     number = {group: n for n, group in enumerate(sorted(fuser.groups, key=lambda g: g.place))}
     after = {
@@ -307,7 +309,7 @@ def _ordered(fuser: _Fuser) -> list[Group]:
     waits = Counter(follower for followers in after.values() for follower in followers)
     by_number = list(number)
     ready = [number[g] for g in number if not waits[g]]
-    order: list[Group] = []
+    order: list[FusionGroup] = []
     while ready:
         group = by_number[heappop(ready)]
         order.append(group)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from torchedge.expressions.functions import cost_of
-from torchedge.expressions.scalars import Apply, Guarded, Load, Scalar, children, walk
+from torchedge.expressions.scalars import Apply, Guarded, Read, Scalar, children, walk
 from torchedge.lowering.nodes import Contraction, Node, Pointwise, Rows
 
 MOST_PIECES = 4
@@ -70,7 +70,7 @@ def _is_kept(node: Pointwise, ratio: float, contracted: bool) -> bool:
         return False
     if contracted:
         return True
-    distinct = {s.tensor: s.tensor.numel for s in walk(node.body) if isinstance(s, Load)}
+    distinct = {s.tensor: s.tensor.numel for s in walk(node.body) if isinstance(s, Read)}
     traffic = sum(min(1.0, numel / max(1, node.numel)) for numel in distinct.values())
     if len([n for n in distinct.values() if 4 * n > node.numel]) > MOST_PIECES or _is_pieces(node.body):
         return True
@@ -86,7 +86,7 @@ def _is_pieces(body: Scalar) -> bool:
 
 def is_access(body: Scalar) -> bool:
     """Return whether an expression only reads one tensor at an index: a view, padded or converted at most."""
-    while not isinstance(body, Load):
+    while not isinstance(body, Read):
         if isinstance(body, Guarded) and not children(body.other):
             body = body.value
         elif isinstance(body, Apply) and body.function == "cast":
@@ -96,17 +96,17 @@ def is_access(body: Scalar) -> bool:
     return not children(body)
 
 
-def _reads(node: Node) -> list[tuple[Load, int]]:
+def _reads(node: Node) -> list[tuple[Read, int]]:
     """Return every load of a node with how often it is carried out."""
     if isinstance(node, Pointwise):
-        return [(s, node.numel) for s in walk(node.body) if isinstance(s, Load)]
+        return [(s, node.numel) for s in walk(node.body) if isinstance(s, Read)]
     if isinstance(node, Rows):
         inner = prod([a.extent for a in node.inner])
         found = []
         for stage in node.stages:
-            found += [(s, node.numel * inner) for s in walk(stage.body) if isinstance(s, Load)]
+            found += [(s, node.numel * inner) for s in walk(stage.body) if isinstance(s, Read)]
         for output in node.outputs:
             points = prod([a.extent for a in output.axes])
-            found += [(s, points) for s in walk(output.body) if isinstance(s, Load)]
+            found += [(s, points) for s in walk(output.body) if isinstance(s, Read)]
         return found
-    return [(s, s.tensor.numel) for root in node.roots for s in walk(root) if isinstance(s, Load)]
+    return [(s, s.tensor.numel) for root in node.roots for s in walk(root) if isinstance(s, Read)]

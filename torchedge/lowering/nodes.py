@@ -14,7 +14,7 @@ from typing import Literal
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import ZERO, Axis, Index, as_index, of
-from torchedge.expressions.scalars import Load, Scalar, children, walk
+from torchedge.expressions.scalars import Read, Scalar, children, walk
 
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 ContractionRole = Literal["batch", "row", "col"]
@@ -43,7 +43,7 @@ class Node:
         """Number of elements."""
         return prod(self.shape)
 
-    def at(self, *indices: Index | int) -> Load:
+    def at(self, *indices: Index | int) -> Read:
         """Return the element at an index, one entry a dimension.
 
         Raises:
@@ -54,7 +54,7 @@ class Node:
                 f"a tensor of {len(self.shape)} dimensions is read with {len(indices)} indices"
             )
         given = tuple([ZERO if n == 1 else as_index(i) for i, n in zip(indices, self.shape, strict=True)])
-        return Load(self, given, self.dtype)
+        return Read(self, given, self.dtype)
 
     @property
     def roots(self) -> tuple[Scalar, ...]:
@@ -64,7 +64,7 @@ class Node:
     @property
     def operands(self) -> tuple[Node, ...]:
         """The nodes it reads, each once, in order of appearance."""
-        return tuple(dict.fromkeys(s.tensor for s in walk(*self.roots) if isinstance(s, Load)))
+        return tuple(dict.fromkeys(s.tensor for s in walk(*self.roots) if isinstance(s, Read)))
 
 
 @dataclass(eq=False, repr=False)
@@ -90,7 +90,7 @@ class Pointwise(Node):
     @property
     def is_view(self) -> bool:
         """Whether it only reads another tensor at another index."""
-        return isinstance(self.body, Load) and not children(self.body)
+        return isinstance(self.body, Read) and not children(self.body)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ class Output:
 class Rows(Node):
     """Reductions over the inner axes for every row of outer axes, then outputs: sums, softmax, layer norm.
 
-    A stage may read the Locals of the stages before it. Its results are `Part`s; `shape` is that of the rows.
+    A stage may read the Locals of the stages before it. Its results are `RowsResult`s.
+    `shape` is that of the rows.
     """
 
     outer: tuple[Axis, ...]
@@ -138,16 +139,16 @@ class Rows(Node):
 
 
 @dataclass(eq=False, repr=False)
-class Part(Node):
+class RowsResult(Node):
     """One output of a node that has several."""
 
-    whole: Rows
+    rows: Rows
     position: int
 
     @property
     def operands(self) -> tuple[Node, ...]:
-        """The whole."""
-        return (self.whole,)
+        """The rows it comes from."""
+        return (self.rows,)
 
 
 @dataclass(eq=False, repr=False)

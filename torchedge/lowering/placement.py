@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from torchedge.expressions.dialect import Site, offset_of
 from torchedge.expressions.indices import Axis, Index
-from torchedge.expressions.scalars import Load, Scalar, loads_of
-from torchedge.lowering.fusion import Group
+from torchedge.expressions.scalars import Read, Scalar, reads_of
+from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import grain, strides_of
 from torchedge.lowering.nodes import Contraction, Node, Rows, Stored
 from torchedge.textures.layouts import Layout, row_major
 
 
 def place_tensors(
-    groups: Sequence[Group],
+    groups: Sequence[FusionGroup],
     stored: Sequence[Stored],
     inputs: Sequence[Stored],
     given: Mapping[str, Layout] | None = None,
@@ -35,7 +35,7 @@ def place_tensors(
     for group in groups:
         strides = _loop_strides(group, layouts)
         if isinstance(group.host, Rows):
-            for load in loads_of(*group.bodies):
+            for load in reads_of(*group.bodies):
                 if isinstance(load.tensor, Stored) and load.tensor not in layouts:
                     layouts[load.tensor] = _as_written(load.tensor.shape, load.indices, strides)
         for node, target in group.stored.items():
@@ -53,7 +53,7 @@ def place_tensors(
 
 def _place_operand(host: Contraction, body: Scalar, layouts: dict[Node, Layout]) -> None:
     """Let a parameter lie in the order in which a product walks it: sums outside, results innermost."""
-    for load in loads_of(body):
+    for load in reads_of(body):
         node = load.tensor
         if not isinstance(node, Stored) or node in layouts or len(node.shape) < 2:
             continue
@@ -65,7 +65,7 @@ def _place_operand(host: Contraction, body: Scalar, layouts: dict[Node, Layout])
         layouts[node] = Layout(tuple(sorted(range(len(keys)), key=lambda d: (keys[d], d))))
 
 
-def _loop_strides(group: Group, layouts: Mapping[Node, Layout]) -> dict[Axis, int]:
+def _loop_strides(group: FusionGroup, layouts: Mapping[Node, Layout]) -> dict[Axis, int]:
     """Return strides for a host's axes that say in which order its results should lie."""
     host = group.host
     if isinstance(host, Contraction):
@@ -76,7 +76,7 @@ def _loop_strides(group: Group, layouts: Mapping[Node, Layout]) -> dict[Axis, in
         cols = [a for a, role in zip(host.axes, host.roles, strict=True) if role == "col"]
         return _dense([*[a for a in host.axes if a not in cols], *cols])
     axes = (*host.outer, *host.inner) if isinstance(host, Rows) else host.axes  # type: ignore[attr-defined]
-    loads = loads_of(*group.bodies, *[c.value for c in group.computed.values()])
+    loads = reads_of(*group.bodies, *[c.value for c in group.computed.values()])
     known = [load for load in loads if load.tensor in layouts]
     if not known:
         return _dense(axes)
@@ -86,7 +86,7 @@ def _loop_strides(group: Group, layouts: Mapping[Node, Layout]) -> dict[Axis, in
     return _completed(axes, {a: abs(s) for a, s in strides.items()}, missing)
 
 
-def _reach(load: Load, axes: Sequence[Axis]) -> int:
+def _reach(load: Read, axes: Sequence[Axis]) -> int:
     used = {a for i in load.indices for a, _ in i.terms}
     total = 1
     for axis in axes:
@@ -94,7 +94,7 @@ def _reach(load: Load, axes: Sequence[Axis]) -> int:
     return total
 
 
-def _site(load: Load, layouts: Mapping[Node, Layout]) -> Site:
+def _site(load: Read, layouts: Mapping[Node, Layout]) -> Site:
     return Site("", load.tensor.shape, load.dtype, layouts[load.tensor])
 
 

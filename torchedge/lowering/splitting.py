@@ -12,7 +12,7 @@ from torchedge.expressions.indices import Index, of, unflatten
 from torchedge.expressions.scalars import Local, Scalar, guarded, walk
 from torchedge.lowering.expansion import substitute
 from torchedge.lowering.inlining import nodes_below
-from torchedge.lowering.nodes import Node, Output, Part, ReduceKind, Rows, Stage, axes, indices_of
+from torchedge.lowering.nodes import Node, Output, ReduceKind, Rows, RowsResult, Stage, axes, indices_of
 from torchedge.lowering.targets import Target
 
 SHORTEST = 32
@@ -71,7 +71,7 @@ def _split(node: Rows, parts: int) -> None:
     node.inner = (chunk,)
     node.stages = tuple(
         [
-            Stage(s.name, s.kind, Part(shape, s.dtype, first, k).at(*indices_of(outer)), s.dtype)
+            Stage(s.name, s.kind, RowsResult(shape, s.dtype, first, k).at(*indices_of(outer)), s.dtype)
             for k, s in enumerate(stages)
         ]
     )

@@ -12,30 +12,32 @@ from dataclasses import replace
 
 from torchedge.errors import DeviceError
 from torchedge.expressions.texels import LANES, TexelError
-from torchedge.lowering.fusion import Group
-from torchedge.lowering.kernels.drafts import Draft
-from torchedge.lowering.nodes import Node, Part, Stored
+from torchedge.lowering.fusion import FusionGroup
+from torchedge.lowering.kernels.drafts import KernelSource
+from torchedge.lowering.nodes import Node, RowsResult, Stored
 from torchedge.lowering.targets import Target
 from torchedge.textures.layouts import Layout, fitted
 
 SMALLEST = 1024
 """Elements from which on a tensor is worth an image, or half precision."""
 
-Drafter = Callable[[Group, Mapping[Node, Layout]], Sequence[Draft]]
+Drafter = Callable[[FusionGroup, Mapping[Node, Layout]], Sequence[KernelSource]]
 
 
-def store_half(groups: Sequence[Group], outputs: Collection[Node]) -> None:
+def store_half(groups: Sequence[FusionGroup], outputs: Collection[Node]) -> None:
     """Let large intermediates of floats lie in half precision; arithmetic stays in single precision."""
     for group in groups:
         for node, target in group.stored.items():
-            by_row = isinstance(node, Part) and len(group.computed[node].element) == len(node.whole.outer)
+            by_row = isinstance(node, RowsResult) and len(group.computed[node].element) == len(
+                node.rows.outer
+            )
             own = target is None and node not in outputs
             if own and node.dtype == "float32" and not by_row and node.numel >= SMALLEST:
                 node.dtype = "float16"
 
 
 def choose_storages(
-    groups: Sequence[Group],
+    groups: Sequence[FusionGroup],
     layouts: Mapping[Node, Layout],
     fixed: Collection[Node],
     target: Target,

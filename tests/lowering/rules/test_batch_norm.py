@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles.rule_checks import apply, check
 
-from torchedge.lowering.nodes import Part, Rows
+from torchedge.lowering.nodes import Rows, RowsResult
 
 aten = torch.ops.aten
 SHAPES = [(4, 3, 5, 2), (4, 3), (2, 1, 3), (2, 3, 1, 2, 2)]
@@ -65,7 +65,7 @@ def test_statistics_of_a_channel_are_one_node():
     target = aten._native_batch_norm_legit_functional.default
     nodes, _ = apply(target, (*given, True, 0.1, 1e-5), {}, target(*given, True, 0.1, 1e-5))
     parts = nodes[1:]
-    assert all(isinstance(p, Part) for p in parts) and len({p.whole for p in parts}) == 1
+    assert all(isinstance(p, RowsResult) for p in parts) and len({p.rows for p in parts}) == 1
     assert isinstance(parts[0].whole, Rows) and len(parts[0].whole.stages) == 3
 
 

@@ -7,7 +7,7 @@ import torch
 from oracles.rule_checks import check
 
 from torchedge.expressions.indices import Fetched, atoms_of
-from torchedge.expressions.scalars import loads_of
+from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.nodes import Pointwise
 
 aten = torch.ops.aten
@@ -89,5 +89,5 @@ def test_nearest_rounds_as_single_precision_does(factor):
 def test_whole_factors_need_no_arithmetic_on_values():
     (node,) = both("upsample_nearest", 2, (1, 4, 3, 3), (6, 9))
     assert isinstance(node, Pointwise) and node.is_view
-    (load,) = loads_of(node.body)
+    (load,) = reads_of(node.body)
     assert not any(isinstance(a, Fetched) for i in load.indices for a in atoms_of(i))

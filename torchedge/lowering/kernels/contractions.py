@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchedge.expressions.indices import Axis, Index, flatten, of
-from torchedge.expressions.scalars import Load, Local, loads_of
+from torchedge.expressions.scalars import Local, Read, reads_of
 from torchedge.graphs import ITEM_SIZES
-from torchedge.lowering.fusion import ACCUMULATED, Computed, Group
-from torchedge.lowering.kernels.drafts import Draft, arguments_of, fill, name_in, preamble_of, written_by
+from torchedge.lowering.fusion import ACCUMULATED, Computed, FusionGroup
+from torchedge.lowering.kernels.drafts import (
+    KernelSource,
+    arguments_of,
+    fill,
+    name_in,
+    preamble_of,
+    written_by,
+)
 from torchedge.lowering.kernels.panels import panel_chunks, panel_launch, panel_values
 from torchedge.lowering.kernels.pointwise import traffic_of, work_of
 from torchedge.lowering.kernels.products import Loops, Product, Texts, places, product_of, widest
@@ -46,9 +53,9 @@ _KINDS: Mapping[Kind, _Kind] = {
 }
 
 
-def draft_contraction(
-    group: Group, layouts: Mapping[Node, Layout], target: Target, schedule: Schedule | None = None
-) -> tuple[Draft, ...]:
+def write_contraction(
+    group: FusionGroup, layouts: Mapping[Node, Layout], target: Target, schedule: Schedule | None = None
+) -> tuple[KernelSource, ...]:
     """Return the kernels of a group whose host is a contraction: one, or two where its inner loops are split.
 
     The parts of a split contraction lie in a tensor of their own: a bare Node that the first draft writes and
@@ -70,7 +77,7 @@ def draft_contraction(
     held = {**layouts, scratch: row_major(4)}
     return (
         _main(group, partial, chosen, [(scratch, None)], held, target.checks),
-        _sum(group, product, chosen, Load(scratch, element, scratch.dtype), held, target),
+        _sum(group, product, chosen, Read(scratch, element, scratch.dtype), held, target),
     )
 
 
@@ -84,18 +91,18 @@ def _position(loops: Loops) -> Index:
 
 
 def _main(
-    group: Group,
+    group: FusionGroup,
     product: Product,
     schedule: Schedule,
     written: Sequence[Any],
     layouts: Mapping[Node, Layout],
     checks: bool,
-) -> Draft:
+) -> KernelSource:
     """Return the kernel that multiplies."""
     host = group.host
     assert isinstance(host, Contraction)
     values = [c.value for _, c in product.stores]
-    read = dict.fromkeys(load.tensor for load in loads_of(product.a, product.b, *values))
+    read = dict.fromkeys(load.tensor for load in reads_of(product.a, product.b, *values))
     arguments = arguments_of(written, list(read), layouts, checks)
     texts = Texts(arguments, host.dtype)
     kind = _KINDS[schedule.kind]
@@ -112,20 +119,20 @@ def _main(
         f"{host.name} as {batch} x [{rows}, {inner}] @ [{inner}, {cols}]",
         arguments.checks,
     )
-    return Draft(kernel, arguments.tensors, *kind.launch(product, schedule), group.scope)
+    return KernelSource(kernel, arguments.tensors, *kind.launch(product, schedule), group.scope)
 
 
 def _sum(
-    group: Group,
+    group: FusionGroup,
     product: Product,
     schedule: Schedule,
-    part: Load,
+    part: Read,
     layouts: Mapping[Node, Layout],
     target: Target,
-) -> Draft:
+) -> KernelSource:
     """Return the kernel that adds the parts of a split contraction and does what follows."""
     values = [c.value for _, c in product.stores]
-    read = dict.fromkeys(load.tensor for load in (part, *loads_of(*values)))
+    read = dict.fromkeys(load.tensor for load in (part, *reads_of(*values)))
     arguments = arguments_of(written_by(group), list(read), layouts, target.checks)
     texts = Texts(arguments, part.dtype)
     last = product.cols[-1] if product.cols else Axis("none", 1)
@@ -160,7 +167,7 @@ def _sum(
         arguments.checks,
     )
     local = min(64, 1 << (cols // width).bit_length() - 1)
-    return Draft(
+    return KernelSource(
         kernel,
         arguments.tensors,
         (-(-(cols // width) // local) * local, rows, batch),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis
-from torchedge.lowering.fusion import Group
+from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import Access, Kernel
 from torchedge.lowering.targets import Target
@@ -24,7 +24,7 @@ NAME = "KERNEL_NAME"
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class KernelSource:
     """One launch to be: the kernel, the tensors it is given (nodes, in order) and its work-items."""
 
     kernel: Kernel
@@ -99,7 +99,7 @@ def arguments_of(
     return Arguments(sites, tuple(tensors), tuple(access), checks)
 
 
-def written_by(group: Group) -> list[tuple[Node, Stored | None]]:
+def written_by(group: FusionGroup) -> list[tuple[Node, Stored | None]]:
     """Return what a group stores, with what that overwrites."""
     return list(group.stored.items())
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torchedge.lowering.kernels.products import (
     Loops,
+    OperandText,
     Product,
-    Read,
     Texts,
     last_of,
     multiple,
@@ -85,7 +85,7 @@ def _chunks(inner: Loops, schedule: Schedule) -> dict[str, int]:
     }
 
 
-def _read_a(product: Product, schedule: Schedule, texts: Texts) -> Read:
+def _read_a(product: Product, schedule: Schedule, texts: Texts) -> OperandText:
     """Read along the inner loop, or along rows where those alone are neighbours in memory."""
     deepest, last = last_of(product.inner), last_of(product.rows)
     if last in product.a_contiguous and deepest not in product.a_contiguous:
@@ -105,7 +105,7 @@ def _read_a(product: Product, schedule: Schedule, texts: Texts) -> Read:
     )
 
 
-def _read_b(product: Product, schedule: Schedule, texts: Texts) -> Read:
+def _read_b(product: Product, schedule: Schedule, texts: Texts) -> OperandText:
     """Read along columns, or along the inner loop where that alone has neighbours in memory."""
     deepest, last = last_of(product.inner), last_of(product.cols)
     if deepest in product.b_contiguous and last not in product.b_contiguous:
@@ -126,7 +126,7 @@ def _read_b(product: Product, schedule: Schedule, texts: Texts) -> Read:
     )
 
 
-def _epilogue(product: Product, schedule: Schedule, texts: Texts) -> Read:
+def _epilogue(product: Product, schedule: Schedule, texts: Texts) -> OperandText:
     last = last_of(product.cols)
     width = widest(last, schedule.vector)
     return replace(

@@ -9,12 +9,12 @@ from torchedge.expressions.dialect import offset_of
 from torchedge.expressions.functions import cost_of
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Apply, Load, Scalar, loads_of, walk
+from torchedge.expressions.scalars import Apply, Read, Scalar, reads_of, walk
 from torchedge.lowering.expansion import substitute
-from torchedge.lowering.fusion import Computed, Group
+from torchedge.lowering.fusion import Computed, FusionGroup
 from torchedge.lowering.kernels.drafts import (
     Arguments,
-    Draft,
+    KernelSource,
     arguments_of,
     fill,
     name_in,
@@ -45,7 +45,7 @@ class Section:
         return {self.loops[-1]: self.loops[-1].extent // self.width} if self.loops else {}
 
 
-def section_of(group: Group, arguments: Arguments, target: Target, prefix: str = "v") -> Section:
+def section_of(group: FusionGroup, arguments: Arguments, target: Target, prefix: str = "v") -> Section:
     """Return an element-wise group as statements."""
     host = group.host
     assert isinstance(host, Pointwise)
@@ -60,7 +60,7 @@ def section_of(group: Group, arguments: Arguments, target: Target, prefix: str =
     return Section(loops, width, renderer.lines, renderer.helpers, work_of(values) * host.numel)
 
 
-def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
+def write_pointwise(group: FusionGroup, layouts: Mapping[Node, Layout], target: Target) -> KernelSource:
     """Return the kernel of an element-wise group."""
     arguments = arguments_of(written_by(group), list(group.reads), layouts, target.checks)
     arguments = replace(arguments, in_place=in_place_pairs(group, arguments))
@@ -86,12 +86,12 @@ def draft_pointwise(group: Group, layouts: Mapping[Node, Layout], target: Target
         arguments.checks,
         arguments.in_place,
     )
-    return Draft(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
+    return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 
 
-def in_place_pairs(group: Group, arguments: Arguments) -> tuple[tuple[int, int], ...]:
+def in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int, int], ...]:
     """Return (argument read, argument written) where each element is read for its own place alone."""
-    loads = loads_of(*[group.computed[n].value for n in group.stored])
+    loads = reads_of(*[group.computed[n].value for n in group.stored])
     pairs: list[tuple[int, int]] = []
     for written, node in enumerate(arguments.tensors):
         if arguments.access[written] != "write" or node not in group.stored:
@@ -123,7 +123,7 @@ def every_offset(
     """Return all index arithmetic of a kernel: offsets of reads and writes, bounds, positions."""
     found = [offset_of(arguments.sites[n], c.element) for n, c in stores]
     for scalar in walk(*values):
-        if isinstance(scalar, Load):
+        if isinstance(scalar, Read):
             found.append(offset_of(arguments.sites[scalar.tensor], scalar.indices))
     return found + accessed(*values)
 

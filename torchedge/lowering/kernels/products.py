@@ -9,9 +9,9 @@ from math import prod
 from torchedge.expressions.dialect import COMPUTE, offset_of
 from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Bound, Constant, Guarded, Load, Scalar, constant, loads_of, walk
+from torchedge.expressions.scalars import Bound, Constant, Guarded, Read, Scalar, constant, reads_of, walk
 from torchedge.lowering.expansion import substitute
-from torchedge.lowering.fusion import Computed, Group
+from torchedge.lowering.fusion import Computed, FusionGroup
 from torchedge.lowering.kernels.drafts import Arguments
 from torchedge.lowering.kernels.loops import accessed, in_memory_order, joined, strides_of
 from torchedge.lowering.kernels.pointwise import every_offset
@@ -60,7 +60,7 @@ def size(loops: Loops) -> int:
     return prod([axis.extent for axis in loops])
 
 
-def product_of(group: Group, arguments: Arguments) -> Product:
+def product_of(group: FusionGroup, arguments: Arguments) -> Product:
     """Return a group around a contraction in normal form, columns along the memory of the first result."""
     host = group.host
     assert isinstance(host, Contraction)
@@ -127,7 +127,7 @@ def _roles(loops: Loops, a: Scalar, b: Scalar) -> tuple[Loops, Loops, Loops]:
 
 
 def _axes_in(scalar: Scalar) -> set[Axis]:
-    indices = [*accessed(scalar), *[i for load in loads_of(scalar) for i in load.indices]]
+    indices = [*accessed(scalar), *[i for load in reads_of(scalar) for i in load.indices]]
     return set().union(*[axes_of(i) for i in indices]) if indices else set()
 
 
@@ -141,7 +141,7 @@ def _inner_strides(loops: Loops, a: Scalar, b: Scalar, arguments: Arguments) -> 
 
 
 def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
-    loads = [s for s in walk(scalar) if isinstance(s, Load)]
+    loads = [s for s in walk(scalar) if isinstance(s, Read)]
     if not loads:
         return {}
     strides = strides_of(offset_of(arguments.sites[loads[0].tensor], loads[0].indices))
@@ -187,7 +187,7 @@ def places(loops: Loops, position: str, lane: Axis | None = None, width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class OperandText:
     """An operand's value as text: `width` neighbours along a loop, statements, then `value` of type `type`.
 
     along_inner: the neighbours lie along the innermost of the inner loops. place, inner_place: statements
@@ -224,18 +224,18 @@ class Texts:
     helpers: dict[str, None] = field(default_factory=dict)
     scopes: int = 0
 
-    def read(self, operand: Scalar, lane: Axis | None, width: int, along_inner: bool = False) -> Read:
+    def read(self, operand: Scalar, lane: Axis | None, width: int, along_inner: bool = False) -> OperandText:
         """Return an operand's value at `width` neighbours along a loop."""
         renderer = self._renderer(lane, width)
         value = renderer.value(operand, wide=True)
-        return Read(tuple(renderer.lines), value, renderer.type_of(self.dtype), width, along_inner)
+        return OperandText(tuple(renderer.lines), value, renderer.type_of(self.dtype), width, along_inner)
 
     @property
     def type(self) -> str:
         """OpenCL type of the sum."""
         return COMPUTE[self.dtype]
 
-    def meets(self, product: Product, block_cols: int) -> Read | None:
+    def meets(self, product: Product, block_cols: int) -> OperandText | None:
         """Return whether a block of columns meets a point of the outer inner loops; None: it always may."""
         if not product.skips or product.run % block_cols:
             return None
@@ -243,14 +243,14 @@ class Texts:
         place = places(product.cols, "col0")
         return replace(self.read(found, None, 1), place=tuple(place))
 
-    def write(self, stores: Sequence[tuple[Node, Computed]], lane: Axis | None, width: int) -> Read:
+    def write(self, stores: Sequence[tuple[Node, Computed]], lane: Axis | None, width: int) -> OperandText:
         """Return the statements that store everything made of the local `acc`, `width` neighbours at once."""
         renderer = self._renderer(lane, width)
         for _, item in stores:  # all reads before the first write: a tensor may be overwritten in place
             renderer.value(item.value)
         for node, item in stores:
             renderer.store(self.arguments.sites[node], item.element, item.value)
-        return Read(tuple(renderer.lines), "", renderer.type_of(self.dtype), width, False)
+        return OperandText(tuple(renderer.lines), "", renderer.type_of(self.dtype), width, False)
 
     def _renderer(self, lane: Axis | None, width: int) -> Renderer:
         self.scopes += 1

@@ -11,8 +11,8 @@ from torchedge.expressions.scalars import Scalar
 from torchedge.expressions.texels import LANES
 from torchedge.lowering.kernels.products import (
     Loops,
+    OperandText,
     Product,
-    Read,
     Texts,
     last_of,
     multiple,
@@ -33,7 +33,7 @@ class _Tile:
     texts: the values of a row (or the vectors of four columns), by inner point.
     """
 
-    read: Read
+    read: OperandText
     across: int
     depth: int
     texts: Sequence[Sequence[str]] = ()

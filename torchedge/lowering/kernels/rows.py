@@ -13,14 +13,14 @@ from math import prod
 from torchedge.expressions.dialect import COMPUTE, offset_of
 from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Load, Local, Scalar, walk
+from torchedge.expressions.scalars import Local, Read, Scalar, walk
 from torchedge.lowering.expansion import substitute
-from torchedge.lowering.fusion import Computed, Group
+from torchedge.lowering.fusion import Computed, FusionGroup
 from torchedge.lowering.kernels.accumulators import Accumulator
 from torchedge.lowering.kernels.drafts import (
     Arguments,
-    Draft,
     Items,
+    KernelSource,
     arguments_of,
     fill,
     name_in,
@@ -72,7 +72,7 @@ class _Walk:
         )
 
 
-def draft_rows(group: Group, layouts: Mapping[Node, Layout], target: Target) -> Draft:
+def write_rows(group: FusionGroup, layouts: Mapping[Node, Layout], target: Target) -> KernelSource:
     """Return the kernel of a group whose host reduces rows."""
     host = group.host
     assert isinstance(host, Rows)
@@ -108,7 +108,7 @@ def draft_rows(group: Group, layouts: Mapping[Node, Layout], target: Target) -> 
         f"{host.name} over rows of {elements // max(1, host.numel)} elements",
         arguments.checks,
     )
-    return Draft(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
+    return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 
 
 def _levels(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tuple[Stage, Scalar]]]:
@@ -124,7 +124,7 @@ def _levels(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tupl
     return rounds
 
 
-def _plan(group: Group, host: Rows, arguments: Arguments, target: Target) -> _Walk:
+def _plan(group: FusionGroup, host: Rows, arguments: Arguments, target: Target) -> _Walk:
     """Choose loops and lanes from how the largest operand, and what is written, lie in memory."""
     strides = _strides(group, host, arguments)
     outer, inner = in_memory_order(host.outer, strides), in_memory_order(host.inner, strides)
@@ -161,9 +161,9 @@ def _floor_power(extent: int) -> int:
     return 1 << (extent.bit_length() - 1)
 
 
-def _strides(group: Group, host: Rows, arguments: Arguments) -> dict[Axis, int]:
+def _strides(group: FusionGroup, host: Rows, arguments: Arguments) -> dict[Axis, int]:
     """Return the strides of the host's axes in its largest operand, completed by the next ones."""
-    loads = [s for s in walk(*group.bodies) if isinstance(s, Load)]
+    loads = [s for s in walk(*group.bodies) if isinstance(s, Read)]
     loads.sort(key=lambda s: -arguments.sites[s.tensor].layout.nbytes(s.tensor.shape, s.dtype))
     found: dict[Axis, int] = {}
     for load in loads:
@@ -176,7 +176,9 @@ def _strides(group: Group, host: Rows, arguments: Arguments) -> dict[Axis, int]:
     return found
 
 
-def _stores(group: Group, host: Rows) -> tuple[list[tuple[Node, Computed]], list[tuple[Node, Computed]]]:
+def _stores(
+    group: FusionGroup, host: Rows
+) -> tuple[list[tuple[Node, Computed]], list[tuple[Node, Computed]]]:
     """Return what is written once a row, and what once an element."""
     inner = {a for a in host.inner if a.extent > 1}
     rows: list[tuple[Node, Computed]] = []

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchedge.lowering.kernels.products import Loops, Product, Read, Texts, last_of, places, size, widest
+from torchedge.lowering.kernels.products import (
+    Loops,
+    OperandText,
+    Product,
+    Texts,
+    last_of,
+    places,
+    size,
+    widest,
+)
 from torchedge.lowering.schedules import Schedule
 
 PAD = 4
@@ -95,7 +104,7 @@ def _depth(inner: Loops, step: int) -> _Depth:
     return _Depth(False, 1, blocks, 0 if blocks * step == whole else whole)
 
 
-def _read(product: Product, schedule: Schedule, texts: Texts, depth: _Depth, rows: bool) -> Read:
+def _read(product: Product, schedule: Schedule, texts: Texts, depth: _Depth, rows: bool) -> OperandText:
     """Read along whichever loop has neighbours in memory, the inner one where neither has."""
     operand, loops = (product.a, product.rows) if rows else (product.b, product.cols)
     contiguous = product.a_contiguous if rows else product.b_contiguous

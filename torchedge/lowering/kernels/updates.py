@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchedge.lowering.fusion import Group
+from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.drafts import (
-    Draft,
+    KernelSource,
     arguments_of,
     fill,
     group_size,
@@ -34,7 +34,7 @@ class _Part:
     lines: list[str]
 
 
-def gather_updates(groups: Sequence[Group]) -> tuple[list[Group], list[list[Group]]]:
+def gather_updates(groups: Sequence[FusionGroup]) -> tuple[list[FusionGroup], list[list[FusionGroup]]]:
     """Return the groups that stay on their own, in order, and small updates to run together behind them.
 
     An update can wait where nothing reads its results in this step, and where nothing but itself overwrites
@@ -45,7 +45,7 @@ def gather_updates(groups: Sequence[Group]) -> tuple[list[Group], list[list[Grou
     waiting = [g for g in groups if _can_wait(g, read, overwriter)]
     if len(waiting) < 2:
         return list(groups), []
-    batches: list[list[Group]] = [[]]
+    batches: list[list[FusionGroup]] = [[]]
     given: set[Node] = set()
     for group in waiting:
         needed = {*group.reads, *[t for t in group.stored.values() if t is not None]}
@@ -58,7 +58,7 @@ def gather_updates(groups: Sequence[Group]) -> tuple[list[Group], list[list[Grou
     return [g for g in groups if g not in gathered], batches
 
 
-def _can_wait(group: Group, read: Collection[Node], overwriter: Mapping[Stored, Group]) -> bool:
+def _can_wait(group: FusionGroup, read: Collection[Node], overwriter: Mapping[Stored, FusionGroup]) -> bool:
     return (
         isinstance(group.host, Pointwise)
         and 0 < group.host.numel <= SMALL
@@ -68,7 +68,9 @@ def _can_wait(group: Group, read: Collection[Node], overwriter: Mapping[Stored, 
     )
 
 
-def draft_updates(batch: Sequence[Group], layouts: Mapping[Node, Layout], target: Target) -> Draft:
+def write_updates(
+    batch: Sequence[FusionGroup], layouts: Mapping[Node, Layout], target: Target
+) -> KernelSource:
     """Return the one kernel of several small updates."""
     written = [item for group in batch for item in written_by(group)]
     read = list(dict.fromkeys(node for group in batch for node in group.reads))
@@ -89,7 +91,7 @@ def draft_updates(batch: Sequence[Group], layouts: Mapping[Node, Layout], target
         f"{len(batch)} small updates, element by element",
         arguments.checks,
     )
-    return Draft(kernel, arguments.tensors, (-(-total // group) * group,), (group,), batch[0].scope)
+    return KernelSource(kernel, arguments.tensors, (-(-total // group) * group,), (group,), batch[0].scope)
 
 
 def _part(section: Section) -> _Part:
