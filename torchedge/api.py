@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
-from torchedge.errors import CaptureError, InputError
-from torchedge.graphs import Graph
+from torchedge.errors import InputError
+from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import MemoryProfile
@@ -20,7 +20,7 @@ from torchedge.searching.evolution import Recipe
 from torchedge.searching.results import Search
 from torchedge.searching.spaces import SearchSpace
 from torchedge.streaming.capacities import LAMBDA
-from torchedge.tracing.capturing import capture
+from torchedge.tracing.capturing import CaptureRequest, capture, capture_request
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,6 @@ __all__ = [
     "simulate",
 ]
 
-Mode = Literal["train", "infer"]
 Model = Any
 """A torch.nn.Module, a captured Graph, or what `torchedge predict` takes: a name ("resnet50") or a file."""
 
@@ -113,8 +112,12 @@ class Predictor:
     ) -> Prediction:
         """Predict one model at one batch size. See `torchedge.predict`."""
         settings = _settings(optimizer, amp, accumulation)
-        graph = _graph(model, batch_size, mode=mode, input_size=input_size, example=example, loss=loss)
-        return predict_graph(graph, batch_size, self.device, settings)
+        if mode == "train" and loss is None:
+            raise InputError(
+                "loss is None in train mode; expected a function of the outputs, or mode='infer'"
+            )
+        request = CaptureRequest(model, batch_size, mode, example, input_size, loss)
+        return predict_graph(capture_request(request), batch_size, self.device, settings)
 
     def predict_many(
         self,
@@ -129,7 +132,7 @@ class Predictor:
         """Predict every model (or Graph) at every batch size: G models, B batch sizes give arrays (G, B)."""
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
-        graphs = [_graph(m, None, mode=mode, input_size=input_size) for m in models]
+        graphs = [capture_request(CaptureRequest(m, mode=mode, input_size=input_size)) for m in models]
         return predict_graphs(graphs, batch_sizes, self.device, _settings(optimizer, amp, 1))
 
 
@@ -156,7 +159,7 @@ def simulate(
     if device is not None:
         found = device if isinstance(device, Device) else find_device(device)
         settings = device_settings(found, settings)
-    graph = _graph(model, batch_size, mode=mode, input_size=input_size, example=example)
+    graph = capture_request(CaptureRequest(model, batch_size, mode, example, input_size))
     return simulation.simulate(graph, batch_size, settings)
 
 
@@ -242,7 +245,7 @@ def plan(
     from torchedge.streaming.planning import plan_graph
 
     found = device if isinstance(device, Device) else choose_device(device)
-    graph = _graph(model, 1, mode="infer", input_size=input_size, example=example)
+    graph = capture_request(CaptureRequest(model, 1, "infer", example, input_size))
     return plan_graph(
         graph,
         found,
@@ -308,44 +311,6 @@ def load_bundle(path: str | Path) -> Bundle:
     from torchedge.bundles.bundle import Bundle
 
     return Bundle.open(path)
-
-
-def _graph(
-    model: Model,
-    batch_size: Any,  # noqa: ANN401 - checked where it is used
-    *,
-    mode: Mode,
-    input_size: tuple[int, ...] | None,
-    example: Any = None,  # noqa: ANN401 - any pytree of tensors
-    loss: Callable[[Any], Any] | Literal["default"] | None = "default",
-) -> Graph:
-    """Capture a model (or the model a name stands for) for every batch size, else for the one asked for."""
-    if isinstance(model, Graph):
-        return model
-    if mode == "train" and loss is None:
-        raise InputError("loss is None in train mode; expected a function of the outputs, or mode='infer'")
-    name = None
-    if isinstance(model, str):
-        from torchedge.tracing.sources import load_model
-
-        model, name = load_model(model)
-
-    def captured(only: int | None) -> Graph:
-        return capture(
-            model, example, input_size=input_size, mode=mode, loss=loss, name=name, batch_size=only
-        )
-
-    one = isinstance(batch_size, int) and batch_size > 0
-    try:
-        graph = captured(None)
-    except CaptureError as every:
-        if not one:
-            raise
-        try:
-            return captured(batch_size)
-        except CaptureError:
-            raise every from None
-    return captured(batch_size) if one and graph.fixed_batch not in (None, batch_size) else graph
 
 
 def choose_device(device: str | Path | None) -> Device:

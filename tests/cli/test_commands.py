@@ -18,6 +18,12 @@ def small():
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10))
 
 module = nn.Linear(4, 2)
+
+class Halving(nn.Linear):
+    def forward(self, x):
+        return super().forward(x[: x.shape[0] // 2])
+
+halving = Halving(4, 2)
 """
 
 
@@ -55,6 +61,13 @@ def test_several_batch_sizes_give_a_row_each(run, small):
     ]
     assert "largest batch size that fits into 4,000 MiB" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_model_that_needs_a_batch_size_gets_it(run, small):
+    halving = (f"{small.partition(':')[0]}:halving", "--input-size", "4")
+    assert "batch 6" in run("predict", *halving, "-b", "6", "--device", "jetson-tx2")
+    run("predict", *halving, "-b", "4,6", "--device", "jetson-tx2")
+    run("simulate", *halving, "-b", "6")
 
 
 def test_inference_is_called_so(run, small):

@@ -16,7 +16,7 @@ from tracing.networks import NETWORKS, BatchLoop, Caching, Halving, ManyInputs, 
 from torchedge.errors import CaptureError, InputError
 from torchedge.graphs.dims import BATCH_PRIME
 from torchedge.ops import registry
-from torchedge.tracing.capturing import capture
+from torchedge.tracing.capturing import CaptureRequest, capture, capture_each, capture_request
 
 NO_EXPORT = {"layer_drop"}
 
@@ -365,3 +365,15 @@ def test_autocast_on_the_device_of_the_input():
     graph = capture(OwnDeviceAutocast(), image(8), mode="infer")
     linear = [graph.values[op.outputs[0]].dtype for op in graph.ops if op.kind == "linear"]
     assert linear == ["bfloat16", "float32"]
+
+
+def test_a_request_falls_back_to_the_batch_size_it_is_needed_for():
+    request = CaptureRequest(Halving(), input_size=(8,), mode="infer")
+    with pytest.raises(CaptureError, match="not affine"):
+        capture_request(request)
+    sizes = [g.fixed_batch for g in capture_each(request, [6, 4])]
+    assert sizes == [6, 4]
+    first, second = capture_each(CaptureRequest(SmallNet(), input_size=(3, 8, 8)), [6, 4])
+    assert first is second
+    assert first.fixed_batch is None
+    assert capture_request(CaptureRequest(first, 2)) is first

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchedge.graphs import Graph
 
 __all__ = ["capture_named", "check_mode", "load_named"]
@@ -26,21 +28,17 @@ def load_named(text: str, *, weights: bool = False) -> tuple[Any, str]:
 
 
 def capture_named(
-    text: str, *, mode: str, input_size: tuple[int, ...] | None, batch_size: int | None = None
-) -> Graph:
-    """Return the graph of the model that a word names; it bears the model's label.
+    text: str, *, mode: str, input_size: tuple[int, ...] | None, batch_sizes: Sequence[int]
+) -> list[Graph]:
+    """Return the graph of the model that a word names for each batch size; it bears the model's label.
 
-    batch_size: the only one that it has to hold for, default any.
+    One graph serves all batch sizes, unless the model needs one for each.
     """
-    from torchedge.graphs import Graph
-    from torchedge.tracing.capturing import capture
+    from torchedge.tracing.capturing import CaptureRequest, capture_each
 
-    chosen = check_mode(mode)
-    model, label = load_named(text)
-    if isinstance(model, Graph):
-        return model
+    request = CaptureRequest(text, mode=check_mode(mode), input_size=input_size)
     with contextlib.redirect_stdout(sys.stderr):
-        return capture(model, input_size=input_size, mode=chosen, name=label, batch_size=batch_size)
+        return capture_each(request, batch_sizes)
 
 
 def check_mode(mode: str) -> Any:  # noqa: ANN401 - a Literal, which argparse knows nothing of

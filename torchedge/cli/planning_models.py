@@ -194,7 +194,7 @@ def _capture(text: str, arguments: argparse.Namespace, progress: Progress) -> Gr
     from torchedge.cli.loading import capture_named
 
     progress.doing(f"capturing {text}")
-    graph = capture_named(text, mode="infer", input_size=arguments.input_size, batch_size=1)
+    (graph,) = capture_named(text, mode="infer", input_size=arguments.input_size, batch_sizes=[1])
     progress.step()
     return graph
 

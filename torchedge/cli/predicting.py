@@ -64,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     documents: list[dict[str, Any]] = []
     fitting = True
     for place, text in enumerate(arguments.models):
-        graph = capture_named(text, mode=arguments.mode, input_size=arguments.input_size)
+        graphs = capture_named(
+            text, mode=arguments.mode, input_size=arguments.input_size, batch_sizes=arguments.batch_size
+        )
         found = [
             predictor.predict(
                 graph,
@@ -73,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
                 amp=arguments.amp,
                 accumulation=arguments.accumulation,
             )
-            for batch in arguments.batch_size
+            for graph, batch in zip(graphs, arguments.batch_size, strict=True)
         ]
         rows = [_document(prediction, arguments, asked) for prediction in found]
         fitting = fitting and all(row["fits"] for row in rows)

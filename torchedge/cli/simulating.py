@@ -43,10 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.plot is not None:
         check_plot(arguments.plot)
-    graph = capture_named(arguments.model, mode=arguments.mode, input_size=arguments.input_size)
+    batch = arguments.batch_size
+    (graph,) = capture_named(
+        arguments.model, mode=arguments.mode, input_size=arguments.input_size, batch_sizes=[batch]
+    )
     profile = simulate(
         graph,
-        arguments.batch_size,
+        batch,
         device=arguments.device,
         optimizer=arguments.optimizer,
         amp=arguments.amp,

@@ -12,6 +12,8 @@ from torchedge.errors import CaptureError
 from torchedge.graphs.dims import Affine, Poly, Shape, shape_at
 
 Role = Literal["input", "parameter", "buffer", "state", "constant", "activation"]
+Mode = Literal["train", "infer"]
+"""What a graph is of: a training step, or an inference."""
 
 ITEM_SIZES: Mapping[str, int] = MappingProxyType(
     {

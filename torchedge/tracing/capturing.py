@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,18 +11,60 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError
 from torchedge.graphs import Graph
+from torchedge.graphs.graph import Mode
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.losses import default_loss
 from torchedge.tracing.patches import LOCK
 from torchedge.tracing.programs import FileProgram
 from torchedge.tracing.refusals import refuse_unsuitable
 from torchedge.tracing.restoring import kept_modes, kept_random_states
-from torchedge.tracing.symbolic import batch_of, trace
+from torchedge.tracing.symbolic import ForwardCall, batch_of, trace
 
-Mode = Literal["train", "infer"]
 Method = Literal["auto", "trace", "export"]
 Loss = Callable[[Any], Any] | Literal["default"] | None
 _Inputs = tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """A model and how to capture it: made once where the user asks, then carried.
+
+    model: an nn.Module, a Graph (captured already), or text that `load_model` understands.
+    batch_size: the batch size that the graph is needed for; None: every.
+    The other fields are those of `capture`.
+    """
+
+    model: Any
+    batch_size: int | None = None
+    mode: Mode = "train"
+    example: Any = None
+    input_size: tuple[int, ...] | None = None
+    loss: Loss = "default"
+    method: Method = "auto"
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InputError for values that no capture accepts."""
+        for field, value, choices in (
+            ("mode", self.mode, ("train", "infer")),
+            ("method", self.method, ("auto", "trace", "export")),
+        ):
+            if value not in choices:
+                raise InputError(f"{field} is {value!r}; expected one of {', '.join(choices)}")
+        if self.batch_size is not None and (type(self.batch_size) is not int or self.batch_size < 1):
+            raise InputError(
+                f"batch_size is {self.batch_size!r}; expected a whole number of at least 1, "
+                "or None for every batch size"
+            )
+
+    def loaded(self) -> CaptureRequest:
+        """Return the request with the model itself where it was named by text."""
+        if not isinstance(self.model, str):
+            return self
+        from torchedge.tracing.sources import load_model
+
+        model, label = load_model(self.model)
+        return replace(self, model=model, name=self.name or label)
 
 
 def capture(
@@ -52,95 +94,117 @@ def capture(
     Raises InputError for unusable arguments and CaptureError, naming the reason, where the model cannot be
     captured.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    for given, value, choices in (
-        ("mode", mode, ("train", "infer")),
-        ("method", method, ("auto", "trace", "export")),
-    ):
-        if value not in choices:
-            raise InputError(f"{given} is {value!r}; expected one of {', '.join(choices)}")
-    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-        raise InputError(
-            f"batch_size is {batch_size!r}; expected a whole number of at least 1, or None for every one"
+    request = CaptureRequest(model, batch_size, mode, example, input_size, loss, method, name)
+    return _captured(request, [None, _EXAMPLE] if batch_size is None else [batch_size])
+
+
+def capture_request(request: CaptureRequest) -> Graph:
+    """Return a graph for every batch size, else one for the batch size of the request or of its example.
+
+    A Graph among the requests is returned as it is. Raises InputError and CaptureError as `capture` does.
+    """
+    request = request.loaded()
+    if isinstance(request.model, Graph):
+        return request.model
+    return _captured(request, [None, request.batch_size or _EXAMPLE])
+
+
+def capture_each(request: CaptureRequest, batch_sizes: Sequence[int]) -> list[Graph]:
+    """Return a graph for each batch size: the same one for all of them where the model has such a graph."""
+    request, graphs = request.loaded(), list[Graph]()
+    for batch_size in batch_sizes:
+        holds_for_every = bool(graphs) and graphs[0].fixed_batch is None
+        graphs.append(
+            graphs[0] if holds_for_every else capture_request(replace(request, batch_size=batch_size))
         )
-    model = unwrapped(model)
-    refuse_unsuitable(model)
-    if example is None and input_size is None:
-        example = getattr(model, "example_inputs", None)
-    args, kwargs, notes = arguments_of(model, example, input_size)
-    objective = None if mode == "infer" else default_loss if loss == "default" else loss
-    training = mode == "train"
-    from_file = isinstance(model, FileProgram)
-    title = name or (model.title if isinstance(model, FileProgram) else type(model).__name__)
-    options = {"loss": objective, "training": training, "name": title, "notes": notes}
-    methods = ("trace",) if from_file else ("trace", "export") if method == "auto" else (method,)
-    retry = from_file or (example is not None and method == "auto")
-    with LOCK, kept_modes(model, training), kept_random_states():
-        return _by_first(methods, model, args, kwargs, batch_size, options, retry)
+    return graphs
 
 
-def _by_first(
-    methods: tuple[str, ...],
-    model: torch.nn.Module,
-    args: Any,
-    kwargs: Any,
-    batch_size: int | None,
-    options: dict[str, Any],
-    retry: bool,
-) -> Graph:
-    """Try each method for every batch size, then (`retry`) each at the batch size of the example."""
+_EXAMPLE = 0
+"""Stands for the batch size of the example, where a fall-back to it makes sense."""
+
+
+def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> Graph:
+    """Capture at the first of the batch sizes (None: at all) at which one of the methods succeeds."""
+    call, methods = _resolved(request)
     failures: dict[str, TorchedgeError] = {}
-    for method in methods:
-        try:
-            return _by(method, model, args, kwargs, batch_size, options)
-        except InputError:
-            raise
-        except TorchedgeError as error:
-            failures[method] = error
-    batch = batch_of((args, kwargs))
-    if batch_size is None and retry and batch:
-        note = f"valid for batch size {batch} only: the model's shapes do not follow the batch size"
-        for method in methods:
-            try:
-                return _by(
-                    method, model, args, kwargs, batch, {**options, "notes": (*options["notes"], note)}
-                )
-            except TorchedgeError:
-                continue  # the reasons of the first attempts are the ones to report
+    with LOCK, kept_modes(call.model, call.training), kept_random_states():
+        for attempt, batch_size in enumerate(batch_sizes):
+            if batch_size == _EXAMPLE:
+                batch_size = _fallback_batch(request, call)
+                if batch_size is None:
+                    continue
+            tried = call if batch_size is None else _fixed(call, batch_size, noted=attempt > 0)
+            for method in methods:
+                try:
+                    return _by(method, tried)
+                except TorchedgeError as error:
+                    if not attempt and isinstance(error, InputError):
+                        raise
+                    failures.setdefault(method, error)  # the reasons of the first attempts are reported
     if len(failures) == 1:
         raise next(iter(failures.values()))
     tracing, exporting = failures["trace"], failures["export"]
     raise CaptureError(
-        f"{options['name']} cannot be captured. By tracing: {tracing}. By torch.export: {exporting}."
+        f"{call.name} cannot be captured. By tracing: {tracing}. By torch.export: {exporting}."
     ) from tracing
 
 
-def _by(
-    method: str,
-    model: torch.nn.Module,
-    args: Any,
-    kwargs: Any,
-    batch_size: int | None,
-    options: dict[str, Any],
-) -> Graph:
+def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
+    """Return the forward pass that a request asks for, and the methods to capture it by."""
+    if not isinstance(request.model, torch.nn.Module):
+        raise InputError(f"model is a {type(request.model).__name__}; expected a torch.nn.Module")
+    model, example = unwrapped(request.model), request.example
+    refuse_unsuitable(model)
+    if example is None and request.input_size is None:
+        example = getattr(model, "example_inputs", None)
+    args, kwargs, notes = arguments_of(model, example, request.input_size)
+    call = ForwardCall(
+        model,
+        args,
+        kwargs,
+        loss=None if request.mode == "infer" else default_loss if request.loss == "default" else request.loss,
+        training=request.mode == "train",
+        name=request.name or (model.title if isinstance(model, FileProgram) else type(model).__name__),
+        notes=notes,
+    )
+    if isinstance(model, FileProgram):
+        return call, ("trace",)
+    return call, ("trace", "export") if request.method == "auto" else (request.method,)
+
+
+def _fallback_batch(request: CaptureRequest, call: ForwardCall) -> int | None:
+    """Return the batch size of the user's example or of a file, None where there is no such."""
+    given = request.example is not None or getattr(call.model, "example_inputs", None) is not None
+    if isinstance(call.model, FileProgram) or (given and request.method == "auto"):
+        return batch_of((call.args, call.kwargs)) or None
+    return None
+
+
+def _fixed(call: ForwardCall, batch_size: int, noted: bool) -> ForwardCall:
+    """Return the call at one batch size."""
+    note = f"valid for batch size {batch_size} only: the model's shapes do not follow the batch size"
+    args, kwargs = resized((call.args, call.kwargs), batch_size)
+    notes = (*call.notes, note) if noted else call.notes
+    return replace(call, args=args, kwargs=kwargs, fixed_batch=batch_size, notes=notes)
+
+
+def _by(method: str, call: ForwardCall) -> Graph:
     """Capture by one method; whatever the model raises becomes a CaptureError of one line."""
-    if batch_size is not None:
-        args, kwargs = resized((args, kwargs), batch_size)
-    run: Callable[..., Graph] = partial(trace, fixed_batch=batch_size)
+    run: Callable[[ForwardCall], Graph] = trace
     if method == "export":
         from torchedge.tracing.exporting import export_graph
 
-        run = partial(export_graph, fixed_batch=batch_size)
+        run = export_graph
     try:
-        with torch.set_grad_enabled(options["training"]):
-            return run(model, args, kwargs, **options)
+        with torch.set_grad_enabled(call.training):
+            return run(call)
     except TorchedgeError:
         raise
     except Exception as error:
         if isinstance(error, TypeError) and "required" in str(error) and "argument" in str(error):
             raise InputError(
-                f"{_first_line(error)}; pass every input of {options['name']} with example="
+                f"{_first_line(error)}; pass every input of {call.name} with example="
             ) from error
         raise CaptureError(f"the forward pass raised {type(error).__name__}: {_first_line(error)}") from error
 

@@ -23,7 +23,7 @@ from torchedge.tracing.patches import patched
 from torchedge.tracing.recorder import Recorder, TracedTensor
 from torchedge.tracing.replaying import replay
 from torchedge.tracing.restoring import forget_cached, kept_attributes
-from torchedge.tracing.symbolic import batch_of, feed, loss_index, tensors_in
+from torchedge.tracing.symbolic import ForwardCall, batch_of, feed, loss_index, tensors_in
 
 _PROBE_BATCH = 13
 """The batch size torch.export sees: neither 0 nor 1, which it takes as constants, nor a usual layer size."""
@@ -57,23 +57,12 @@ class _Objective(torch.nn.Module):
         return found if value is None else [*found, value]
 
 
-def export_graph(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    loss: Callable[[Any], Any] | None = None,
-    training: bool = False,
-    fixed_batch: int | None = None,
-    name: str = "model",
-    notes: tuple[str, ...] = (),
-) -> Graph:
-    """Capture `model(*args, **kwargs)` (and its loss) through torch.export, else raise CaptureError.
+def export_graph(call: ForwardCall) -> Graph:
+    """Capture a forward pass (and its loss) through torch.export, else raise CaptureError.
 
-    The graph holds for every batch size, or for `fixed_batch` alone. Python's own lifetimes are not known:
-    no releases.
+    Python's own lifetimes are not known: no releases.
     """
-    leaves, structure = tree_flatten((args, kwargs))
+    leaves, structure = tree_flatten((call.args, call.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
     def rebuild(tensors: list[torch.Tensor]) -> Any:
@@ -82,23 +71,22 @@ def export_graph(
             filled[place] = tensor
         return tree_unflatten(filled, structure)
 
-    batch = batch_of((args, kwargs))
+    batch = batch_of((call.args, call.kwargs))
     counts: list[int] = []
-    objective = _Objective(model, loss, rebuild, counts.append)
-    with kept_attributes(model):
-        program = _exported(
-            objective, _probes(model, leaves, batch, fixed_batch or _PROBE_BATCH), batch, leaves, fixed_batch
-        )
-    recorder = Recorder(_leaves_of(program), fixed_batch)
+    objective = _Objective(call.model, call.loss, rebuild, counts.append)
+    with kept_attributes(call.model):
+        probes = _probes(call.model, leaves, batch, call.fixed_batch or _PROBE_BATCH)
+        program = _exported(objective, probes, batch, leaves, call.fixed_batch)
+    recorder = Recorder(_leaves_of(program), call.fixed_batch)
     fed = feed([leaves[i] for i in places], recorder)
     inputs = list(range(len(fed)))
-    results = _run(program, fed, recorder, training)
+    results = _run(program, fed, recorder, call.training)
     count = counts[-1]
     returned = [recorder.index_of(t) for t in results[:count] if isinstance(t, torch.Tensor)]
     if not returned:
-        raise CaptureError(f"{name} returns no tensor; expected tensors in tuples, lists or dicts")
-    last = loss_index(recorder, results[-1] if len(results) > count else None) if loss else None
-    graph = recorder.finish(inputs, returned, last, training, name, notes)
+        raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
+    last = loss_index(recorder, results[-1] if len(results) > count else None) if call.loss else None
+    graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
     return dataclasses.replace(graph, releases=None, captured_by="export")
 
 

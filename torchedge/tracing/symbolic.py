@@ -8,6 +8,7 @@ paths.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,36 +25,42 @@ from torchedge.tracing.restoring import forget_cached, kept_attributes
 LossFunction = Callable[[Any], Any]
 
 
-def trace(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    loss: LossFunction | None = None,
-    training: bool = False,
-    fixed_batch: int | None = None,
-    name: str = "model",
-    notes: tuple[str, ...] = (),
-) -> Graph:
-    """Trace `model(*args, **kwargs)` and `loss(outputs)` into a Graph; raises CaptureError if impossible.
+@dataclass(frozen=True)
+class ForwardCall:
+    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` where there is a loss.
 
     Tensors among the arguments serve for their shape and dtype only. Dimension 0 of each tensor that agrees
-    with that of the first tensor is the batch.
+    with that of the first tensor is the batch. fixed_batch: the one batch size to capture for, None: every.
+    name, notes: of the Graph.
     """
-    recorder = Recorder(leaves_of(model), fixed_batch)
-    fed_args, fed_kwargs = feed((args, kwargs), recorder)
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss: LossFunction | None = None
+    training: bool = False
+    fixed_batch: int | None = None
+    name: str = "model"
+    notes: tuple[str, ...] = ()
+
+
+def trace(call: ForwardCall) -> Graph:
+    """Run a forward pass on stand-ins and return it as a Graph; raises CaptureError if impossible."""
+    model = call.model
+    recorder = Recorder(leaves_of(model), call.fixed_batch)
+    fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with collection_paused(), kept_attributes(model), patched(model, recorder), Interceptor(recorder):
         outputs = model(*fed_args, **fed_kwargs)
         returned = [recorder.index_of(t) for t in tensors_in(outputs)]
         recorder.scopes.append("loss")
-        value = loss(outputs) if loss is not None else None
-        if loss is not None:
+        value = call.loss(outputs) if call.loss is not None else None
+        if call.loss is not None:
             outputs = None  # as in `loss = criterion(model(x), y)`: only what autograd keeps of them stays
     if not returned:
-        raise CaptureError(f"{name} returns no tensor; expected tensors in tuples, lists or dicts")
-    last = loss_index(recorder, value) if loss is not None else None
-    graph = recorder.finish(inputs, returned, last, training, name, notes)
+        raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
+    last = loss_index(recorder, value) if call.loss is not None else None
+    graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
     outputs = value = fed_args = fed_kwargs = None
     if recorder.leaked():
         forget_cached((TracedTensor,))
