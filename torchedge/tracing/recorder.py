@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import FLOATING, Graph, Op, Value
+from torchedge.graphs import Graph, Op, Value
 from torchedge.graphs.dims import BATCH_PRIME, Affine, decode_dim, decode_shape
 from torchedge.graphs.graph import Role
+from torchedge.ops.gradients import extend_needs
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     d: str(d).removeprefix("torch.")
@@ -208,15 +209,9 @@ class Recorder:
 
     def needs_gradient(self, index: int) -> bool:
         """Return whether a gradient flows through a value, as far as the graph is known."""
-        needs = self._needs
-        for value in self.values[len(needs) :]:
-            needs.append(value.trainable)
-        for op in self.ops[self._judged :]:
-            if op.grad and any(i is not None and needs[i] for i in op.inputs):
-                for output in op.outputs:
-                    needs[output] = self.values[output].dtype in FLOATING
+        extend_needs(self._needs, self.values, self.ops[self._judged :])
         self._judged = len(self.ops)
-        return needs[index]
+        return self._needs[index]
 
     def token(self, index: int) -> Token:
         """Return a new token for a value."""

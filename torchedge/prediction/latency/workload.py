@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torchedge.graphs import FLOATING, Graph, Op
 from torchedge.graphs.dims import Affine
 from torchedge.ops import families
+from torchedge.ops.gradients import gradient_needs
 
 PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bias", "update", "fan")
 """Element-wise work, in elements a sample: normalised, activated, added or multiplied, copied, read by
@@ -121,7 +122,7 @@ def count_amounts(graph: Graph) -> WorkAmounts:
     """Count the work of a graph as plain numbers, see `count_work`."""
     counter = _Counter(graph)
     family = families()
-    needs = _needs_gradient(graph)
+    needs = gradient_needs(graph, through_stops=True)
     for op in graph.ops:
         kind = family.get(op.kind, "elementwise")
         if kind in ("views", "creation") or not op.outputs or _bookkeeping(graph, op):
@@ -135,15 +136,6 @@ def count_amounts(graph: Graph) -> WorkAmounts:
         list(counter.passes.values()),
         list(counter.launches.values()),
     )
-
-
-def _needs_gradient(graph: Graph) -> list[bool]:
-    needs = [value.trainable for value in graph.values]
-    for op in graph.ops:
-        if op.grad and any(i is not None and needs[i] for i in op.inputs):
-            for index in op.outputs:
-                needs[index] = graph.values[index].dtype in FLOATING
-    return needs
 
 
 def _bookkeeping(graph: Graph, op: Op) -> bool:
