@@ -1,6 +1,7 @@
 """What operators compute and move: closed forms, and PyTorch's own counter for forward passes."""
 
 from math import prod
+from typing import get_args
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchedge.graphs.dims import poly, poly_at
-from torchedge.ops import LoadClass, call_of, families, registry
+from torchedge.ops import LoadClass, Work, call_of, registry
+from torchedge.ops.specs import Autocast, Composite
 from torchedge.prediction.analysis import forward_flops
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.vision import import_torchvision
@@ -65,15 +67,14 @@ def test_products_agree_with_pytorchs_counter(name):
 
 def test_views_cost_nothing():
     assert count(nn.Sequential(nn.Flatten(), nn.ReLU()), (3, 4), 2, "flops") == 24
-    for kind, family in families().items():
-        spec = registry()[kind]
-        if family == "views":
-            assert spec.load is LoadClass.FREE and spec.view
+    for spec in registry().values():
+        assert (spec.load is LoadClass.FREE) == spec.view
 
 
 def test_entries_are_sound():
     modes = {"new", "pass", "view", "none", "turned", "folded"}
     for kind, spec in registry().items():
         assert set(spec.grads) <= modes, kind
-        assert spec.autocast in ("lower", "float32", "widest", "keep"), kind
+        assert spec.autocast in get_args(Autocast), kind
+        assert spec.composite in get_args(Composite) and isinstance(spec.work, Work), kind
         assert kind in (spec.kind, *spec.targets)

@@ -1,5 +1,9 @@
-"""Operator knowledge: one file an operator family, one entry an operator, no torch."""
+"""Operator knowledge: one entry an operator, found by any of its ATen names. No torch.
 
-from torchedge.ops.specs import Call, LoadClass, OpSpec, call_of, families, registry
+An entry (`OpSpec`) says what a forward call costs, what autograd keeps of it, how it lies in memory and how
+autocast treats it. How it becomes kernels is one function under the same name in `lowering.rules`.
+"""
 
-__all__ = ["Call", "LoadClass", "OpSpec", "call_of", "families", "registry"]
+from torchedge.ops.specs import UNKNOWN, Call, LoadClass, OpSpec, Work, call_of, registry, spec_of
+
+__all__ = ["UNKNOWN", "Call", "LoadClass", "OpSpec", "Work", "call_of", "registry", "spec_of"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from torchedge.ops.specs import Call, LoadClass, Sizes, spec
+from torchedge.ops.specs import Call, LoadClass, Sizes, Work, spec
 
 
 def spread(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -105,6 +105,7 @@ OPS = (
         _PARAMS,
         "conv1d conv3d",
         load=LoadClass.REUSABLE,
+        work=Work.CONVOLUTION,
         infer=conv_shape,
         flops=conv_flops,
         saves=conv_saves,
@@ -116,6 +117,7 @@ OPS = (
         _TRANSPOSED,
         "conv_transpose1d conv_transpose3d",
         load=LoadClass.REUSABLE,
+        work=Work.TRANSPOSED_CONVOLUTION,
         flops=transposed_flops,
         saves=conv_saves,
         autocast="lower",
@@ -125,6 +127,7 @@ OPS = (
         "input weight bias stride padding dilation transposed output_padding groups",
         "cudnn_convolution mkldnn_convolution",
         load=LoadClass.REUSABLE,
+        work=Work.CONVOLUTION,
         flops=conv_flops,
         saves=conv_saves,
         autocast="lower",

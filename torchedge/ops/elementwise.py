@@ -1,11 +1,15 @@
-"""Element-wise arithmetic with broadcasting."""
+"""Element-wise arithmetic, activation functions and dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from math import prod
 from typing import Any
 
-from torchedge.ops.specs import Call, Sizes, keep, spec
+from torchedge.graphs import ITEM_SIZES
+from torchedge.ops.specs import Call, Sizes, Work, keep, spec
+from torchedge.ops.strides import as_input
 
 
 def broadcast(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
@@ -39,30 +43,57 @@ def quotient_saves(call: Call) -> tuple[int, ...]:
     return (0, 1) if call.need(1) else (1,)
 
 
+def result_or_input(call: Call) -> tuple[int, ...]:
+    """An in-place call keeps its result, another one its input."""
+    return (-1,) if call.inplace else (0,)
+
+
 def addcmul_saves(call: Call) -> tuple[int, ...]:
     """Input + value · t1 · t2."""
     return tuple(a for a, b in ((1, 2), (2, 1)) if call.need(b))
 
 
+def flops_each(count: int) -> Any:  # noqa: ANN401 - a FLOPs rule
+    """Return a rule that counts `count` FLOPs for each output element."""
+    return lambda call: count * prod(call.outs[0])
+
+
+def same_shape(ins: Any, attrs: Any) -> Any:  # noqa: ANN401 - a shape rule
+    """The output has the shape of input 0."""
+    return ins[0]
+
+
+def log_sigmoid_aux(call: Call) -> tuple[int, ...]:
+    """log_sigmoid keeps a buffer of the input's size on the CPU, none on CUDA."""
+    return (call.in_bytes(0),) if call.backend == "cpu" else ()
+
+
+def dropout_aux(call: Call) -> tuple[int, ...]:
+    """The mask: a byte an element in CUDA's fused kernel, else (and in-place) noise in the input's dtype."""
+    elements = prod(call.ins[0] or ())
+    if call.backend == "cuda" and not call.inplace:
+        return (elements,)
+    return (elements * ITEM_SIZES[call.in_dtype(0)],)
+
+
+def channel_mask_aux(call: Call) -> tuple[int, ...]:
+    """Noise of one number for each sample and channel."""
+    shape = call.ins[0] or (1, 1)
+    return (prod(shape[:2]) * ITEM_SIZES[call.in_dtype(0)],)
+
+
+_alike = partial(spec, infer=broadcast, strides=as_input)
+_activation = partial(spec, work=Work.ACTIVATION, infer=same_shape, strides=as_input)
+_input_kept = partial(_activation, saves=keep(0))
+_result_kept = partial(_activation, saves=keep(-1))
+_dropout = partial(spec, work=Work.DROPOUT, infer=same_shape, autocast="keep")
+
 OPS = (
-    spec("add", "input other alpha", "__radd__", infer=broadcast, grads=("pass", "pass")),
-    spec(
-        "sub",
-        "input other alpha",
-        "rsub subtract __rsub__",
-        infer=broadcast,
-        grads=("pass", "new"),
-        broadcasts=True,
-    ),
-    spec("mul", "input other", "multiply __rmul__", infer=broadcast, saves=product_saves, broadcasts=True),
-    spec(
-        "div",
-        "input other rounding_mode",
-        "true_divide divide",
-        infer=broadcast,
-        saves=quotient_saves,
-        broadcasts=True,
-    ),
+    _alike("add", "input other alpha", "__radd__", work=Work.SUM, grads=("pass", "pass")),
+    _alike("sub", "input other alpha", "subtract", work=Work.SUM, grads=("pass", "new"), broadcasts=True),
+    _alike("rsub", "input other alpha", "__rsub__", grads=("pass", "new"), broadcasts=True),
+    _alike("mul", "input other", "multiply __rmul__", saves=product_saves, broadcasts=True),
+    _alike("div", "input other rounding_mode", "true_divide divide", saves=quotient_saves, broadcasts=True),
     spec("__rtruediv__", "other input", "__rdiv__ reciprocal_mul", saves=keep(-1)),
     spec("floor_divide", "input other", "__rfloordiv__ fmod remainder __rmod__", grads=("none",)),
     spec(
@@ -81,17 +112,10 @@ OPS = (
         "sinc angle atan2 logit xlogy",
         saves=keep(0),
     ),
-    spec("neg", "input", "negative positive", grads=("new",)),
-    spec("sign", "input", "round floor ceil trunc sgn frac", grads=("new",)),
+    spec("neg", "input", "negative positive"),
+    spec("sign", "input", "round floor ceil trunc sgn frac"),
     spec("clamp", "input min max", "clip clamp_min clamp_max", saves=keep(0)),
-    spec(
-        "maximum",
-        "input other",
-        "minimum fmax fmin hypot",
-        infer=broadcast,
-        saves=keep(0, 1),
-        broadcasts=True,
-    ),
+    _alike("maximum", "input other", "minimum fmax fmin hypot", saves=keep(0, 1), broadcasts=True),
     spec("where", "condition input other", saves=keep(0), grads=("none", "new", "new"), broadcasts=True),
     spec("masked_fill", "input mask value", saves=keep(1), grads=("new", "none", "new")),
     spec("lerp", "input end weight", saves=lambda c: (0, 1, 2) if c.need(2) else (2,), broadcasts=True),
@@ -105,7 +129,7 @@ OPS = (
     spec(
         "addcdiv",
         "input tensor1 tensor2 value",
-        saves=lambda c: (1, 2),
+        saves=keep(1, 2),
         grads=("pass", "new", "new"),
         broadcasts=True,
     ),
@@ -121,4 +145,29 @@ OPS = (
     spec("nan_to_num", "input nan posinf neginf", saves=keep(0)),
     spec("polar", "abs angle", "complex view_as_complex_copy", saves=keep(-1)),
     spec("heaviside", "input values", grads=("none",)),
+    _result_kept("relu", "input"),
+    _input_kept("relu6", "input"),
+    _input_kept("hardtanh", "input min_val max_val"),
+    _result_kept("sigmoid", "input", "special_expit", flops=flops_each(4)),
+    _result_kept("tanh", "input", flops=flops_each(6)),
+    _input_kept("silu", "input", flops=flops_each(5)),
+    _input_kept("gelu", "input approximate", flops=flops_each(8)),
+    _input_kept("mish", "input", flops=flops_each(8)),
+    _input_kept("hardswish", "input", flops=flops_each(4)),
+    _input_kept("hardsigmoid", "input", flops=flops_each(3)),
+    _activation("leaky_relu", "input negative_slope", saves=result_or_input),
+    _activation(
+        "elu", "input alpha scale input_scale", "selu celu", flops=flops_each(3), saves=result_or_input
+    ),
+    _input_kept("rrelu", "input lower upper training"),
+    _input_kept("softplus", "input beta threshold", flops=flops_each(4)),
+    _input_kept("log_sigmoid", "input", "logsigmoid", flops=flops_each(4), aux=log_sigmoid_aux),
+    _input_kept("threshold", "input threshold value"),
+    _input_kept("hardshrink", "input lambd", "softshrink"),
+    _activation("prelu", "input weight", "_prelu_kernel", saves=keep(0, 1)),
+    spec("glu", "input dim", work=Work.ACTIVATION, flops=flops_each(5), saves=keep(0)),
+    _dropout("dropout", "input p train", "native_dropout", aux=dropout_aux),
+    _dropout("feature_dropout", "input p train", aux=channel_mask_aux),
+    _dropout("alpha_dropout", "input p train", "feature_alpha_dropout", aux=dropout_aux),
+    spec("bernoulli", "input p", "uniform normal random exponential log_normal multinomial", autocast="keep"),
 )

@@ -1,4 +1,8 @@
-"""Operators that copy elements from one place to another without computing."""
+"""Views, copies and new tensors. Views cost neither memory nor time.
+
+`reshape`, `flatten` and `contiguous` copy where the strides ask for it; capture then records them with an
+output of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from torchedge.ops.specs import Call, Sizes, keep, no_flops, spec
+from torchedge.ops import strides
+from torchedge.ops.specs import Call, LoadClass, Sizes, Work, keep, no_flops, spec
 
 
 def cat_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
@@ -27,11 +32,48 @@ def index_saves(call: Call) -> tuple[int, ...]:
     return tuple(range(1, len(call.ins)))
 
 
-_copy = partial(spec, flops=no_flops, backward_flops=0.0)
+_free = partial(spec, work=Work.NONE, flops=no_flops, autocast="keep", backward_flops=0.0)
+_view = partial(_free, load=LoadClass.FREE, view=True)
+_shared = partial(_view, grads=("view", "none"))
+_reshaped = partial(_shared, strides=strides.reshaped)
+_written = partial(_view, grads=("new", "none"))
+_part = partial(_written, strides=strides.unchanged)
+_copy = partial(spec, work=Work.COPY, flops=no_flops, backward_flops=0.0)
+_join = partial(_copy, work=Work.JOIN, grads=("view",), autocast="join")
+_new = partial(_free, grads=("none",))
 
 OPS = (
-    _copy("cat", "tensors dim", "concat concatenate", infer=cat_shape, grads=("view",)),
-    _copy("stack", "tensors dim", "hstack vstack dstack column_stack", grads=("view",)),
+    _reshaped("view", "input size", "view_as _unsafe_view alias lift_fresh"),
+    _reshaped("reshape", "input shape", "reshape_as _reshape_alias"),
+    _reshaped("flatten", "input start_dim end_dim", "ravel unflatten"),
+    _reshaped("squeeze", "input dim"),
+    _reshaped("contiguous", "input memory_format"),
+    _reshaped("to", "input", "type float half double bfloat16 long int bool type_as"),
+    _shared("unsqueeze", "input dim", strides=strides.with_new_dimension),
+    _shared("transpose", "input dim0 dim1", "swapaxes swapdims", strides=strides.exchanged),
+    _shared("t", "input", "T mT H mH adjoint matrix_H numpy_T", strides=strides.transposed),
+    _shared("permute", "input dims", strides=strides.reordered),
+    _shared("movedim", "input source destination", "moveaxis"),
+    _shared("view_as_real", "input", "view_as_complex real imag"),
+    _shared("requires_grad", "input", "retain_grad is_leaf"),
+    _view("detach", "input", "data", strides=strides.reshaped, grads=("none",)),
+    _written("expand", "input size", "expand_as broadcast_to", strides=strides.expanded),
+    _written("broadcast_tensors"),
+    _written("getitem", "input index", "__getitem__", strides=strides.indexed),
+    _written("select", "input dim index", strides=strides.selected),
+    _written("unbind", "input dim", strides=strides.selected),
+    _part("slice", "input dim start end step"),
+    _part("narrow", "input dim start length"),
+    _part(
+        "chunk",
+        "input chunks dim",
+        "split split_with_sizes tensor_split unsafe_chunk unsafe_split hsplit vsplit dsplit",
+    ),
+    _written("diagonal", "input offset dim1 dim2"),
+    _written("as_strided", "input size stride storage_offset"),
+    _written("unfold", "input dimension size step"),
+    _join("cat", "tensors dim", "concat concatenate", infer=cat_shape),
+    _join("stack", "tensors dim", "hstack vstack dstack column_stack"),
     _copy(
         "pad",
         "input pad mode value",
@@ -60,6 +102,18 @@ OPS = (
     _copy("tril", "input diagonal", "triu"),
     _copy("pixel_shuffle", "input upscale_factor", "pixel_unshuffle channel_shuffle native_channel_shuffle"),
     _copy("im2col", "input kernel_size dilation padding stride", "col2im"),
-    spec("fft_fft2", targets="fft_ifft2 fft_rfft2 fft_irfft2 fft_fft fft_ifft fft_rfft fft_irfft stft istft"),
+    spec(
+        "fft_fft2",
+        targets="fft_ifft2 fft_rfft2 fft_irfft2 fft_fft fft_ifft fft_rfft fft_irfft stft istft",
+        work=Work.COPY,
+    ),
     _copy("meshgrid", grads=("none",)),
+    _new(
+        "zeros",
+        targets="ones empty full rand randn randint arange linspace logspace eye tensor scalar_tensor "
+        "as_tensor zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros "
+        "new_ones new_empty new_full new_tensor randperm hann_window tril_indices triu_indices "
+        "empty_strided _assert_async lift",
+    ),
+    _new("fill", "input value", "zero zero_"),
 )

@@ -1,4 +1,4 @@
-"""Pooling: windowed and adaptive, maximum and average."""
+"""Pooling, interpolation, grid sampling and region pooling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from torchedge.ops.convolution import spread
-from torchedge.ops.specs import Call, LoadClass, Sizes, spec
+from torchedge.ops.specs import Call, LoadClass, Sizes, Work, keep, spec
 
 
 def window_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
@@ -61,11 +61,6 @@ def indices_aux(call: Call) -> tuple[int, ...]:
     return (8 * prod(call.outs[0]),)
 
 
-def input_saved(call: Call) -> tuple[int, ...]:
-    """Pooling keeps its input."""
-    return (0,)
-
-
 def adaptive_saves(call: Call) -> tuple[int, ...]:
     """An adaptive average over everything is a mean, which keeps nothing but a shape."""
     return () if prod(call.outs[0][-2:]) == 1 and len(call.outs[0]) == 4 else (0,)
@@ -73,20 +68,29 @@ def adaptive_saves(call: Call) -> tuple[int, ...]:
 
 _MAX = "input kernel_size stride padding dilation ceil_mode return_indices"
 _AVG = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-_pool = partial(spec, load=LoadClass.HIERARCHICAL, autocast="keep")
+_pool = partial(spec, load=LoadClass.HIERARCHICAL, work=Work.POOLING, autocast="keep")
+
+
+def taps(count: int) -> Any:  # noqa: ANN401 - a FLOPs rule
+    """Return a rule: `count` neighbours, a multiplication and an addition each."""
+    return lambda call: 2 * count * prod(call.outs[0])
+
+
+_PARAMS = "input output_size align_corners scale_factors"
+_resample = partial(spec, work=Work.COPY)
 
 OPS = (
-    _pool("max_pool2d", _MAX, infer=window_shape, flops=window_flops, saves=input_saved, aux=indices_aux),
-    _pool("max_pool1d", _MAX, "max_pool3d", flops=window_flops, saves=input_saved, aux=indices_aux),
+    _pool("max_pool2d", _MAX, infer=window_shape, flops=window_flops, saves=keep(0), aux=indices_aux),
+    _pool("max_pool1d", _MAX, "max_pool3d", flops=window_flops, saves=keep(0), aux=indices_aux),
     _pool(
         "max_pool2d_with_indices",
         _MAX,
         "max_pool1d_with_indices max_pool3d_with_indices",
         flops=window_flops,
-        saves=lambda c: (0, -2),
+        saves=keep(0, -2),
     ),
-    _pool("avg_pool2d", _AVG, infer=window_shape, flops=window_flops, saves=input_saved),
-    _pool("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops, saves=input_saved),
+    _pool("avg_pool2d", _AVG, infer=window_shape, flops=window_flops, saves=keep(0)),
+    _pool("avg_pool1d", _AVG, "avg_pool3d", flops=window_flops, saves=keep(0)),
     _pool(
         "adaptive_avg_pool2d",
         "input output_size",
@@ -100,15 +104,42 @@ OPS = (
         "input output_size",
         "adaptive_avg_pool3d _adaptive_avg_pool3d",
         flops=input_flops,
-        saves=input_saved,
+        saves=keep(0),
     ),
     _pool(
         "adaptive_max_pool2d",
         "input output_size",
         "adaptive_max_pool1d adaptive_max_pool3d",
         flops=input_flops,
-        saves=lambda c: (0, -2),
+        saves=keep(0, -2),
     ),
-    _pool("lp_pool2d", flops=window_flops, saves=input_saved),
-    _pool("fractional_max_pool2d", "input kernel_size", flops=window_flops, saves=lambda c: (0, -2)),
+    _pool("lp_pool2d", flops=window_flops, saves=keep(0)),
+    _pool("fractional_max_pool2d", "input kernel_size", flops=window_flops, saves=keep(0, -2)),
+    _resample(
+        "upsample_nearest2d",
+        "input output_size scale_factors",
+        "upsample_nearest1d upsample_nearest3d "
+        "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
+        flops=taps(0),
+    ),
+    _resample(
+        "upsample_bilinear2d",
+        _PARAMS,
+        "upsample_linear1d _upsample_bilinear2d_aa",
+        flops=taps(4),
+        autocast="keep",
+    ),
+    _resample("upsample_trilinear3d", _PARAMS, flops=taps(8), autocast="keep"),
+    _resample("upsample_bicubic2d", _PARAMS, "_upsample_bicubic2d_aa", flops=taps(16), autocast="keep"),
+    _resample(
+        "grid_sampler",
+        "input grid interpolation_mode padding_mode align_corners",
+        "grid_sampler_2d grid_sampler_3d",
+        flops=taps(4),
+        saves=keep(0, 1),
+        autocast="float32",
+    ),
+    _resample("affine_grid_generator", "theta size align_corners", flops=taps(3)),
+    _resample("roi_align", "input rois", "roi_pool", flops=taps(4), saves=keep(1), grads=("new", "none")),
+    _resample("deform_conv2d", "input weight offset mask bias", saves=keep(0, 1, 2), autocast="lower"),
 )

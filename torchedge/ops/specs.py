@@ -1,6 +1,6 @@
 """What is known about an operator, and where to look it up by its ATen name.
 
-A family file holds one `OpSpec` for each operator: this is the only place to add one. Rules see a `Call`,
+Each file of this folder lists entries (`OpSpec`) in `OPS`: the only place to add one. Rules see a `Call`,
 whose shapes are plain integers: during capture the batch size is a large prime, in analyses a number whose
 powers act as digits (`torchedge.graphs.dims`), so that a rule written for integers serves every batch size.
 """
@@ -14,30 +14,13 @@ from functools import cache
 from importlib import import_module
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from torchedge.graphs import ITEM_SIZES, Graph, Op, Value
 from torchedge.graphs.dims import symbolic
+from torchedge.ops.strides import Sizes, StrideRule
 
-Sizes = tuple[int, ...]
-
-FAMILIES = (
-    "convolution",
-    "contraction",
-    "attention",
-    "normalization",
-    "pooling",
-    "activations",
-    "elementwise",
-    "reductions",
-    "views",
-    "movement",
-    "dropout",
-    "losses",
-    "resampling",
-    "recurrent",
-    "creation",
-)
+_FILES = ("convolution", "products", "rows", "pooling", "elementwise", "movement")
 
 
 class LoadClass(Enum):
@@ -47,6 +30,38 @@ class LoadClass(Enum):
     ELEMENTAL = "elemental"
     REUSABLE = "reusable"
     HIERARCHICAL = "hierarchical"
+
+
+class Work(Enum):
+    """The kind of work that the latency model counts an operator as (`prediction.latency.workload`)."""
+
+    NONE = "none"
+    CONVOLUTION = "convolution"
+    TRANSPOSED_CONVOLUTION = "transposed convolution"
+    PRODUCT = "product"
+    ADDED_PRODUCT = "product added to input 0"
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+    NORMALIZATION = "normalization"
+    SOFTMAX = "softmax"
+    ACTIVATION = "activation"
+    DROPOUT = "dropout"
+    ARITHMETIC = "arithmetic"
+    SUM = "sum"
+    COPY = "copy"
+    JOIN = "join"
+    POOLING = "pooling"
+    REDUCTION = "reduction"
+    LOSS = "loss"
+
+    @property
+    def multiplies_matrices(self) -> bool:
+        """Whether a BLAS library runs it."""
+        return self in (Work.PRODUCT, Work.ADDED_PRODUCT, Work.ATTENTION)
+
+
+Autocast = Literal["lower", "float32", "float32_on_cuda", "widest", "join", "keep"]
+Composite = Literal["", "product", "einsum", "attention"]
 
 
 class Call:
@@ -159,32 +174,38 @@ def keep(*slots: int) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """All that torchedge knows about one operator.
+    """Everything that torchedge knows about the forward call of one operator.
 
-    kind: canonical ATen base name; targets: further ATen names it goes by.
-    params: names of its parameters in order (tensor parameters become inputs, the others attributes).
+    kind: canonical ATen base name; params: names of its parameters in order (tensor parameters become inputs,
+    the others attributes); targets: further ATen names with the same entry.
+    load: how well weights load behind it. work: what the latency model counts it as.
     infer: shape of its one output from input shapes, None where the framework's own meta kernel decides.
     infer_many: the same for an operator with several outputs, all of input 0's dtype.
     first_dtype: `infer` holds whatever the dtypes of the inputs; the output has input 0's.
     flops: FLOPs of the forward call (a multiply-add counts as two).
-    saves: which tensors autograd keeps, `keep`'s coding; in-place calls that keep input 0 keep a clone of it.
+    saves: tensors that autograd keeps, in `keep`'s coding; in-place calls that keep input 0 keep its clone.
     aux: bytes of hidden outputs that autograd keeps too (batch statistics, pooling indices, dropout masks).
     scratch: bytes of tensors that live only during the forward call; backward_scratch: during the
     backward call.
     grads: for each input how its gradient comes about: "new" (allocated), "pass" (the incoming gradient
     itself where shapes agree), "view" (shares the incoming gradient's storage), "turned" (new, reached
     through a view; "folded": from three dimensions on), "none". The last entry holds for all further inputs.
-    autocast: "lower" (runs in the low precision), "float32", "widest" (promotes) or "keep".
+    autocast: "lower" (runs in the low precision), "float32", "float32_on_cuda" (the CPU leaves it in the
+    precision of its inputs), "widest" (its output has the widest input dtype), "join" (casts half-precision
+    inputs to float32 where one input is float32) or "keep".
     view: its output shares the storage of input 0.
+    strides: strides of the output from those of input 0 (None: the output is contiguous).
+    composite: the operators that PyTorch runs in its place ("product": copies, then bmm).
     backward_flops: forward FLOPs spent for each input gradient.
     broadcasts: gradients of inputs smaller than the output are made in the output's size first, then summed.
     gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
 
     kind: str
-    load: LoadClass = LoadClass.ELEMENTAL
     params: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    load: LoadClass = LoadClass.ELEMENTAL
+    work: Work = Work.ARITHMETIC
     infer: InferRule | None = None
     infer_many: InferManyRule | None = None
     first_dtype: bool = False
@@ -194,8 +215,10 @@ class OpSpec:
     scratch: Rule = nothing
     backward_scratch: Rule = nothing
     grads: tuple[str, ...] = ("new",)
-    autocast: str = "widest"
+    autocast: Autocast = "widest"
     view: bool = False
+    strides: StrideRule | None = None
+    composite: Composite = ""
     backward_flops: float = 1.0
     broadcasts: bool = False
     gathers: bool = False
@@ -215,56 +238,21 @@ class OpSpec:
         return self.grads[index] if index < len(self.grads) else self.grads[-1]
 
 
-def spec(
-    kind: str,
-    params: str = "",
-    targets: str = "",
-    *,
-    load: LoadClass = LoadClass.ELEMENTAL,
-    infer: InferRule | None = None,
-    infer_many: InferManyRule | None = None,
-    first_dtype: bool = False,
-    flops: Callable[[Call], int] = output_elements,
-    saves: Rule = nothing,
-    aux: Rule = nothing,
-    scratch: Rule = nothing,
-    backward_scratch: Rule = nothing,
-    grads: tuple[str, ...] = ("new",),
-    autocast: str = "widest",
-    view: bool = False,
-    backward_flops: float = 1.0,
-    broadcasts: bool = False,
-    gathers: bool = False,
-) -> OpSpec:
-    """Shorthand of the family files: `params` and `targets` separated by blanks, the rest as in `OpSpec`."""
-    return OpSpec(
-        kind,
-        load=load,
-        params=tuple(params.split()),
-        targets=tuple(targets.split()),
-        infer=infer,
-        infer_many=infer_many,
-        first_dtype=first_dtype,
-        flops=flops,
-        saves=saves,
-        aux=aux,
-        scratch=scratch,
-        backward_scratch=backward_scratch,
-        grads=grads,
-        autocast=autocast,
-        view=view,
-        backward_flops=backward_flops,
-        broadcasts=broadcasts,
-        gathers=gathers,
-    )
+def spec(kind: str, params: str = "", targets: str = "", **facts: Any) -> OpSpec:  # noqa: ANN401 - OpSpec's fields
+    """Return an `OpSpec`; `params` and `targets` are separated by blanks, `facts` are its other fields."""
+    return OpSpec(kind, tuple(params.split()), tuple(targets.split()), **facts)
+
+
+UNKNOWN = OpSpec("unknown", saves=lambda call: tuple(range(len(call.needs))))
+"""Stands for an operator without an entry: element-wise work, and autograd keeps every input."""
 
 
 @cache
 def registry() -> Mapping[str, OpSpec]:
     """Return every known operator by each of its ATen names."""
     table: dict[str, OpSpec] = {}
-    for family in FAMILIES:
-        for entry in import_module(f"torchedge.ops.{family}").OPS:
+    for file in _FILES:
+        for entry in import_module(f"torchedge.ops.{file}").OPS:
             for name in (entry.kind, *entry.targets):
                 if name in table:
                     raise AssertionError(f"operator {name} is registered twice")
@@ -272,14 +260,9 @@ def registry() -> Mapping[str, OpSpec]:
     return MappingProxyType(table)
 
 
-@cache
-def families() -> Mapping[str, str]:
-    """Return the family (the file's name) of every known operator by each of its ATen names."""
-    table: dict[str, str] = {}
-    for family in FAMILIES:
-        for entry in import_module(f"torchedge.ops.{family}").OPS:
-            table |= dict.fromkeys((entry.kind, *entry.targets), family)
-    return MappingProxyType(table)
+def spec_of(kind: str) -> OpSpec:
+    """Return the entry of an operator, `UNKNOWN` where there is none."""
+    return registry().get(kind, UNKNOWN)
 
 
 def call_of(graph: Graph, op: Op, backend: str = "cuda", needs: Sequence[bool] = ()) -> Call:

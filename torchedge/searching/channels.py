@@ -14,12 +14,12 @@ from math import prod
 from torchedge.graphs import Affine, Graph, Op, Size
 from torchedge.graphs.families import with_shapes
 from torchedge.graphs.sizes import Amount
-from torchedge.ops import families
+from torchedge.ops import Work, spec_of
 
 _CHANNEL = 1
 """The dimension that holds channels, in feature maps and in rows of features alike."""
 
-_FOLLOWED = frozenset({"activations", "dropout", "pooling"})
+_FOLLOWED = frozenset({Work.ACTIVATION, Work.SOFTMAX, Work.DROPOUT, Work.POOLING})
 _ALIKE = frozenset({"clone", "contiguous", "detach", "mean", "to"})
 _BINARY = frozenset({"add", "sub", "mul", "div", "maximum", "minimum"})
 
@@ -82,9 +82,8 @@ class ChannelMap:
         self.graph, self.groups = graph, groups
         self.axes: dict[int, dict[int, Segments]] = {}
         self.depthwise: set[int] = set()
-        family = families()
         for position, op in enumerate(graph.ops):
-            self._follow(position, op, family.get(op.kind, ""))
+            self._follow(position, op, spec_of(op.kind).work)
         for index in graph.outputs:
             self._freeze([index], "the network's output")
 
@@ -128,7 +127,7 @@ class ChannelMap:
 
     # operators --------------------------------------------------------------------------------------------
 
-    def _follow(self, position: int, op: Op, family: str) -> None:
+    def _follow(self, position: int, op: Op, work: Work) -> None:
         where = f"{op.kind} at {op.scope or 'the top level'}"
         if op.kind == "conv2d":
             self._convolution(position, op, where)
@@ -147,7 +146,7 @@ class ChannelMap:
             self._pass(op, tuple(segment for part in parts for segment in part))
         elif op.kind == "flatten" and op.attrs.get("start_dim", 0) == 1 and op.attrs.get("end_dim", -1) == -1:
             self._flatten(op)
-        elif (family in _FOLLOWED or op.kind in _ALIKE) and self._keeps_channels(op):
+        elif (work in _FOLLOWED or op.kind in _ALIKE) and self._keeps_channels(op):
             self._pass(op, self.of(op.inputs[0]))
         else:
             self._freeze(op.inputs, where)

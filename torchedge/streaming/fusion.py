@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from torchedge.errors import InputError
-from torchedge.ops import families
+from torchedge.ops import UNKNOWN, Work, spec_of
 from torchedge.streaming.instances import LoadClassName
 from torchedge.streaming.operations import InferenceGraph, Operation
 
@@ -40,8 +40,7 @@ FOLLOWERS: Mapping[Role, frozenset[Role]] = MappingProxyType(
 )
 """What may read the result of what inside one kernel. A kernel holds at most one product or row."""
 
-_ELEMENT_FAMILIES = frozenset({"elementwise", "activations"})
-_PRODUCT_FAMILIES = frozenset({"contraction", "convolution", "attention"})
+_ELEMENTWISE = frozenset({Work.ARITHMETIC, Work.SUM, Work.ACTIVATION})
 _NOT_ELEMENTWISE = frozenset({"glu"})
 BATCH_NORMS = frozenset(
     {
@@ -53,17 +52,19 @@ BATCH_NORMS = frozenset(
 
 
 def role_of(operation: Operation) -> Role:
-    """Return what an operation is to fusion, by its operator family and load class; a kernel is "other"."""
+    """Return what an operation is to fusion, by its operator's work and load class; a kernel is "other"."""
     if operation.parts:
         return "other"
     if operation.kind in BATCH_NORMS:
         return "element"
-    family = families().get(operation.kind, "")
+    spec = spec_of(operation.kind)
     if operation.load_class == "hierarchical":
         return "row"
     if operation.load_class == "reusable":
-        return "product" if family in _PRODUCT_FAMILIES else "other"
-    return "element" if family in _ELEMENT_FAMILIES and operation.kind not in _NOT_ELEMENTWISE else "other"
+        return "other" if spec.work is Work.RECURRENT or spec is UNKNOWN else "product"
+    if spec is UNKNOWN or operation.kind in _NOT_ELEMENTWISE:
+        return "other"
+    return "element" if spec.work in _ELEMENTWISE else "other"
 
 
 def fuse(graph: InferenceGraph) -> InferenceGraph:

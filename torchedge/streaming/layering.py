@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from torchedge.errors import InputError
 from torchedge.graphs import FLOATING, Graph, Op, Value
-from torchedge.ops.specs import Call, LoadClass, OpSpec, families, registry, spec
+from torchedge.ops import Call, LoadClass, OpSpec, Work, registry, spec_of
 from torchedge.streaming.operations import InferenceGraph, Operation, StoredWeight
 
 __all__ = ["Precision", "lay_out"]
@@ -92,7 +92,7 @@ class _Layout:
             return True
         if not op.outputs or op.kind == "_assert_async":
             return True
-        if families().get(op.kind) == "dropout" and op.kind.endswith("dropout"):
+        if spec_of(op.kind).work is Work.DROPOUT:
             return not op.attrs.get("train", op.attrs.get("training", False))
         if op.kind in _CASTS and self.precision != "model":
             ends = (self.graph.values[op.inputs[0] or 0].dtype, self.graph.values[op.outputs[0]].dtype)
@@ -166,7 +166,7 @@ class _Layout:
         ]
         load = LoadClass.REUSABLE if matrices else LoadClass.ELEMENTAL
         self.unknown[op.kind] = load.value
-        return spec(op.kind, load=load)
+        return OpSpec(op.kind, load=load)
 
     def _named(self, op: Op) -> str:
         name = f"{op.scope}.{op.kind}" if op.scope else op.kind

@@ -20,7 +20,7 @@ def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cas
     low = _low_dtype()
     if known.autocast == "lower" and low is not None:
         wanted, given = low, frozenset((torch.float32, *_LOW))
-    elif known.autocast == "float32" and low is not None:
+    elif known.autocast in ("float32", "float32_on_cuda") and low is not None:
         wanted, given = torch.float32, frozenset(_LOW)
     else:
         return args, kwargs

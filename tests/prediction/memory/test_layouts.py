@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchedge.graphs import Op, Value
-from torchedge.prediction.memory.layouts import Layouts, contiguous_strides, dense, viewed
+from torchedge.ops.strides import contiguous_strides, dense, viewed
+from torchedge.prediction.memory.layouts import Layouts
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 

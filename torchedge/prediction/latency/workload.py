@@ -7,7 +7,9 @@ of kernels launched.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy.typing as npt
 
 from torchedge.graphs import FLOATING, Graph, Op
 from torchedge.graphs.dims import Affine
-from torchedge.ops import families
+from torchedge.ops import Work, spec_of
 from torchedge.ops.gradients import gradient_needs
 
 PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bias", "update", "fan")
@@ -96,14 +98,18 @@ class _Counter:
         self.launches[backward] += times
 
 
+_Count = Callable[[_Counter, Op, bool, list[bool]], None]
+"""Books one operator: its counter, whether it has a backward call, and which values need a gradient."""
+
+
 def count_work(graph: Graph) -> Workload:
     """Count the work of a graph: of a training step where it has a loss, else of its forward pass."""
-    found = count_amounts(graph)
+    amounts = count_amounts(graph)
     return Workload(
-        np.array(found.products, dtype=float).reshape(-1, len(PRODUCT_COLUMNS)),
-        np.array(found.depthwise, dtype=float).reshape(-1, len(DEPTHWISE_COLUMNS)),
-        np.array(found.passes, dtype=float),
-        np.array(found.launches, dtype=float),
+        np.array(amounts.products, dtype=float).reshape(-1, len(PRODUCT_COLUMNS)),
+        np.array(amounts.depthwise, dtype=float).reshape(-1, len(DEPTHWISE_COLUMNS)),
+        np.array(amounts.passes, dtype=float),
+        np.array(amounts.launches, dtype=float),
         graph.loss is not None,
     )
 
@@ -121,14 +127,13 @@ class WorkAmounts:
 def count_amounts(graph: Graph) -> WorkAmounts:
     """Count the work of a graph as plain numbers, see `count_work`."""
     counter = _Counter(graph)
-    family = families()
     needs = gradient_needs(graph, through_stops=True)
     for op in graph.ops:
-        kind = family.get(op.kind, "elementwise")
-        if kind in ("views", "creation") or not op.outputs or _bookkeeping(graph, op):
+        work = spec_of(op.kind).work
+        if work is Work.NONE or not op.outputs or _bookkeeping(graph, op):
             continue
         grad = any(i is not None and needs[i] for i in op.inputs)
-        _COUNT.get(kind, _count_elementwise)(counter, op, grad, needs)
+        _COUNTS[work](counter, op, grad, needs)
     _count_updates(counter, needs)
     return WorkAmounts(
         [[*key[:7], times * key[7], key[8], key[7], key[9]] for key, times in counter.products.items()],
@@ -155,7 +160,9 @@ def _positions(shape: tuple[object, ...]) -> tuple[float, bool]:
     return total, batched
 
 
-def _count_convolution(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+def _count_convolution(
+    counter: _Counter, op: Op, grad: bool, needs: list[bool], transposed: bool = False
+) -> None:
     values = counter.graph.values
     x, y = op.inputs[0], op.outputs[0]
     w = op.inputs[1] if len(op.inputs) > 1 else None
@@ -164,7 +171,7 @@ def _count_convolution(counter: _Counter, op: Op, grad: bool, needs: list[bool])
     kernel = [s for s in values[w].shape[2:] if not isinstance(s, Affine)]
     rank = len(kernel)
     groups = op.attrs.get("groups", 1)
-    transposed = "transpose" in op.kind or bool(op.attrs.get("transposed", False))
+    transposed = transposed or bool(op.attrs.get("transposed", False))
     small, large = (y, x) if transposed else (x, y)
     channels_in, channels_out = (_channels(values[i].shape, rank) for i in (small, large))
     ip, batched = _positions((*values[small].shape[: -rank - 1], *values[small].shape[-rank:]))
@@ -200,12 +207,10 @@ def _channels(shape: tuple[object, ...], rank: int) -> int:
     return size.slope if isinstance(size, Affine) else size  # type: ignore[return-value]
 
 
-def _count_contraction(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    """A product of rows (positions) with a matrix: linear layers, matmul, bmm, einsum."""
+def _count_product(counter: _Counter, op: Op, grad: bool, needs: list[bool], first: int = 0) -> None:
+    """A product of rows (positions) with a matrix, inputs `first` and `first + 1`."""
     values = counter.graph.values
-    tensors = [i for i in op.inputs if i is not None]
-    if op.kind == "addmm":
-        tensors = tensors[1:]
+    tensors = [i for i in op.inputs if i is not None][first:]
     if len(tensors) < 2 or not values[op.outputs[0]].shape or not values[tensors[0]].shape:
         return
     out = values[op.outputs[0]].shape
@@ -229,29 +234,25 @@ def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     counter.sweep("norm", rows * keys, "norm_fwd", "norm_bwd", float(grad))
 
 
-def _count_normalization(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    counter.sweep("norm", counter.elements(op.outputs[0]), "norm_fwd", "norm_bwd", float(grad))
+def _outputs_swept(
+    name: str, forward: str = "pass_fwd", backward: str = "pass_bwd", times: float = 1.0
+) -> _Count:
+    """Return the count of an operator that passes over its output: one kernel forward, `times` backward."""
+
+    def count(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+        counter.sweep(name, counter.elements(op.outputs[0]), forward, backward, times * grad)
+
+    return count
 
 
-def _count_activations(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    if "soft" in op.kind and "max" in op.kind:
-        _count_normalization(counter, op, grad, needs)
-    else:
-        counter.sweep("activation", counter.elements(op.outputs[0]), "pass_fwd", "pass_bwd", float(grad))
-
-
-def _count_elementwise(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    free = op.kind in ("add", "sub")
-    counter.sweep(
-        "binary", counter.elements(op.outputs[0]), "pass_fwd", "pass_bwd", 0.0 if free else float(grad)
-    )
-
-
-def _count_movement(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
-    joined = sum(i is not None for i in op.inputs) if op.kind in ("cat", "stack") else 1
+def _count_copy(counter: _Counter, op: Op, grad: bool, needs: list[bool], joined: int = 1) -> None:
     counter.sweep(
         "copy", sum(map(counter.elements, op.outputs)), "pass_fwd", "pass_bwd", joined * float(grad)
     )
+
+
+def _count_join(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
+    _count_copy(counter, op, grad, needs, sum(i is not None for i in op.inputs))
 
 
 def _count_pooling(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -305,18 +306,24 @@ def _count_updates(counter: _Counter, needs: list[bool]) -> None:
             counter.launches["parameter"] += 1
 
 
-_COUNT = {
-    "convolution": _count_convolution,
-    "contraction": _count_contraction,
-    "attention": _count_attention,
-    "normalization": _count_normalization,
-    "activations": _count_activations,
-    "elementwise": _count_elementwise,
-    "dropout": _count_elementwise,
-    "movement": _count_movement,
-    "pooling": _count_pooling,
-    "resampling": _count_movement,
-    "reductions": _count_reductions,
-    "losses": _count_losses,
-    "recurrent": _count_recurrent,
+_normalized = _outputs_swept("norm", "norm_fwd", "norm_bwd")
+_COUNTS: Mapping[Work, _Count] = {
+    Work.CONVOLUTION: _count_convolution,
+    Work.TRANSPOSED_CONVOLUTION: partial(_count_convolution, transposed=True),
+    Work.PRODUCT: _count_product,
+    Work.ADDED_PRODUCT: partial(_count_product, first=1),
+    Work.ATTENTION: _count_attention,
+    Work.RECURRENT: _count_recurrent,
+    Work.NORMALIZATION: _normalized,
+    Work.SOFTMAX: _normalized,
+    Work.ACTIVATION: _outputs_swept("activation"),
+    Work.ARITHMETIC: _outputs_swept("binary"),
+    Work.DROPOUT: _outputs_swept("binary"),
+    Work.SUM: _outputs_swept("binary", times=0.0),
+    Work.COPY: _count_copy,
+    Work.JOIN: _count_join,
+    Work.POOLING: _count_pooling,
+    Work.REDUCTION: _count_reductions,
+    Work.LOSS: _count_losses,
 }
+"""How the work of an operator's entry (`OpSpec.work`) is counted."""

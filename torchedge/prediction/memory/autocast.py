@@ -12,30 +12,6 @@ from torchedge.prediction.memory.settings import StepSettings
 
 _LOW = frozenset(("bfloat16", "float16"))
 _CASTABLE = frozenset(("float32", "bfloat16", "float16"))
-_ON_CPU_AS_IS = frozenset(
-    [
-        "softmax",
-        "log_softmax",
-        "softmin",
-        "_safe_softmax",
-        "layer_norm",
-        "group_norm",
-        "rms_norm",
-        "sum",
-        "norm",
-        "logsumexp",
-        "prod",
-        "cumsum",
-        "cumprod",
-        "exp",
-        "log",
-        "pow",
-        "sqrt",
-        "cdist",
-        "cosine_similarity",
-    ]
-)
-"""Operators that CUDA's autocast runs in float32 and the CPU's leaves in the precision they come in."""
 
 
 def lower_precision(graph: Graph, settings: StepSettings) -> Graph:
@@ -80,9 +56,9 @@ class _Pass:
             return None
         if spec.autocast == "lower":
             return self.low
-        if spec.autocast == "float32":
-            return None if self.on_cpu and op.kind in _ON_CPU_AS_IS else "float32"
-        if op.kind in ("cat", "stack", "concat"):
+        if spec.autocast == "float32" or (spec.autocast == "float32_on_cuda" and not self.on_cpu):
+            return "float32"
+        if spec.autocast == "join":
             kinds = {self.out.values[i].dtype for i in op.inputs if i is not None}
             return "float32" if "float32" in kinds and kinds & _LOW else None
         return None
@@ -137,7 +113,7 @@ class _Pass:
         if (
             op.inplace
             or value.alias is not None
-            or (spec is not None and spec.autocast in ("keep", "float32"))
+            or (spec is not None and spec.autocast in ("keep", "float32", "float32_on_cuda"))
         ):
             return kinds[0] if kinds and kinds[0] in _CASTABLE else value.dtype
         found = [k for k in kinds if k in _CASTABLE]

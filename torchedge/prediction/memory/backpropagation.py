@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from torchedge.graphs import Op, Poly
 from torchedge.graphs.dims import poly
-from torchedge.ops.specs import LoadClass, nothing
+from torchedge.ops import LoadClass, spec_of
+from torchedge.ops.specs import nothing
 from torchedge.prediction.memory.stepping import (
     GRADIENTS,
     TEMPORARY,
@@ -260,10 +261,7 @@ def _until_last_save(step: Step, positions: list[int]) -> list[int]:
 
 
 def _keeps(step: Step, op: Op) -> bool:
-    from torchedge.ops import registry
-    from torchedge.prediction.memory.stepping import UNKNOWN
-
-    spec = registry().get(op.kind, UNKNOWN)
+    spec = spec_of(op.kind)
     needs = [i is not None and step.differentiable[i] for i in op.inputs]
     if True not in needs:
         return False
@@ -273,11 +271,8 @@ def _keeps(step: Step, op: Op) -> bool:
 
 def _mark_remaining(step: Step, positions: list[int]) -> None:
     """Operators behind the early stop left their nodes in the first run: record them without storages."""
-    from torchedge.ops import registry
-    from torchedge.prediction.memory.stepping import UNKNOWN
-
     for position in positions:
         op = step.graph.ops[position]
         needs = [i is not None and step.differentiable[i] for i in op.inputs]
         if True in needs:
-            step.records.append(Record(op, registry().get(op.kind, UNKNOWN), needs, [], position))
+            step.records.append(Record(op, spec_of(op.kind), needs, [], position))

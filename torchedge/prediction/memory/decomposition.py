@@ -8,13 +8,11 @@ from __future__ import annotations
 from math import prod
 
 from torchedge.graphs import Graph, Op, Shape, Value
-from torchedge.prediction.memory.layouts import Layouts, contiguous_strides, foldable, variadic, viewed
+from torchedge.ops import spec_of
+from torchedge.ops.strides import contiguous_strides, foldable, variadic, viewed
+from torchedge.prediction.memory.layouts import Layouts
 from torchedge.prediction.memory.rewriting import Rewriter, last_uses
 from torchedge.prediction.memory.settings import StepSettings
-
-_PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
-_ATTENTION = "scaled_dot_product_attention"
-_COMPOSITE = _PRODUCTS | {_ATTENTION, "einsum"}
 
 
 def decompose(graph: Graph, settings: StepSettings) -> Graph:
@@ -22,7 +20,7 @@ def decompose(graph: Graph, settings: StepSettings) -> Graph:
 
     A graph without such operators is returned as it is.
     """
-    if _COMPOSITE.isdisjoint({op.kind for op in graph.ops}):
+    if not any(spec_of(kind).composite for kind in {op.kind for op in graph.ops}):
         return graph
     return _Pass(graph, settings).run()
 
@@ -37,13 +35,12 @@ class _Pass:
 
     def run(self) -> Graph:
         for position, op in enumerate(self.graph.ops):
-            if op.kind in _PRODUCTS:
+            composite = spec_of(op.kind).composite
+            if composite == "product":
                 self._product(op)
-            elif op.kind == "einsum":
+            elif composite == "einsum":
                 self._einsum(op)
-            elif op.kind == _ATTENTION and not (
-                self.fused and (self.on_cuda or not op.attrs.get("dropout_p"))
-            ):
+            elif composite == "attention" and len(op.outputs) == 1 and not self._runs_fused(op):
                 self._attention(op)
             elif op.kind == "clone" and self.fused and self._needs_no_copy(op):
                 self._as_view(op)
@@ -51,6 +48,9 @@ class _Pass:
                 self.out.emit(op)
             self.out.release(*self.releases[position])
         return self.out.finish()
+
+    def _runs_fused(self, op: Op) -> bool:
+        return self.fused and (self.on_cuda or not op.attrs.get("dropout_p"))
 
     def _as_view(self, op: Op) -> None:
         """A reshape, seen copying by capture, of a fused attention's output that lies in memory as wanted."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torchedge.graphs import FLOATING, Graph, Op, Poly, Value
 from torchedge.graphs.dims import poly
-from torchedge.ops import Call, OpSpec, families, registry
+from torchedge.ops import Call, OpSpec, spec_of
 from torchedge.ops.convolution import explicit_padding, spread
 from torchedge.ops.specs import nothing
 from torchedge.prediction.memory.autocast import lower_precision
@@ -22,8 +22,6 @@ from torchedge.prediction.memory.workspaces import PHASES, convolution_geometry
 
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
-UNKNOWN = OpSpec("unknown", saves=lambda call: tuple(range(len(call.needs))))
-"""An operator nothing is known of is taken to keep all it reads."""
 
 
 @dataclass(slots=True)
@@ -143,8 +141,7 @@ def _write_persistent(step: Step, first: bool) -> None:
 
 def multiplies(graph: Graph) -> bool:
     """Return whether a graph multiplies matrices: the libraries which that needs take memory of their own."""
-    family = families()
-    return any(family.get(op.kind) in ("contraction", "attention") for op in graph.ops)
+    return any(spec_of(op.kind).work.multiplies_matrices for op in graph.ops)
 
 
 def remaining(step: Step) -> list[int]:
@@ -197,7 +194,7 @@ def _keep_inputs(step: Step, op: Op, region: Region, seen: set[int]) -> None:
 
 def run(step: Step, position: int, op: Op, saving: bool = True) -> None:
     """Write one operator's forward call; a record for backward follows where autograd keeps one."""
-    spec = registry().get(op.kind, UNKNOWN)
+    spec = spec_of(op.kind)
     differentiable = step.differentiable
     needs = [i is not None and differentiable[i] for i in op.inputs]
     tracked = (

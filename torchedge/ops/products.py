@@ -1,0 +1,182 @@
+"""Matrix products, attention and recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+from torchedge.graphs import ITEM_SIZES
+from torchedge.ops.specs import Call, LoadClass, Sizes, Work, keep, spec
+
+
+def linear_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
+    """X (*, m), w (n, m) -> (*, n)."""
+    x, w = ins[0], ins[1]
+    if x is None or w is None or len(w) != 2 or not x or x[-1] != w[1]:
+        return None
+    return (*x[:-1], w[0])
+
+
+def linear_flops(call: Call) -> int:
+    """2 · outputs · inner dimension, plus the bias."""
+    x = call.ins[0] or (0,)
+    outputs = prod(call.outs[0])
+    return 2 * outputs * x[-1] + (outputs if len(call.ins) > 2 and call.ins[2] is not None else 0)
+
+
+def matmul_flops(call: Call) -> int:
+    """2 · outputs · inner dimension."""
+    return 2 * prod(call.outs[0]) * (call.ins[0] or (0,))[-1]
+
+
+def added_flops(call: Call) -> int:
+    """Addmm and baddbmm: the product plus one addition an output; operands are inputs 1 and 2."""
+    return 2 * prod(call.outs[0]) * (call.ins[1] or (0,))[-1] + prod(call.outs[0])
+
+
+def einsum_flops(call: Call) -> int:
+    """2 · outputs · contracted dimensions of a two-operand einsum.
+
+    Where the equation is not understood, two for each element of the largest tensor.
+    """
+    operands = [s for s in call.ins if s is not None]
+    outputs = prod(call.outs[0])
+    equation = str(call.attrs.get("equation", "")).replace(" ", "")
+    if len(operands) != 2 or "->" not in equation or "." in equation:
+        return 2 * max([outputs, *map(prod, operands)])
+    left, right = equation.split("->")
+    sizes = {
+        k: s
+        for term, shape in zip(left.split(","), operands, strict=False)
+        for k, s in zip(term, shape, strict=False)
+    }
+    return 2 * outputs * prod(s for k, s in sizes.items() if k not in right)
+
+
+def product_saves(call: Call) -> tuple[int, ...]:
+    """Each operand is kept for the gradient of the other."""
+    return tuple(i for i, other in ((0, 1), (1, 0)) if call.need(other))
+
+
+def added_saves(call: Call) -> tuple[int, ...]:
+    """addmm: operands are inputs 1 and 2."""
+    return tuple(i for i, other in ((1, 2), (2, 1)) if call.need(other))
+
+
+def attention_flops(call: Call) -> int:
+    """Two products and a softmax: q (*, L, E), k (*, S, E), v (*, S, D)."""
+    q, k, v = (call.ins[i] or (1, 1) for i in range(3))
+    scores = prod(q[:-1]) * k[-2]
+    return 2 * scores * (q[-1] + v[-1]) + 5 * scores
+
+
+def scores_bytes(call: Call) -> int:
+    """Bytes of the attention matrix (*, L, S)."""
+    q, k = call.ins[0] or (1, 1), call.ins[1] or (1, 1)
+    return prod(q[:-1]) * k[-2] * ITEM_SIZES[call.in_dtype(0)]
+
+
+def fused(call: Call) -> bool:
+    """Whether a kernel that never writes the attention matrix runs (flash or memory-efficient attention)."""
+    return call.backend in ("cuda", "cpu")
+
+
+def attention_aux(call: Call) -> tuple[int, ...]:
+    """What attention keeps beside its operands: row sums (fused), or the matrix (and its dropout mask)."""
+    q = call.ins[0] or (1, 1)
+    dropout = call.attrs.get("dropout_p", 0.0) or 0.0
+    if fused(call):
+        return (prod(q[:-1]) * 4,)
+    masks = (scores_bytes(call),) * 2 if dropout else ()
+    return (scores_bytes(call), *masks, call.in_bytes(0), call.in_bytes(1))
+
+
+def attention_saves(call: Call) -> tuple[int, ...]:
+    """Fused kernels keep q, k, v, a mask and the output."""
+    mask = (3,) if len(call.ins) > 3 and call.ins[3] is not None else ()
+    return (0, 1, 2, *mask, -1) if fused(call) else (2,)
+
+
+_FLOAT = 4
+
+
+def recurrent_flops(call: Call) -> int:
+    """2 · steps · weights: every weight matrix is applied to every element of batch and sequence."""
+    x = call.ins[0] or (1,)
+    return 2 * prod(x[:-1]) * sum(prod(s) for s in call.ins[1:] if s is not None and len(s) == 2)
+
+
+def gate_activations(call: Call) -> tuple[int, ...]:
+    """The fused cell keeps gate activations and the cell state of every step, about six values an output."""
+    return (6 * _FLOAT * prod(call.outs[0]),)
+
+
+def recurrent_shapes(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> tuple[Sizes, ...] | None:
+    """X (L, N, m) or (N, L, m), states (layers · directions, N, h) -> outputs of every step, last states.
+
+    None for packed sequences, whose inputs are two-dimensional.
+    """
+    x, h = ins[0], ins[1] if len(ins) > 1 else None
+    if x is None or h is None or len(x) != 3 or len(h) != 3 or "batch_first" not in attrs:
+        return None
+    width = h[-1] * (2 if attrs.get("bidirectional") else 1)
+    states = [s for s in ins[1:3] if s is not None and len(s) == 3]
+    return ((*x[:2], width), *states)
+
+
+_PARAMS = "input hx params has_biases num_layers dropout train bidirectional batch_first"
+
+
+_product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower")
+_multiplied = partial(_product, flops=matmul_flops, saves=product_saves)
+_recurrent = partial(_product, work=Work.RECURRENT, flops=recurrent_flops, saves=keep(0, -1))
+
+OPS = (
+    _product(
+        "linear",
+        "input weight bias",
+        infer=linear_shape,
+        flops=linear_flops,
+        saves=product_saves,
+        grads=("folded", "turned", "new"),
+    ),
+    _multiplied(
+        "matmul",
+        "input other",
+        "mm bmm mv dot vdot inner __matmul__ chain_matmul",
+        grads=("folded",),
+        composite="product",
+    ),
+    _multiplied("__rmatmul__", "other input"),
+    _product(
+        "addmm",
+        "input mat1 mat2 beta alpha",
+        "baddbmm addbmm addmv",
+        work=Work.ADDED_PRODUCT,
+        flops=added_flops,
+        saves=added_saves,
+        grads=("pass", "new"),
+    ),
+    _product("einsum", "equation operands", flops=einsum_flops, saves=product_saves, composite="einsum"),
+    _multiplied("bilinear", "input1 input2 weight bias", saves=keep(0, 1, 2), autocast="widest"),
+    _product("outer", "input vec2", "ger", saves=product_saves),
+    _product(
+        "scaled_dot_product_attention",
+        "query key value attn_mask dropout_p is_causal scale enable_gqa",
+        "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_cudnn_attention",
+        work=Work.ATTENTION,
+        flops=attention_flops,
+        saves=attention_saves,
+        aux=attention_aux,
+        grads=("new", "new", "new", "none"),
+        composite="attention",
+        backward_flops=1.25,
+    ),
+    _product("_native_multi_head_attention", work=Work.ATTENTION, flops=attention_flops),
+    _recurrent("lstm", _PARAMS, infer_many=recurrent_shapes, aux=gate_activations),
+    _recurrent("gru", _PARAMS, "rnn_tanh rnn_relu", infer_many=recurrent_shapes, aux=gate_activations),
+    _recurrent("lstm_cell", "input", "gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell"),
+)
