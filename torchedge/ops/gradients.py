@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torchedge.graphs import FLOATING, Graph, Op, Value
-from torchedge.ops.specs import registry
+from torchedge.ops.specs import spec_of
 
 __all__ = ["extend_needs", "gradient_needs", "is_differentiated"]
 
@@ -42,5 +42,5 @@ def is_differentiated(op: Op, needs: Sequence[bool], *, through_stops: bool = Fa
     slots = [slot for slot, index in enumerate(op.inputs) if index is not None and needs[index]]
     if not slots:
         return False
-    spec = registry().get(op.kind)
-    return through_stops or spec is None or any(spec.grad_mode(slot) != "none" for slot in slots)
+    spec = spec_of(op.kind)
+    return through_stops or any(spec.grad_mode(slot) != "none" for slot in slots)
