@@ -21,7 +21,7 @@ from torchedge.prediction.predictor import checked_batches, predict_graph
 from torchedge.prediction.results import Prediction, checked_confidence
 from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
 from torchedge.searching.evolution import Evolution, Recipe, Score
-from torchedge.searching.journal import Journal
+from torchedge.searching.journal import SearchJournal
 from torchedge.searching.results import Candidate, Counts, Search, Violation, pareto
 from torchedge.searching.spaces import Mode, SearchSpace, check_space
 
@@ -93,7 +93,7 @@ def run_search(
     )
     team = Workers(evaluator, token, workers)
     limits = np.array(list(task.limits.values()))
-    with Journal(journal, header) as book:
+    with SearchJournal(journal, header) as book:
         evolution = Evolution(task.space, team, book, score, limits, task.recipe, task.seed)
         history = _evolve(evolution, progress, begun)
     return _summary(task, evolution, history, time.perf_counter() - begun)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError
 from torchedge.searching.evaluation import Workers
-from torchedge.searching.journal import Journal
+from torchedge.searching.journal import SearchJournal
 from torchedge.searching.spaces import Genes, SearchSpace, draw
 
 FloatArray = npt.NDArray[np.float64]
@@ -78,7 +78,7 @@ class Evolution:
         self,
         space: SearchSpace,
         workers: Workers,
-        journal: Journal,
+        journal: SearchJournal,
         score: Score,
         limits: FloatArray,
         recipe: Recipe,

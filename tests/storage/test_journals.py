@@ -1,0 +1,89 @@
+"""A journal survives a torn last line at any byte, and damage anywhere else is named."""
+
+import os
+
+import pytest
+
+from torchedge.errors import InputError, ProfileError
+from torchedge.storage.journals import Journal
+
+ROWS = [{"kind": "header"}, {"value": 1.5, "text": "Γ\n"}, {"list": [1, None]}]
+
+
+def written(path, rows=ROWS):
+    with Journal(path) as journal:
+        places = [journal.append(row) for row in rows]
+    return places
+
+
+def test_rows_come_back_with_their_places(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    places = written(path)
+    with Journal(path) as journal:
+        assert list(journal.rows()) == list(zip(places, ROWS, strict=True))
+        last = journal.append({"kind": "more"})
+        assert journal.row_at(places[1]) == ROWS[1] and journal.row_at(last) == {"kind": "more"}
+        assert [row for _, row in journal.rows()] == [*ROWS, {"kind": "more"}]
+
+
+def test_a_line_torn_at_any_byte_is_cut_off(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    data = path.read_bytes()
+    for cut in range(len(data)):
+        path.write_bytes(data[:cut])
+        with Journal(path) as journal:
+            whole = len(list(journal.rows()))
+            assert whole == data[:cut].count(b"\n")
+            journal.append(ROWS[-1])
+            assert [row for _, row in journal.rows()] == [*ROWS[:whole], ROWS[-1]]
+
+
+def test_rows_may_be_appended_and_read_while_iterating(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    places = written(path)
+    with Journal(path) as journal:
+        seen = []
+        for place, _ in journal.rows():
+            journal.row_at(places[0])
+            seen.append(place)
+        assert seen == places
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"[]", b"\x00", b"", b'{"a":NaN}'])
+def test_damage_is_named(tmp_path, line):
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(ProfileError, match="line 4"), Journal(path) as journal:
+        list(journal.rows())
+
+
+def test_one_process_at_a_time(tmp_path):
+    pytest.importorskip("fcntl")
+    path = tmp_path / "journal.jsonl"
+    with Journal(path), pytest.raises(ProfileError, match="another torchedge"), Journal(path):
+        pass
+    with Journal(path):
+        pass
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(InputError, match="cannot be written"):
+        Journal(tmp_path / "missing" / "journal.jsonl", error=InputError).__enter__()
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(ROWS[0])
+
+        def full(number):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(ProfileError, match="make room"):
+                journal.append(ROWS[1])
+        journal.append(ROWS[2])
+        assert [row for _, row in journal.rows()] == [ROWS[0], ROWS[2]]
