@@ -15,18 +15,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from overlap_strategies import STRATEGIES
+
 from torchedge.devices import Device, find_device
 from torchedge.streaming.capacities import make_instance
-from torchedge.streaming.fusion import Groups, assemble, find_groups
+from torchedge.streaming.fusion import (
+    AdaptiveFusion,
+    Groups,
+    Outcome,
+    assemble,
+    find_groups,
+    split_adaptively,
+)
 from torchedge.streaming.instances import MEBIBYTE, Instance
-from torchedge.streaming.layering import lay_out
-from torchedge.streaming.operations import InferenceGraph
+from torchedge.streaming.layering import InferenceGraph, lay_out
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import derive_rates
 from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.solving import solve
-from torchedge.streaming.splitting import AdaptiveFusion, Outcome, split_adaptively
-from torchedge.streaming.strategies import STRATEGIES
 from torchedge.streaming.verification import check_plan
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.paper_models import PAPER_MODELS

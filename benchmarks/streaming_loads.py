@@ -19,7 +19,7 @@ from torchedge.devices import Device, find_device
 from torchedge.profiling.load_tables import LoadTable, read_loads
 from torchedge.streaming.capacities import rate_capacities
 from torchedge.streaming.layering import lay_out
-from torchedge.streaming.load_models import THRESHOLDS
+from torchedge.streaming.rates import THRESHOLDS
 from torchedge.tracing.sources import load_model
 
 RATIOS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from torchedge.devices import find_device
 from torchedge.streaming.capacities import make_instance
-from torchedge.streaming.latencies import estimate_latencies, roofline_of
 from torchedge.streaming.layering import lay_out
+from torchedge.streaming.rates import estimate_latencies, roofline_of
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.paper_models import PAPER_MODELS
 from torchedge.tracing.sources import load_model

@@ -23,8 +23,8 @@ from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.layering import lay_out
 from torchedge.streaming.queues import QueueRun, plan_queue, simulate_queue
 from torchedge.streaming.rates import Rates, derive_rates
+from torchedge.streaming.simulation import RunTimeline
 from torchedge.streaming.solving import solve
-from torchedge.streaming.timelines import RunTimeline
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.sources import load_model
 

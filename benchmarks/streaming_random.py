@@ -63,12 +63,12 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=1000, help="instances (default 1000)")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--strategy", help="one of torchedge.streaming.strategies in place of the solver")
+    parser.add_argument("--strategy", help="one of overlap_strategies in place of the solver")
     arguments = parser.parse_args()
     if arguments.strategy is None:
         from torchedge.streaming.solving import solve
     else:
-        from torchedge.streaming.strategies import STRATEGIES
+        from overlap_strategies import STRATEGIES
 
         solve = STRATEGIES[arguments.strategy]
     counts: Counter[str] = Counter()

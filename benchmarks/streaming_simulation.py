@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from overlap_strategies import STRATEGIES
 from streaming_models import TABLE_6, TABLE_7, head, row
 
 from torchedge.devices import find_device
@@ -25,10 +26,8 @@ from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.layering import lay_out
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import Rates, Slowdown, derive_rates, framework_rates
-from torchedge.streaming.simulation import simulate_plan
+from torchedge.streaming.simulation import RunTimeline, simulate_plan
 from torchedge.streaming.solving import solve
-from torchedge.streaming.strategies import STRATEGIES
-from torchedge.streaming.timelines import RunTimeline
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.sources import load_model
 

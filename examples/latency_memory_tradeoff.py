@@ -13,8 +13,8 @@ from pathlib import Path
 import torchedge
 from torchedge.devices import find_device
 from torchedge.streaming.figures import draw_tradeoff
-from torchedge.streaming.timelines import RunTimeline
-from torchedge.streaming.tradeoffs import trade_off
+from torchedge.streaming.planning import trade_off
+from torchedge.streaming.simulation import RunTimeline
 from torchedge.tracing.sources import load_model
 
 MIB = 2**20

@@ -15,7 +15,7 @@ import torchedge
 from torchedge.errors import PlanError
 from torchedge.streaming.budgets import parse_bytes
 from torchedge.streaming.figures import draw_lanes
-from torchedge.streaming.queue_budgets import plan_queue_within
+from torchedge.streaming.queues import plan_queue_within
 from torchedge.streaming.solving import solve
 
 MIB = 2**20

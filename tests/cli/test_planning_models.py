@@ -131,11 +131,11 @@ def test_options_of_planning(run):
     assert "lambda 0.5, M_peak none" in free and ": 12 kernels" in free
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "always-next", "preload-all"])
+@pytest.mark.parametrize("strategy", ["same-type", "always-next", "preload-all"])
 def test_strategies(run, strategy):
     wide = ("plan", "nets.py:wide", "--input-size", "2048", "-d", "adreno-750", "--chunk", "64KiB")
     out = run(*wide, "--strategy", strategy)
-    assert ("breaks rules of the overlap problem" in " ".join(out.split())) == (strategy == "always-next")
+    assert ("breaks rules of the overlap problem" in " ".join(out.split())) == (strategy != "preload-all")
     if strategy == "preload-all":
         out = run(*wide, "--strategy", strategy, "--memory-limit", "10MiB", status=DOES_NOT_FIT)
         assert "as preload-all plans it takes" in " ".join(out.split())
@@ -230,7 +230,7 @@ WRONG = {
     "two into a file": ((*TWO, "--memory-limit", "3MiB", "-o", "x.json"), "--out does not go with several"),
     "layers of two": ((*TWO, "--memory-limit", "3MiB", "--layers"), "--layers does not go with several"),
     "a strategy for two": (
-        (*TWO, "--memory-limit", "3MiB", "--strategy", "greedy"),
+        (*TWO, "--memory-limit", "3MiB", "--strategy", "same-type"),
         "--strategy does not go",
     ),
     "a sweep of two": ((*TWO, "--sweep"), "--sweep goes with one MODEL, and 2 are given"),

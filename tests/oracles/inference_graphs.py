@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from torchedge.streaming.operations import InferenceGraph, Operation, StoredWeight
+from torchedge.streaming.layering import InferenceGraph, Operation, StoredWeight
 
 CLASSES = {
     **dict.fromkeys(("linear", "conv2d", "matmul", "lstm"), "reusable"),

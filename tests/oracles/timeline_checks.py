@@ -8,7 +8,7 @@ import numpy as np
 
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import Rates
-from torchedge.streaming.timelines import MemoryCurve, RunTimeline
+from torchedge.streaming.simulation import MemoryCurve, RunTimeline
 
 CLOSE = 1e-9
 

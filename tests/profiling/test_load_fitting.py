@@ -14,9 +14,15 @@ from torchedge.profiling import load_fitting
 from torchedge.profiling.load_fitting import fit_loads, score_loads
 from torchedge.profiling.load_tables import read_loads
 from torchedge.storage import file_sha256
-from torchedge.streaming.capacities import rate_capacities
-from torchedge.streaming.load_models import FILE, THRESHOLDS, FittedLoads, load_features, load_model_of
-from torchedge.streaming.operations import InferenceGraph, Operation
+from torchedge.streaming.capacities import (
+    FILE,
+    THRESHOLDS,
+    FittedLoads,
+    load_features,
+    load_model_of,
+    rate_capacities,
+)
+from torchedge.streaming.layering import InferenceGraph, Operation
 
 ENVIRONMENT = {
     "row": "environment",

@@ -15,7 +15,7 @@ from torchedge.streaming.instances import MEBIBYTE, Instance, Layer, Weight
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import STAGING_BYTES, Rates
 from torchedge.streaming.simulation import simulate_plan
-from torchedge.streaming.strategies.naive import always_next, preload_everything
+from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.verification import verify_plan
 
 pytest.importorskip("ortools")

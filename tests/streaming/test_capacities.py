@@ -6,9 +6,9 @@ import pytest
 
 from torchedge.devices import Provenance, find_device, parse_device
 from torchedge.errors import DeviceError, InputError
-from torchedge.streaming.capacities import THRESHOLDS, make_instance, rate_capacities
-from torchedge.streaming.latencies import estimate_latencies, inline_rate, roofline_of
-from torchedge.streaming.operations import InferenceGraph, Operation, StoredWeight
+from torchedge.streaming.capacities import make_instance, rate_capacities
+from torchedge.streaming.layering import InferenceGraph, Operation, StoredWeight
+from torchedge.streaming.rates import THRESHOLDS, estimate_latencies, inline_rate, roofline_of
 
 CHUNK = 1000
 

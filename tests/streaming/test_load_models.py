@@ -11,9 +11,7 @@ from torchedge.devices import Provenance, find_device, write_device
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import build_forest
 from torchedge.storage import read_toml
-from torchedge.streaming.capacities import make_instance, rate_capacities
-from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.load_models import (
+from torchedge.streaming.capacities import (
     FILE,
     LOAD_FEATURES,
     LOADS,
@@ -22,9 +20,12 @@ from torchedge.streaming.load_models import (
     Work,
     load_features,
     load_model_of,
+    make_instance,
+    rate_capacities,
     write_load_model,
 )
-from torchedge.streaming.operations import InferenceGraph, Operation
+from torchedge.streaming.instances import MEBIBYTE
+from torchedge.streaming.layering import InferenceGraph, Operation
 
 HIGH = {
     "log2_bytes": 14.0,

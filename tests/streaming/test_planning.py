@@ -18,7 +18,7 @@ from torchedge.streaming.instances import parse_instance
 from torchedge.streaming.layering import lay_out
 from torchedge.streaming.planning import plan_graph
 from torchedge.streaming.plans import parse_plan, read_plan, write_plan
-from torchedge.streaming.strategies.naive import always_next, preload_everything
+from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.streaming.verification import verify_plan
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.random_instances import instances
+from overlap_strategies import plan_greedily
 
+from torchedge.streaming.budgets import preload_also, restate_plan, worth_preloading
 from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.plans import ChunkLoad, OverlapPlan
-from torchedge.streaming.preloading import preload_also, restate_plan, worth_preloading
-from torchedge.streaming.strategies.greedy import plan_greedily
 from torchedge.streaming.verification import verify_plan
 
 LAYERS = tuple(Layer(f"l{n}", 4, 1.0, "elemental") for n in range(6))

@@ -8,10 +8,9 @@ from oracles.inference_graphs import make_graph
 
 from torchedge.devices import find_device
 from torchedge.errors import InputError
-from torchedge.streaming.planning import plan_graph
-from torchedge.streaming.queue_budgets import plan_queue_within
-from torchedge.streaming.strategies.naive import preload_everything
-from torchedge.streaming.tradeoffs import LAMBDAS, SETTINGS, trade_off
+from torchedge.streaming.planning import LAMBDAS, SETTINGS, plan_graph, trade_off
+from torchedge.streaming.queues import plan_queue_within
+from torchedge.streaming.strategies import preload_everything
 from torchedge.streaming.verification import verify_plan
 
 pytest.importorskip("ortools")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.random_instances import instances
+from overlap_strategies import plan_greedily
 
 from torchedge.devices import Figure, Provenance
 from torchedge.errors import InputError, PlanError
@@ -13,8 +14,7 @@ from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.queues import Share, join_instances, plan_queue, simulate_queue
 from torchedge.streaming.rates import Rates
-from torchedge.streaming.strategies.greedy import plan_greedily
-from torchedge.streaming.strategies.naive import preload_everything
+from torchedge.streaming.strategies import preload_everything
 from torchedge.streaming.verification import verify_plan
 
 MEGABYTE = 10**6

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from torchedge.devices import Figure, Provenance, find_device, list_devices
 from torchedge.errors import DeviceError, InputError
-from torchedge.streaming.capacities import THRESHOLDS
 from torchedge.streaming.instances import Layer
-from torchedge.streaming.rates import STAGING_BYTES, Rates, Slowdown, derive_rates, framework_rates
+from torchedge.streaming.rates import (
+    STAGING_BYTES,
+    THRESHOLDS,
+    Rates,
+    Slowdown,
+    derive_rates,
+    framework_rates,
+)
 
 MEGABYTE = 10**6
 

@@ -14,9 +14,8 @@ from torchedge.errors import InputError, PlanError
 from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.rates import Rates
-from torchedge.streaming.simulation import simulate_plan
-from torchedge.streaming.strategies.naive import always_next, preload_everything, same_type
-from torchedge.streaming.timelines import MemoryUse, Stalls, join_curves, timeline_document
+from torchedge.streaming.simulation import MemoryUse, Stalls, join_curves, simulate_plan, timeline_document
+from torchedge.streaming.strategies import always_next, preload_everything, same_type
 
 MEGABYTE = 10**6
 

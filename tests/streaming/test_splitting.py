@@ -11,11 +11,16 @@ from oracles.greedy_plans import plan_late
 from oracles.inference_graphs import graphs, make_graph
 
 from torchedge.errors import InputError
-from torchedge.streaming.fusion import assemble, find_groups
+from torchedge.streaming.fusion import (
+    assemble,
+    count_crossings,
+    find_cuts,
+    find_groups,
+    split_adaptively,
+    weigh_kernels,
+)
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.penalties import count_crossings, find_cuts, weigh_kernels
 from torchedge.streaming.plans import ChunkLoad, OverlapPlan
-from torchedge.streaming.splitting import split_adaptively
 from torchedge.streaming.verification import check_plan
 
 LOADS = {"reusable": 1, "elemental": 4, "hierarchical": 0}

@@ -14,7 +14,8 @@ def fit_load_table(arguments: argparse.Namespace) -> int:
     from torchedge.devices.device import thaw
     from torchedge.profiling.load_fitting import fit_device_loads
     from torchedge.profiling.profile_folders import check_target, device_of, write_profile
-    from torchedge.streaming.load_models import TABLE, THRESHOLDS
+    from torchedge.streaming.capacities import TABLE
+    from torchedge.streaming.rates import THRESHOLDS
 
     check_target(arguments.out, force=arguments.force)
     device = device_of(arguments.dataset.absolute().parent, arguments.device)

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--effort", type=_effort, metavar="X", help="how hard the solver tries (1)")
     parser.add_argument(
         "--strategy", metavar="NAME",
-        help="a strategy to compare with: lc-opg, greedy, always-next, same-type or preload-all",
+        help="a strategy to compare with: always-next, same-type or preload-all",
     )  # fmt: skip
     parser.add_argument("--sweep", action="store_true", default=None, help="latency against memory")
     parser.add_argument(

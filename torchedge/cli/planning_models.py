@@ -75,7 +75,7 @@ def run_queue(arguments: argparse.Namespace) -> int:
     """Plan models that run one after the other; return 0, or 3 where one does not fit by itself."""
     from torchedge.cli.planning_texts import queue_document, queue_lines
     from torchedge.streaming.planning import plan_graph
-    from torchedge.streaming.queue_budgets import plan_queue_within
+    from torchedge.streaming.queues import plan_queue_within
     from torchedge.streaming.solving import solve
 
     asked = _read(arguments)
@@ -118,7 +118,7 @@ def run_queue(arguments: argparse.Namespace) -> int:
 def run_sweep(arguments: argparse.Namespace) -> int:
     """Plan one model at several lambdas and M_peaks."""
     from torchedge.cli.planning_texts import setting, sweep_document, sweep_lines
-    from torchedge.streaming.tradeoffs import SETTINGS, trade_off
+    from torchedge.streaming.planning import SETTINGS, trade_off
 
     asked = _read(arguments)
     options = {key: value for key, value in asked.options.items() if key != "lam"}

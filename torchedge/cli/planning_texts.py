@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torchedge.cli.output import WIDTH, number, table
 
 if TYPE_CHECKING:
+    from torchedge.streaming.planning import Tradeoff
     from torchedge.streaming.queues import QueueRun
+    from torchedge.streaming.simulation import RunTimeline
     from torchedge.streaming.streaming_plans import StreamingPlan
-    from torchedge.streaming.timelines import RunTimeline
-    from torchedge.streaming.tradeoffs import Tradeoff
 
 __all__ = ["layer_lines", "queue_document", "queue_lines", "setting", "sweep_document", "sweep_lines"]
 

@@ -17,8 +17,7 @@ from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.load_tables import LoadCase, LoadTable, read_loads
 from torchedge.profiling.profile_folders import LoadingFit, package_versions, today
 from torchedge.storage import file_sha256
-from torchedge.streaming.instances import LoadClassName
-from torchedge.streaming.load_models import (
+from torchedge.streaming.capacities import (
     GROUP_ITEMS,
     LOAD_FEATURES,
     LOADS,
@@ -26,6 +25,7 @@ from torchedge.streaming.load_models import (
     FittedLoads,
     load_features,
 )
+from torchedge.streaming.instances import LoadClassName
 
 __all__ = ["FOLDS", "LoadScore", "fit_device_loads", "fit_loads", "score_loads"]
 

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from torchedge.errors import ProfileError
 from torchedge.storage.documents import read_unpacked
+from torchedge.streaming.capacities import Work
 from torchedge.streaming.instances import LoadClassName
-from torchedge.streaming.load_models import THRESHOLDS, Work
+from torchedge.streaming.rates import THRESHOLDS
 
 __all__ = ["DISTURBED", "LoadCase", "LoadTable", "read_loads"]
 

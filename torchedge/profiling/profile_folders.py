@@ -33,10 +33,10 @@ from torchedge.profiling.samples import Samples
 from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
 from torchedge.profiling.workspace_fitting import CONVOLUTIONS, fit_workspaces, read_workspaces
 from torchedge.storage import read_toml, resolve_inside
+from torchedge.streaming.capacities import FILE as LOADING_FILE
+from torchedge.streaming.capacities import TABLE as LOADING
+from torchedge.streaming.capacities import write_load_model
 from torchedge.streaming.instances import LoadClassName
-from torchedge.streaming.load_models import FILE as LOADING_FILE
-from torchedge.streaming.load_models import TABLE as LOADING
-from torchedge.streaming.load_models import write_load_model
 
 __all__ = [
     "SCORES",

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.errors import InputError, LimitError, PlanError
-from torchedge.streaming.decisions import used_chunks
 from torchedge.streaming.instances import MEBIBYTE, Instance
-from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.preloading import preload_also, restate_plan, worth_preloading
+from torchedge.streaming.plans import OverlapPlan, used_chunks
 from torchedge.streaming.rates import STAGING_BYTES, Rates
-from torchedge.streaming.simulation import simulate_plan
-from torchedge.streaming.timelines import RunTimeline
+from torchedge.streaming.simulation import RunTimeline, simulate_plan
 from torchedge.streaming.verification import check_plan, verify_plan
 
-__all__ = ["Budgeted", "less_read_ahead", "parse_bytes", "plan_by_strategy", "plan_within"]
+__all__ = [
+    "Budgeted",
+    "less_read_ahead",
+    "parse_bytes",
+    "plan_by_strategy",
+    "plan_within",
+    "preload_also",
+    "restate_plan",
+    "worth_preloading",
+]
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
@@ -354,3 +360,44 @@ def _rounded_up(nbytes: int) -> str:
 def _mib(nbytes: float) -> str:
     mib = nbytes / MEBIBYTE
     return f"{mib:,.1f}" if mib >= 1 or not mib else f"{mib:.2g}"
+
+
+def worth_preloading(instance: Instance, plan: OverlapPlan, names: Iterable[str]) -> list[str]:
+    """Return those of the streamed weights named that are cheaper preloaded, the most by chunk first."""
+    p, d, _ = instance.prices
+    wanted = set(names)
+    first: dict[str, int] = {}
+    for load in plan.loads:
+        first[load.weight] = min(first.get(load.weight, load.layer), load.layer)
+    found = []
+    for w in instance.weights:
+        if w.name in wanted and w.name in first:
+            times = w.chunks if instance.distance == "chunks" else 1
+            saved = d * (w.first_use - first[w.name]) * times - p * w.chunks
+            if saved > 0:
+                found.append((-saved / w.chunks, w.first_use, w.name))
+    return [name for _, _, name in sorted(found)]
+
+
+def preload_also(plan: OverlapPlan, names: Iterable[str]) -> OverlapPlan:
+    """Return a plan that preloads some of its streamed weights; `restate_plan` makes its figures right."""
+    more = [name for name in names if name not in plan.preload]
+    loads = tuple(load for load in plan.loads if load.weight not in set(more))
+    return replace(plan, preload=(*plan.preload, *more), loads=loads)
+
+
+def restate_plan(instance: Instance, plan: OverlapPlan, bound: float | None, **facts: object) -> OverlapPlan:
+    """Return a plan with its objective, peak and status as of this instance.
+
+    bound: a lower bound of the instance, if one is known; `facts` are added to those of the solver.
+    """
+    found = verify_plan(instance, plan, limits=False)
+    objective = float(found.objective or 0)
+    return replace(
+        plan,
+        status="OPTIMAL" if bound is not None and objective <= bound else "FEASIBLE",
+        objective=objective,
+        lower_bound=bound if bound is None else min(bound, objective),
+        peak_chunks=found.peak_chunks,
+        solver={**plan.solver, **facts},
+    )

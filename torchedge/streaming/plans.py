@@ -1,17 +1,34 @@
-"""An overlap plan as data: what is preloaded, which layer loads which chunks, and what is proven about it."""
+"""An overlap plan: what is preloaded, which layer loads which chunks, what is proven; and making one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal, get_args
 
 from torchedge.errors import InputError
 from torchedge.storage import Document, write_json
 from torchedge.storage.documents import parse_json, read_unpacked
+from torchedge.streaming.instances import Instance, Weight
 
-__all__ = ["ChunkLoad", "OverlapPlan", "Status", "parse_plan", "plan_document", "read_plan", "write_plan"]
+__all__ = [
+    "ChunkLoad",
+    "Chunks",
+    "OverlapPlan",
+    "Status",
+    "in_flight",
+    "make_plan",
+    "parse_plan",
+    "plan_document",
+    "price",
+    "read_plan",
+    "refuse",
+    "used_chunks",
+    "write_plan",
+]
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE"]
 
@@ -150,3 +167,90 @@ def read_plan(path: str | Path) -> OverlapPlan:
 def write_plan(path: str | Path, plan: OverlapPlan) -> None:
     """Write a plan file atomically; raises ProfileError where it cannot be written."""
     write_json(path, plan_document(plan))
+
+
+Chunks = Mapping[str, Mapping[int, int]]
+"""The chunks x_{w,l} of streamed weights by name and layer; a weight that is not in it is preloaded."""
+
+
+def in_flight(instance: Instance, weights: Sequence[Weight], streamed: Chunks) -> list[int]:
+    """Return the chunks in flight (C2) at layers 1..N (entry 0 is 0), as the residency counts them."""
+    change = [0] * (len(instance.layers) + 2)
+    for w in weights:
+        loads = streamed.get(w.name)
+        if not loads:
+            continue
+        if instance.residency == "weights":
+            loads = {min(loads): w.chunks}
+        for layer, chunks in loads.items():
+            change[layer] += chunks
+        change[w.last_use + 1] -= w.chunks
+    return list(accumulate(change[:-1]))
+
+
+def price(instance: Instance, weights: Iterable[Weight], streamed: Chunks) -> int:
+    """Return what weights cost in whole prices: p * preloaded chunks + d * distances (`Instance.prices`)."""
+    p, d, _ = instance.prices
+    total = 0
+    for w in weights:
+        loads = streamed.get(w.name)
+        if loads is None:
+            total += p * w.chunks
+        else:
+            total += d * (w.first_use - min(loads)) * (w.chunks if instance.distance == "chunks" else 1)
+    return total
+
+
+def make_plan(
+    instance: Instance,
+    streamed: Chunks,
+    solver: Mapping[str, object],
+    *,
+    optimal: bool = False,
+    bound: int | None = None,
+) -> OverlapPlan:
+    """Build a plan from what is streamed; `bound` is the lower bound in whole prices (`Instance.prices`).
+
+    The solver facts tell which limits the plan keeps, as naive strategies keep none.
+    """
+    preload = [w for w in instance.weights if w.name not in streamed]
+    preloaded = sum(w.chunks for w in preload)
+    unit = instance.prices[2]
+    loads = []
+    sums = [0] * (len(instance.layers) + 1)
+    for w in instance.weights:
+        first = 0
+        for layer, chunks in sorted(streamed.get(w.name, {}).items()):
+            loads.append(ChunkLoad(w.name, layer, chunks, first))
+            first += chunks
+            sums[layer] += chunks
+    loads.sort(key=lambda load: load.layer)
+    peak = max(in_flight(instance, instance.weights, streamed))
+    facts = {
+        "respects_capacity": all(
+            used <= layer.capacity_chunks for used, layer in zip(sums[1:], instance.layers, strict=True)
+        ),
+        "respects_m_peak": instance.m_peak_chunks is None or peak <= instance.m_peak_chunks,
+        "respects_memory": instance.memory_chunks is None or peak + preloaded <= instance.memory_chunks,
+    }
+    return OverlapPlan(
+        "OPTIMAL" if optimal else "FEASIBLE",
+        float(Fraction(price(instance, instance.weights, streamed), unit)),
+        None if bound is None else float(Fraction(bound, unit)),
+        tuple(w.name for w in preload),
+        tuple(loads),
+        peak,
+        {**solver, **facts},
+    )
+
+
+def refuse(solver: Mapping[str, object], reason: str) -> OverlapPlan:
+    """Build the plan that says that there is none, and why."""
+    status: Status = "INFEASIBLE"
+    return OverlapPlan(status, None, None, (), (), 0, {**solver, "reason": reason})
+
+
+def used_chunks(instance: Instance, plan: OverlapPlan) -> int:
+    """Return the chunks that a plan preloads and, at most, has in flight together."""
+    chosen = set(plan.preload)
+    return plan.peak_chunks + sum(w.chunks for w in instance.weights if w.name in chosen)

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from oracles.random_instances import random_instance
 
-from torchedge.streaming.solving.ascent import ascend
-from torchedge.streaming.solving.labels import Outlook, search
-from torchedge.streaming.solving.packing import ORDERS, pack, residency
-from torchedge.streaming.solving.prices import Relaxation
-from torchedge.streaming.solving.problems import Subproblem, make_problem, segments
+from torchedge.streaming.solving.bounds import Relaxation, ascend
+from torchedge.streaming.solving.choices import Outlook, search
+from torchedge.streaming.solving.problems import ORDERS, Subproblem, make_problem, pack, residency, segments
 
 SEEDS = range(80)
 

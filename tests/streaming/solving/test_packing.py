@@ -6,8 +6,7 @@ import pytest
 from oracles.random_instances import random_instance
 
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.solving.packing import ORDERS, pack, residency
-from torchedge.streaming.solving.problems import make_problem, segments
+from torchedge.streaming.solving.problems import ORDERS, make_problem, pack, residency, segments
 
 
 def line(capacities, weights, **options):

@@ -8,7 +8,7 @@ from oracles.random_instances import random_instance
 from torchedge.errors import InputError
 from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.solving import solve
-from torchedge.streaming.solving.limits import smallest_memory
+from torchedge.streaming.solving.planner import smallest_memory
 from torchedge.streaming.solving.problems import make_problem
 from torchedge.streaming.verification import check_plan
 

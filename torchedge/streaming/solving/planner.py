@@ -1,24 +1,320 @@
-"""`solve`: an overlap plan with a proven lower bound, exact where it can be, always valid."""
+"""The solver: an overlap plan with a proven lower bound, exact where it can be, always valid."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 
-from torchedge.errors import InputError
-from torchedge.streaming.decisions import make_plan, refuse
+import numpy as np
+
+from torchedge.errors import InputError, MissingExtraError
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.solving.limits import Smallest, rooms, smallest_memory, staying_chunks, whole_chunks
-from torchedge.streaming.solving.packing import ORDERS, pack, residency
-from torchedge.streaming.solving.parts import Solved, solve_part
-from torchedge.streaming.solving.problems import Job, Problem, Subproblem, make_problem, segments
-from torchedge.streaming.solving.selection import Choice
-from torchedge.streaming.solving.small import settle, settle_memory
+from torchedge.streaming.plans import OverlapPlan, make_plan, refuse
+from torchedge.streaming.solving.bounds import Ascent, Bound, Floats, Relaxation, ascend
+from torchedge.streaming.solving.choices import Choice, Judge, Outlook, improve, judge, repair, search
+from torchedge.streaming.solving.cp_sat import count_pairs, direct_cp_sat, whole_window
+from torchedge.streaming.solving.problems import (
+    ORDERS,
+    Job,
+    Packing,
+    Problem,
+    Subproblem,
+    make_problem,
+    pack,
+    residency,
+    segments,
+)
 
-__all__ = ["solve"]
+__all__ = [
+    "Smallest",
+    "Solved",
+    "rooms",
+    "settle",
+    "settle_memory",
+    "smallest_memory",
+    "solve",
+    "solve_part",
+    "staying_chunks",
+    "whole_chunks",
+]
+
+NODES = 2_000
+"""Nodes after which the search for the smallest limit settles for what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smallest limit on memory found, the jobs (weights) refused with it, whether none is smaller."""
+
+    chunks: int
+    refused: frozenset[int]
+    proven: bool
+
+
+def whole_chunks(problem: Problem, jobs: Sequence[Job], packing: Packing) -> list[int]:
+    """Chunks in flight by slot where a weight counts whole from its first load to its last use."""
+    change = [0] * (problem.layers + 1)
+    for job in jobs:
+        change[job.last] += job.chunks
+        change[packing.finish[job.weight] + 1] -= job.chunks
+    return [int(x) for x in np.cumsum(change)[:-1]]
+
+
+def staying_chunks(problem: Problem, jobs: Iterable[Job]) -> list[int]:
+    """Chunks in flight by slot of weights that are used again later, between those uses."""
+    change = [0] * (problem.layers + 1)
+    for job in jobs:
+        if job.last < job.release - 1:
+            change[job.last] += job.chunks
+            change[job.release - 1] -= job.chunks
+    return [int(x) for x in np.cumsum(change)[:-1]]
+
+
+def rooms(problem: Problem, part: Subproblem, limit: int, staying: Sequence[int]) -> list[int]:
+    """Most chunks that a part may have in flight by slot.
+
+    staying: of all weights. Those of other parts are counted as if all of them were streamed.
+    """
+    room = [limit - chunks for chunks in staying]
+    for job in part.jobs:
+        for slot in range(job.last, job.release - 1):
+            room[slot] += job.chunks
+    return [max(0, chunks) for chunks in room]
+
+
+def smallest_memory(problem: Problem) -> Smallest:
+    """Find the smallest limit on preloaded chunks and chunks in flight together that allows a plan.
+
+    A whole-number programme: which jobs to refuse; what waits in each slot is at least what waited before
+    less the capacity, plus what is released (no packing has less in flight, see `packing.residency`).
+    """
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_matrix
+    except ImportError as error:
+        raise MissingExtraError.of("scipy", extra="plan", purpose="planning a stream of weights") from error
+    jobs, slots = problem.jobs, problem.layers
+    count = len(jobs)
+    total = sum(job.chunks for job in jobs) + problem.fixed_chunks
+    preloaded = count + slots  # variables: streamed (count), waiting (slots), preloaded, the limit
+    limit = preloaded + 1
+    chunks = {k: float(job.chunks) for k, job in enumerate(jobs)}
+    rows: list[tuple[dict[int, float], float]] = []  # sum <= side
+    rows.append(({**{k: -v for k, v in chunks.items()}, preloaded: -1.0}, -float(total)))
+    released: dict[int, dict[int, float]] = {}
+    staying: dict[int, dict[int, float]] = {}
+    for k, job in enumerate(jobs):
+        released.setdefault(job.release, {})[k] = chunks[k]
+        for slot in range(job.last, job.release):
+            staying.setdefault(slot, {})[k] = chunks[k]
+    for slot in range(slots):
+        waits = {**released.get(slot, {}), count + slot: -1.0}
+        rows.append((waits, 0.0))
+        if slot:
+            rows.append(({**waits, count + slot - 1: 1.0}, float(problem.capacity[slot - 1])))
+        held = {**staying.get(slot, {}), count + slot: 1.0}
+        if problem.in_flight is not None:
+            rows.append((held, float(problem.in_flight)))
+        rows.append(({**held, preloaded: 1.0, limit: -1.0}, 0.0))
+    rows.append(({count + slots - 1: 1.0}, float(problem.capacity[slots - 1])))
+    index = [(r, k) for r, (entries, _) in enumerate(rows) for k in entries]
+    values = [v for entries, _ in rows for v in entries.values()]
+    matrix = csr_matrix((values, np.array(index).T), shape=(len(rows), limit + 1))
+    solved = milp(
+        np.eye(1, limit + 1, limit)[0],
+        constraints=LinearConstraint(matrix, -np.inf, np.array([side for _, side in rows])),
+        integrality=np.concatenate([np.ones(count), np.zeros(slots + 2)]),
+        bounds=Bounds(0, np.concatenate([np.ones(count), np.full(slots + 2, np.inf)])),
+        options={"node_limit": NODES},
+    )
+    if solved.x is None:
+        return Smallest(total, frozenset(job.weight for job in jobs), False)
+    refused = frozenset(job.weight for k, job in enumerate(jobs) if solved.x[k] < 0.5)
+    return Smallest(_needed(problem, jobs, refused), refused, bool(solved.status == 0))
+
+
+def _needed(problem: Problem, jobs: Iterable[Job], refused: frozenset[int]) -> int:
+    """Memory that refusing these jobs takes."""
+    kept = [job for job in jobs if job.weight not in refused]
+    preloaded = problem.fixed_chunks + sum(job.chunks for job in jobs if job.weight in refused)
+    return preloaded + max(residency(problem, kept), default=0)
+
+
+SMALL_STATES = 1_500
+"""States after which exact search stops; with the last bound at hand it may take ten times as many."""
+STAGES = 4
+ROUNDS = 10
+"""Rounds of column generation a stage."""
+EVALUATIONS = 6_000
+ASCENT, CLIMBED = 1_000, 10_000_000
+"""Rounds of subgradient ascent, and rounds x slots at most."""
+FULL_WORK = 200_000
+"""Jobs x slots up to which all rounds are made; beyond, fewer in proportion."""
+MOST_WORK = 2_000_000
+"""Jobs x slots of a part beyond which its bound is that of the ascent."""
+PASSES, PACKED = 3, 6_000_000
+"""How often local search goes over the jobs of such a part, and jobs and slots that it packs at most."""
+BEAM_WIDTH = 24
+BEAM_WORK = 40_000
+"""A beam is tried where slots x jobs are fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A part's best choice, its lower bound (whole), and how it was found."""
+
+    choice: Choice
+    bound: int
+    method: str
+
+
+def solve_part(
+    problem: Problem,
+    part: Subproblem,
+    *,
+    limit: int | None = None,
+    room: Sequence[int] | None = None,
+    effort: float,
+) -> Solved:
+    """Choose what to refuse of a part; `limit` on chunks in flight binds where `room` is given.
+
+    room: most chunks in flight in each slot, at most `limit` (less where other parts' weights stay longer).
+    """
+    uniform = len({job.late for job in part.jobs}) == 1
+    orders = ["fewest remaining"] if uniform else list(ORDERS)
+    if uniform:
+        quick = search(problem, part, most_states=int(SMALL_STATES * effort), room=room)
+        if quick.cost is not None and quick.proven:
+            return Solved(Choice(quick.cost, quick.refused, orders[0]), quick.cost, "exact")
+    price = judge(problem, part, room, orders)
+    choice = repair(part, price, frozenset(), [float(job.chunks) for job in part.jobs])
+    rounds = min(ASCENT, CLIMBED // (part.end - part.start))
+    climbed = ascend(problem, part, choice.cost, rounds=int(rounds * effort))
+    work = len(part.jobs) * (part.end - part.start)
+    lowest = max(0, ceil(climbed.value - 1e-6 * max(1.0, abs(climbed.value))))
+    choice = _ascended(part, price, choice, climbed, effort, lowest)
+    if work > MOST_WORK:
+        return Solved(choice, min(choice.cost, lowest), "ascent")
+    relaxation = Relaxation(problem, part, in_flight=limit if room is not None else None)
+    _begin(problem, part, choice, climbed.prices, relaxation)
+    method = "priced"
+    rounds = max(1, int(ROUNDS * effort * min(1.0, FULL_WORK / work)))
+    for stage in range(1, STAGES + 1):
+        bound = relaxation.improve(rounds, target=choice.cost)
+        lowest = max(lowest, bound.whole)
+        final = stage == STAGES or relaxation.tight
+        if choice.cost > lowest and uniform and room is None:
+            outlook = Outlook(problem, part, bound.capacity_prices, bound.excess)
+            choice = _beam(problem, part, choice, outlook, int(BEAM_WIDTH * effort))
+            states = int((10 if final else 1) * SMALL_STATES * effort)
+            last = search(problem, part, most_states=states, best=choice.cost, outlook=outlook)
+            if last.cost is not None:
+                choice = Choice(last.cost, last.refused, orders[0])
+            if last.proven:
+                lowest, method = choice.cost, "exact with bounds"
+        if choice.cost > lowest and (stage == 1 or final):
+            choice = _refined(part, price, choice, bound, effort / 2)
+        if choice.cost <= lowest or final:
+            break
+    return Solved(choice, min(lowest, choice.cost), method)
+
+
+def _ascended(
+    part: Subproblem, price: Judge, first: Choice, climbed: Ascent, effort: float, target: int
+) -> Choice:
+    """Refuse what is dearer to stream at the ascent's prices, and flip every job a few times."""
+    dear = frozenset(job.weight for job, over in zip(part.jobs, climbed.excess, strict=True) if over > 0)
+    excess = [min(float(over), 1e15) for over in climbed.excess]
+    flips = min(PASSES * len(part.jobs), PACKED // (len(part.jobs) + part.end - part.start))
+    choice = _cheaper(first, repair(part, price, dear, excess))
+    return improve(part, price, choice, excess, evaluations=int(flips * effort), target=target)
+
+
+def _begin(
+    problem: Problem, part: Subproblem, choice: Choice, prices: Floats, relaxation: Relaxation
+) -> None:
+    """Give a relaxation the schedules of a plan, and prices to start from."""
+    positions = {job.weight: k for k, job in enumerate(part.jobs)}
+    streamed = [job for job in part.jobs if job.weight not in choice.refused]
+    served: dict[int, list[tuple[int, int]]] = {}
+    for slot, weight, chunks in pack(
+        problem, streamed, ORDERS[choice.order], end=part.end, record=True
+    ).served:
+        served.setdefault(positions[weight], []).append((slot, chunks))
+    relaxation.add(served)
+    relaxation.seed(prices)
+
+
+def _beam(problem: Problem, part: Subproblem, choice: Choice, outlook: Outlook, width: int) -> Choice:
+    """Look for something better with few states a slot, where that is affordable."""
+    if (part.end - part.start) * len(part.jobs) > BEAM_WORK:
+        return choice
+    found = search(problem, part, most_states=10**9, best=choice.cost, outlook=outlook, width=max(2, width))
+    return choice if found.cost is None else Choice(found.cost, found.refused, choice.order)
+
+
+def _refined(part: Subproblem, price: Judge, first: Choice, bound: Bound, effort: float) -> Choice:
+    """Refuse what the relaxation streams less than half of, and search on from there."""
+    excess = [float(x) for x in bound.excess]
+    refused = frozenset(job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5)
+    eager = [1.0 - float(share) + 1e-6 * x for share, x in zip(bound.shares, excess, strict=True)]
+    work = max(1, len(part.jobs) * (part.end - part.start) // 100_000)
+    evaluations = int(EVALUATIONS * effort / work)
+    rounded = repair(part, price, refused, eager)
+    found = improve(part, price, rounded, excess, evaluations=evaluations, target=bound.whole)
+    return _cheaper(first, found)
+
+
+def _cheaper(one: Choice, other: Choice) -> Choice:
+    """Return the choice that costs less; of equal ones always the same."""
+    return min(one, other, key=lambda choice: (choice.cost, sorted(choice.refused)))
+
+
+MAX_PAIRS = 400
+"""Pairs of a weight and a layer up to which the paper's model is solved whole."""
+LIMIT = 20.0
+"""CP-SAT's deterministic time."""
+
+
+def _pairs(instance: Instance) -> int:
+    return sum(count_pairs(whole_window(instance), len(instance.layers)))
+
+
+def settle(instance: Instance, known: OverlapPlan | None, *, effort: float = 1.0) -> OverlapPlan | None:
+    """Solve a small instance exactly, starting from a plan; None where it is too large or stays open.
+
+    effort: scales the time of CP-SAT. An infeasible instance gives None, too: what works instead is for the
+    caller to tell.
+    """
+    if _pairs(instance) > MAX_PAIRS:
+        return None
+    plan = direct_cp_sat(instance, deterministic_limit=LIMIT * effort, hint=known)
+    if plan is None or plan.status != "OPTIMAL":
+        return None
+    return replace(plan, solver={**plan.solver, "strategy": "optimal", "methods": {"CP-SAT": 1}})
+
+
+def settle_memory(instance: Instance) -> Smallest:
+    """Find the smallest memory limit with which an instance has a plan, by bisection.
+
+    Of an instance too large for CP-SAT: the memory of preloading everything, which always works.
+    """
+    total = instance.total_chunks
+    low, high = 0, total  # high works
+    if _pairs(instance) > MAX_PAIRS:
+        return Smallest(total, frozenset(), False)
+    while low < high:
+        middle = (low + high) // 2
+        plan = direct_cp_sat(replace(instance, memory_chunks=middle), deterministic_limit=LIMIT)
+        if plan is not None and plan.status != "INFEASIBLE":
+            high = middle
+        else:
+            low = middle + 1
+    return Smallest(high, frozenset(), True)
+
 
 STRATEGY = "optimal"
 PREMIUMS = (0, 1, 4, 1000)

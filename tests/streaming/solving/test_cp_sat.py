@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import layer, random_instance, weight
+from overlap_strategies import plan_greedily
 
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.strategies import cp_sat
-from torchedge.streaming.strategies.cp_sat import count_pairs, direct_cp_sat, widest_reach
-from torchedge.streaming.strategies.greedy import plan_greedily
-from torchedge.streaming.strategies.windows import whole_window
+from torchedge.streaming.solving import cp_sat
+from torchedge.streaming.solving.cp_sat import count_pairs, direct_cp_sat, whole_window, widest_reach
 from torchedge.streaming.verification import check_plan
 
 

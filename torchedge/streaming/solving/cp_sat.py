@@ -1,4 +1,4 @@
-"""The paper's overlap model (FlashMem, sections 3.1 and 3.2) handed to OR-Tools CP-SAT as it stands."""
+"""The paper's overlap model (FlashMem, sections 3.1 and 3.2) for OR-Tools CP-SAT, whole or in windows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from types import ModuleType
 from typing import Any
 
 from torchedge.errors import InputError, MissingExtraError
-from torchedge.streaming.decisions import Chunks, make_plan, refuse
 from torchedge.streaming.instances import Instance, Weight
-from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.strategies.windows import Window, whole_window
+from torchedge.streaming.plans import Chunks, OverlapPlan, make_plan, refuse
 
-__all__ = ["MAX_PAIRS", "Answer", "SolverLimits", "ask", "count_pairs", "direct_cp_sat", "widest_reach"]
+__all__ = [
+    "MAX_PAIRS",
+    "Answer",
+    "SolverLimits",
+    "Window",
+    "ask",
+    "count_pairs",
+    "direct_cp_sat",
+    "whole_window",
+    "widest_reach",
+]
+
 
 STRATEGY = "cp-sat"
 MAX_PAIRS = 150_000
@@ -23,6 +32,35 @@ MAX_PAIRS = 150_000
 workers, and presolve heeds no limit."""
 SAFE = 2**60
 """CP-SAT refuses sums that may leave 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Weights to decide, and what is left for them at layers 1..N (entry 0 of each tuple is unused).
+
+    `capacity` is left of C3, `in_flight` of C2 and `memory` of the limit on preloaded chunks and those in
+    flight together (both in chunks; None: no limit).
+    """
+
+    instance: Instance
+    weights: tuple[Weight, ...]
+    capacity: tuple[int, ...]
+    in_flight: tuple[int, ...] | None
+    memory: tuple[int, ...] | None
+
+
+def whole_window(instance: Instance) -> Window:
+    """Return the window in which nothing is decided yet."""
+
+    def level(limit: int | None) -> tuple[int, ...] | None:
+        # More than all chunks is no limit: small numbers keep solvers' sums from overflowing.
+        return None if limit is None else (min(limit, instance.total_chunks),) * (len(instance.layers) + 1)
+
+    most = instance.total_chunks
+    capacity = (0, *(min(layer.capacity_chunks, most) for layer in instance.layers))
+    return Window(
+        instance, instance.weights, capacity, level(instance.m_peak_chunks), level(instance.memory_chunks)
+    )
 
 
 @dataclass(frozen=True, slots=True)

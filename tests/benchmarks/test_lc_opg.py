@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
+import overlap_strategies as lc_opg
 import pytest
 from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import layer, random_instance, weight
+from overlap_strategies import STRATEGIES, plan_greedily, plan_lc_opg
 
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.strategies import STRATEGIES, lc_opg
-from torchedge.streaming.strategies.cp_sat import Answer
-from torchedge.streaming.strategies.greedy import plan_greedily
-from torchedge.streaming.strategies.lc_opg import plan_lc_opg
+from torchedge.streaming.solving.cp_sat import Answer
 from torchedge.streaming.verification import check_plan, verify_plan
 
 
@@ -159,6 +158,6 @@ def test_hostile_instances(strategy, name):
 
 
 def test_strategies_are_named():
-    assert list(STRATEGIES) == ["lc-opg", "greedy", "always-next", "same-type", "preload-all"]
+    assert list(STRATEGIES) == ["always-next", "same-type", "preload-all", "greedy", "lc-opg"]
     for name, strategy in STRATEGIES.items():
         assert strategy(random_instance(4)).solver["strategy"] == name

@@ -1,12 +1,14 @@
-"""Strategies that ignore the limits, for comparison (FlashMem, section 5.4, figure 9)."""
+"""Strategies to compare the solver with (FlashMem, section 5.4, figure 9): none asks for capacity."""
 
 from __future__ import annotations
 
-from torchedge.streaming.decisions import make_plan
-from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import OverlapPlan
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
-__all__ = ["always_next", "preload_everything", "same_type"]
+from torchedge.streaming.instances import Instance
+from torchedge.streaming.plans import OverlapPlan, make_plan
+
+__all__ = ["STRATEGIES", "always_next", "preload_everything", "same_type"]
 
 
 def preload_everything(instance: Instance) -> OverlapPlan:
@@ -45,3 +47,9 @@ def same_type(instance: Instance) -> OverlapPlan:
         w.name: {source: w.chunks} for w in instance.weights if (source := nearest[w.first_use]) is not None
     }
     return make_plan(instance, streamed, {"strategy": "same-type"})
+
+
+STRATEGIES: Mapping[str, Callable[[Instance], OverlapPlan]] = MappingProxyType(
+    {"always-next": always_next, "same-type": same_type, "preload-all": preload_everything}
+)
+"""Strategies by name."""

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import instances, layer, random_instance, weight
+from overlap_strategies import plan_greedily
 
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.strategies.greedy import plan_greedily
 from torchedge.streaming.verification import check_plan
 
 
