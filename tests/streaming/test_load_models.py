@@ -17,7 +17,7 @@ from torchedge.streaming.capacities import (
     LOADS,
     THRESHOLDS,
     FittedLoads,
-    Work,
+    KernelWork,
     load_features,
     load_model_of,
     make_instance,
@@ -65,7 +65,7 @@ def operation(load_class="reusable", flops=1000, nbytes=3000, output=1000):
 
 
 def test_features_of_a_kernel_under_loads():
-    work = Work(
+    work = KernelWork(
         flops=4096, input_bytes=1024, output_bytes=1024, work_items=128, group_items=64, latency_ms=1.0
     )
     rows = load_features(work, [0, 2048, MEBIBYTE])
@@ -77,7 +77,7 @@ def test_features_of_a_kernel_under_loads():
 
 
 def test_an_operation_counts_as_the_probes_kernels_are_launched():
-    assert model(("extra_ratio", 1, 1), items="256").work_of(operation(), 2.0) == Work(
+    assert model(("extra_ratio", 1, 1), items="256").work_of(operation(), 2.0) == KernelWork(
         1000, 2000, 1000, 125, 256, 2.0
     )
     assert model(("extra_ratio", 1, 1)).work_of(operation(flops=0, nbytes=0, output=0), 1.0).input_bytes == 1

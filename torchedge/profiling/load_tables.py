@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from torchedge.errors import ProfileError
 from torchedge.storage.documents import read_unpacked
-from torchedge.streaming.capacities import Work
+from torchedge.streaming.capacities import KernelWork
 from torchedge.streaming.instances import LoadClassName
 from torchedge.streaming.rates import THRESHOLDS
 
@@ -39,7 +39,7 @@ class LoadCase:
     kernel: str
     size: tuple[int, ...]
     load_class: LoadClassName
-    work: Work
+    work: KernelWork
     extra_bytes: FloatArray
     times_ms: FloatArray
 
@@ -120,7 +120,7 @@ def _case(row: Mapping[str, Any]) -> LoadCase | None:
     calm = times <= DISTURBED * least
     if not calm[0] or calm.sum() < 2:
         return None
-    work = Work(flops, read, written, _number(items, 1), _number(group, 1), float(times[0]))
+    work = KernelWork(flops, read, written, _number(items, 1), _number(group, 1), float(times[0]))
     size = tuple(int(_number(n, 1)) for n in row["size"])
     return LoadCase(_text(row["kernel"]), size, row["class"], work, extra[calm], times[calm])
 

@@ -39,8 +39,8 @@ __all__ = [
     "TABLE",
     "Capacities",
     "FittedLoads",
+    "KernelWork",
     "LoadModel",
-    "Work",
     "load_features",
     "load_model_of",
     "make_instance",
@@ -76,7 +76,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """A kernel as the model sees it: FLOPs, bytes read and written, launch shape, latency alone (ms)."""
 
     flops: float
@@ -87,7 +87,7 @@ class Work:
     latency_ms: float
 
 
-def load_features(work: Work, extra_bytes: npt.ArrayLike) -> FloatArray:
+def load_features(work: KernelWork, extra_bytes: npt.ArrayLike) -> FloatArray:
     """Return the features of a kernel under each of some loads in bytes: (loads, features)."""
     extra = np.atleast_1d(np.asarray(extra_bytes, np.float64))
     moved, latency = max(work.input_bytes + work.output_bytes, 1.0), max(work.latency_ms, 1e-6)
@@ -103,12 +103,14 @@ class FittedLoads:
 
     forests: Mapping[LoadClassName, Forest]
     source: str
-    _found: dict[tuple[LoadClassName, Work], int] = field(default_factory=dict, repr=False, compare=False)
-    """Capacities found: layers repeat."""
+    _known: dict[tuple[LoadClassName, KernelWork], int] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Capacities by class and work: layers repeat."""
 
-    def work_of(self, operation: Operation, latency_ms: float) -> Work:
+    def work_of(self, operation: Operation, latency_ms: float) -> KernelWork:
         """Return an operation as the probe's kernels are launched: four results of two bytes a work-item."""
-        return Work(
+        return KernelWork(
             operation.flops,
             max(operation.bytes_moved - operation.output_bytes, 1),
             operation.output_bytes,
@@ -117,12 +119,12 @@ class FittedLoads:
             latency_ms,
         )
 
-    def increase(self, load_class: LoadClassName, work: Work, extra_bytes: npt.ArrayLike) -> FloatArray:
+    def increase(self, load_class: LoadClassName, work: KernelWork, extra_bytes: npt.ArrayLike) -> FloatArray:
         """Return by how much of its own latency a kernel slows under each of some loads (0.2: a fifth)."""
         with np.errstate(over="ignore"):
             return np.expm1(evaluate(self.forests[load_class], load_features(work, extra_bytes)))
 
-    def most_bytes(self, load_class: LoadClassName, work: Work) -> int:
+    def most_bytes(self, load_class: LoadClassName, work: KernelWork) -> int:
         """Return the largest load that the measurements speak of: of any kernel, of this input and latency.
 
         What is larger or slower than all that was measured counts as the largest and slowest.
@@ -149,11 +151,11 @@ class FittedLoads:
         if threshold <= 0:
             return 0
         key = operation.load_class, self.work_of(operation, latency_ms)
-        if key not in self._found:
-            self._found[key] = self.most_within(*key, threshold)
-        return self._found[key]
+        if key not in self._known:
+            self._known[key] = self.most_within(*key, threshold)
+        return self._known[key]
 
-    def most_within(self, load_class: LoadClassName, work: Work, threshold: float) -> int:
+    def most_within(self, load_class: LoadClassName, work: KernelWork, threshold: float) -> int:
         """Return the most bytes whose predicted increase stays within a threshold, up to `most_bytes`."""
         low, high = -1, self.most_bytes(load_class, work)  # low is within, or no load at all is
         while low < high:
