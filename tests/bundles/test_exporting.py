@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.bundles import exporting, folders, onnx_models
+from torchedge.bundles import exporting, onnx_models
 from torchedge.bundles.device_limits import device_class, limits_of
 from torchedge.devices import Figure, Provenance
 from torchedge.errors import CaptureError, DeviceError, InputError, MissingExtraError, TorchedgeError
@@ -208,7 +208,7 @@ def test_a_folder_is_replaced_only_where_asked(model, batch, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(model, batch, tmp_path, monkeypatch):
-    monkeypatch.setattr(folders.os, "access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr(exporting.os, "access", lambda path, mode: path != tmp_path)
     with pytest.raises(InputError, match="is not writable"):
         torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu", onnx=False)
 
@@ -232,7 +232,7 @@ def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
     target = tmp_path / "b"
     target.mkdir()
     (target / "old").write_text("old")
-    with pytest.raises(InputError, match="cannot be written"), folders.new_folder(target) as made:
+    with pytest.raises(InputError, match="cannot be written"), exporting.new_folder(target) as made:
         made.rmdir()
     assert (target / "old").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["b"]
 

@@ -1,11 +1,12 @@
-"""The Bundle: a folder that was read and checked to the last byte, and what it runs."""
+"""A bundle's folder, read and checked to the last byte, and how it runs on an OpenCL device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -26,19 +27,23 @@ from torchedge.bundles.manifests import (
 )
 from torchedge.bundles.weights import KEPT, check_weights, packed_weights, read_header
 from torchedge.errors import InputError
-from torchedge.lowering.program_files import MAX_FILE_BYTES, MAX_SOURCE, parse_program
-from torchedge.lowering.programs import Program
+from torchedge.lowering.assembly import ALIGNMENT
+from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
+from torchedge.lowering.programs import MAX_SOURCE, Program
+from torchedge.lowering.shared_images import part_images
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.storage.documents import parse_json, read_bytes
 from torchedge.storage.tensors import Header
 
 if TYPE_CHECKING:
-    from torchedge.bundles.runners import Runner
     from torchedge.opencl import ClDevice
+    from torchedge.runtime import Executor, LaunchTime
     from torchedge.streaming.instances import Instance
     from torchedge.streaming.plans import OverlapPlan
 
-__all__ = ["Bundle"]
+__all__ = ["Bundle", "Runner"]
+
+MEBIBYTE = 2**20
 
 Array = npt.NDArray[Any]
 
@@ -110,8 +115,6 @@ class Bundle:
         checks: bool = False,
     ) -> Runner:
         """Return a Runner of the bundle on an OpenCL device, with the weights that it was exported with."""
-        from torchedge.bundles.runners import Runner
-
         return Runner(self, device, profile=profile, checks=checks)
 
     @cached_property
@@ -169,9 +172,106 @@ class Bundle:
         return parse_plan(path, parts[0]), parse_instance(path, parts[1])  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        from torchedge.bundles.descriptions import describe
+        return _description(self)
 
-        return describe(self)
+
+class Runner:
+    """Runs a bundle; weights and optimizer state stay on the device from step to step.
+
+    Where the device makes no images of buffers, every image gets memory of its own.
+
+    device, profile, checks: as Executor takes them.
+
+    Raises:
+        DeviceError: there is no such device, or it does not take what the program needs.
+        MissingExtraError: pyopencl is not installed. OpenCLError: the driver fails.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: ClDevice | str | int | None = None,
+        *,
+        profile: bool = False,
+        checks: bool = False,
+    ) -> None:
+        # Reading a bundle needs no OpenCL.
+        from torchedge.opencl import open_context
+        from torchedge.runtime import Executor
+
+        self.bundle = bundle
+        self.batches = 0
+        context = open_context(device)
+        programs = bundle.programs
+        if not context.device.image_from_buffer:
+            programs = tuple([part_images(program, ALIGNMENT) for program in programs])
+        self.executor = Executor(programs[0], context.device, profile=profile, checks=checks)
+        self.executor.load_packed(self._packed(self.executor, set()))
+        self.accumulating: Executor | None = None
+        if len(programs) > 1:
+            self.accumulating = Executor(programs[1], shared=self.executor, checks=checks)
+            loaded = {t.name for t in bundle.program.tensors if t.role in ("parameter", "buffer", "state")}
+            self.accumulating.load_packed(self._packed(self.accumulating, loaded))
+        self._last = self.executor
+        for name, value in bundle.manifest.hyperparameters.items():
+            self.set(name, value)
+
+    def _packed(self, executor: Executor, loaded: set[str]) -> Iterator[tuple[str, Array]]:
+        """Yield the tensors of the weights file that a program keeps and no other has loaded."""
+        kept = {tensor.name for tensor in executor.program.tensors} - loaded
+        path = self.bundle.path / WEIGHTS
+        for tensor, held in packed_weights(path, self.bundle.header, self.bundle.programs):
+            if tensor.name in kept:
+                yield tensor.name, held
+
+    def step(self, *inputs: object) -> list[Array]:
+        """Run one batch and return the outputs; in training, each `accumulate`-th batch updates the weights.
+
+        Raises:
+            InputError: too few or many arrays, a wrong shape or dtype. OpenCLError: the driver fails.
+        """
+        completes = (self.batches + 1) % self.bundle.manifest.accumulate == 0
+        accumulating = None if completes else self.accumulating
+        self._last = accumulating or self.executor
+        outputs = self._last.step(*inputs)
+        self.batches += 1
+        return outputs
+
+    def set(self, name: str, value: float) -> None:
+        """Set a hyperparameter, which keeps its value until it is set again."""
+        self.executor.set(name, value)
+        if self.accumulating is not None and name in self.accumulating.program.hyperparameters:
+            self.accumulating.set(name, value)
+
+    def read(self, name: str) -> Array:
+        """Return what a parameter, buffer or state holds now."""
+        return self.executor.read(name)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return parameters and buffers as they are now, by PyTorch's names."""
+        kept = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
+        return {name: self.executor.read(name) for name in kept}
+
+    def timings(self) -> list[LaunchTime]:
+        """Return when each launch of the last step ran; raises InputError without `profile`."""
+        return self._last.timings()
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self.executor.close()
+        if self.accumulating is not None:
+            self.accumulating.close()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# checking ---------------------------------------------------------------------------------------------------
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
@@ -242,3 +342,47 @@ def _ports(program: Program, places: Sequence[int], told: tuple[Port, ...]) -> t
     """Return tensors of the program under the names that the manifest gives, None where it gives others."""
     names = [port.name for port in told]
     return ports_of(program, places, names) if len(names) == len(places) else None
+
+
+# as text ----------------------------------------------------------------------------------------------------
+
+
+def _description(bundle: Bundle) -> str:
+    """Return a bundle's model, device, inputs, outputs, memory and files."""
+    manifest, program = bundle.manifest, bundle.program
+    memory, target = manifest.memory, manifest.target
+    step = "training step" if bundle.trains else "inference"
+    if manifest.accumulate > 1:
+        step += f", weights updated every {manifest.accumulate} batches"
+    rows = [
+        ("for", f"{target.name} ({target.device_class})"),
+        ("inputs", _listed(manifest.inputs)),
+        ("outputs", _listed(manifest.outputs)),
+        ("kernels", f"{len(program.kernels)} in {len(program.launches)} launches"),
+        ("weights", f"{manifest.files[WEIGHTS].nbytes / MEBIBYTE:.1f} MiB"),
+        (
+            "device memory",
+            f"{memory.total_bytes / MEBIBYTE:.1f} MiB: {memory.resident_bytes / MEBIBYTE:.1f} resident, "
+            f"{memory.arena_bytes / MEBIBYTE:.1f} in the arena",
+        ),
+        ("limits", f"{len(target.checked)} respected, unknown: {', '.join(target.unknown) or 'none'}"),
+        ("onnx", ", ".join(f"{key} {_shown(value)}" for key, value in manifest.onnx.items())),
+    ]
+    if manifest.hyperparameters:
+        values = ", ".join(f"{name} = {value:g}" for name, value in manifest.hyperparameters.items())
+        rows.insert(3, ("set before a step", values))
+    if PLAN in manifest.files:
+        rows.append(("streaming plan", PLAN))
+    rows += [("note", note) for note in manifest.notes]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {text}" for name, text in rows]
+    return "\n".join([f"{manifest.model}: {step}", *lines])
+
+
+def _listed(ports: tuple[Port, ...]) -> str:
+    shown = [f"{port.name} {port.dtype}{list(port.shape)}" for port in ports[:4]]
+    return ", ".join(shown) + (f" and {len(ports) - 4} more" if len(ports) > 4 else "")
+
+
+def _shown(value: object) -> str:
+    return f"{value:.2g}" if isinstance(value, float) else str(value)

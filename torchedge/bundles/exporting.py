@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,29 +17,29 @@ from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.device_limits import check_memory, checked_limits, device_class, limits_of
-from torchedge.bundles.folders import check_free, new_folder
 from torchedge.bundles.manifests import (
     ACCUMULATING,
     MANIFEST,
+    MANIFESTS,
     ONNX,
     PLAN,
     PROGRAM,
     WEIGHTS,
     BundleFile,
+    BundleTarget,
     Manifest,
+    Plain,
     kernel_file,
-    manifest_document,
     memory_of,
     ports_of,
 )
-from torchedge.bundles.manifests import Target as DeviceTarget
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
 from torchedge.bundles.weights import KEPT, write_weights
 from torchedge.devices import Device
 from torchedge.errors import InputError, LoweringError
 from torchedge.lowering.assembly import ALIGNMENT, lower
 from torchedge.lowering.limits import Limits
-from torchedge.lowering.program_documents import program_document
+from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.shared_images import share_images
@@ -49,7 +53,7 @@ from torchedge.tracing.objectives import Loss
 from torchedge.tracing.restoring import kept_modes
 from torchedge.tracing.training_steps import CapturedStep, capture_step
 
-__all__ = ["STAGES", "Request", "make_bundle"]
+__all__ = ["STAGES", "Request", "check_free", "make_bundle", "new_folder"]
 
 Precision = Literal["float32", "float16"]
 
@@ -118,7 +122,7 @@ def make_bundle(
     with new_folder(target) as folder:
         progress("write")
         files = _write_programs(folder, programs, captured)
-        told: dict[str, object] = {"left_out": "on request"}
+        told: Mapping[str, Plain] = {"left_out": "on request"}
         if request.onnx:
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
@@ -130,7 +134,7 @@ def make_bundle(
         if request.plan is not None:
             write_json(folder / PLAN, request.plan.document())
             files[PLAN] = _file(folder / PLAN)
-        checked = DeviceTarget(
+        checked = BundleTarget(
             device.name,
             device.title,
             device.fingerprint,
@@ -139,7 +143,7 @@ def make_bundle(
             limits.unknown,
         )
         manifest = _manifest(request, captured, programs, checked, notes, told, files)
-        write_json(folder / MANIFEST, manifest_document(manifest))
+        write_json(folder / MANIFEST, MANIFESTS.document(manifest))
         progress("check")
         bundle = Bundle.open(folder)
     return replace(bundle, path=target)
@@ -305,9 +309,9 @@ def _manifest(
     request: Request,
     captured: CapturedStep,
     programs: Sequence[Program],
-    target: DeviceTarget,
+    target: BundleTarget,
     notes: list[str],
-    onnx: Mapping[str, object],
+    onnx: Mapping[str, Plain],
     files: Mapping[str, BundleFile],
 ) -> Manifest:
     from torchedge import __version__
@@ -334,3 +338,60 @@ def _manifest(
         notes=(*notes, *program.notes),
         files=files,
     )
+
+
+# the folder -------------------------------------------------------------------------------------------------
+
+
+def check_free(out: str | Path, force: bool) -> Path:
+    """Return the absolute path of a folder that may be written.
+
+    Raises:
+        InputError: it is there already (with `force`: and is no bundle), or its own folder is not there.
+    """
+    target = Path(out).expanduser().absolute()
+    if target.is_symlink():
+        target = target.resolve()
+    if not target.parent.is_dir():
+        raise InputError(f"{out}: there is no folder {target.parent}; expected one to write into: make it")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{out}: {target.parent} is not writable; expected a folder that is: choose another")
+    if not os.path.lexists(target):
+        return target
+    if not target.is_dir():
+        raise InputError(f"{out}: is a file; expected the name of a folder to make: choose another")
+    if not any(target.iterdir()) or (force and (target / MANIFEST).is_file()):
+        return target
+    if force:
+        raise InputError(f"{out}: is a folder but no bundle, and is not replaced; choose another")
+    raise InputError(f"{out}: is there already; expected a new folder: pass force (--force) to replace it")
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder, which takes the place of `target` once the block is done without an error.
+
+    Raises:
+        InputError: the folder cannot be made, filled or put in place.
+    """
+    stem = f".{target.name[:100]}.{secrets.token_hex(8)}"
+    made, old = target.with_name(f"{stem}.tmp"), target.with_name(f"{stem}.old")
+    try:
+        made.mkdir()
+        yield made
+        if target.exists():
+            target.rename(old)
+        try:
+            made.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+    except OSError as error:
+        raise InputError(
+            f"{target}: cannot be written ({error.strerror or error}), expected a folder with room; "
+            "choose another, or free some space"
+        ) from error
+    finally:
+        for leftover in (made, old):
+            shutil.rmtree(leftover, ignore_errors=True)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_leaves
 
+from torchedge.bundles.manifests import Plain
 from torchedge.errors import CaptureError, MissingExtraError
 from torchedge.tracing.restoring import kept_attributes, kept_modes, kept_random_states
 from torchedge.tracing.vision import prepare_torchvision
@@ -50,7 +51,7 @@ def write_onnx(
     kwargs: Mapping[str, Any],
     names: Sequence[str],
     expected: Sequence[torch.Tensor],
-) -> dict[str, object]:
+) -> dict[str, Plain]:
     """Write the model's inference as ONNX; return what the manifest tells of it.
 
     names: of the inputs. expected: what `eager_outputs` returned.
@@ -69,7 +70,7 @@ def write_onnx(
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
         raise CaptureError(f"model.onnx of {title} is not valid ({_line(error)}); pass onnx=False") from error
-    told: dict[str, object] = {"checked_by": f"onnx {onnx.__version__}"}
+    told: dict[str, Plain] = {"checked_by": f"onnx {onnx.__version__}"}
     try:
         import onnxruntime
     except ImportError:

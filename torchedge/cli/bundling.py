@@ -76,8 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Export and print what was written."""
     from torchedge.api import choose_device, export
-    from torchedge.bundles.exporting import STAGES
-    from torchedge.bundles.folders import check_free
+    from torchedge.bundles.exporting import STAGES, check_free
 
     _check(arguments)
     check_free(arguments.out, arguments.force)
@@ -118,11 +117,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def document(bundle: Bundle) -> dict[str, Any]:
     """Return what a bundle is as plain data: its manifest, and what the program counts."""
-    from torchedge.bundles.manifests import manifest_document
+    from torchedge.bundles.manifests import MANIFESTS
 
     return {
         "path": str(bundle.path),
-        **manifest_document(bundle.manifest),
+        **MANIFESTS.document(bundle.manifest),
         "kernels": len(bundle.program.kernels),
         "launches": len(bundle.program.launches),
     }

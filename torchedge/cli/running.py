@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from torchedge.bundles.bundle import Bundle
+    from torchedge.bundles.bundle import Bundle, Runner
     from torchedge.bundles.manifests import Port
-    from torchedge.bundles.runners import Runner
 
 NAME = "run"
 SUMMARY = "run a bundle through OpenCL"

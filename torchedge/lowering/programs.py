@@ -5,12 +5,36 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
-from torchedge.textures.layouts import Layout
+from msgspec import Meta
+
+from torchedge.graphs import ITEM_SIZES
+from torchedge.lowering.targets import DeviceClass
+from torchedge.storage.codecs import DERIVED, PRINTABLE, REQUIRED, Key, OneOf, OptionalText, Sha256, Text
+from torchedge.textures.layouts import MAX_EXTENT, MAX_RANK, Layout
+
+MAX_SIZE = 2**40
+"""Largest dimension, number of work-items, and number of bytes."""
+
+MAX_ITEMS = 2**16
+"""Most tensors, kernels and launches of a program."""
+
+MAX_ARGUMENTS = 256
+MAX_SOURCE = 2**20
 
 TensorRole = Literal["input", "parameter", "buffer", "state", "constant", "output", "intermediate"]
 Access = Literal["read", "write", "update"]
+DType = Annotated[str, OneOf(tuple(ITEM_SIZES))]
+Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
+Shape = Annotated[tuple[Size, ...], Meta(max_length=MAX_RANK)]
+Index = Annotated[int, Meta(ge=0, le=MAX_ITEMS - 1)]
+Indices = Annotated[tuple[Index, ...], Meta(max_length=MAX_ITEMS)]
+Argument = Annotated[int, Meta(ge=0, le=MAX_ARGUMENTS - 1)]
+WorkItems = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_SIZE)], ...], Meta(min_length=1, max_length=3)]
+Amount = Annotated[int, Meta(ge=0, le=2**62)]
+Extent = Annotated[int, Meta(ge=1, le=MAX_EXTENT)]
+Places = Annotated[dict[Index, Size], REQUIRED, Meta(max_length=MAX_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +45,12 @@ class StoredTensor:
     lives within a step, in the arena. `fill` is what a state holds before the first step.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+    name: Text
+    shape: Shape
+    dtype: DType
     role: TensorRole
     layout: Layout
-    fill: float = 0.0
+    fill: int | float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -46,18 +70,32 @@ class Kernel:
     writes that one, and no other work-item reads it.
     """
 
-    name: str
-    source: str
-    access: tuple[Access, ...]
-    kind: str = "pointwise"
-    flops: int = 0
-    nbytes: int = 0
-    reference: str = ""
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}(?![\s\S])",
+            description="an identifier of OpenCL C, of up to 128 characters",
+        ),
+    ]
+    source: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=MAX_SOURCE,
+            pattern=r"^[^\x00\ud800-\udfff]*(?![\s\S])",
+            description=f"OpenCL C of 1 to {MAX_SOURCE:,} characters",
+        ),
+    ]
+    access: Annotated[tuple[Access, ...], Meta(max_length=MAX_ARGUMENTS)]
+    kind: Annotated[Text, REQUIRED] = "pointwise"
+    flops: Amount = 0
+    nbytes: Amount = 0
+    reference: Annotated[str, Meta(max_length=10_000, pattern=PRINTABLE)] = ""
     checks: bool = False
-    in_place: tuple[tuple[int, int], ...] = ()
+    in_place: Annotated[tuple[tuple[Argument, Argument], ...], Meta(max_length=MAX_ITEMS)] = ()
 
     @property
-    def digest(self) -> str:
+    def digest(self) -> Annotated[Sha256, DERIVED, Key("sha256")]:
         """Content hash of the source (sha256, hex)."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
@@ -66,11 +104,11 @@ class Kernel:
 class Launch:
     """One enqueued kernel: its tensors (indices into `Program.tensors`) in the order of its arguments."""
 
-    kernel: int
-    tensors: tuple[int, ...]
-    global_size: tuple[int, ...]
-    local_size: tuple[int, ...] | None = None
-    scope: str = ""
+    kernel: Index
+    tensors: Annotated[tuple[Index, ...], Meta(max_length=MAX_ARGUMENTS)]
+    global_size: WorkItems
+    local_size: WorkItems | None = None
+    scope: OptionalText = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +119,11 @@ class Arena:
     tensor. live_bytes: the largest sum of bytes alive at once, the lower bound that the plan is held against.
     """
 
-    nbytes: int
-    offset: dict[int, int] = field(default_factory=dict)
-    slots: tuple[tuple[int, int, str], ...] = ()
-    slot: dict[int, int] = field(default_factory=dict)
-    live_bytes: int = 0
+    nbytes: Size
+    offset: Annotated[Places, Key("offsets")] = field(default_factory=dict)
+    slots: Annotated[tuple[tuple[Extent, Extent, DType], ...], REQUIRED, Meta(max_length=MAX_ITEMS)] = ()
+    slot: Annotated[Places, Key("slot_of")] = field(default_factory=dict)
+    live_bytes: Annotated[Size, REQUIRED] = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +134,16 @@ class Program:
     (`lr`) that keep their value from call to call until set. target: the device class it was lowered for.
     """
 
-    name: str
-    tensors: tuple[StoredTensor, ...]
-    kernels: tuple[Kernel, ...]
-    launches: tuple[Launch, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    name: Text
+    tensors: Annotated[tuple[StoredTensor, ...], Meta(max_length=MAX_ITEMS)]
+    kernels: Annotated[tuple[Kernel, ...], Meta(max_length=MAX_ITEMS)]
+    launches: Annotated[tuple[Launch, ...], Meta(max_length=MAX_ITEMS)]
+    inputs: Indices
+    outputs: Indices
     arena: Arena
-    hyperparameters: dict[str, int] = field(default_factory=dict)
-    target: str = "cpu"
-    notes: tuple[str, ...] = ()
+    hyperparameters: Annotated[dict[Text, Index], REQUIRED] = field(default_factory=dict)
+    target: Annotated[DeviceClass, REQUIRED] = "cpu"
+    notes: Annotated[tuple[OptionalText, ...], REQUIRED, Meta(max_length=1000)] = ()
 
     @cached_property
     def digest(self) -> str:

@@ -13,8 +13,7 @@ from torchedge.errors import TorchedgeError
 from torchedge.graphs.hashing import canonical
 from torchedge.graphs.steps import Step
 from torchedge.lowering.assembly import lower
-from torchedge.lowering.program_documents import program_document
-from torchedge.lowering.program_files import parse_program
+from torchedge.lowering.program_files import parse_program, program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import Target
 from torchedge.opencl.binary_caches import BinaryCache

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from torchedge.errors import DeviceError
 from torchedge.expressions.texels import LANES
 from torchedge.graphs import ITEM_SIZES
+from torchedge.storage.codecs import OneOf
 from torchedge.textures.patterns import PATTERNS, packed_image, unpacked_image
 
 Storage = Literal["buffer", "image", "image_buffer"]
+
+MAX_RANK = 16
+MAX_EXTENT = 2**20
+"""Most texels of an image each way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +37,12 @@ class Layout:
     fold: a line longer than the device's image is wide continues on that many rows.
     """
 
-    order: tuple[int, ...]
+    order: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_RANK - 1)], ...], Meta(max_length=MAX_RANK)]
     storage: Storage = "buffer"
-    split: int = 0
-    pattern: str = "row"
-    fold: int = 1
-    row_texels: int = 0
+    split: Annotated[int, Meta(ge=0, le=MAX_RANK)] = 0
+    pattern: Annotated[str, OneOf(tuple(PATTERNS))] = "row"
+    fold: Annotated[int, Meta(ge=1, le=MAX_EXTENT)] = 1
+    row_texels: Annotated[int, Meta(ge=0, le=MAX_EXTENT)] = 0
 
     def sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the dimensions from the outermost to the innermost one in memory."""

@@ -1,0 +1,448 @@
+"""Documents from declarations: a frozen dataclass gives its reader, its writer and its JSON schema.
+
+The annotations of its fields are the rules of its documents: `msgspec.Meta` bounds numbers and lengths,
+`Literal` and `OneOf` list words, `Key` gives a field another key, `REQUIRED` writes a field even at its
+default, and `DERIVED` marks a property that a document repeats and a reader compares. A mapping from whole
+numbers is a list of pairs, since the keys of JSON are texts. Unknown keys are refused.
+"""
+
+# ruff: noqa: ANN401 - annotations and the values of documents are of any type
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, cached_property
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec import Meta
+
+from torchedge.errors import InputError, TorchedgeError
+from torchedge.storage.documents import Document
+
+__all__ = [
+    "DERIVED",
+    "PRINTABLE",
+    "REQUIRED",
+    "Codec",
+    "Key",
+    "OneOf",
+    "OptionalText",
+    "Sha256",
+    "Text",
+    "shortened",
+]
+
+Noun = TypeVar("Noun")
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]*(?![\s\S])"
+"""Texts without control characters, as Python and ECMAScript write the pattern."""
+
+Text = Annotated[
+    str,
+    Meta(
+        min_length=1, max_length=1000, pattern=PRINTABLE, description="printable text of 1 to 1000 characters"
+    ),
+]
+OptionalText = Annotated[
+    str, Meta(max_length=1000, pattern=PRINTABLE, description="printable text of up to 1000 characters")
+]
+Sha256 = Annotated[
+    str,
+    Meta(pattern=r"^[0-9a-f]{64}(?![\s\S])", description="64 hexadecimal digits in lower case"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The key of a field in documents, where it differs from the field's name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The words that a text may be, where they are data and no Literal."""
+
+    words: tuple[str, ...]
+
+
+class _Mark(Enum):
+    REQUIRED = "required"
+    DERIVED = "derived"
+
+
+REQUIRED, DERIVED = _Mark.REQUIRED, _Mark.DERIVED
+
+
+class _Entry(NamedTuple):
+    """One entry of a document: the noun's field or property, its key, its annotation and its default."""
+
+    name: str
+    key: str
+    kind: Any
+    default: Callable[[], object] | None
+    derived: bool
+
+
+@cache
+def _entries(noun: Any) -> tuple[_Entry, ...]:
+    hints = get_type_hints(noun, include_extras=True)
+    entries = []
+    for field in fields(noun):
+        extras = getattr(hints[field.name], "__metadata__", ())
+        default: Callable[[], object] | None = None
+        if REQUIRED not in extras and field.default_factory is not MISSING:
+            default = field.default_factory
+        elif REQUIRED not in extras and field.default is not MISSING:
+            default = lambda value=field.default: value  # noqa: E731
+        entries.append(_Entry(field.name, _key(field.name, extras), hints[field.name], default, False))
+    for name, member in vars(noun).items():
+        getter = getattr(member, "fget", None) or getattr(member, "func", None)
+        kind = get_type_hints(getter, include_extras=True).get("return") if getter else None
+        extras = getattr(kind, "__metadata__", ())
+        if DERIVED in extras:
+            entries.append(_Entry(name, _key(name, extras), kind, None, True))
+    return tuple(entries)
+
+
+def _key(name: str, extras: tuple[object, ...]) -> str:
+    return next((extra.name for extra in extras if isinstance(extra, Key)), name)
+
+
+class Codec(Generic[Noun]):
+    """Reads, writes and describes the documents of one noun.
+
+    Args:
+        noun: a dataclass.
+        title: what its documents are called.
+        schema: the value of the key "schema", where documents have one.
+        verify: raises InputError for what no single field shows; called with the noun that was read.
+        remedy: what to do about a bad document, the end of every message.
+        error: the class of the errors raised.
+    """
+
+    def __init__(
+        self,
+        noun: type[Noun],
+        title: str,
+        *,
+        schema: str | None = None,
+        verify: Callable[[Noun], object] | None = None,
+        remedy: str = "correct the file",
+        error: type[TorchedgeError] = InputError,
+    ) -> None:
+        self.noun: Any = noun
+        self.title, self.tag = title, schema
+        self.verify, self.remedy, self.error = verify, remedy, error
+
+    @cached_property
+    def _struct(self) -> Any:
+        return _struct(self.noun, self.tag)
+
+    def parse(self, source: str | Path, document: Mapping[str, object]) -> Noun:
+        """Build the noun from its document; `source` is named in errors.
+
+        Raises:
+            InputError (or the codec's own class): an entry is missing, unknown, out of range or inconsistent.
+        """
+        try:
+            struct = msgspec.convert(document, self._struct)
+        except (msgspec.ValidationError, UnicodeError):
+            raise self.error(
+                f"{_complaint(document, self._struct, str(source), ': ')}; {self.remedy}"
+            ) from None
+        try:
+            noun: Noun = _build(struct, self.noun, "")
+            if self.verify is not None:
+                self.verify(noun)
+        except InputError as error:
+            raise self.error(f"{source}: {error}; {self.remedy}") from error
+        return noun
+
+    def document(self, noun: Noun) -> Document:
+        """Return the document of a noun."""
+        document: Document = {} if self.tag is None else {"schema": self.tag}
+        document.update(_dump(noun, self.noun))
+        return document
+
+    def schema(self) -> Document:
+        """Return the JSON schema of the documents."""
+        schema: dict[str, Any] = msgspec.json.schema(self._struct)
+        top = schema["$defs"].pop(self.noun.__name__)
+        head: Document = {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            **top,
+            "title": self.title,
+        }
+        return head | ({"$defs": schema["$defs"]} if schema["$defs"] else {})
+
+
+# from annotations to msgspec's structs ----------------------------------------------------------------------
+
+
+@cache
+def _struct(noun: Any, tag: str | None = None) -> Any:
+    """Return the struct of a dataclass's documents."""
+    items = []
+    for entry in _entries(noun):
+        default: dict[str, Any] = {}
+        if entry.default is not None:
+            value = entry.default()
+            default = {"default_factory": type(value)} if isinstance(value, dict) else {"default": value}
+        items.append((entry.name, _converted(entry.kind), msgspec.field(name=entry.key, **default)))
+    tagged: dict[str, Any] = {} if tag is None else {"tag_field": "schema", "tag": tag}
+    return msgspec.defstruct(
+        noun.__name__,
+        items,
+        forbid_unknown_fields=True,
+        kw_only=True,
+        frozen=True,
+        namespace={"__doc__": inspect.cleandoc(noun.__doc__ or "")},
+        **tagged,
+    )
+
+
+def _converted(kind: Any) -> Any:
+    """Return a noun's annotation as msgspec understands it."""
+    if kind is ...:
+        return kind
+    base, extras = _split(kind)
+    words = next((extra.words for extra in extras if isinstance(extra, OneOf)), None)
+    if words is not None:
+        return Literal[words]
+    origin, arguments = get_origin(base), [_converted(item) for item in get_args(base)]
+    if _is_noun(base):
+        base = _struct(base)
+    elif origin is tuple:
+        base = tuple.__class_getitem__(tuple(arguments))
+    elif _is_mapping(origin) and _split(get_args(base)[0])[0] is int:
+        pair: Any = tuple.__class_getitem__(tuple(arguments))
+        base = tuple.__class_getitem__((pair, ...))
+    elif _is_mapping(origin):
+        base = dict.__class_getitem__(tuple(arguments))
+    elif origin in (Union, types.UnionType):
+        base = Union[tuple(arguments)]  # noqa: UP007 - of any number
+    for extra in extras:
+        base = Annotated[base, extra] if isinstance(extra, Meta) else base
+    return base
+
+
+def _split(kind: Any) -> tuple[Any, tuple[object, ...]]:
+    return (kind.__origin__, kind.__metadata__) if get_origin(kind) is Annotated else (kind, ())
+
+
+def _is_noun(base: object) -> bool:
+    return is_dataclass(base)
+
+
+def _is_mapping(origin: object) -> bool:
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _some(kind: Any) -> Any:
+    """Return the bare annotation of a value that is not None."""
+    base, _ = _split(kind)
+    if get_origin(base) in (Union, types.UnionType):
+        return next((_split(item)[0] for item in get_args(base) if item is not type(None)), base)
+    return base
+
+
+# between nouns, structs and documents -----------------------------------------------------------------------
+
+
+def _items(value: Any, base: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the items of a tuple with their annotations."""
+    arguments = get_args(base)
+    repeated = len(arguments) == 2 and arguments[1] is ...
+    yield from ((item, arguments[0 if repeated else place]) for place, item in enumerate(value))
+
+
+def _build(value: Any, kind: Any, where: str) -> Any:
+    """Return the noun of a struct; `where` it stands in its document is named in errors."""
+    base = _some(kind)
+    if value is None:
+        return None
+    if _is_noun(base):
+        known = {}
+        for entry in _entries(base):
+            if not entry.derived:
+                inner = _below(where, entry.key)
+                known[entry.name] = _build(getattr(value, entry.name), entry.kind, inner)
+        noun = base(**known)
+        for entry in _entries(base):
+            if entry.derived and getattr(value, entry.name) != getattr(noun, entry.name):
+                raise InputError(
+                    f"{_below(where, entry.key)} is {shortened(getattr(value, entry.name))}; expected "
+                    f"{shortened(getattr(noun, entry.name))}, computed from the other entries"
+                )
+        return noun
+    if get_origin(base) is tuple:
+        return tuple([_build(item, k, f"{where}[{n}]") for n, (item, k) in enumerate(_items(value, base))])
+    if _is_mapping(get_origin(base)):
+        key, inner = get_args(base)
+        if _split(key)[0] is not int:
+            return {name: _build(item, inner, f"{where}.{name}") for name, item in value.items()}
+        table = {name: _build(item, inner, f"{where}[{n}]") for n, (name, item) in enumerate(value)}
+        if len(table) != len(value):
+            raise InputError(f"{where} names a number twice; expected each once")
+        return table
+    return value
+
+
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _dump(value: Any, kind: Any) -> Any:
+    """Return what a document holds of a noun or of a value within it."""
+    base = _some(kind)
+    if value is None:
+        return None
+    if _is_noun(base):
+        document = {}
+        for entry in _entries(base):
+            item = getattr(value, entry.name)
+            if entry.default is None or item != entry.default():
+                document[entry.key] = _dump(item, entry.kind)
+        return document
+    if get_origin(base) is tuple:
+        return [_dump(item, k) for item, k in _items(value, base)]
+    if _is_mapping(get_origin(base)):
+        key, inner = get_args(base)
+        if _split(key)[0] is int:
+            return [[name, _dump(item, inner)] for name, item in value.items()]
+        return {name: _dump(item, inner) for name, item in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    return _plain(value)
+
+
+def _plain(value: object) -> object:
+    """Return free content with its read-only mappings and tuples as dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+# what is wrong with a document ------------------------------------------------------------------------------
+
+
+def _fits(value: object, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except (msgspec.ValidationError, UnicodeError):
+        return False
+    return True
+
+
+def _complaint(value: Any, kind: Any, where: str, separator: str = ".") -> str:
+    """Return what was expected of the innermost value that does not fit its annotation."""
+    base = _some(kind)
+    if isinstance(base, type) and issubclass(base, msgspec.Struct) and isinstance(value, Mapping):
+        return _object_complaint(value, base, where, separator)
+    if get_origin(base) is tuple and isinstance(value, (list, tuple)):
+        arguments = get_args(base)
+        if arguments[-1] is ... or len(arguments) == len(value):
+            for place, (item, inner) in enumerate(_items(value, base)):
+                if not _fits(item, inner):
+                    return _complaint(item, inner, f"{where}[{place}]")
+    if get_origin(base) is dict and isinstance(value, Mapping):
+        key, inner = get_args(base)
+        for name, item in value.items():
+            if not _fits(name, key):
+                return f"{where} has the key {shortened(name)}; expected {_expected(key)}"
+            if not _fits(item, inner):
+                return _complaint(item, inner, f"{where}{separator}{name}")
+    return f"{where} is {shortened(value)}; expected {_expected(kind)}"
+
+
+def _object_complaint(value: Mapping[str, Any], struct: Any, where: str, separator: str) -> str:
+    info = msgspec.inspect.type_info(struct)
+    hints = get_type_hints(struct, include_extras=True)
+    known = {item.encode_name: hints[item.name] for item in info.fields}  # type: ignore[attr-defined]
+    needed = [item.encode_name for item in info.fields if item.required]  # type: ignore[attr-defined]
+    tag = info.tag  # type: ignore[attr-defined]
+    if tag is not None:
+        known, needed = {"schema": Literal[tag], **known}, ["schema", *needed]
+    for key in value:
+        if key not in known:
+            return f"{where} has the unknown key {shortened(key)}; expected only {', '.join(known)}"
+    for key in needed:
+        if key not in value:
+            return f"{where} has no {key!r}; expected {', '.join(needed)}"
+    key = next(key for key in value if not _fits(value[key], known[key]))
+    return _complaint(value[key], known[key], f"{where}{separator}{key}")
+
+
+_KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def _expected(kind: Any) -> str:
+    words = get_args(_some(kind)) if get_origin(_some(kind)) is Literal else ()
+    return f"one of {', '.join(words)}" if len(words) > 1 else _in_words(msgspec.json.schema(kind))
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    if "description" in schema:
+        return str(schema["description"])
+    if "enum" in schema:
+        return " or ".join(repr(word) for word in schema["enum"])
+    if "anyOf" in schema:
+        choices = [_in_words(choice) for choice in schema["anyOf"]]
+        return " or ".join(
+            words for words in choices if "a number" not in choices or words != "a whole number"
+        )
+    words = _KINDS.get(schema.get("type", "object"), "a value")
+    for bound, unit in (
+        ("imum", ""),
+        ("Length", " characters"),
+        ("Items", " entries"),
+        ("Properties", " entries"),
+    ):
+        low, high = schema.get(f"min{bound}"), schema.get(f"max{bound}")
+        if low is not None and low == high:
+            words += f" of {low:,}{unit}"
+        elif low is not None and high is not None:
+            words += f" {'of' if unit else 'from'} {low:,} to {high:,}{unit}"
+        elif low is not None or high is not None:
+            words += f" of at least {low:,}{unit}" if high is None else f" of at most {high:,}{unit}"
+    return words
+
+
+def shortened(value: object) -> str:
+    """Return a value as a message shows it."""
+    if isinstance(value, (list, tuple)) and len(value) > 8:
+        return f"a list of {len(value)} ({shortened(list(value[:4]))[1:-1]}, ...)"
+    if isinstance(value, Mapping) and len(value) > 4:
+        return f"an object of {len(value)} keys"
+    if isinstance(value, int) and abs(value) > 2**64:  # Python refuses to write thousands of digits
+        value = hex(value)[:20]
+    shown = repr(value[:60] if isinstance(value, str) else value)
+    return shown if len(shown) <= 64 else shown[:60] + "..."
