@@ -154,7 +154,7 @@ def test_what_is_in_memory(run, tmp_path):
     status, out, err = run("whats_in_memory.py", "step.png", "--batch-size", "8")
     assert status == 0, err
     assert out.startswith("resnet18, batch 8: ") and "the peak is in backward: " in out
-    assert re.search(r"saved activations +[\d.]+ MiB", out) and "MiB  conv1 [conv2d]" in out
+    assert re.search(r"saved_activations +[\d.]+ MiB", out) and "MiB  conv1 [conv2d]" in out
     sizes = dict(re.findall(r"^  (SGD|SGD with momentum|AdamW) +([\d.]+) MiB", out, re.MULTILINE))
     assert float(sizes["SGD"]) < float(sizes["SGD with momentum"]) < float(sizes["AdamW"])
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")

@@ -83,7 +83,21 @@ def test_fewer_points_give_wider_intervals(small_dataset, fitted, tmp_path, caps
         assert adapt(small_dataset, fitted, out, "--points", points) == 0
         capsys.readouterr()
         assert (
-            main(["predict", f"{net}:make", "-b", "8", "--input-size", "3x64x64", "-d", str(out), "--json"])
+            main(
+                [
+                    "predict",
+                    f"{net}:make",
+                    "-b",
+                    "8",
+                    "--input-size",
+                    "3x64x64",
+                    "-d",
+                    str(out),
+                    "--json",
+                    "--memory-limit",
+                    "1TiB",
+                ]
+            )
             == 0
         )
         latency = json.loads(capsys.readouterr().out)["latency"]

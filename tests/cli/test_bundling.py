@@ -144,7 +144,7 @@ WRONG_RUNS = [
     (("--input", "{whole}"), "input input has dtype int64, expected float32"),
     (("--input", "{x}", "--random"), "--random is given beside --input"),
     (("--random", "--output", "{dir}/y.txt"), "expected a file that ends in .npy or .npz"),
-    (("--random", "--output", "{dir}/no/y.npy"), "expected a file in a folder that is there"),
+    (("--random", "--output", "{dir}/no/y.npy"), "expected a file in a folder that exists"),
     (("--random", "--save", "{dir}/y.pt"), "expected a file that ends in .safetensors"),
     (("--random", "--set", "lr"), "expected NAME=VALUE with a number"),
     (("--random", "--set", "lr=1"), "'lr' is no hyperparameter"),

@@ -30,7 +30,7 @@ def campaign(tmp_path, monkeypatch):
 
 
 def test_runs_and_says_what_comes_next(campaign, tmp_path, capsys):
-    assert main(campaign) == 0
+    assert main(["-v", *campaign]) == 0
     out, err = capsys.readouterr()
     assert "my-board: board, torch 2.0; memory by rss" in out
     assert "3 points: 1 measured, 1 out of memory, 1 failed, 0 left" in out

@@ -10,7 +10,7 @@ import pytest
 from oracles.opencl_devices import GPU, PHONE
 
 from torchedge.cli import main
-from torchedge.cli.opencl_listing import print_opencl_device, print_opencl_devices
+from torchedge.cli.listing import print_opencl_device, print_opencl_devices
 from torchedge.opencl import ClDevice
 
 
@@ -48,7 +48,7 @@ def test_without_pyopencl_the_command_says_how_to_get_it(capsys, monkeypatch):
 
 
 def test_tables_fit_a_terminal(capsys):
-    print_opencl_devices([GPU, PHONE, replace(GPU, index=12, name="long " * 20)], chosen=GPU)
+    print_opencl_devices([GPU, PHONE, replace(GPU, index=12, name="long " * 20)], default=GPU)
     for device in (GPU, PHONE):
         print_opencl_device(device)
     out = capsys.readouterr().out

@@ -82,7 +82,7 @@ def test_one_model(run):
 
 
 def test_progress_goes_to_stderr(capsys):
-    assert main(SMALL) == 0
+    assert main(["-v", *SMALL]) == 0
     out, err = capsys.readouterr()
     assert "capturing nets.py:small" in err and "planning: planning nets:small" in err and "done after" in err
     assert "planning:" not in out
@@ -222,8 +222,8 @@ WRONG = {
     "a picture of nothing": ((*SMALL, "--picture", "gantt"), "expected --plot FILE"),
     "kind of file": ((*SMALL, "--plot", "x.gif"), ".png, .svg, .pdf"),
     "plot into nowhere": ((*SMALL, "--plot", "nowhere/x.png"), "expected a file in a folder"),
-    "out into nowhere": ((*SMALL, "--out", "nowhere/x.json"), "--out nowhere"),
-    "instance into a folder": ((*SMALL, "--write-instance", "."), "--write-instance ."),
+    "out into nowhere": ((*SMALL, "--out", "nowhere/x.json"), "--out is nowhere"),
+    "instance into a folder": ((*SMALL, "--write-instance", "."), "--write-instance is ."),
     "one file for two": ((*SMALL, "-o", "x.json", "--write-instance", "./x.json"), "written twice"),
     "a model verified": ((*SMALL, "--verify", "x.json"), "--verify goes with --instance, not with MODEL"),
     "two without limit": (TWO, "give it, such as --memory-limit 500MiB"),

@@ -1,96 +1,170 @@
-"""The `torchedge` command: one module a subcommand, and one place where every error becomes one line.
+"""The `torchedge` command: a table of commands that load when they run, and one place for their errors.
 
-Exit status: 0 done; 2 what was given cannot be used (the line on stderr says what to do); 3 `predict --limit`
-where a run does not fit, `search` and `plan` where nothing does; 1 an error nobody foresaw; 130 interrupted;
-141 whoever read the output has gone.
+Exit status: 0 done; 1 unforeseen error; 2 input that cannot be used (the line on stderr says what to do);
+3 the answer is "does not fit"; 130 interrupted; 141 the reader of the output has gone.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import logging
+import difflib
+import importlib
 import os
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from torchedge.errors import InputError, TorchedgeError
+import click
+
+from torchedge import __version__
+from torchedge.cli.console import BAD_INPUT, DOES_NOT_FIT
+from torchedge.cli.options import DEBUG_VARIABLE, debugging, verbosity_options
+from torchedge.errors import DeviceMemoryError, LimitError, TorchedgeError
 
 __all__ = ["BAD_INPUT", "DOES_NOT_FIT", "main"]
 
-UNFORESEEN, BAD_INPUT, DOES_NOT_FIT, INTERRUPTED, NO_READER = 1, 2, 3, 130, 141
+UNFORESEEN, INTERRUPTED, NO_READER = 1, 130, 141
 
-DEBUG_VARIABLE = "TORCHEDGE_DEBUG"
-"""Set to anything but 0: tracebacks and warnings are shown."""
+COMPLETION_VARIABLE = "_TORCHEDGE_COMPLETE"
+
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Predict": {
+        "predict": ("predicting:predict", "Predict memory and latency of a training step or an inference."),
+        "simulate": ("predicting:simulate", "Show when a step's memory peaks, and which tensors fill it."),
+        "features": ("predicting:features", "Print the prediction features of a model."),
+        "search": ("legacy:search", "Search a space of networks for the best one within limits."),
+    },
+    "Run": {
+        "plan": ("legacy:plan", "Plan inference of models that are larger than the memory."),
+        "export": ("legacy:export", "Write a model as OpenCL kernels and weights for a device."),
+        "run": ("legacy:run", "Run an exported bundle through OpenCL."),
+    },
+    "Devices": {
+        "devices": ("listing:devices", "List devices, or one with the source of every figure."),
+        "profile": ("legacy:profile", "Measure this machine's processor (20 s)."),
+        "fit": ("legacy:fit", "Fit a device's profile to measurements."),
+        "accuracy": ("legacy:accuracy", "Score a dataset's models on unseen rows."),
+        "report": ("legacy:report", "Compare predictions with measurements."),
+    },
+    "Shell": {
+        "completion": ("completing:completion", "Print the completion script of a shell."),
+    },
+}
+"""Section of the help -> command -> where it is defined, and its summary."""
+
+_EPILOG = """\
+Exit status:
+  0 done; 1 unforeseen error; 2 unusable input; 3 the answer is "does not fit";
+  130 interrupted
+Environment:
+  TORCHEDGE_DEVICE   the default device, in place of this machine
+  TORCHEDGE_HOME     folder of your own profiles and config.toml
+  TORCHEDGE_DEBUG=1  show tracebacks and warnings
+Example:
+  torchedge predict resnet50 --batch-size 32 --device jetson-tx2
+"""
+
+
+class _Root(click.Group):
+    """The group of all commands: imports the module of a command when that is run or asked for its help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for section in SECTIONS.values() for name in section]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for section in SECTIONS.values():
+            if cmd_name in section:
+                module, _, attribute = section[cmd_name][0].partition(":")
+                loaded = getattr(importlib.import_module(f"torchedge.cli.{module}"), attribute)
+                assert isinstance(loaded, click.Command)
+                return loaded
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+        if self.get_command(ctx, args[0]) is None and near:
+            ctx.fail(f"No such command {args[0][:40]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(10), summary) for name, (_, summary) in section.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(f"\n{_EPILOG}")
+
+
+@click.group(
+    cls=_Root,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    invoke_without_command=True,
+)
+@click.version_option(__version__, message="torchedge %(version)s")
+@click.pass_context
+def _root(context: click.Context) -> None:
+    """Predict what training a PyTorch model takes on an edge device, and run it there."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+_root.params += verbosity_options()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; nothing but the command's own work is imported."""
+    """Run one command and return its exit status."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr] # Γ on a terminal without it
     try:
-        with _quiet():
-            status = _run(sys.argv[1:] if argv is None else list(argv))
+        status = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except BrokenPipeError:
-        _give_up_stdout()
+        _close_stdout()
         return NO_READER
-    except KeyboardInterrupt:
-        return _told("interrupted", INTERRUPTED)
+    except (KeyboardInterrupt, click.Abort):
+        return _report("interrupted", INTERRUPTED)
+    except (LimitError, DeviceMemoryError) as error:
+        return _report(f"error: {error}", DOES_NOT_FIT, error)
     except TorchedgeError as error:
-        return _told(f"error: {error}", BAD_INPUT, error)
+        return _report(f"error: {error}", BAD_INPUT, error)
+    except click.ClickException as error:
+        return _report(f"error: {_usage(error)}", BAD_INPUT, error)
     except Exception as error:
         step = f"run with {DEBUG_VARIABLE}=1 for the traceback"
-        return _told(f"error: {type(error).__name__}: {error}; {step}", UNFORESEEN, error)
+        return _report(f"error: {type(error).__name__}: {error}; {step}", UNFORESEEN, error)
     return status
 
 
-def _run(words: Sequence[str]) -> int:
-    from torchedge.cli.arguments import build_parser
+def _run(words: list[str]) -> int:
+    instruction = os.environ.get(COMPLETION_VARIABLE)
+    if instruction:
+        from click.shell_completion import shell_complete
 
+        return shell_complete(_root, {}, "torchedge", COMPLETION_VARIABLE, instruction)
     try:
-        arguments = build_parser().parse_args(words)
-    except SystemExit as end:  # after --help and --version
-        return end.code if isinstance(end.code, int) else 0
-    try:
-        status: int = arguments.run(arguments)
-    except argparse.ArgumentTypeError as error:
-        raise InputError(str(error)) from error
-    except SystemExit as end:
-        raise InputError(
-            f"the model's own code ended the program (exit {end.code}); remove that call"
-        ) from end
-    return status
+        with _root.make_context("torchedge", words) as context:
+            status: Any = _root.invoke(context)
+    except click.exceptions.Exit as end:  # after --help and --version
+        return end.exit_code
+    return status if isinstance(status, int) else 0
 
 
-def _debugging() -> bool:
-    return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+def _usage(error: click.ClickException) -> str:
+    """Return a usage error with the next step."""
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{message}; run `{context.command_path if context else 'torchedge'} --help` for what it takes"
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the warnings of torch and torchvision: they are about code that is not the user's."""
-    if _debugging():
-        yield
-        return
-    before = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)
-
-
-def _told(message: str, status: int, error: BaseException | None = None) -> int:
-    """Write one line to stderr (after the traceback, where it is asked for) and return the status."""
+def _report(message: str, status: int, error: BaseException | None = None) -> int:
+    """Write one line to stderr (after the traceback, if that is asked for) and return the status."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):
-        if error is not None and _debugging():
+        if error is not None and debugging():
             import traceback
 
             traceback.print_exception(error)
@@ -98,7 +172,7 @@ def _told(message: str, status: int, error: BaseException | None = None) -> int:
     return status
 
 
-def _give_up_stdout() -> None:
+def _close_stdout() -> None:
     """Point stdout to nowhere, so that Python's own flush at exit does not fail again."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.output import number, print_json, print_table, print_wrapped, warn
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped, warn
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:

@@ -47,17 +47,13 @@ def build_parser() -> argparse.ArgumentParser:
     from torchedge import __version__
     from torchedge.cli import (
         bundling,
-        device_listing,
-        feature_listing,
         fitting,
         measuring,
         planning,
-        predicting,
         reporting,
         running,
         scoring,
         searching,
-        simulating,
     )
 
     parser = Parser(
@@ -70,10 +66,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torchedge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     modules = (
-        predicting,
-        simulating,
-        feature_listing,
-        device_listing,
         measuring,
         fitting,
         scoring,

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.arguments import MODEL_HELP, add_json, shape, whole
-from torchedge.cli.loading import load_named
-from torchedge.cli.output import print_json, warn
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, print_json, warn
+from torchedge.cli.options import load_named
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:

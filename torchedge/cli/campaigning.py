@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torchedge.cli.output import print_json, print_wrapped, warn
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, print_json, print_wrapped, warn
 from torchedge.errors import InputError
 
 __all__ = ["add_campaign", "is_campaign", "run_profile"]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.adapting import add_transfer, fit_from_base, is_transfer
 from torchedge.cli.arguments import add_json
-from torchedge.cli.output import number, print_json, print_table, print_wrapped, warn
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped, warn
 
 if TYPE_CHECKING:
     from torchedge.devices import Device

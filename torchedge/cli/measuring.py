@@ -6,8 +6,7 @@ import argparse
 
 from torchedge.cli.arguments import add_json
 from torchedge.cli.campaigning import add_campaign, is_campaign, run_profile
-from torchedge.cli.output import print_json
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, print_json
 from torchedge.errors import DeviceError, InputError
 
 NAME = "profile"
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.device[:60]} takes a campaign, expected {LOCAL_DEVICE} alone; "
             "measure it with --device-name NAME --plan PLAN --over WAY"
         )
-    from torchedge.cli.device_listing import device_document, print_device
+    from torchedge.cli.listing import device_document, print_device
     from torchedge.profiling.local_cpu import PROBES, measure_local_cpu
 
     with Progress(len(PROBES), "measuring") as progress:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.output import number, print_json, print_table, print_wrapped, warn
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped, warn
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def read_planned(instance: Instance, path: Path) -> Planned:
 
 def report(planned: Planned, arguments: argparse.Namespace) -> int:
     """Print what was planned or verified; return the exit status."""
-    from torchedge.cli import DOES_NOT_FIT
+    from torchedge.cli.console import DOES_NOT_FIT
 
     if arguments.json:
         print_json(summary(planned))
@@ -103,7 +102,7 @@ def report(planned: Planned, arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be meant before anything takes time."""
-    from torchedge.cli.writing import check_target
+    from torchedge.cli.console import check_target
 
     out: Path | None = arguments.out
     if arguments.verify is not None and (out is not None or arguments.strategy is not None):

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.output import print_json, print_wrapped
-from torchedge.cli.progress import Progress
-from torchedge.cli.writing import check_plot, check_target, save_figure
+from torchedge.cli.console import Progress, check_plot, check_target, print_json, print_wrapped, save_figure
 from torchedge.errors import InputError, LimitError
 
 if TYPE_CHECKING:
@@ -191,7 +189,7 @@ def _size(option: str, text: str) -> int:
 
 
 def _capture(text: str, arguments: argparse.Namespace, progress: Progress) -> Graph:
-    from torchedge.cli.loading import capture_named
+    from torchedge.cli.options import capture_named
 
     progress.doing(f"capturing {text}")
     (graph,) = capture_named(text, mode="infer", input_size=arguments.input_size, batch_sizes=[1])
@@ -203,7 +201,7 @@ def _capture(text: str, arguments: argparse.Namespace, progress: Progress) -> Gr
 
 
 def _too_small(error: LimitError, arguments: argparse.Namespace) -> int:
-    from torchedge.cli import DOES_NOT_FIT
+    from torchedge.cli.console import DOES_NOT_FIT
 
     if arguments.json:
         print_json({"status": "INFEASIBLE", "reason": str(error), "works_bytes": error.works_bytes})

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.output import WIDTH, number, table
+from torchedge.cli.console import number, table, width
 
 if TYPE_CHECKING:
     from torchedge.streaming.planning import Tradeoff
@@ -43,7 +43,7 @@ def layer_lines(found: StreamingPlan) -> list[str]:
             loads = ", ".join(row.loads)
             indent = " " * 6
             out += textwrap.wrap(
-                loads, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+                loads, width(), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
             )
     return out
 
@@ -57,7 +57,7 @@ def queue_lines(found: QueueRun, models: Sequence[StreamingPlan], limit: int) ->
         size = model.instance.chunk_bytes / _MIB
         sizes = [number(chunks * size) for chunks in (share.preloaded, share.carried, share.own)]
         rows.append([f"{place}. {_short(model.graph.name, _NAME)}", *sizes])
-    lines = textwrap.wrap(title, WIDTH, break_on_hyphens=False)
+    lines = textwrap.wrap(title, width(), break_on_hyphens=False)
     lines += ["", *table(["MiB of whole chunks", "preloaded", "by models before", "by its own layers"], rows)]
     runs = (found.together, found.apart)
     figures = [
@@ -71,7 +71,7 @@ def queue_lines(found: QueueRun, models: Sequence[StreamingPlan], limit: int) ->
     told = ", ".join(f"{group.first} to {group.last}" for group in groups)
     lines += ["", f"planned together: {told or 'none, the limit leaves no room for it'}"]
     for note in dict.fromkeys(note for model in models for note in model.notes):
-        lines += textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        lines += textwrap.wrap(f"note: {note}", width(), subsequent_indent="  ", break_on_hyphens=False)
     return lines
 
 
@@ -124,7 +124,7 @@ def sweep_lines(points: Sequence[Tradeoff]) -> list[str]:
         f"{first.graph.name} on {first.device.name}: latency (ms) against memory (MiB), simulated from "
         f"{first.timeline.provenance} figures"
     )
-    return [*textwrap.wrap(title, WIDTH, break_on_hyphens=False), "", *table(head, rows)]
+    return [*textwrap.wrap(title, width(), break_on_hyphens=False), "", *table(head, rows)]
 
 
 def _cells(run: RunTimeline) -> list[str]:

@@ -1,178 +1,185 @@
-"""`torchedge predict`: memory and latency of models at batch sizes on a device."""
+"""`torchedge predict`, `simulate` and `features`: what a step of a model takes."""
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.arguments import MODEL_HELP, add_json, add_model, add_step, confidence, positive_mib, sizes
-from torchedge.cli.output import number, print_json, print_table, print_wrapped, span
+import click
+
+from torchedge.cli import options
+from torchedge.cli.console import (
+    DOES_NOT_FIT,
+    MIB,
+    check_plot,
+    number,
+    print_json,
+    print_table,
+    print_wrapped,
+    save_figure,
+    span,
+)
+from torchedge.cli.options import CONFIDENCE, MODEL_HELP, PATH, SIZE, capture_named, command
 
 if TYPE_CHECKING:
+    from torchedge.graphs.graph import Mode
+    from torchedge.prediction.memory.simulation import MemoryProfile
     from torchedge.prediction.results import Prediction
 
-NAME = "predict"
-SUMMARY = "memory and latency of a training step or inference"
-DESCRIPTION = f"""\
-Predict what one training step (or inference) takes from a device, without
-running it: device memory (Γ, for inference γ) and latency (Φ, φ) with 90 %
-intervals.
-
-{MODEL_HELP}
-
-With --limit the exit status is 3 if a run does not fit. --json prints one
-object for one prediction and a list for several."""
+__all__ = ["features", "predict", "simulate"]
 
 _COLUMNS = 5
-"""How many batch sizes stand beside each other in a breakdown."""
+"""Batch sizes beside each other in a breakdown."""
+_LEAST_MIB = 0.05
+"""Parts of the memory below this are not printed."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("models", nargs="+", metavar="MODEL")
-    parser.add_argument(
-        "--batch-size", "-b", type=sizes, default=(1,), metavar="N[,N...]", help="one or several (default 1)"
-    )
-    parser.add_argument("--device", "-d", help="name, alias or profile folder; see `torchedge devices`")
-    add_model(parser)
-    add_step(parser)
-    parser.add_argument(
-        "--limit", type=positive_mib, metavar="MIB", help="memory to fit into (default: the device's)"
-    )
-    parser.add_argument(
-        "--confidence",
-        type=confidence,
-        metavar="P",
-        help="with which a run that fits has to fit (default 0.95)",
-    )
-    parser.add_argument(
-        "--max-batch-size", action="store_true", help="also find the largest batch size that fits"
-    )
-    add_json(parser)
+@command(
+    "predict",
+    notes=MODEL_HELP,
+    examples=[
+        "torchedge predict resnet50 --batch-size 32 --device jetson-tx2",
+        "torchedge predict resnet50 -b 8,16,32 -d jetson-tx2 --max-batch-size",
+        "torchedge predict nets.py:small --memory-limit 4GiB --optimizer adamw --amp bfloat16",
+        "torchedge predict model.onnx --mode infer --json",
+    ],
+)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@options.batch_sizes
+@options.device
+@options.mode
+@options.input_size
+@options.optimizer
+@options.amp
+@options.accumulation
+@click.option("--memory-limit", type=SIZE, help="Memory to fit into: MiB, or 4GiB. [default: the device's]")
+@click.option("--confidence", type=CONFIDENCE, default=0.95, help="Confidence required of 'fits'.")
+@click.option("--max-batch-size", is_flag=True, help="Also print the largest batch size that fits.")
+def predict(
+    models: tuple[str, ...],
+    batch_size: tuple[int, ...],
+    device: str | None,
+    mode: Mode,
+    input_size: tuple[int, ...] | None,
+    optimizer: str,
+    amp: str | None,
+    accumulation: int,
+    memory_limit: int | None,
+    confidence: float,
+    max_batch_size: bool,
+    as_json: bool,
+) -> int:
+    """Predict memory and latency of a training step or an inference.
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """Predict and print; return 0, or 3 where a limit is given and a run does not fit."""
+    Nothing is run: device memory (Γ, of an inference γ) and latency (Φ, φ) come with 90 % intervals. --json
+    prints an object for one prediction and a list for several. The exit status is 3 if a run does not fit.
+    """
     from torchedge.api import Predictor
-    from torchedge.cli import DOES_NOT_FIT
-    from torchedge.cli.loading import capture_named, check_mode
-    from torchedge.prediction.results import CONFIDENCE
 
-    check_mode(arguments.mode)
-    asked = arguments.confidence or CONFIDENCE
-    predictor = Predictor(arguments.device)
+    predictor = Predictor(device)
+    asked = _Asked(None if memory_limit is None else memory_limit / MIB, confidence, max_batch_size)
     documents: list[dict[str, Any]] = []
-    fitting = True
-    for place, text in enumerate(arguments.models):
-        graphs = capture_named(
-            text, mode=arguments.mode, input_size=arguments.input_size, batch_sizes=arguments.batch_size
-        )
-        found = [
-            predictor.predict(
-                graph,
-                batch,
-                optimizer=arguments.optimizer,
-                amp=arguments.amp,
-                accumulation=arguments.accumulation,
-            )
-            for graph, batch in zip(graphs, arguments.batch_size, strict=True)
+    for place, text in enumerate(models):
+        graphs = capture_named(text, mode=mode, input_size=input_size, batch_sizes=batch_size)
+        predictions = [
+            predictor.predict(graph, size, optimizer=optimizer, amp=amp, accumulation=accumulation)
+            for graph, size in zip(graphs, batch_size, strict=True)
         ]
-        rows = [_document(prediction, arguments, asked) for prediction in found]
-        fitting = fitting and all(row["fits"] for row in rows)
+        step = {
+            "optimizer": optimizer if mode == "train" else None,
+            "amp": amp,
+            "accumulation": accumulation,
+        }
+        rows = [{**p.to_dict(), **step, **asked.verdict(p)} for p in predictions]
         documents += rows
-        if not arguments.json:
+        if not as_json:
             print("\n" * (place > 0), end="")
-            _print(found, rows, arguments)
-    if arguments.json:
+            _print(predictions, rows)
+    if as_json:
         print_json(documents[0] if len(documents) == 1 else documents)
-    return DOES_NOT_FIT if arguments.limit is not None and not fitting else 0
+    return 0 if all(row["fits"] for row in documents) else DOES_NOT_FIT
 
 
-def _document(prediction: Prediction, arguments: argparse.Namespace, asked: float) -> dict[str, Any]:
-    """Return a prediction as plain data, with the verdict and the settings of the step."""
-    limit = arguments.limit if arguments.limit is not None else prediction.device_memory_mib
-    verdict: dict[str, Any] = {
-        "optimizer": arguments.optimizer if prediction.mode == "train" else None,
-        "amp": arguments.amp,
-        "accumulation": arguments.accumulation,
-        "limit_mib": limit,
-        "confidence": asked,
-        "required_mib": prediction.required_mib(asked),
-        "fits": prediction.fits(arguments.limit, confidence=asked),
-    }
-    if arguments.max_batch_size:
-        verdict["max_batch_size"] = prediction.max_batch_size(arguments.limit, confidence=asked)
-    return {**prediction.to_dict(), **verdict}
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The limit in MiB (None: the device's), the confidence, and whether the largest batch size is wanted."""
+
+    limit: float | None
+    confidence: float
+    largest: bool
+
+    def verdict(self, prediction: Prediction) -> dict[str, Any]:
+        """Return whether a prediction fits, as plain data."""
+        limit = self.limit if self.limit is not None else prediction.device_memory_mib
+        verdict: dict[str, Any] = {
+            "memory_limit_mib": limit,
+            "confidence": self.confidence,
+            "required_mib": prediction.required_mib(self.confidence),
+            "fits": prediction.fits(self.limit, confidence=self.confidence),
+        }
+        if self.largest:
+            verdict["max_batch_size"] = prediction.max_batch_size(self.limit, confidence=self.confidence)
+        return verdict
 
 
-# tables -----------------------------------------------------------------------------------------------------
-
-
-def _print(found: list[Prediction], rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    first = found[0]
-    training = first.mode == "train"
-    step = "training step" if training else "inference"
-    extras = [arguments.optimizer] if training else []
-    extras += [f"amp {arguments.amp}"] if arguments.amp else []
-    extras += [f"{arguments.accumulation} micro-batches"] if arguments.accumulation > 1 else []
-    batch = f", batch {first.batch_size}" if len(found) == 1 else ""
+def _print(predictions: list[Prediction], rows: list[dict[str, Any]]) -> None:
+    first, row = predictions[0], rows[0]
+    step = "training step" if first.mode == "train" else "inference"
+    extras = [row["optimizer"]] if row["optimizer"] else []
+    extras += [f"amp {row['amp']}"] if row["amp"] else []
+    extras += [f"accumulation {row['accumulation']}"] if row["accumulation"] > 1 else []
+    batch = f", batch {first.batch_size}" if len(predictions) == 1 else ""
     print_wrapped(", ".join([f"{first.model}{batch}: {step} on {first.device}", *extras]))
-    if len(found) == 1:
-        _print_one(first, rows[0])
+    letters = ("Γ", "Φ") if first.mode == "train" else ("γ", "φ")
+    print()
+    if len(predictions) == 1:
+        _print_one(first, letters)
+        verdict = "fits" if row["fits"] else "does not fit"
+        print_wrapped(
+            f"{verdict} into {number(row['memory_limit_mib'])} MiB: needs up to "
+            f"{number(row['required_mib'])} MiB at {100 * row['confidence']:g} % confidence"
+        )
     else:
-        _print_several(found, rows)
+        _print_several(predictions, rows, letters)
+    if "max_batch_size" in row:
+        limit = number(row["memory_limit_mib"])
+        print(f"largest batch size that fits into {limit} MiB: {row['max_batch_size'] or 'none'}")
     print_wrapped(str(first.provenance), first="provenance: ")
-    _print_remarks(found)
+    _print_remarks(predictions)
 
 
-def _print_one(prediction: Prediction, row: dict[str, Any]) -> None:
-    memory, latency = _letters(prediction)
+def _print_one(prediction: Prediction, letters: tuple[str, str]) -> None:
     lines = (
-        (f"memory {memory}", prediction.memory, "what the run takes from the device"),
+        (f"memory {letters[0]}", prediction.memory, "all that the run takes from the device"),
         ("reserved", prediction.reserved, "of that by PyTorch's allocator"),
         ("allocated", prediction.allocated, "of that by tensors"),
-        (f"latency {latency}", prediction.latency, "one step" if prediction.mode == "train" else "one batch"),
+        (f"latency {letters[1]}", prediction.latency, "a step" if prediction.mode == "train" else "a batch"),
     )
-    body = [[name, number(e.value), e.unit, span(e.low, e.high), f"  {says}"] for name, e, says in lines]
+    body = [
+        [name, number(e.value), e.unit, span(e.low, e.high), f"  {meaning}"] for name, e, meaning in lines
+    ]
+    columns = max(len(line[1]) for line in body), max(len("90 % interval"), *(len(line[3]) for line in body))
+    print(f"{'':<12}{'':>{columns[0]}}      {'90 % interval':>{columns[1]}}")
+    for name, value, unit, interval, meaning in body:
+        print(f"{name:<12}{value:>{columns[0]}} {unit:<4} {interval:>{columns[1]}}{meaning}")
     print()
-    width = max(len(line[1]) for line in body), max(len("90 % interval"), *(len(line[3]) for line in body))
-    print(f"{'':<12}{'':>{width[0]}}      {'90 % interval':>{width[1]}}")
-    for name, value, unit, interval, says in body:
-        print(f"{name:<12}{value:>{width[0]}} {unit:<4} {interval:>{width[1]}}{says}")
-    print()
-    print("memory by what holds it")
+    print("memory by what fills it")
     total = max(prediction.memory.value, 1e-9)
-    parts = [(name, part) for name, part in prediction.breakdown.items() if part >= 0.05]
-    for name, part in parts:
-        bar = "#" * round(28 * part / total)
-        print(
-            f"  {name.replace('_', ' '):<18}{number(part):>8} MiB {100 * part / total:4.0f} % {bar}".rstrip()
-        )
+    for name, part in prediction.breakdown.items():
+        if part >= _LEAST_MIB:
+            bar = "#" * round(28 * part / total)
+            print(f"  {name:<18}{number(part):>8} MiB {100 * part / total:4.0f} % {bar}".rstrip())
     print()
-    _print_verdict(row)
 
 
-def _print_verdict(row: dict[str, Any]) -> None:
-    verdict = "fits" if row["fits"] else "does not fit"
-    text = (
-        f"{verdict} into {number(row['limit_mib'])} MiB: stays below {number(row['required_mib'])} MiB "
-        f"at {100 * row['confidence']:g} % confidence"
-    )
-    print_wrapped(text)
-    _print_largest(row)
-
-
-def _print_largest(row: dict[str, Any]) -> None:
-    if "max_batch_size" in row:
-        limit = number(row["limit_mib"])
-        print(f"largest batch size that fits into {limit} MiB: {row['max_batch_size'] or 'none'}")
-
-
-def _print_several(found: list[Prediction], rows: list[dict[str, Any]]) -> None:
-    memory, latency = _letters(found[0])
+def _print_several(
+    predictions: list[Prediction], rows: list[dict[str, Any]], letters: tuple[str, str]
+) -> None:
+    memory, latency = letters
     print_wrapped(
-        f"{memory} is the memory the run takes from the device (MiB), {latency} the time of one step (ms), "
-        "each with its 90 % interval; allocated and reserved are PyTorch's allocator's (MiB)."
+        f"{memory} is the memory that the run takes from the device (MiB), {latency} the time of a step "
+        "(ms), each with its 90 % interval; allocated and reserved are those of PyTorch's allocator (MiB)."
     )
     print()
     head = ["batch", f"{memory} MiB", "90 %", f"{latency} ms", "90 %", "allocated", "reserved", "fits"]
@@ -187,41 +194,195 @@ def _print_several(found: list[Prediction], rows: list[dict[str, Any]]) -> None:
             number(p.reserved.value),
             "yes" if row["fits"] else "no",
         ]
-        for p, row in zip(found, rows, strict=True)
+        for p, row in zip(predictions, rows, strict=True)
     ]
     print_table(head, body, left=0)
     print()
-    for start in range(0, len(found), _COLUMNS):
-        _print_breakdowns(found[start : start + _COLUMNS])
-    row = rows[0]
-    print(f"fits: into {number(row['limit_mib'])} MiB at {100 * row['confidence']:g} % confidence")
-    _print_largest(row)
+    for start in range(0, len(predictions), _COLUMNS):
+        several = predictions[start : start + _COLUMNS]
+        names = [n for n in several[0].breakdown if any(p.breakdown[n] >= _LEAST_MIB for p in several)]
+        head = ["memory, MiB, at batch", *(str(p.batch_size) for p in several)]
+        print_table(head, [[n, *(number(p.breakdown[n]) for p in several)] for n in names])
+        print()
+    limit, confidence = number(rows[0]["memory_limit_mib"]), 100 * rows[0]["confidence"]
+    print(f"fits: into {limit} MiB at {confidence:g} % confidence")
 
 
-def _print_breakdowns(found: list[Prediction]) -> None:
-    names = [n for n in found[0].breakdown if any(p.breakdown[n] >= 0.05 for p in found)]
-    head = ["memory, MiB, at batch", *(str(p.batch_size) for p in found)]
-    print_table(head, [[n.replace("_", " "), *(number(p.breakdown[n]) for p in found)] for n in names])
-    print()
-
-
-def _print_remarks(found: list[Prediction]) -> None:
-    """Print once what is said of any of the predictions."""
-    for kind in dict.fromkeys(kind for p in found for kind in p.unsupported):
+def _print_remarks(predictions: list[Prediction]) -> None:
+    """Print each remark on any of the predictions once."""
+    for kind in dict.fromkeys(kind for p in predictions for kind in p.unsupported):
         print_wrapped(
             f"{kind}: nothing is known of this operator, so the figures leave it out",
             first="not counted: ",
             rest="  ",
         )
-    outside = dict.fromkeys(name for p in found for name in p.out_of_range)
+    outside = dict.fromkeys(name for p in predictions for name in p.out_of_range)
     if outside:
-        batches = [str(p.batch_size) for p in found if p.out_of_range]
-        at = f" at batch {', '.join(batches)}" if len(found) > 1 else ""
-        why = "outside what the profile was fitted on, so the figures are extrapolated"
+        sizes = [str(p.batch_size) for p in predictions if p.out_of_range]
+        at = f" at batch {', '.join(sizes)}" if len(predictions) > 1 else ""
+        why = "outside the range that the profile was fitted on, so the figures are extrapolated"
         print_wrapped(f"{', '.join(outside)}{at}: {why}", first="out of range: ", rest="  ")
-    for note in dict.fromkeys(note for p in found for note in p.notes):
+    for note in dict.fromkeys(note for p in predictions for note in p.notes):
         print_wrapped(note, first="note: ", rest="  ")
 
 
-def _letters(prediction: Prediction) -> tuple[str, str]:
-    return ("Γ", "Φ") if prediction.mode == "train" else ("γ", "φ")
+# simulate ---------------------------------------------------------------------------------------------------
+
+
+@command(
+    "simulate",
+    notes=MODEL_HELP,
+    examples=[
+        "torchedge simulate resnet50 --batch-size 32",
+        "torchedge simulate resnet50 -b 32 --device jetson-tx2 --plot step.png",
+    ],
+)
+@click.argument("model")
+@options.batch_size
+@click.option(
+    "--device", "-d", type=options.DEVICE, help="Device whose PyTorch to simulate. [default: today's on CUDA]"
+)
+@options.mode
+@options.input_size
+@options.optimizer
+@options.amp
+@options.accumulation
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw memory over the step (.png, .svg, .pdf).")
+def simulate(
+    model: str,
+    batch_size: int,
+    device: str | None,
+    mode: Mode,
+    input_size: tuple[int, ...] | None,
+    optimizer: str,
+    amp: str | None,
+    accumulation: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Show when a step's memory peaks, and which tensors fill it.
+
+    Tensor by tensor, with a replay of PyTorch's caching allocator; nothing is fitted.
+    """
+    from torchedge import api
+
+    if plot is not None:
+        check_plot(plot)
+    (graph,) = capture_named(model, mode=mode, input_size=input_size, batch_sizes=[batch_size])
+    profile = api.simulate(
+        graph, batch_size, device=device, optimizer=optimizer, amp=amp, accumulation=accumulation
+    )
+    if as_json:
+        print_json(_memory_document(profile))
+    else:
+        _print_memory(profile)
+    if plot is not None:
+        _draw(profile, plot)
+        if not as_json:
+            print(f"drawn to {plot}")
+
+
+def _memory_document(profile: MemoryProfile) -> dict[str, object]:
+    return {
+        "model": profile.name,
+        "batch_size": profile.batch_size,
+        "optimizer": profile.settings.optimizer,
+        "amp": profile.settings.amp,
+        "accumulation": profile.settings.accumulation,
+        "allocated_mib": profile.allocated_mib,
+        "reserved_mib": profile.reserved_mib,
+        "live_mib": profile.live_mib,
+        "peak": {"phase": profile.peak.phase, "kind": profile.peak.kind, "scope": profile.peak.scope},
+        "breakdown": dict(profile.breakdown),
+        "largest": [{"tensor": label, "mib": mib} for label, mib in profile.largest],
+        "unsupported": list(profile.unsupported),
+    }
+
+
+def _print_memory(profile: MemoryProfile) -> None:
+    amp = f", amp {profile.settings.amp}" if profile.settings.amp else ""
+    step = f"batch {profile.batch_size}, {profile.settings.optimizer}{amp}"
+    print_wrapped(f"{profile.name}, {step}: simulated, nothing fitted")
+    print()
+    print(f"allocated peak {number(profile.allocated_mib):>10} MiB")
+    print(f"reserved peak  {number(profile.reserved_mib):>10} MiB")
+    print(f"live tensors   {number(profile.live_mib):>10} MiB at most, in {profile.peak}")
+    for name, mib in profile.breakdown.items():
+        if mib >= _LEAST_MIB:
+            print(f"  {name:<18} {number(mib):>10} MiB")
+    print()
+    print("largest tensors at the peak")
+    for label, mib in profile.largest:
+        print(f"  {number(mib):>8} MiB  {label}")
+    for kind in profile.unsupported:
+        print(f"unknown operator, taken to save its inputs: {kind}")
+
+
+def _draw(profile: MemoryProfile, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from torchedge.prediction.memory.plotting import draw_timeline
+
+    figure = draw_timeline(profile).figure
+    try:
+        save_figure(figure, path, dpi=150)
+    finally:
+        pyplot.close(figure)
+
+
+# features ---------------------------------------------------------------------------------------------------
+
+
+@command(
+    "features",
+    notes=MODEL_HELP,
+    examples=["torchedge features resnet50 --batch-size 1,32", "torchedge features nets.py:small --json"],
+)
+@click.argument("model")
+@options.batch_sizes
+@click.option("--feature-set", metavar="NAME", help="A registered feature set. [default: perf4sight]")
+@options.input_size
+@options.mode
+def features(
+    model: str,
+    batch_size: tuple[int, ...],
+    feature_set: str | None,
+    input_size: tuple[int, ...] | None,
+    mode: Mode,
+    as_json: bool,
+) -> None:
+    """Print the prediction features of a model.
+
+    They are closed forms of its layers' shapes.
+    """
+    from torchedge.prediction.feature_sets import features
+
+    module, label = options.load_named(model)
+    table = features(module, list(batch_size), feature_set=feature_set, input_size=input_size, mode=mode)
+    values = table.values.tolist()
+    if as_json:
+        columns = values[0] if len(batch_size) == 1 else [list(c) for c in zip(*values, strict=True)]
+        print_json(
+            {
+                "model": label,
+                "feature_set": table.feature_set,
+                "batch_size": batch_size[0] if len(batch_size) == 1 else list(batch_size),
+                "features": dict(zip(table.names, columns, strict=True)),
+            }
+        )
+        return
+    print_wrapped(f"{label}: {len(table.names)} features of {table.feature_set}")
+    for start in range(0, len(batch_size), _COLUMNS - 1):
+        part = range(start, min(start + _COLUMNS - 1, len(batch_size)))
+        head = ["batch", *(str(batch_size[i]) for i in part)]
+        print()
+        print_table(
+            head, [[name, *(_exact(values[i][f]) for i in part)] for f, name in enumerate(table.names)]
+        )
+
+
+def _exact(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"

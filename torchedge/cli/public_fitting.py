@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torchedge.cli.output import number, print_json, print_table, print_wrapped
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped
 
 MOST_GROUPS = 100
 """More groups than this are left out in ten parts, not one at a time."""

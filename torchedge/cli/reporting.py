@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.arguments import add_json
-from torchedge.cli.output import number, print_json, print_table, print_wrapped
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ def _save(path: Path, data: bytes) -> Path:
 
 
 def _document(device: Device, report: Report | None, written: list[Path]) -> dict[str, Any]:
-    from torchedge.cli.device_listing import device_document
+    from torchedge.cli.listing import device_document
     from torchedge.profiling.reports import figures_document
 
     document: dict[str, Any] = {"device": device.name, "files": [str(path) for path in written]}
@@ -235,7 +234,7 @@ def _document(device: Device, report: Report | None, written: list[Path]) -> dic
 
 def _print(device: Device, report: Report | None, written: list[Path]) -> None:
     if report is None:
-        from torchedge.cli.device_listing import print_device
+        from torchedge.cli.listing import print_device
 
         print_device(device)
         print()

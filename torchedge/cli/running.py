@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.arguments import add_json, whole
-from torchedge.cli.output import number, print_json, print_table, print_wrapped
-from torchedge.cli.progress import Progress
-from torchedge.cli.writing import check_target
+from torchedge.cli.console import Progress, check_target, number, print_json, print_table, print_wrapped
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:

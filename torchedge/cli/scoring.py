@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.arguments import add_json
-from torchedge.cli.output import print_json, print_table, print_wrapped
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, print_json, print_table, print_wrapped
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.cli.arguments import MODEL_HELP, add_json, confidence, positive_mib, shape, sizes, whole
-from torchedge.cli.output import number, plain, print_json, print_table, print_wrapped
-from torchedge.cli.progress import Progress
+from torchedge.cli.console import Progress, number, plain, print_json, print_table, print_wrapped
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def _add_evolution(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search and print; return 0, or 3 where no candidate is within the limits."""
     from torchedge.api import search
-    from torchedge.cli import DOES_NOT_FIT
+    from torchedge.cli.console import DOES_NOT_FIT
 
     limits = _limits(arguments)
     journal = _journal(arguments)
@@ -192,7 +191,7 @@ def _space(arguments: argparse.Namespace) -> SearchSpace:
             made = made()
         if isinstance(made, SearchSpace):
             return made
-    from torchedge.cli.loading import load_named
+    from torchedge.cli.options import load_named
     from torchedge.searching.pruning_space import PruningSpace
 
     model, label = load_named(text)

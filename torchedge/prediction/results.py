@@ -157,10 +157,7 @@ class Prediction:
             f"  allocated  {self.allocated}",
             f"  reserved   {self.reserved}",
         ]
-        lines += [
-            f"    {name.replace('_', ' '):<20} {_number(part):>8} MiB"
-            for name, part in self.breakdown.items()
-        ]
+        lines += [f"    {name:<20} {_number(part):>8} MiB" for name, part in self.breakdown.items()]
         if self.device_memory_mib is not None and self.needs is not None:
             verdict = "fits" if self.fits() else "does not fit"
             lines.append(

@@ -1,0 +1,284 @@
+"""All that commands print: tables, wrapped text, numbers, JSON, warnings, progress, pictures.
+
+Output is as wide as the terminal. Away from a terminal it has 80 columns and no colours, so that the same
+answer is always the same text. Tables shorten long names, never numbers; paths are never broken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchedge.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.progress import Progress as Bar
+
+__all__ = [
+    "BAD_INPUT",
+    "DOES_NOT_FIT",
+    "MIB",
+    "Progress",
+    "check_plot",
+    "check_target",
+    "number",
+    "plain",
+    "print_json",
+    "print_table",
+    "print_wrapped",
+    "save_figure",
+    "set_verbosity",
+    "shorten",
+    "span",
+    "table",
+    "verbosity",
+    "warn",
+    "width",
+]
+
+BAD_INPUT, DOES_NOT_FIT = 2, 3
+"""Exit statuses: what was given cannot be used; the answer is "does not fit"."""
+
+MIB = 2**20
+NARROWEST, USUAL, WIDEST = 60, 80, 120
+"""Columns of output: on a terminal at least and at most; away from one."""
+
+PICTURES = (".png", ".svg", ".pdf")
+_VERBOSITY = "torchedge.verbosity"
+
+
+def width() -> int:
+    """Return the number of columns to print."""
+    if not sys.stdout.isatty():
+        return USUAL
+    return min(max(shutil.get_terminal_size((USUAL, 24)).columns, NARROWEST), WIDEST)
+
+
+def verbosity() -> int:
+    """Return -1 after -q, 1 after -v, else 0."""
+    context = click.get_current_context(silent=True)
+    return 0 if context is None else int(context.meta.get(_VERBOSITY, 0))
+
+
+def set_verbosity(context: click.Context, level: int) -> None:
+    """Set the verbosity of this command line."""
+    context.meta[_VERBOSITY] = level
+
+
+# numbers ----------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Return a figure with about three significant digits and grouped thousands."""
+    if not math.isfinite(value):
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+
+
+def span(low: float, high: float) -> str:
+    """Return an interval."""
+    return f"{number(low)}-{number(high)}"
+
+
+def shorten(text: str, columns: int) -> str:
+    """Return text in at most so many columns, with an ellipsis where its end is cut off."""
+    return text if len(text) <= columns else text[: columns - 1].rstrip(" (,") + "…"
+
+
+# text and JSON ----------------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, gap: int = 2) -> list[str]:
+    """Return the lines of a table.
+
+    Its first `left` columns are names, which are shortened to fit the width, the others numbers.
+    """
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [list(column) for column in zip(head, *rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    excess = sum(widths) + gap * (len(widths) - 1) - width()
+    for place in sorted(range(left), key=lambda n: -widths[n]):
+        room = max(widths[place] - max(excess, 0), 12)
+        if room < widths[place]:
+            columns[place] = [shorten(cell, room) for cell in columns[place]]
+            excess -= widths[place] - room
+            widths[place] = room
+    grid = Table(box=None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for place, (first, *_) in enumerate(columns):
+        justify: Any = "left" if place < left else "right"
+        grid.add_column(first, justify=justify, no_wrap=True, min_width=widths[place])
+    for cells in list(zip(*columns, strict=True))[1:]:
+        grid.add_row(*cells)
+    console = Console(markup=False, highlight=False, emoji=False, width=sum(widths) + gap * len(widths))
+    with console.capture() as captured:
+        console.print(grid)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, gap: int = 2) -> None:
+    """Print a table."""
+    print("\n".join(table(head, rows, left=left, gap=gap)))
+
+
+def print_wrapped(text: str, *, first: str = "", rest: str = "") -> None:
+    """Print text in lines of the width; `first` and `rest` stand before its lines. Paths are not broken."""
+    print(
+        textwrap.fill(
+            text,
+            width(),
+            initial_indent=first,
+            subsequent_indent=rest,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    )
+
+
+def warn(text: str) -> None:
+    """Write one line of warning to stderr, unless -q is given."""
+    if verbosity() >= 0:
+        print("torchedge: warning:", " ".join(text.split()), file=sys.stderr)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - any nested result
+    """Return nested results as JSON has them: numpy as numbers and lists, infinities and NaN as None."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def print_json(document: Any) -> None:  # noqa: ANN401 - any nested result
+    """Print a document as JSON, in ASCII: no terminal and no pipe can spoil it."""
+    print(json.dumps(plain(document), indent=2, allow_nan=False))
+
+
+# progress ---------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """A progress bar on stderr: `with Progress(3, "fitting") as progress: progress.step()`.
+
+    It shows on a terminal only, and not with -q. With -v, stages are lines if stderr is no terminal.
+    `done` steps were done before. `remaining`: show the time left instead of the time spent.
+    """
+
+    def __init__(self, total: int, label: str, *, done: int = 0, remaining: bool = False) -> None:
+        self._total, self._label, self._done = max(total, 1), label, done
+        self._start = time.monotonic()
+        shown = sys.stderr.isatty() and verbosity() >= 0
+        self._lines = verbosity() > 0 and not shown
+        self._bar = self._new_bar(remaining) if shown else None
+        self._task = None if self._bar is None else self._bar.add_task("", total=self._total, completed=done)
+
+    def _new_bar(self, remaining: bool) -> Bar:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        return Progress(
+            TextColumn(self._label, markup=False),
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TimeRemainingColumn() if remaining else TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,
+        )
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif kind is None:
+            self._line(f"done after {round(time.monotonic() - self._start)} s")
+
+    def doing(self, stage: str) -> None:
+        """Show what the current step is."""
+        self.note(stage)
+        self._line(stage)
+
+    def note(self, state: str) -> None:
+        """Show a state that changes at each step: on the bar alone."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=state)
+
+    def more(self, steps: int) -> None:
+        """Add steps to the total."""
+        self._total += steps
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=self._total)
+
+    def step(self) -> None:
+        """Count one step as done."""
+        before, self._done = self._done, min(self._done + 1, self._total)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done)
+        elif 10 * self._done // self._total > 10 * before // self._total and self._done < self._total:
+            self._line(f"{100 * self._done // self._total} %")
+
+    def _line(self, text: str) -> None:
+        if self._lines:
+            print(f"{self._label}: {text}", file=sys.stderr, flush=True)
+
+
+# files and pictures -----------------------------------------------------------------------------------------
+
+
+def check_target(option: str, path: Path) -> None:
+    """Refuse a file to write that is a folder, or in a folder that does not exist."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"{option} is {path}; expected a file in a folder that exists; correct the path")
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a picture that cannot be written or drawn."""
+    if path.suffix.lower() not in PICTURES:
+        raise InputError(f"--plot is {path}; expected a file that ends in {', '.join(PICTURES)}")
+    check_target("--plot", path)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError.of("matplotlib", extra="plots", purpose="drawing") from error
+
+
+def save_figure(figure: Figure, path: Path, dpi: int | None = None) -> None:
+    """Write a picture; raises InputError if the file cannot be written."""
+    try:
+        figure.savefig(path, dpi=dpi or "figure")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from error

@@ -1,0 +1,249 @@
+"""`torchedge devices`: the devices that have profiles, or the OpenCL devices of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchedge.cli.console import MIB, number, print_json, print_table, print_wrapped, warn
+from torchedge.cli.options import DEVICE, command
+from torchedge.errors import DeviceError
+
+if TYPE_CHECKING:
+    from torchedge.devices import Device
+    from torchedge.opencl import ClDevice
+
+__all__ = ["device_document", "devices", "predictions_of", "print_device"]
+
+
+@command(
+    "devices",
+    examples=[
+        "torchedge devices",
+        "torchedge devices jetson-tx2",
+        "torchedge devices ./my-orin --json",
+        "torchedge devices --opencl",
+    ],
+)
+@click.argument("name", required=False, type=DEVICE, metavar="[NAME]")
+@click.option("--opencl", is_flag=True, help="List the OpenCL devices of this machine instead.")
+def devices(name: str | None, opencl: bool, as_json: bool) -> None:
+    """List devices, or one with the source of every figure.
+
+    NAME is a name, an alias or a profile folder. The provenance of predictions is that of the device's best
+    models: measured (by our probes), public data (fitted on published measurements) or assumed (an analytic
+    estimate from the device's figures).
+
+    With --opencl, NAME is a number, a type (gpu, cpu) or a part of a name. The default device is marked *;
+    TORCHEDGE_OPENCL_DEVICE chooses another.
+    """
+    from torchedge.devices import find_device, scan_profiles
+
+    if opencl:
+        _list_opencl(name, as_json)
+        return
+    if name is not None:
+        device = find_device(name)
+        print_json(device_document(device)) if as_json else print_device(device)
+        return
+    profiles = scan_profiles()
+    for problem in profiles.problems:
+        warn(problem)
+    summaries = [_summary(device) for device in profiles.devices]
+    if as_json:
+        print_json(summaries)
+        return
+    rows = []
+    for summary in summaries:
+        memory = "-" if summary["memory_mib"] is None else number(summary["memory_mib"])
+        mark = " (yours)" if summary["yours"] else ""
+        rows.append([summary["name"], summary["title"], summary["predictions"] + mark, memory])
+    print_table(["name", "device", "predictions", "MiB"], rows, left=3)
+
+
+# devices with profiles --------------------------------------------------------------------------------------
+
+
+def predictions_of(device: Device) -> str:
+    """Return the provenance of a device's best models, without loading them."""
+    from torchedge.devices import Provenance
+
+    words = [str(table.get("provenance", "public data")) for _, table in _fitted_tables(device)]
+    return str(max((item for item in Provenance if item.value in words), default=Provenance.ASSUMED))
+
+
+def device_document(device: Device) -> dict[str, Any]:
+    """Return a device's profile as plain data."""
+    from torchedge.devices.device import thaw
+
+    return {
+        **_summary(device),
+        "notes": device.notes,
+        "figures": {
+            name: {"value": f.value, "unit": f.unit, "provenance": str(f.provenance), "source": f.source}
+            for name, f in device.figures.items()
+        },
+        "facts": {
+            name: {"value": f.value, "provenance": str(f.provenance), "source": f.source}
+            for name, f in device.facts.items()
+        },
+        "software": thaw(device.software),
+        "runtime": thaw(device.runtime),
+        "profile": thaw(device.profile),
+    }
+
+
+def print_device(device: Device) -> None:
+    """Print a device's profile."""
+    print_wrapped(f"{device.name}: {device.title}")
+    print_wrapped(
+        f"{device.kind} by {device.vendor}, {device.memory} memory, predictions: {predictions_of(device)}"
+    )
+    if device.aliases:
+        print_wrapped(", ".join(device.aliases), first="also: ", rest="  ")
+    if device.notes:
+        print_wrapped(device.notes)
+    print_wrapped(f"folder: {device.folder}")
+    sources: dict[str, int] = {}
+    rows = []
+    for name, figure in device.figures.items():
+        mark = sources.setdefault(figure.source, len(sources) + 1)
+        unit = "" if figure.unit == "1" else figure.unit
+        rows.append([name, f"{figure.value:,.10g}", unit, str(figure.provenance), f"[{mark}]"])
+    for name, fact in device.facts.items():
+        mark = sources.setdefault(fact.source, len(sources) + 1)
+        value = ("yes" if fact.value else "no") if isinstance(fact.value, bool) else str(fact.value)
+        rows.append([name, value, "", str(fact.provenance), f"[{mark}]"])
+    if rows:
+        print()
+        print_table(["figure", "value", "unit", "provenance", "source"], rows, left=5)
+        print()
+    for source, mark in sources.items():
+        print_wrapped(source, first=f"[{mark}] ", rest="    ")
+    for title, pairs in (("software", device.software), ("simulated behaviour", device.runtime)):
+        if pairs:
+            print_wrapped(", ".join(f"{k} {v}" for k, v in pairs.items()), first=f"{title}: ", rest="  ")
+    _print_fitted(device)
+
+
+def _print_fitted(device: Device) -> None:
+    keys = ("dataset", "rows", "precision", "date", "command")
+    for mode, table in _fitted_tables(device):
+        facts = ", ".join(f"{key} {table[key]}" for key in keys if key in table)
+        print_wrapped(facts, first=f"{mode}, fitted: ", rest="  ")
+        accuracy = table.get("accuracy")
+        for target, by_protocol in accuracy.items() if isinstance(accuracy, Mapping) else ():
+            scores = by_protocol.items() if isinstance(by_protocol, Mapping) else ()
+            means = [f"{p} {s['mean']:.1f} %" for p, s in scores if isinstance(s, Mapping) and "mean" in s]
+            if means:
+                print_wrapped(", ".join(means), first=f"mean absolute error of {target}: ", rest="  ")
+
+
+def _fitted_tables(device: Device) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tables of `[profile]` that describe fitted models, by mode."""
+    tables = [(mode, device.profile.get(mode)) for mode in ("training", "inference")]
+    return [(mode, table) for mode, table in tables if isinstance(table, Mapping)]
+
+
+def _summary(device: Device) -> dict[str, Any]:
+    from torchedge.storage import user_folder
+
+    memory = {
+        name: device.figures[name].value if name in device.figures else None
+        for name in ("memory_mib", "usable_memory_mib")
+    }
+    return {
+        "name": device.name,
+        "title": device.title,
+        "kind": device.kind,
+        "vendor": device.vendor,
+        "memory": device.memory,
+        "aliases": list(device.aliases),
+        **memory,
+        "predictions": predictions_of(device),
+        "yours": device.folder.is_relative_to(user_folder().resolve()),
+        "folder": str(device.folder),
+    }
+
+
+# OpenCL devices ---------------------------------------------------------------------------------------------
+
+
+def _list_opencl(name: str | None, as_json: bool) -> None:
+    """Print the OpenCL devices, or the one that `name` chooses."""
+    from torchedge.opencl import choose_device, list_opencl_devices
+
+    available = list_opencl_devices()
+    if name is not None:
+        device = choose_device(name, available)
+        print_json(asdict(device)) if as_json else print_opencl_device(device)
+    elif as_json:
+        print_json([asdict(device) for device in available])
+    else:
+        try:
+            default = choose_device(None, available)
+        except DeviceError as error:  # a wrong environment variable: the list shows what is there
+            warn(str(error))
+            default = None
+        print_opencl_devices(available, default)
+
+
+def print_opencl_devices(available: list[ClDevice], default: ClDevice | None) -> None:
+    """Print a line for each device; the default is marked *."""
+    head = ["", "OpenCL device", "type", "half in", "units", "MiB", "image2d"]
+    rows = [
+        [
+            f"{device.index}{'*' if device == default else ''}",
+            device.name,
+            device.kind,
+            _half(device)[-1],
+            str(device.compute_units),
+            f"{device.global_bytes // MIB:,}",
+            f"{device.image_width}" if device.images else "no",
+        ]
+        for device in available
+    ]
+    print_table(head, rows, left=4)
+
+
+def print_opencl_device(device: ClDevice) -> None:
+    """Print the properties of one device."""
+    print_wrapped(device.name, first=f"{device.index}: ", rest="   ")
+    image = f"up to {device.image_width} x {device.image_height} texels" if device.images else "no"
+    rows = {
+        "type": device.kind,
+        "vendor": device.vendor,
+        "platform": f"{device.platform} ({device.platform_version})",
+        "version": device.version,
+        "driver": device.driver,
+        "compute units": f"{device.compute_units} at {device.clock_mhz} MHz",
+        "global memory": f"{device.global_bytes // MIB:,} MiB",
+        "allocations": f"at most {device.allocation_bytes // MIB:,} MiB at once",
+        "local memory": f"{device.local_bytes // 1024:,} KiB",
+        "work-group": f"{device.work_group} work-items within {' x '.join(map(str, device.work_item_sizes))}",
+        "image2d": image,
+        "image from buffer": _images_from_buffers(device),
+        "half floats": ", ".join(_half(device)),
+        "double": "yes" if device.double else "no",
+        "sub-buffers": f"aligned to {device.base_alignment} bytes",
+        "extensions": ", ".join(device.extensions) or "none that torchedge uses",
+    }
+    columns = max(map(len, rows))
+    for name, value in rows.items():
+        print_wrapped(value, first=f"{name:<{columns}}  ", rest=" " * (columns + 2))
+
+
+def _images_from_buffers(device: ClDevice) -> str:
+    if not device.image_from_buffer:
+        return "no"
+    alignments = (device.pitch_alignment, device.address_alignment)
+    rows = "rows in multiples of {} texels, beginning at multiples of {}".format(*alignments)
+    return f"up to {device.image_buffer_texels:,} texels, {rows if all(alignments) else 'alignment unknown'}"
+
+
+def _half(device: ClDevice) -> list[str]:
+    """Return where half floats may be used, the most demanding use last."""
+    return ["buffers", *["images"] * device.half_images, *["arithmetic"] * device.half_arithmetic]

@@ -1,0 +1,335 @@
+"""Commands and the options that several of them share; models named on the command line. Imports no torch.
+
+Every command takes --json, -q, -v and -h. Parameters have Python's names: `--memory-limit` is `memory_limit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from torchedge.cli.console import set_verbosity, verbosity
+from torchedge.errors import InputError
+
+if TYPE_CHECKING:
+    from torchedge.graphs import Graph
+    from torchedge.graphs.graph import Mode
+
+__all__ = [
+    "BATCH_SIZE",
+    "BATCH_SIZES",
+    "CONFIDENCE",
+    "DEBUG_VARIABLE",
+    "MODEL_HELP",
+    "PATH",
+    "SHAPE",
+    "SIZE",
+    "WHOLE",
+    "Command",
+    "Number",
+    "Whole",
+    "accumulation",
+    "amp",
+    "batch_size",
+    "batch_sizes",
+    "capture_named",
+    "command",
+    "device",
+    "input_size",
+    "load_named",
+    "mode",
+    "optimizer",
+    "verbosity_options",
+]
+
+DEBUG_VARIABLE = "TORCHEDGE_DEBUG"
+"""If set to anything but 0, tracebacks and warnings of libraries are shown."""
+
+OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
+AMP = ("bfloat16", "float16")
+MODEL_HELP = """\
+MODEL is a torchvision or timm name (resnet50, timm:convnext_tiny), file.py:factory (a function without
+arguments that returns a module; the file is run), or an .onnx or .pt2 file."""
+
+
+# types of values --------------------------------------------------------------------------------------------
+
+
+class Whole(click.ParamType):
+    """A whole number within bounds."""
+
+    name = "N"
+
+    def __init__(self, low: int = 1, high: int = 2**31 - 1) -> None:
+        self.low, self.high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - text or a default
+        """Return the number; the error tells text, too small and too large apart."""
+        if isinstance(value, int):
+            return value
+        text = value.strip()
+        if not re.fullmatch(r"-?[0-9]+", text, re.ASCII):
+            self.fail(f"{value[:40]!r} is not a whole number from {self.low} to {self.high}.", param, ctx)
+        if len(text) > 18 or not self.low <= int(text) <= self.high:
+            size = "small" if text.startswith("-") or (len(text) <= 18 and int(text) < self.low) else "large"
+            bounds = f"from {self.low} to {self.high}"
+            self.fail(f"{text[:40]} is too {size}; expected a whole number {bounds}.", param, ctx)
+        return int(text)
+
+
+class Number(click.ParamType):
+    """A number from `low` to `high`; with `open_high`, below `high`."""
+
+    def __init__(self, low: float, high: float, *, name: str = "X", open_high: bool = False) -> None:
+        self.low, self.high, self.name, self._open = low, high, name, open_high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - text or a default
+        """Return the number."""
+        try:
+            result = float(value)
+        except ValueError:
+            result = float("nan")
+        if not self.low <= result <= self.high or (self._open and result == self.high):
+            bounds = f"from {self.low:g} to {'below ' if self._open else ''}{self.high:g}"
+            self.fail(f"{value[:40]!r} is not a number {bounds}.", param, ctx)
+        return result
+
+
+class _Sizes(click.ParamType):
+    """Batch sizes: 32, or 32,64,128."""
+
+    name = "N[,N...]"
+    most = 1024
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - text or a default
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[int, ...]:
+        """Return the distinct sizes."""
+        if not isinstance(value, str):
+            return tuple(value)
+        parts = value.split(",")
+        if len(parts) > self.most:
+            self.fail(f"{len(parts)} numbers are given; expected at most {self.most}.", param, ctx)
+        return tuple(dict.fromkeys(WHOLE.convert(part, param, ctx) for part in parts))
+
+
+class _Shape(click.ParamType):
+    """The shape of one sample: 3x224x224."""
+
+    name = "CxHxW"
+    most = 8
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - text or a default
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[int, ...]:
+        """Return the dimensions."""
+        if not isinstance(value, str):
+            return tuple(value)
+        parts = re.split(r"[x×,]", value.strip().lower())
+        if len(parts) > self.most:
+            self.fail(
+                f"{value[:40]!r} has {len(parts)} dimensions; expected at most {self.most}.", param, ctx
+            )
+        with contextlib.suppress(click.BadParameter):
+            return tuple(WHOLE.convert(part, param, ctx) for part in parts)
+        self.fail(f"{value[:40]!r} is not a shape of one sample such as 3x224x224.", param, ctx)
+
+
+class _Size(click.ParamType):
+    """An amount of memory in bytes: 500MiB, 1.5GiB, or a number of MiB."""
+
+    name = "SIZE"
+    most = 2**50
+    _units: ClassVar = {"": 2**20, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - text or a default
+        """Return the amount in bytes."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", value.strip().lower(), re.ASCII)
+        if match is None or match[2] not in self._units or len(value) > 40:
+            expected = "expected a number of MiB such as 4096, or one with its unit such as 4GiB"
+            self.fail(f"{value[:40]!r} is not an amount of memory; {expected}.", param, ctx)
+        amount = int(float(match[1]) * self._units[match[2]])
+        if not 1 <= amount <= self.most:
+            self.fail(f"{value!r} is not from 1 byte to 1 PiB.", param, ctx)
+        return amount
+
+
+class _Device(click.ParamType):
+    """A device's name, alias or profile folder; completes names."""
+
+    name = "DEVICE"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the devices whose names begin so."""
+        from torchedge.devices import scan_profiles
+
+        names = [device.name for device in scan_profiles().devices]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+WHOLE = Whole()
+SHAPE, SIZE, BATCH_SIZES = _Shape(), _Size(), _Sizes()
+BATCH_SIZE = WHOLE
+CONFIDENCE = Number(0.5, 1.0, name="P", open_high=True)
+DEVICE = _Device()
+PATH = click.Path(path_type=Path)
+
+# shared options ---------------------------------------------------------------------------------------------
+
+_DEVICE_HELP = "Name, alias or profile folder of the device; `torchedge devices` lists them."
+device = click.option("--device", "-d", type=DEVICE, help=f"{_DEVICE_HELP} [default: this machine]")
+batch_sizes = click.option(
+    "--batch-size",
+    "-b",
+    type=BATCH_SIZES,
+    default="1",
+    help="Samples in a batch; several give a row each.",
+)
+batch_size = click.option("--batch-size", "-b", type=WHOLE, default=1, help="Samples in a batch.")
+input_size = click.option(
+    "--input-size", type=SHAPE, help="Shape of one sample, such as 3x224x224. [default: the model's own]"
+)
+mode = click.option(
+    "--mode", type=click.Choice(["train", "infer"]), default="train", help="Training step or inference."
+)
+optimizer = click.option(
+    "--optimizer",
+    type=click.Choice(OPTIMIZERS),
+    default="sgd-momentum",
+    help="Optimizer of the step.",
+)
+amp = click.option("--amp", type=click.Choice(AMP), help="Data type of autocast. [default: no autocast]")
+accumulation = click.option(
+    "--accumulation", type=WHOLE, default=1, help="Micro-batches that gradients accumulate over."
+)
+
+
+def _set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def callback(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value:
+            set_verbosity(context, level)
+
+    return callback
+
+
+def verbosity_options() -> list[click.Parameter]:
+    """Return -q and -v."""
+    quiet, verbose = "Print no progress and no warnings.", "Print stages and the warnings of libraries."
+    return [
+        click.Option(
+            ["--quiet", "-q"], is_flag=True, expose_value=False, callback=_set_verbosity(-1), help=quiet
+        ),
+        click.Option(
+            ["--verbose", "-v"], is_flag=True, expose_value=False, callback=_set_verbosity(1), help=verbose
+        ),
+    ]
+
+
+# commands ---------------------------------------------------------------------------------------------------
+
+
+class Command(click.Command):
+    """A command with examples in its help, --json, -q and -v; libraries' warnings are hidden while it runs.
+
+    Its function takes `as_json` and returns an exit status, None standing for 0. `notes` end the help's text.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), notes: str = "", **kwargs: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(*args, **kwargs)
+        self.help = f"{inspect.cleandoc(self.help or '')}\n\n{notes}".rstrip()
+        self.examples = tuple(examples)
+        as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of tables.")
+        self.params += [as_json, *verbosity_options()]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - an exit status or None
+        """Run the command; an exit that the model's own code asks for is an error."""
+        with _silence():
+            try:
+                return super().invoke(ctx)
+            except SystemExit as end:
+                raise InputError(
+                    f"the model's own code ended the program (exit {end.code}); remove that call"
+                ) from end
+
+
+def command(
+    name: str, *, examples: Sequence[str], notes: str = ""
+) -> Callable[[Callable[..., object]], Command]:
+    """Return a decorator that makes a function a command."""
+    return click.command(name, cls=Command, examples=examples, notes=notes)
+
+
+def debugging() -> bool:
+    """Return whether TORCHEDGE_DEBUG is set."""
+    return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Hide the warnings of torch and torchvision, which are about code that is not the user's."""
+    if debugging() or verbosity() > 0:
+        yield
+        return
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+# models -----------------------------------------------------------------------------------------------------
+
+
+def load_named(text: str, *, weights: bool = False) -> tuple[Any, str]:
+    """Return the model that a word names and its label; output of the model's own code goes to stderr.
+
+    weights: give it weights, as its own code draws or loads them.
+    """
+    from torchedge.tracing.sources import load_model
+
+    with contextlib.redirect_stdout(sys.stderr):
+        return load_model(text, weights=weights)
+
+
+def capture_named(
+    text: str, *, mode: Mode, input_size: tuple[int, ...] | None, batch_sizes: Sequence[int]
+) -> list[Graph]:
+    """Return the graph of the model that a word names for each batch size, under the model's label.
+
+    One graph serves all batch sizes, unless the model needs one for each.
+    """
+    from torchedge.tracing.capturing import CaptureRequest, capture_each
+
+    request = CaptureRequest(text, mode=mode, input_size=input_size)
+    with contextlib.redirect_stdout(sys.stderr):
+        return capture_each(request, batch_sizes)
