@@ -14,7 +14,7 @@ from torchedge.prediction.memory import compiled_pools
 from torchedge.prediction.memory.family_tapes import family_peaks
 from torchedge.prediction.memory.model import graph_traits, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.workspaces import PHASES, WORKSPACE_FEATURES, WorkspaceModel
 from torchedge.searching.ofa_resnet50 import OFAResNet50Space
 from torchedge.searching.pruning_space import PruningSpace

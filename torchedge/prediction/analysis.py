@@ -10,7 +10,7 @@ from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.model import Traits, graph_traits
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import Tape
 
 

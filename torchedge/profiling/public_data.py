@@ -26,7 +26,7 @@ from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.model import Peaks, graph_traits, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.step_models import Mode
 from torchedge.profiling.nasbench201 import CellNetwork, cell_function, parse_architecture

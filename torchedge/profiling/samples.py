@@ -16,7 +16,7 @@ from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.model import Peaks, Traits, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.step_models import Mode
 from torchedge.profiling.datasets import Dataset

@@ -13,7 +13,7 @@ from oracles.networks import FAST, NETWORKS, Network, criterion
 from oracles.optimizers import OPTIMIZERS
 
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.tracing.capturing import capture
 
 BATCHES = (2, 16)

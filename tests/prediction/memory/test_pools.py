@@ -11,7 +11,7 @@ import torchedge
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.pools import replay_peaks
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import TapeWriter
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from torchedge.errors import InputError
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import simulate
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import CATEGORIES
 from torchedge.tracing.capturing import capture
 

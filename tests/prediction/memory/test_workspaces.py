@@ -14,7 +14,7 @@ from torchedge.errors import ProfileError
 from torchedge.forests.files import write_forests
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import simulate
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.workspace_files import FILE, TABLE, load_workspaces, write_workspaces
 from torchedge.prediction.memory.workspaces import (
     PHASES,

@@ -15,7 +15,7 @@ from torchedge.prediction.memory.anchors import ANCHORS, anchor_weights
 from torchedge.prediction.memory.compiled_pools import Task, replay_tasks
 from torchedge.prediction.memory.model import Peaks
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.stepping import multiplies, remaining, run_step
+from torchedge.prediction.memory.step_tapes import multiplies, write_step
 from torchedge.prediction.memory.tape import ALIGNMENT, TapeWriter
 from torchedge.prediction.memory.workspaces import PHASES, WorkspaceModel
 
@@ -145,8 +145,8 @@ class _Program:
 
 
 def _written(family: GraphFamily, settings: StepSettings, *, first: bool) -> tuple[TapeWriter, list[int]]:
-    step = run_step(family.template, settings, first)
-    left = remaining(step)
+    step = write_step(family.template, settings, first)
+    left = step.remaining()
     step.tape.close(left)
     return step.tape, left
 

@@ -19,7 +19,7 @@ from torchedge.graphs import Graph
 from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.intervals import ErrorModel
 from torchedge.prediction.memory.anchors import peaks_mib
-from torchedge.prediction.memory.stepping import multiplies
+from torchedge.prediction.memory.step_tapes import multiplies
 from torchedge.prediction.memory.tape import Tape
 
 FloatArray = npt.NDArray[np.float64]

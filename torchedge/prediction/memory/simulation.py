@@ -14,7 +14,7 @@ from torchedge.errors import InputError
 from torchedge.graphs import Graph
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.memory.stepping import write_tape
+from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 
 PHASES = ("forward", "backward", "optimizer")

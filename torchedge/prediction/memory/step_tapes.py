@@ -1,0 +1,544 @@
+"""Writes the tape of one step of a graph: forward pass, backward pass, optimizer.
+
+The forward pass runs as captured. The backward pass runs as PyTorch's autograd engine runs it: the node that
+was recorded last comes first, and gradients that meet are summed. The optimizer follows torch.optim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torchedge.graphs import Graph, Op, Value
+from torchedge.graphs.dims import poly
+from torchedge.ops import Call, LoadClass, OpSpec, spec_of
+from torchedge.ops.convolution import explicit_padding, spread
+from torchedge.ops.gradients import gradient_needs, is_differentiated
+from torchedge.ops.specs import nothing
+from torchedge.prediction.memory.autocast import lower_precision
+from torchedge.prediction.memory.decomposition import decompose
+from torchedge.prediction.memory.rewriting import last_uses
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
+from torchedge.prediction.memory.workspaces import PHASES, convolution_geometry
+
+WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
+_CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
+_ADAMS = ("adam", "adamw")
+_STATES = {
+    "none": (),
+    "sgd": (),
+    "sgd-momentum": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+}
+
+
+def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tape:
+    """Return the allocations of one steady-state step, the second or a later one, of a graph.
+
+    first: the very first step instead, which starts without gradients and optimizer state and allocates them.
+    An inference graph (no loss) gets the forward pass only.
+    """
+    step = write_step(graph, settings, first)
+    names = [(op.kind, op.scope) for op in step.graph.ops]
+    operators = (*names, *reversed(names), ("update", ""))
+    tape = step.tape.finish(step.remaining(), operators, settings.workspaces)
+    if tape.scratch is None or first or graph.loss is None:
+        return tape
+    before = write_tape(graph, settings, first=True)
+    # A parameter that gets no gradient has no state after the first step.
+    return replace(tape, first=before) if len(before.remaining) == len(tape.persistent) else tape
+
+
+def write_step(graph: Graph, settings: StepSettings, first: bool = False) -> StepWriter:
+    """Write a step as `write_tape` does; return its writer, whose tape has sizes as the graph gives them."""
+    step = StepWriter(graph, settings)
+    step.write_persistent(first)
+    step.write_forward()
+    if step.graph.loss is not None and step.differentiable[step.graph.loss]:
+        step.write_backward()
+        step.write_update()
+    return step
+
+
+def multiplies(graph: Graph) -> bool:
+    """Return whether a graph multiplies matrices: the libraries which that needs take memory of their own."""
+    return any(spec_of(op.kind).work.multiplies_matrices for op in graph.ops)
+
+
+@dataclass(slots=True)
+class _Record:
+    """An operator of the forward pass whose backward pass will run; `saved`: the storages it keeps."""
+
+    op: Op
+    spec: OpSpec
+    needs: list[bool]
+    saved: list[int]
+    position: int
+
+
+@dataclass(slots=True)
+class _Region:
+    """An activation-checkpoint region: positions of its operators, storages it keeps to run them again."""
+
+    positions: list[int]
+    inputs: list[int]
+
+
+class StepWriter:
+    """Writes one step of a graph to a tape; `graph` is the graph as the framework runs it."""
+
+    def __init__(self, graph: Graph, settings: StepSettings) -> None:
+        self.graph = decompose(lower_precision(graph, settings), settings)
+        self.settings = settings
+        self.tape = TapeWriter()
+        self.differentiable = gradient_needs(self.graph)
+        self._sizes = [value.nbytes for value in self.graph.values]
+        self._storage = [-1] * len(self.graph.values)
+        self._releases = last_uses(self.graph)
+        self._records: list[_Record | _Region] = []
+        self._gradients: dict[int, int] = {}
+        self._parameter_gradients: dict[int, int] = {}
+        self._pending_uses: dict[int, int] = {}
+        self._viewed: set[int] = set()
+        self._state: dict[int, list[int]] = {}
+
+    def write_persistent(self, first: bool) -> None:
+        """Keep what outlives a step: weights, buffers, inputs, optimizer state, gradients not freed."""
+        tape, settings, values = self.tape, self.settings, self.graph.values
+        trains = self.graph.loss is not None
+        trainable = []
+        for index, value in enumerate(values):
+            if value.role == "activation" or value.alias is not None:
+                continue
+            category = INPUTS if value.role == "input" else WEIGHTS
+            self._storage[index] = tape.keep(self._sizes[index], category, value.name)
+            if value.trainable:
+                trainable.append(index)
+        if settings.blas_workspace_mib and multiplies(self.graph):
+            workspace = int(settings.blas_workspace_mib * 2**20) // (1 if trains else 2)
+            tape.keep((workspace, 0, 0), WORKSPACE, "BLAS workspace")
+        if not trains:
+            return
+        for op in self.graph.ops:
+            if op.scope == "loss" and op.kind == "zeros" and not op.inputs:  # the targets, which a user feeds
+                index = op.outputs[0]
+                self._storage[index] = tape.keep(self._sizes[index], INPUTS, "target")
+        if first:
+            return
+        if self._keeps_gradients:
+            for index in trainable:
+                name = f"{values[index].name}.grad"
+                self._parameter_gradients[index] = tape.keep(self._sizes[index], GRADIENTS, name)
+        for index in trainable:
+            self._state[index] = [
+                tape.keep(self._sizes[index], STATE, f"{values[index].name}.{state}")
+                for state in _STATES[settings.optimizer]
+            ]
+
+    def remaining(self) -> list[int]:
+        """Return the storages that are alive for the next step, in the order in which it lists them."""
+        tape = self.tape
+        storages = [s for s in tape.persistent if tape.category[s] in (WEIGHTS, INPUTS, WORKSPACE)]
+        if self._keeps_gradients:
+            storages += [gradient for _, gradient in sorted(self._parameter_gradients.items())]
+        for _, state in sorted(self._state.items()):
+            storages += state
+        return storages
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        return self.settings.zero_grad == "zero" or self.settings.accumulation > 1
+
+    # forward ------------------------------------------------------------------------------------------------
+
+    def write_forward(self) -> None:
+        """Run the operators in order; checkpoint regions keep their inputs only."""
+        graph, tape = self.graph, self.tape
+        regions: dict[int, _Region] = {}
+        seen: dict[int, set[int]] = {}
+        for position, op in enumerate(graph.ops):
+            tape.owner = position
+            if op.region and op.grad and graph.loss is not None:
+                region = regions.get(op.region)
+                if region is None:
+                    region = regions[op.region] = _Region([], [])
+                    seen[op.region] = set()
+                    self._records.append(region)
+                region.positions.append(position)
+                self._keep_inputs(op, region, seen[op.region])
+                self._run(position, op, saving=False)
+            else:
+                self._run(position, op)
+            for index in self._releases[position]:
+                storage = self._storage[index]
+                if storage >= 0 and graph.values[index].role == "activation":
+                    tape.drop(storage)
+
+    def _keep_inputs(self, op: Op, region: _Region, seen: set[int]) -> None:
+        """Keep what a checkpoint region reads from outside; `seen` holds the region's values so far."""
+        for index in op.inputs:
+            if index is not None and index not in seen:
+                seen.add(index)
+                if self.graph.values[index].role == "activation" and self._storage[index] >= 0:
+                    self.tape.hold(self._storage[index])
+                    region.inputs.append(self._storage[index])
+        seen.update(op.outputs)
+
+    def _run(self, position: int, op: Op, saving: bool = True) -> None:
+        """Write one operator's forward call; a record for backward follows where autograd keeps one."""
+        spec = spec_of(op.kind)
+        recorded = saving and is_differentiated(op, self.differentiable)
+        values, tape, storage = self.graph.values, self.tape, self._storage
+        for index in op.outputs:
+            value = values[index]
+            if value.alias is not None:
+                shared = storage[value.alias]
+                storage[index] = shared
+                tape.hold(shared)
+            elif storage[index] < 0 or not saving or value.role == "activation":
+                if storage[index] >= 0 and tape.counts[storage[index]] >= PERSISTENT // 2:
+                    continue  # a target: it exists before the step
+                storage[index] = tape.new(self._sizes[index], TEMPORARY, _title(op, value))
+        needs = self._needs(op)
+        saved = self._save(op, spec, needs, recorded)
+        if recorded:
+            self._records.append(_Record(op, spec, needs, saved, position))
+
+    def _needs(self, op: Op) -> list[bool]:
+        return [i is not None and self.differentiable[i] for i in op.inputs]
+
+    def _save(self, op: Op, spec: OpSpec, needs: list[bool], recorded: bool) -> list[int]:
+        """Take the references that autograd keeps; free hidden outputs and scratch that nothing keeps."""
+        tape = self.tape
+        call: Call | None = None
+        saved: list[int] = []
+        self._take_workspace(op, 0)
+        if spec.aux is not nothing or spec.scratch is not nothing:
+            call = self._call(op, needs)
+            saved = [tape.new(poly(n), SAVED, f"{_title(op)} (hidden)") for n in spec.aux(call) if n]
+            label = f"{_title(op)} (scratch)"
+            self._drop_all([tape.new(poly(n), TEMPORARY, label) for n in spec.scratch(call) if n])
+        if not recorded:
+            self._drop_all(saved)
+            return []
+        slots = getattr(spec.saves, "constant", None)
+        if slots is None:
+            slots = spec.saves(call or self._call(op, needs))
+        for slot in slots:
+            index = _slot(op, slot)
+            if index is None:
+                continue
+            keeps_output = op.kind in _CLAMPS and self.settings.clamp_keeps == "output"
+            if op.inplace and slot == 0 and not keeps_output:
+                saved.append(tape.new(self._sizes[index], SAVED, f"{_title(op)} (copy of its input)"))
+                continue
+            storage = self._storage[index]
+            if storage < 0:
+                continue
+            tape.hold(storage)
+            saved.append(storage)
+            if tape.category[storage] == TEMPORARY:
+                tape.category[storage] = SAVED
+        return saved
+
+    def _take_workspace(self, op: Op, phase: int) -> None:
+        """Write the workspace that the device's library takes for one phase of a convolution, if known."""
+        if self.settings.workspaces is None or self.settings.amp is not None or op.kind != "conv2d":
+            return
+        call = self._call(op, [])
+        x, weight, y = *call.ins[:2], call.outs[0]
+        if x is None or weight is None or len(x) != len(weight):  # a sample without batch dimension
+            return
+        stride = spread(op.attrs.get("stride", 1), len(weight) - 2)
+        before, _ = explicit_padding(op.attrs, weight[2:])
+        geometry = convolution_geometry((x, weight, y), op.attrs.get("groups", 1), stride, before)
+        if geometry is not None:
+            label = f"workspace of {_title(op)} ({PHASES[phase]})"
+            self.tape.take(phase, tuple([poly(entry) for entry in geometry]), WORKSPACE, label)
+
+    def _call(self, op: Op, needs: list[bool]) -> Call:
+        """Return the call of an operator as its rules see it."""
+        settings, graph = self.settings, self.graph
+        return Call(graph.values, op, needs, settings.backend, graph.training, settings.winograd_tile)
+
+    def _drop_all(self, storages: list[int]) -> None:
+        for storage in storages:
+            self.tape.drop(storage)
+
+    # backward: the autograd engine --------------------------------------------------------------------------
+
+    def write_backward(self) -> None:
+        """Run the records in reverse: among the nodes that are ready, autograd takes the last recorded."""
+        assert self.graph.loss is not None
+        self.tape.phase = 1
+        loss = self.graph.loss
+        self._gradients[loss] = self.tape.new(self._sizes[loss], TEMPORARY, "gradient of the loss")
+        self._pending_uses = self._count_uses()
+        self._run_back(0)
+
+    def _run_back(self, floor: int) -> None:
+        """Run the records above `floor`, the last first."""
+        last = 2 * len(self.graph.ops) - 1
+        while len(self._records) > floor:
+            record = self._records.pop()
+            if isinstance(record, _Region):
+                self._region_back(record, last)
+            else:
+                self.tape.owner = last - record.position
+                self._node_back(record)
+
+    def _node_back(self, record: _Record) -> None:
+        """Run one node: compute input gradients, drop its own and the saved tensors, pass gradients on."""
+        popped = [self._gradients.pop(output, None) for output in record.op.outputs]
+        incoming = [gradient for gradient in popped if gradient is not None]
+        gradients: list[tuple[int, int]] = []
+        if incoming:
+            gradients = self._input_gradients(record, incoming[0])
+        else:  # a branch that the loss does not see
+            for index in record.op.inputs:
+                if index in self._pending_uses:
+                    self._count_down(index)
+        self._drop_all(incoming)
+        self._drop_all(record.saved)
+        for index, storage in gradients:
+            self._accumulate(index, storage)
+
+    def _input_gradients(self, record: _Record, incoming: int) -> list[tuple[int, int]]:
+        """Allocate (or share) the gradient of each input that needs one; return values and storages."""
+        tape, op, spec = self.tape, record.op, record.spec
+        values, sizes = self.graph.values, self._sizes
+        scratch: list[int] = []
+        if spec.backward_scratch is not nothing:
+            call = self._call(op, record.needs)
+            label = f"backward of {_title(op)} (scratch)"
+            category = WORKSPACE if spec.load is LoadClass.REUSABLE else TEMPORARY
+            scratch = [tape.new(poly(n), category, label) for n in spec.backward_scratch(call) if n]
+        gradients: list[tuple[int, int]] = []
+        broadcast: list[tuple[int, int]] = []
+        out = values[op.outputs[0]]
+        for slot, index in enumerate(op.inputs):
+            if index is None or not record.needs[slot]:
+                continue
+            mode = spec.grad_mode(slot)
+            if mode == "none":
+                continue
+            value = values[index]
+            label = f"gradient of {value.name}"
+            if mode == "view" or (mode == "pass" and value.shape == out.shape and value.dtype == out.dtype):
+                tape.hold(incoming)
+                gradients.append((index, incoming))
+                if mode == "view":
+                    self._viewed.add(incoming)
+            elif spec.broadcasts and mode == "new" and value.shape != out.shape:
+                storage = tape.new(sizes[op.outputs[0]], TEMPORARY, f"{label} (broadcast)")
+                broadcast.append((len(gradients), storage))
+                gradients.append((index, -1))
+            else:
+                storage = tape.new(sizes[index], TEMPORARY, label)
+                gradients.append((index, storage))
+                if slot < 2:
+                    self._take_workspace(op, 1 + slot)
+                if mode == "turned" or (mode == "folded" and len(value.shape) > 2):
+                    self._viewed.add(storage)
+        self._drop_all(scratch)
+        for place, storage in broadcast:  # the engine sums broadcast dimensions after the node has returned
+            index = gradients[place][0]
+            gradients[place] = index, tape.new(sizes[index], TEMPORARY, f"gradient of {values[index].name}")
+            tape.drop(storage)
+        return gradients
+
+    def _accumulate(self, index: int, storage: int) -> None:
+        """Add a gradient to those that have arrived for a value; a parameter keeps the sum.
+
+        A parameter used several times gets its gradient when all of its uses have run.
+        """
+        is_parameter = self.graph.values[index].role == "parameter"
+        if is_parameter and index not in self._pending_uses:
+            self._give_to_parameter(index, storage)
+            return
+        waiting = self._gradients.get(index)
+        if waiting is None:
+            self._gradients[index] = storage
+        else:
+            self._sum(index, waiting, storage)
+        if is_parameter:
+            self._count_down(index)
+
+    def _count_down(self, index: int) -> None:
+        self._pending_uses[index] -= 1
+        if self._pending_uses[index] <= 0 and index in self._gradients:
+            self._give_to_parameter(index, self._gradients.pop(index))
+
+    def _count_uses(self) -> dict[int, int]:
+        """Return the uses of each parameter used more than once, outside of checkpoint regions."""
+        uses: dict[int, int] = {}
+        for record in self._records:
+            if isinstance(record, _Record):
+                for slot, index in enumerate(record.op.inputs):
+                    if index is None or not record.needs[slot]:
+                        continue
+                    if self.graph.values[index].role == "parameter":
+                        uses[index] = uses.get(index, 0) + 1
+        return {index: count for index, count in uses.items() if count > 1}
+
+    def _sum(self, index: int, waiting: int, storage: int) -> None:
+        """Add a second gradient of a value to the first, which waits in the engine's buffer.
+
+        The sum is in place only if the engine alone holds the first one, which fills its storage and is no
+        view.
+        """
+        tape, size = self.tape, self._sizes[index]
+        in_place = (
+            self.settings.sum_in_place
+            and tape.counts[waiting] == 1
+            and waiting not in self._viewed
+            and tape.sizes[waiting] == size
+        )
+        if not in_place:
+            label = f"gradient of {self.graph.values[index].name} (sum)"
+            self._gradients[index] = tape.new(size, TEMPORARY, label)
+            tape.drop(waiting)
+        tape.drop(storage)
+
+    def _give_to_parameter(self, index: int, storage: int) -> None:
+        """Let a parameter add a gradient to its own, adopt one that nothing shares, or clone a shared one."""
+        tape = self.tape
+        if index in self._parameter_gradients:
+            tape.drop(storage)
+            return
+        size, label = self._sizes[index], f"{self.graph.values[index].name}.grad"
+        if tape.counts[storage] == 1 and tape.sizes[storage] == size:
+            tape.category[storage] = GRADIENTS
+            tape.labels[storage] = label
+            self._parameter_gradients[index] = storage
+            return
+        self._parameter_gradients[index] = tape.new(size, GRADIENTS, label)
+        tape.drop(storage)
+
+    # activation checkpointing -------------------------------------------------------------------------------
+
+    def _region_back(self, region: _Region, last: int) -> None:
+        """Run a checkpoint region's forward again, then its backward.
+
+        Without re-entry the second run stops after the last tensor that autograd keeps, and frees its
+        results; with re-entry it runs to its end and keeps results and their gradients until its backward is
+        complete (torch.utils.checkpoint).
+        """
+        tape, graph = self.tape, self.graph
+        reentrant = self.settings.checkpoint == "reentrant"
+        floor = len(self._records)
+        kept: list[int] = []
+        positions = region.positions
+        if reentrant:
+            outputs = [output for position in positions for output in graph.ops[position].outputs]
+            kept = [self._gradients[output] for output in outputs if output in self._gradients]
+        else:
+            positions = self._until_last_save(positions)
+        for storage in kept:
+            tape.hold(storage)
+        alive: set[int] = set()
+        tape.owner = last - region.positions[-1]
+        for position in positions:
+            op = graph.ops[position]
+            self._run(position, op)
+            alive.update(op.outputs)
+            for index in self._releases[position]:
+                if index in alive:
+                    alive.discard(index)
+                    tape.drop(self._storage[index])
+        results = [self._storage[index] for index in sorted(alive)]
+        if reentrant:
+            kept += results
+        else:
+            self._drop_all(results)
+        self._record_without_storages(region.positions[len(positions) :])
+        self._run_back(floor)
+        self._drop_all([*kept, *region.inputs])
+
+    def _until_last_save(self, positions: list[int]) -> list[int]:
+        """Return a region's positions up to the last operator that keeps something for backward."""
+        for end in range(len(positions), 0, -1):
+            op = self.graph.ops[positions[end - 1]]
+            needs = self._needs(op)
+            if True in needs:
+                spec, call = spec_of(op.kind), self._call(op, needs)
+                if spec.saves(call) or spec.aux(call):
+                    return positions[:end]
+        return positions
+
+    def _record_without_storages(self, positions: list[int]) -> None:
+        """Record operators after the early stop: they left their nodes in the first run."""
+        for position in positions:
+            op = self.graph.ops[position]
+            needs = self._needs(op)
+            if True in needs:
+                self._records.append(_Record(op, spec_of(op.kind), needs, [], position))
+
+    # the optimizer ------------------------------------------------------------------------------------------
+
+    def write_update(self) -> None:
+        """Run the optimizer's step, and free the gradients where `zero_grad` does.
+
+        Temporaries follow torch.optim: weight decay goes into a copy of the gradient (not AdamW's); Adam
+        forms the denominator sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for
+        all parameters at once; the loop does one parameter after the other, its variables alive until the
+        next parameter takes their place. State that is missing (first step) is allocated; momentum starts as
+        a clone of the gradient.
+        """
+        self.tape.phase, self.tape.owner = 2, 2 * len(self.graph.ops)
+        settings = self.settings
+        trained = sorted(self._parameter_gradients)
+        if settings.optimizer in _ADAMS:
+            self._start_state(trained)
+        decays = settings.weight_decay != 0 and settings.optimizer not in ("none", "adamw")
+        (self._update_together if settings.foreach else self._update_one_by_one)(trained, decays)
+        if not self._keeps_gradients:
+            self._drop_all([self._parameter_gradients[index] for index in trained])
+
+    def _start_state(self, parameters: list[int]) -> None:
+        """Allocate the state that parameters do not have yet."""
+        for index in parameters:
+            if index not in self._state:
+                names = _STATES[self.settings.optimizer]
+                self._state[index] = [self.tape.new(self._sizes[index], STATE, name) for name in names]
+
+    def _start_momentum(self, parameters: list[int]) -> None:
+        if self.settings.optimizer == "sgd-momentum":
+            self._start_state(parameters)
+
+    def _temporary(self, index: int) -> int:
+        return self.tape.new(self._sizes[index], TEMPORARY, "optimizer temporary")
+
+    def _update_together(self, trained: list[int], decays: bool) -> None:
+        decayed = [self._temporary(index) for index in trained] if decays else []
+        self._start_momentum(trained)
+        self._drop_all(decayed)
+        if self.settings.optimizer in _ADAMS:
+            self._drop_all([self._temporary(index) for index in trained])
+
+    def _update_one_by_one(self, trained: list[int], decays: bool) -> None:
+        decayed: list[int] = []
+        denominator: list[int] = []
+        for index in trained:
+            self._drop_all(decayed)
+            decayed = [self._temporary(index)] if decays else []
+            self._start_momentum([index])
+            if self.settings.optimizer in _ADAMS:
+                root, quotient = self._temporary(index), self._temporary(index)
+                self._drop_all([root, *denominator])
+                denominator = [quotient]
+        self._drop_all([*decayed, *denominator])
+
+
+def _slot(op: Op, slot: int) -> int | None:
+    """Resolve `ops.specs.keep`'s coding of inputs and outputs."""
+    if slot >= 0:
+        return op.inputs[slot] if slot < len(op.inputs) else None
+    return op.outputs[-1 - slot] if -1 - slot < len(op.outputs) else None
+
+
+def _title(op: Op, value: Value | None = None) -> str:
+    """Return the label of a storage that an operator allocates."""
+    where = op.scope or (value.name if value is not None else op.kind)
+    return f"{where} [{op.kind}]"
