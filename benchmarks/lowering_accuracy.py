@@ -132,7 +132,7 @@ def lowered(
     with Executor(lower(captured.step, target_for(device)), device) as executor:
         executor.load(captured.tensors)
         results = executor.run(x, y)
-    values = [captured.step.graph.values[i].name for i in captured.step.graph.outputs]
+    values = [captured.step.values[i].name for i in captured.step.outputs]
     gradients = {n.removeprefix("gradient."): g for n, g in zip(values, results, strict=True) if n != "loss"}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     captured = capture_step(model, x, loss=case.loss, targets=y, optimizer=optimizer, keep=keep)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         ProfileError,
         TorchedgeError,
     )
-    from torchedge.graphs import Graph
+    from torchedge.graphs import ForwardGraph
     from torchedge.prediction import Estimate, Prediction
     from torchedge.runtime.backends import program_reports
     from torchedge.runtime.trainers import Trainer
@@ -57,7 +57,7 @@ __all__ = [
     "DeviceError",
     "DeviceMemoryError",
     "Estimate",
-    "Graph",
+    "ForwardGraph",
     "InputError",
     "KernelBuildError",
     "LimitError",
@@ -117,7 +117,7 @@ _HOMES = {
         "ProfileError",
         "TorchedgeError",
     ),
-    "torchedge.graphs": ("Graph",),
+    "torchedge.graphs": ("ForwardGraph",),
     "torchedge.prediction": ("Estimate", "Prediction"),
     "torchedge.runtime.backends": ("program_reports",),
     "torchedge.runtime.trainers": ("Trainer",),

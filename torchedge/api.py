@@ -20,7 +20,7 @@ from torchedge.searching.evolution import Recipe
 from torchedge.searching.results import Search
 from torchedge.searching.spaces import SearchSpace
 from torchedge.streaming.capacities import LAMBDA
-from torchedge.tracing.capturing import CaptureRequest, capture, capture_request
+from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 Model = Any
-"""A torch.nn.Module, a captured Graph, or what `torchedge predict` takes: a name ("resnet50") or a file."""
+"""A torch.nn.Module, a ForwardGraph, a model's name ("resnet50") or a file's, as for `torchedge predict`."""
 
 
 def predict(
@@ -62,7 +62,7 @@ def predict(
 ) -> Prediction:
     """Predict what one training step (or inference) of `model` takes from a device, without running it.
 
-    model: an nn.Module on any device in any mode (left as found), or a Graph from `capture`.
+    model: an nn.Module on any device in any mode (left as found), or a ForwardGraph from `capture`.
     device: a name or alias (`torchedge devices` lists them) or a profile's folder; by default
     $TORCHEDGE_DEVICE, the device in the configuration file, this machine's GPU if it has a profile, else this
     machine's CPU.
@@ -117,7 +117,7 @@ class Predictor:
                 "loss is None in train mode; expected a function of the outputs, or mode='infer'"
             )
         request = CaptureRequest(model, batch_size, mode, example, input_size, loss)
-        return predict_graph(capture_request(request), batch_size, self.device, settings)
+        return use_graph(request, lambda graph: predict_graph(graph, batch_size, self.device, settings))
 
     def predict_many(
         self,
@@ -129,7 +129,7 @@ class Predictor:
         optimizer: str | torch.optim.Optimizer = "sgd-momentum",
         amp: str | None = None,
     ) -> Predictions:
-        """Predict every model (or Graph) at every batch size: G models, B batch sizes give arrays (G, B)."""
+        """Predict every model (or graph) at every batch size: G models, B batch sizes give arrays (G, B)."""
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
         graphs = [capture_request(CaptureRequest(m, mode=mode, input_size=input_size)) for m in models]
@@ -159,8 +159,8 @@ def simulate(
     if device is not None:
         found = device if isinstance(device, Device) else find_device(device)
         settings = device_settings(found, settings)
-    graph = capture_request(CaptureRequest(model, batch_size, mode, example, input_size))
-    return simulation.simulate(graph, batch_size, settings)
+    request = CaptureRequest(model, batch_size, mode, example, input_size)
+    return use_graph(request, lambda graph: simulation.simulate(graph, batch_size, settings))
 
 
 def search(

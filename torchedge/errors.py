@@ -32,7 +32,7 @@ class TorchedgeError(Exception):
 
 
 class CaptureError(TorchedgeError):
-    """A model could not be captured as a Graph, or a Graph breaks one of its invariants."""
+    """A model could not be captured as a graph, or a graph breaks one of its invariants."""
 
 
 class InputError(TorchedgeError, ValueError):

@@ -18,7 +18,7 @@ from torchedge.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from torchedge.graphs import Graph
+    from torchedge.graphs import ForwardGraph
 
 __all__ = ["ConvLayer", "assert_features", "conv_layers", "reference_features"]
 
@@ -201,7 +201,7 @@ def _seven(kind: str, tiling: str, fwd: int, bwd_x: int, bwd_w: int) -> dict[str
 
 
 def assert_features(
-    model: torch.nn.Module | Graph,
+    model: torch.nn.Module | ForwardGraph,
     batch_size: int,
     expected: Mapping[str, float],
     *,

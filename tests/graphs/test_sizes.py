@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchedge.errors import InputError
-from torchedge.graphs import Affine, Graph, GraphFamily, Op, Size, Value
-from torchedge.graphs.dims import poly, poly_at, symbolic
+from torchedge.graphs import Affine, ForwardGraph, GraphFamily, Op, Size, Value
 from torchedge.graphs.families import without_operators
-from torchedge.graphs.sizes import Amounts
+from torchedge.graphs.sizes import Amounts, NotAffineError, UndecidedError, poly, poly_at, symbolic
 
 A, B = Size.symbol("a"), Size.symbol("b")
 
@@ -51,8 +50,21 @@ def test_equality_is_that_of_the_polynomials():
 def test_only_comparisons_that_hold_for_all_are_answered():
     assert A > 1 and A >= 1 and A * B > 0 and not A < 1 and not A <= 0
     for compare in (lambda: A > 2, lambda: A < B, lambda: A - 3 > 0, lambda: float(A), lambda: range(A)):
-        with pytest.raises(TypeError):
+        with pytest.raises(UndecidedError):
             compare()
+    with pytest.raises(TypeError) as error:
+        A + "a defect of a rule"
+    assert not isinstance(error.value, UndecidedError)
+
+
+def test_amounts_that_do_not_follow_the_batch_are_refused():
+    (batch,) = symbolic((Affine(1),))
+    assert poly(3 * batch - 5) == (-5, 3, 0)
+    assert poly(-2 * batch) == (0, -2, 0)
+    assert poly(4 * batch * batch - batch) == (0, -1, 4)
+    for amount in (3 * batch // 2, batch**3, batch * (batch // 3), -(-batch // 8), A * (batch // 2)):
+        with pytest.raises(NotAffineError, match="one fixed batch size"):
+            poly(amount)
 
 
 @settings(max_examples=50)
@@ -64,14 +76,14 @@ def test_amounts_split_by_powers_of_the_batch(channels, batch):
     assert poly_at(tuple(found), batch) == batch * channels * (2 * batch + 3) + 5 * channels
 
 
-def chain() -> Graph:
+def chain() -> ForwardGraph:
     """x -> a -> b -> c, each the relu of the one before, values released when the next is there."""
     values = tuple(
         Value(name, (Affine(1), A), "float32", role)
         for name, role in zip("xabc", ["input"] + ["activation"] * 3, strict=True)
     )
     ops = tuple(Op("relu", (k,), (k + 1,), {"width": (A, 2)}) for k in range(3))
-    return Graph(values, ops, (0,), (3,), releases=((), (1,), (2,)))
+    return ForwardGraph(values, ops, (0,), (3,), releases=((), (1,), (2,)))
 
 
 def test_a_family_gives_graphs_without_symbols():

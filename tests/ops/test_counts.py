@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchedge.graphs.dims import poly, poly_at
+from torchedge.graphs.sizes import poly, poly_at
 from torchedge.ops import LoadClass, Work, call_of, registry
 from torchedge.ops.specs import Autocast, Composite
 from torchedge.prediction.analysis import forward_flops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from torchedge.graphs.drafts import Draft, Ref
+from torchedge.graphs.steps import GraphBuilder, Ref
 from torchedge.lowering.assembly import lower
 from torchedge.runtime.executors import Executor
 
@@ -18,7 +18,7 @@ def run_on_device(target, args, kwargs, made, device_class="cpu"):
 
     made: what PyTorch makes, for shapes and dtypes. device_class: whose kernels are made.
     """
-    draft, inputs, arrays = Draft(), [], []
+    draft, inputs, arrays = GraphBuilder(), [], []
 
     def plain(item):
         if isinstance(item, torch.Tensor):

@@ -72,28 +72,27 @@ class Interpreter:
 
     def run(self, step: Step, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Run a step once and write its updates back; returns its outputs."""
-        graph = step.graph
         values: dict[int, torch.Tensor] = {}
-        for index, value in enumerate(graph.values):
+        for index, value in enumerate(step.values):
             if value.role == "state" and value.name not in self.held:
                 fill = step.initial.get(index, 0.0)
                 self.held[value.name] = torch.full(value.shape, fill, dtype=self._dtype(value.dtype))
             if value.role != "activation" and value.name in self.held:
                 values[index] = self.held[value.name]
-        assert len(inputs) == len(graph.inputs)
-        values.update(zip(graph.inputs, map(self._cast, inputs), strict=True))
-        for op in graph.ops:
+        assert len(inputs) == len(step.inputs)
+        values.update(zip(step.inputs, map(self._cast, inputs), strict=True))
+        for op in step.ops:
             made = self._call(op.kind, [values[i] for i in op.inputs], op.attrs)
             for index, tensor in zip(op.outputs, made, strict=True):
-                value = graph.values[index]
+                value = step.values[index]
                 assert tuple(tensor.shape) == value.shape, (op.kind, op.attrs, tensor.shape, value)
                 dtype = self._dtype(value.dtype)
                 mixed = tensor.is_floating_point() and dtype.is_floating_point  # as kernels under autocast do
                 assert tensor.dtype == dtype or mixed, (op.kind, op.attrs, tensor.dtype, value)
                 values[index] = tensor.to(dtype)
-        written = {graph.values[old].name: values[new] for old, new in step.updates}
+        written = {step.values[old].name: values[new] for old, new in step.updates}
         self.held.update({name: tensor.clone() for name, tensor in written.items()})
-        return [values[i] for i in graph.outputs]
+        return [values[i] for i in step.outputs]
 
     def _dtype(self, name: str) -> torch.dtype:
         dtype = getattr(torch, name)

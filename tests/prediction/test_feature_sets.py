@@ -10,7 +10,7 @@ from torch import nn
 
 from torchedge.errors import InputError
 from torchedge.forests.trees import feature_hash
-from torchedge.graphs import Affine, Graph, Op, Value
+from torchedge.graphs import Affine, ForwardGraph, Op, Value
 from torchedge.prediction import feature_sets
 from torchedge.prediction.feature_sets import (
     INFERENCE,
@@ -39,7 +39,7 @@ def one_convolution(image=(N, 3, 8, 8), made=(N, 4, 6, 6), **options):
         Value("w", (4, 3, 3, 3), "float32", "parameter"),
         Value("y", made, "float32"),
     )
-    return Graph(values, (Op("conv2d", (0, 1, None), (2,), {}, "stem"),), (0,), (2,), **options)
+    return ForwardGraph(values, (Op("conv2d", (0, 1, None), (2,), {}, "stem"),), (0,), (2,), **options)
 
 
 @pytest.fixture

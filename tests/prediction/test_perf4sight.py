@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchedge.graphs import Affine, Graph, Op, Value
+from torchedge.graphs import Affine, ForwardGraph, Op, Value
 from torchedge.prediction.feature_sets import INFERENCE, TRAINING, features
 from torchedge.testing import ConvLayer, conv_layers, reference_features
 from torchedge.tracing.capturing import capture
@@ -33,7 +33,7 @@ def agree(found, expected):
         assert found[name] == value if whole else math.isclose(found[name], value, rel_tol=1e-12), name
 
 
-def graph_of(layers: list[ConvLayer], kind: str = "conv2d") -> Graph:
+def graph_of(layers: list[ConvLayer], kind: str = "conv2d") -> ForwardGraph:
     """A graph that calls these layers side by side."""
     values, ops, inputs = [], [], []
     for number, layer in enumerate(layers):
@@ -46,7 +46,7 @@ def graph_of(layers: list[ConvLayer], kind: str = "conv2d") -> Graph:
         ]
         ops.append(Op(kind, (first, first + 1, None), (first + 2,), {"groups": layer.groups}))
         inputs.append(first)
-    return Graph(tuple(values), tuple(ops), tuple(inputs), ())
+    return ForwardGraph(tuple(values), tuple(ops), tuple(inputs), ())
 
 
 # Closed forms -------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_calls_of_aten_convolution_count_unless_transposed():
     plain = graph_of([layer], "convolution")
     agree(features(plain, 3), reference_features([layer], 3))
     op = plain.ops[0]
-    turned = Graph(plain.values, (Op(op.kind, op.inputs, op.outputs, {"transposed": True}),), (0,), ())
+    turned = ForwardGraph(plain.values, (Op(op.kind, op.inputs, op.outputs, {"transposed": True}),), (0,), ())
     assert not features(turned, 3).values.any()
 
 
@@ -301,7 +301,7 @@ def test_samples_folded_into_channels_count():
         Value("w", (Affine(4), 3, 3, 3), "float32", "parameter"),
         Value("y", (1, Affine(4), 6, 6), "float32"),
     )
-    graph = Graph(values, (Op("conv2d", (0, 1, None), (2,), {"groups": Affine(2)}),), (0,), ())
+    graph = ForwardGraph(values, (Op("conv2d", (0, 1, None), (2,), {"groups": Affine(2)}),), (0,), ())
     agree(features(graph, 5), reference_features([ConvLayer(4, 6, (3, 3), (8, 8), (6, 6), groups=2)], 5))
 
 

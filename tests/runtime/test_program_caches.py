@@ -53,7 +53,5 @@ def test_a_damaged_entry_is_made_anew(step, tmp_path):
 def test_everything_counts(step):
     plain = key_of(step, TARGETS["cpu"], {})
     assert plain == key_of(step, TARGETS["cpu"], {}) != key_of(step, TARGETS["gpu"], {})
-    name = next(
-        value.name for value in step.graph.values if value.role == "parameter" and len(value.shape) == 4
-    )
+    name = next(value.name for value in step.values if value.role == "parameter" and len(value.shape) == 4)
     assert key_of(step, TARGETS["cpu"], {name: Layout((2, 3, 1, 0))}) != plain

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.graphs import Affine, Graph, GraphFamily, Op, Size, Value
+from torchedge.graphs import Affine, ForwardGraph, GraphFamily, Op, Size, Value
 from torchedge.prediction.families import FamilyAnalysis, FamilyPredictor
 from torchedge.prediction.memory import compiled_pools
 from torchedge.prediction.memory.family_tapes import family_peaks
@@ -129,7 +129,7 @@ def test_a_family_whose_rules_ask_for_sizes_falls_apart_into_its_graphs():
         Op("relu", (0,), (1,)),
         Op("max_pool2d", (1,), (2,), {"kernel_size": width, "stride": (2, 2), "padding": (0, 0)}),
     )
-    family = GraphFamily(Graph(values, ops, (0,), (2,), training=False), ("width",))
+    family = GraphFamily(ForwardGraph(values, ops, (0,), (2,), training=False), ("width",))
     columns = np.array([[2, 64]])
     predictor = FamilyPredictor(torchedge.find_device("jetson-tx2"), "infer")
     found = predictor.memory([(family, columns)], 4)

@@ -9,8 +9,8 @@ import torch
 from tracing.zoo import Entry
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.graphs import Graph, poly_at
-from torchedge.graphs.dims import poly
+from torchedge.graphs import ForwardGraph, poly_at
+from torchedge.graphs.sizes import poly
 from torchedge.ops import call_of, registry
 from torchedge.tracing.capturing import capture
 
@@ -33,7 +33,7 @@ class Row:
     error: str = ""
 
 
-def flops(graph: Graph) -> int:
+def flops(graph: ForwardGraph) -> int:
     """FLOPs of the forward pass at batch size 1, a multiply-add counted as two."""
     known = registry()
     total = sum(known[op.kind].flops(call_of(graph, op)) for op in graph.ops if op.known)
@@ -43,7 +43,7 @@ def flops(graph: Graph) -> int:
 def measure(entry: Entry) -> Row:
     """Capture one network in its modes; asserts what must hold of every graph."""
     model = entry.build()
-    graphs: list[Graph] = []
+    graphs: list[ForwardGraph] = []
     error = ""
     for mode in entry.modes:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from tracing import networks
 from tracing.networks import NETWORKS, BatchLoop, Caching, Halving, ManyInputs, Reads, SmallNet, image
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.graphs.dims import BATCH_PRIME
+from torchedge.graphs.sizes import BATCH_PRIME, poly, symbolic
 from torchedge.ops import registry
-from torchedge.tracing.capturing import CaptureRequest, capture, capture_each, capture_request
+from torchedge.tracing.capturing import CaptureRequest, capture, capture_each, capture_request, use_graph
 
 NO_EXPORT = {"layer_drop"}
 
@@ -377,3 +378,14 @@ def test_a_request_falls_back_to_the_batch_size_it_is_needed_for():
     assert first is second
     assert first.fixed_batch is None
     assert capture_request(CaptureRequest(first, 2)) is first
+
+
+def test_amounts_that_do_not_follow_the_batch_size_are_counted_for_one():
+    request = CaptureRequest(SmallNet(), 6, input_size=(3, 8, 8))
+
+    def halved(graph):
+        return poly(symbolic(graph.values[graph.inputs[0]].shape)[0] // 2)
+
+    assert use_graph(request, halved) == (3, 0, 0)
+    with pytest.raises(CaptureError, match="one fixed batch size"):
+        use_graph(replace(request, batch_size=None), halved)

@@ -1,4 +1,4 @@
-"""A captured Graph: its text, its digest, its invariants, its shapes at several batch sizes."""
+"""A captured ForwardGraph: its text, its digest, its invariants, its shapes at several batch sizes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from tracing.networks import NETWORKS, SmallNet, image
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import Affine, Graph, Value
-from torchedge.graphs.dims import BATCH_PRIME, decode_dim, poly, poly_at, symbolic
+from torchedge.graphs import Affine, ForwardGraph, Value
+from torchedge.graphs.sizes import BATCH_PRIME, decode_dim, poly, poly_at, symbolic
 from torchedge.tracing.capturing import capture
 
 GOLDEN = """\
@@ -181,5 +181,5 @@ def test_an_empty_graph_is_refused():
 
 
 def test_repr_is_short():
-    assert repr(capture(SmallNet(), image(3, 8, 8))) == "<Graph SmallNet: 9 operators, 5 parameters>"
-    assert isinstance(capture(SmallNet(), image(3, 8, 8)), Graph)
+    assert repr(capture(SmallNet(), image(3, 8, 8))) == "<ForwardGraph SmallNet: 9 operators, 5 parameters>"
+    assert isinstance(capture(SmallNet(), image(3, 8, 8)), ForwardGraph)

@@ -59,9 +59,9 @@ def test_a_model_may_bring_its_loss_and_tie_its_weights():
         loss="model",
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
     )
-    names = [value.name for value in captured.step.graph.parameters]
+    names = [value.name for value in captured.step.parameters]
     assert "words.weight" in names and "head.weight" not in names
-    assert [captured.step.graph.values[i].name for i in captured.step.graph.inputs] == ["tokens", "labels"]
+    assert [captured.step.values[i].name for i in captured.step.inputs] == ["tokens", "labels"]
     interpreter = Interpreter(captured.tensors)
     optimizer = torch.optim.Adam(eager.parameters(), lr=0.01)
     for _ in range(3):

@@ -46,7 +46,7 @@ def test_random_operators_draw_by_counter():
         seed=77,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
     )
-    offsets = [op.attrs["offset"] for op in captured.step.graph.ops if op.kind == "random_uniform"]
+    offsets = [op.attrs["offset"] for op in captured.step.ops if op.kind == "random_uniform"]
     assert offsets == [0, 1, 2, 3]
     interpreter = Interpreter(captured.tensors)
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
@@ -87,11 +87,11 @@ def test_philox_is_philox():
 def test_the_seed_is_pytorch_s_unless_one_is_given():
     def seeds(**options):
         step = capture_step(nn.Dropout(), images(3), **options).step
-        names = {step.graph.values[i].name: number for i, number in step.initial.items()}
+        names = {step.values[i].name: number for i, number in step.initial.items()}
         assert names.keys() == {"random.seed"}
         return names["random.seed"]
 
     torch.manual_seed(1 << 33 | 5)
     assert seeds() == 5
     assert seeds(seed=9) == 9
-    assert capture_step(nn.Dropout().eval(), images(3)).step.graph.ops == ()
+    assert capture_step(nn.Dropout().eval(), images(3)).step.ops == ()

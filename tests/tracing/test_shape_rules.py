@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torchedge.graphs.dims import BATCH_PRIME
+from torchedge.graphs.sizes import BATCH_PRIME
 from torchedge.ops import registry
 
 SIZES = st.integers(1, 40)

@@ -170,7 +170,7 @@ def _lowered(captured: CapturedStep, target: Target) -> list[Program]:
     if captured.accumulating is None:
         return [lower(captured.step, target)]
     accumulating = lower(captured.accumulating, target)
-    values = captured.accumulating.graph.values
+    values = captured.accumulating.values
     written = {values[before].name for before, _ in captured.accumulating.updates}
     updating = lower(captured.step, target, {n: at for n, at in _kept(accumulating).items() if n in written})
     settled, known = _kept(updating), _kept(accumulating)
@@ -209,7 +209,7 @@ def _check_request(request: Request) -> None:
 
 
 def _check_dtypes(captured: CapturedStep) -> None:
-    for value in captured.step.graph.values:
+    for value in captured.step.values:
         if value.dtype not in _DTYPES:
             raise LoweringError(
                 f"{value.name} is {value.dtype}, with which kernels do not compute; expected float32 or "
@@ -318,7 +318,7 @@ def _manifest(
 
     program = programs[0]
     fed = _fed(program)
-    values = [captured.step.graph.values[place] for place in captured.step.graph.outputs]
+    values = [captured.step.values[place] for place in captured.step.outputs]
     several = len(values) > 1
     names = [
         value.name if request.train else f"output_{n}" if several else "output"

@@ -23,7 +23,7 @@ from torchedge.cli.console import set_verbosity, verbosity
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
-    from torchedge.graphs import Graph
+    from torchedge.graphs import ForwardGraph
     from torchedge.graphs.graph import Mode
 
 __all__ = [
@@ -323,7 +323,7 @@ def load_named(text: str, *, weights: bool = False) -> tuple[Any, str]:
 
 def capture_named(
     text: str, *, mode: Mode, input_size: tuple[int, ...] | None, batch_sizes: Sequence[int]
-) -> list[Graph]:
+) -> list[ForwardGraph]:
     """Return the graph of the model that a word names for each batch size, under the model's label.
 
     One graph serves all batch sizes, unless the model needs one for each.

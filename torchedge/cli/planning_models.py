@@ -13,7 +13,7 @@ from torchedge.errors import InputError, LimitError
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
-    from torchedge.graphs import Graph
+    from torchedge.graphs import ForwardGraph
     from torchedge.streaming.streaming_plans import StreamingPlan
 
 __all__ = ["run_model", "run_queue", "run_sweep"]
@@ -188,7 +188,7 @@ def _size(option: str, text: str) -> int:
     return parse_bytes(text, option)
 
 
-def _capture(text: str, arguments: argparse.Namespace, progress: Progress) -> Graph:
+def _capture(text: str, arguments: argparse.Namespace, progress: Progress) -> ForwardGraph:
     from torchedge.cli.options import capture_named
 
     progress.doing(f"capturing {text}")

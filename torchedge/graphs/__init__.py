@@ -1,21 +1,30 @@
-"""The Graph and its parts: immutable nouns that every consumer reads; no torch here."""
+"""The nouns of a captured model: immutable, free of torch.
 
-from torchedge.graphs.dims import Affine, Dim, Poly, Shape, format_shape, poly_at
+A `ForwardGraph` is read by prediction, streaming and search; its shapes are affine in the batch size. A
+`Step` is lowered and run; it holds ATen operators of concrete shapes. Both consist of `Value`s and `Op`s.
+"""
+
 from torchedge.graphs.families import GraphFamily
-from torchedge.graphs.graph import FLOATING, ITEM_SIZES, Graph, Op, Value
-from torchedge.graphs.sizes import Size
+from torchedge.graphs.graph import FLOATING, ITEM_SIZES, ForwardGraph, Mode, Op, Value
+from torchedge.graphs.sizes import Affine, Dim, Poly, Shape, Size, format_shape, poly_at
+from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
 
 __all__ = [
     "FLOATING",
     "ITEM_SIZES",
     "Affine",
     "Dim",
-    "Graph",
+    "ForwardGraph",
+    "GraphBuilder",
     "GraphFamily",
+    "Input",
+    "Mode",
     "Op",
     "Poly",
+    "Ref",
     "Shape",
     "Size",
+    "Step",
     "Value",
     "format_shape",
     "poly_at",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torchedge.errors import InputError
-from torchedge.graphs.graph import Graph, Value
+from torchedge.graphs.graph import ForwardGraph, Value
 from torchedge.graphs.sizes import substituted, symbols_in
 
 LEAST = 2
@@ -22,10 +22,10 @@ class GraphFamily:
     names, in the order in which `graph` takes their values.
     """
 
-    template: Graph
+    template: ForwardGraph
     symbols: tuple[str, ...]
 
-    def graph(self, values: Sequence[int], name: str | None = None) -> Graph:
+    def graph(self, values: Sequence[int], name: str | None = None) -> ForwardGraph:
         """Return the graph for values of the symbols; raises InputError for fewer, more or values below 2."""
         if len(values) != len(self.symbols) or any(v < LEAST for v in values):
             raise InputError(
@@ -53,7 +53,7 @@ class GraphFamily:
         return tuple(k for k, op in enumerate(self.template.ops) if symbols_in(op.attrs.values()))
 
 
-def with_shapes(graph: Graph, shapes: Mapping[int, tuple[object, ...]]) -> Graph:
+def with_shapes(graph: ForwardGraph, shapes: Mapping[int, tuple[object, ...]]) -> ForwardGraph:
     """Return the graph with other shapes (of numbers, affine dimensions or Sizes) for some of its values."""
     values = list(graph.values)
     for index, shape in shapes.items():
@@ -62,7 +62,9 @@ def with_shapes(graph: Graph, shapes: Mapping[int, tuple[object, ...]]) -> Graph
     return replace(graph, values=tuple(values))
 
 
-def without_operators(graph: Graph, removed: Collection[int], stands_for: Mapping[int, int]) -> Graph:
+def without_operators(
+    graph: ForwardGraph, removed: Collection[int], stands_for: Mapping[int, int]
+) -> ForwardGraph:
     """Return the graph as it would have been captured without some of its operators.
 
     removed: their positions. stands_for: for values that they made and others read, the value that takes
@@ -111,7 +113,7 @@ def without_operators(graph: Graph, removed: Collection[int], stands_for: Mappin
 
 
 def _releases(
-    graph: Graph,
+    graph: ForwardGraph,
     gone: Collection[int],
     dropped: Collection[int],
     place: Mapping[int, int],

@@ -1,19 +1,20 @@
-"""The Graph: what every consumer (prediction, lowering, streaming) reads. Immutable, free of torch."""
+"""Values, operators, and the forward graph they make up: immutable, free of torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.dims import Affine, Poly, Shape, shape_at
+from torchedge.graphs.sizes import Affine, NotAffineError, Poly, Shape, format_shape, shape_at
 
 Role = Literal["input", "parameter", "buffer", "state", "constant", "activation"]
 Mode = Literal["train", "infer"]
-"""What a graph is of: a training step, or an inference."""
+"""The run that is predicted or captured: a training step or an inference."""
 
 ITEM_SIZES: Mapping[str, int] = MappingProxyType(
     {
@@ -74,7 +75,7 @@ class Value:
 def _times(const: int, slope: int, square: int, size: Affine) -> Poly:
     """Multiply a polynomial of degree one at most by an affine dimension."""
     if square:
-        raise CaptureError(
+        raise NotAffineError(
             "a tensor grows with the third power of the batch size; "
             "capture the model for one fixed batch size"
         )
@@ -101,11 +102,16 @@ class Op:
     known: bool = True
 
 
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """A captured forward pass (and loss): values and operators in execution order.
+def parameters_of(values: Iterable[Value]) -> tuple[Value, ...]:
+    """Return the parameters among values, each once."""
+    return tuple(v for v in values if v.role == "parameter")
 
-    `inputs` are the values the user feeds, `outputs` what the model returns, `loss` the scalar that a
+
+@dataclass(frozen=True, eq=False)
+class ForwardGraph:
+    """A captured forward pass (and loss) for prediction, streaming and search: operators in execution order.
+
+    `inputs` are the values the user feeds, `outputs` those the model returns, `loss` the scalar that a
     training step differentiates (None: inference). `releases[k]` lists the values whose last Python reference
     went away between operator k and k + 1: with it, memory is freed in the simulation where eager PyTorch
     frees it; None where capture cannot know. `training` is the mode the model ran in, `fixed_batch` the one
@@ -127,7 +133,7 @@ class Graph:
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
         """The parameters the graph reads, each once."""
-        return tuple(v for v in self.values if v.role == "parameter")
+        return parameters_of(self.values)
 
     @cached_property
     def buffers(self) -> tuple[Value, ...]:
@@ -142,20 +148,116 @@ class Graph:
     @cached_property
     def digest(self) -> str:
         """Content hash (sha256, hex): equal for graphs that compute the same, whatever the names."""
-        from torchedge.graphs.hashing import digest
-
-        return digest(self)
+        state = hashlib.sha256(_HASH_SCHEMA.encode())
+        for value in self.values:
+            shape = canonical_text(value.shape)
+            state.update(f"{shape}{value.dtype}{value.role}{value.alias}{value.trainable};".encode())
+        for op in self.ops:
+            attrs = canonical_text(op.attrs)
+            line = f"{op.kind}{op.inputs}{op.outputs}{attrs}{op.inplace}{op.grad}{op.region};"
+            state.update(line.encode())
+        tail = (self.inputs, self.outputs, self.loss, self.training, self.releases, self.fixed_batch)
+        state.update(repr(tail).encode())
+        return state.hexdigest()
 
     def verify(self) -> None:
         """Check every invariant; raises CaptureError that names the first one broken."""
-        from torchedge.graphs.verification import verify
-
-        verify(self)
+        ends = (*self.inputs, *self.outputs, *(() if self.loss is None else (self.loss,)))
+        verify_operators(self.name, self.values, self.ops, ends)
+        if self.releases is None:
+            return
+        _require(len(self.releases) == len(self.ops), self.name, "releases and operators differ in number")
+        released: set[int] = set()
+        for position, op in enumerate(self.ops):
+            used = [i for i in op.inputs if i in released]
+            where = f"operator {position} ({op.kind})"
+            _require(not used, self.name, f"{where} reads value {used} after it was released")
+            for index in self.releases[position]:
+                _require(index not in released, self.name, f"value {index} is released twice")
+                released.add(index)
 
     def __str__(self) -> str:
-        from torchedge.graphs.printing import print_graph
-
-        return print_graph(self)
+        count = sum(v.numel[0] for v in self.parameters)
+        mode = "train" if self.training else "eval"
+        lines = [f"graph {self.name} ({mode}, {len(self.ops)} ops, {count:,} parameters)"]
+        lines += [f"  {_label(self.values[i])} = input" for i in self.inputs]
+        lines += [f"  {_line(self.values, op)}" for op in self.ops]
+        lines.append("  return " + ", ".join(f"%{self.values[i].name}" for i in self.outputs))
+        if self.loss is not None:
+            lines.append(f"  loss %{self.values[self.loss].name}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name}: {len(self.ops)} operators, {len(self.parameters)} parameters>"
+        return f"<ForwardGraph {self.name}: {len(self.ops)} operators, {len(self.parameters)} parameters>"
+
+
+# hashing ----------------------------------------------------------------------------------------------------
+
+_HASH_SCHEMA = "torchedge-graph-1"
+
+
+def canonical_text(item: Any) -> str:  # noqa: ANN401 - attributes are any plain data
+    """Return plain data as text that is the same in every process and on every platform."""
+    if isinstance(item, Affine):
+        return str(item)
+    if isinstance(item, Mapping):
+        return "{" + ",".join(f"{k}:{canonical_text(item[k])}" for k in sorted(item)) + "}"
+    if isinstance(item, (tuple, list)):
+        return "(" + ",".join(map(canonical_text, item)) + ")"
+    if isinstance(item, slice):
+        return f"slice({canonical_text(item.start)},{canonical_text(item.stop)},{canonical_text(item.step)})"
+    return repr(item)
+
+
+# verification -----------------------------------------------------------------------------------------------
+
+
+def verify_operators(name: str, values: Sequence[Value], ops: Sequence[Op], ends: Iterable[int]) -> None:
+    """Check unique names, reads after writes and sound aliases; raises CaptureError.
+
+    ends: values that must exist: those fed, returned, differentiated.
+    """
+    _require(len({value.name for value in values}) == len(values), name, "two values share a name")
+    for value in values:
+        sizes_fit = all(d.slope > 0 if isinstance(d, Affine) else d >= 0 for d in value.shape)
+        _require(sizes_fit, name, f"value {value.name} has a negative dimension: {value.shape}")
+    exist = {i for i, value in enumerate(values) if value.role != "activation"}
+    for position, op in enumerate(ops):
+        where = f"operator {position} ({op.kind})"
+        for index in op.inputs:
+            _require(index is None or index in exist, name, f"{where} reads value {index} before it is made")
+        for index in op.outputs:
+            _require(0 <= index < len(values), name, f"{where} makes value {index}, which does not exist")
+            _require(index not in exist, name, f"{where} makes value {index} a second time")
+            alias = values[index].alias
+            sound = alias is None or alias in exist
+            _require(sound, name, f"{where}: output {index} shares the storage of a later value")
+            exist.add(index)
+        _require(not op.inplace or op.inputs[:1] != (None,), name, f"{where} is in-place on nothing")
+    for index in ends:
+        _require(index in exist, name, f"value {index} is returned or fed but never made")
+
+
+def _require(holds: bool, name: str, fault: str) -> None:
+    if not holds:
+        raise CaptureError(
+            f"graph {name} is not well formed: {fault}; this is a defect of the capture, please report it"
+        )
+
+
+# text -------------------------------------------------------------------------------------------------------
+
+
+def _label(value: Value) -> str:
+    return f"%{value.name}: {value.dtype}[{format_shape(value.shape)}]"
+
+
+def _line(values: Sequence[Value], op: Op) -> str:
+    outputs = ", ".join(_label(values[i]) for i in op.outputs)
+    inputs = ", ".join("None" if i is None else f"%{values[i].name}" for i in op.inputs)
+    mark = "!" if op.inplace else ""
+    attributes = " {" + ", ".join(f"{k}={v}" for k, v in op.attrs.items()) + "}" if op.attrs else ""
+    scope = f"  # {op.scope}" if op.scope else ""
+    unknown = "" if op.known else "  # unknown to torchedge.ops"
+    return f"{outputs} = {op.kind}{mark}({inputs}){attributes}{scope}{unknown}"

@@ -1,20 +1,146 @@
-"""Dimensions that differ between the graphs of a family: polynomials of symbols.
+"""Sizes that are not plain numbers, and how each of them passes through code written for whole numbers.
 
-The rules of operators compute with them as with integers, once for all candidates of a search; `Amounts` then
-evaluates what came out for many candidates at once.
+A captured graph serves every batch size N, and a family of graphs every width, because sizes follow from a
+few unknowns. One idea serves three places: put something in for the unknown that integer arithmetic carries
+along, compute, and read the result back as a polynomial.
+
+- During capture PyTorch computes the shapes, and it needs real integers: N is `BATCH_PRIME`, and `decode_dim`
+  reads a dimension back as an `Affine`.
+- Rules of operators compute amounts (elements, bytes, FLOPs): N is a huge number whose powers act as digits
+  (`symbolic`), and `poly` reads an amount back as ``c0 + c1 N + c2 N²``.
+- Graphs of one structure (a search) differ in widths: each width is a `Size`, a polynomial of named symbols
+  with Python's operators. `Amounts` evaluates many of them for many candidates at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.errors import CaptureError
+
 Monomial = tuple[str, ...]
 Amount = Any
 """An int, a float or a Size."""
+
+BATCH_PRIME = 1_000_000_007
+"""The batch size during capture. A prime this large cannot be mistaken for a layer's own size."""
+LARGEST_CONSTANT = 50_000_000
+"""Numbers below it are taken as they are, larger ones as sizes that follow from the batch."""
+
+_DIGIT_BASE = 2**89 - 1
+_LARGEST_COEFFICIENT = 2**72
+
+
+class NotAffineError(CaptureError):
+    """A size or an amount does not follow the batch size as a polynomial: capture for one batch size."""
+
+
+class UndecidedError(TypeError):
+    """A Size was asked for something that differs between the graphs of a family."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Affine:
+    """A dimension ``slope * N + const`` of a tensor, N being the batch size."""
+
+    slope: int
+    const: int = 0
+
+    def at(self, batch_size: int) -> int:
+        """Return the dimension at one batch size."""
+        return self.slope * batch_size + self.const
+
+    def __str__(self) -> str:
+        head = "N" if self.slope == 1 else f"{self.slope}N"
+        return head if not self.const else f"{head}{self.const:+d}"
+
+    __repr__ = __str__
+
+
+Dim = int | Affine
+Shape = tuple[Dim, ...]
+Poly = tuple[int, int, int]
+"""Coefficients of ``c0 + c1 N + c2 N²``: an amount (bytes, elements, FLOPs) by batch size."""
+
+
+def decode_dim(size: int) -> Dim:
+    """Read a dimension seen at batch size `BATCH_PRIME` back as a constant or an affine dimension.
+
+    Raises NotAffineError where the size is no affine function of the batch size (for example ``N // 2``).
+    """
+    if size < LARGEST_CONSTANT:
+        return size
+    slope, const = divmod(size, BATCH_PRIME)
+    if const > BATCH_PRIME // 2:
+        slope, const = slope + 1, const - BATCH_PRIME
+    if not 0 < slope < LARGEST_CONSTANT or abs(const) > LARGEST_CONSTANT:
+        raise NotAffineError(
+            f"a dimension of size {size} at batch size {BATCH_PRIME} is not affine in the batch size "
+            "(a batch that is halved, squared or padded to a multiple); "
+            "capture the model for one fixed batch size instead"
+        )
+    return Affine(slope, const)
+
+
+def decode_shape(sizes: tuple[int, ...]) -> Shape:
+    """Read a whole shape back, see `decode_dim`."""
+    for size in sizes:
+        if size >= LARGEST_CONSTANT:
+            return tuple([decode_dim(s) for s in sizes])
+    return tuple(sizes)
+
+
+def shape_at(shape: Shape, batch_size: int) -> tuple[int, ...]:
+    """Return the concrete shape at one batch size."""
+    return tuple([d if type(d) is int else d.at(batch_size) for d in shape])  # type: ignore[union-attr]
+
+
+def symbolic(shape: Shape) -> tuple[int, ...]:
+    """Return the shape at the batch size whose powers act as the digits of `poly`."""
+    return shape_at(shape, _DIGIT_BASE)
+
+
+def poly(amount: int | Size) -> Poly:
+    """Read an amount computed from `symbolic` shapes back as a polynomial of the batch size.
+
+    Raises NotAffineError for anything but whole coefficients up to degree two (``3N // 2``, ``N³``).
+    """
+    if isinstance(amount, Size):
+        return (
+            amount.mapped(lambda c: poly(c)[0]),
+            amount.mapped(lambda c: poly(c)[1]),
+            amount.mapped(lambda c: poly(c)[2]),
+        )
+    if abs(amount) < _LARGEST_COEFFICIENT:
+        return (amount, 0, 0)
+    digits, rest = [], amount
+    for _ in range(3):
+        rest, digit = divmod(rest, _DIGIT_BASE)
+        if digit > _DIGIT_BASE // 2:
+            rest, digit = rest + 1, digit - _DIGIT_BASE
+        digits.append(digit)
+    if rest or any(abs(digit) > _LARGEST_COEFFICIENT for digit in digits):
+        raise NotAffineError(
+            "an amount is no polynomial of the batch size (a batch that is halved or padded to a multiple); "
+            "capture the model for one fixed batch size instead"
+        )
+    return (digits[0], digits[1], digits[2])
+
+
+def poly_at(coefficients: Poly, batch_size: int) -> int:
+    """Evaluate a polynomial at one batch size."""
+    c0, c1, c2 = coefficients
+    return c0 + batch_size * (c1 + batch_size * c2)
+
+
+def format_shape(shape: Shape) -> str:
+    """Return a shape as text, ``N×64×56×56``."""
+    return "×".join(map(str, shape)) if shape else "scalar"
 
 
 class Size:
@@ -22,7 +148,7 @@ class Size:
 
     Sums and products give a Size, or a plain number where no symbol is left. Equality is that of the
     polynomials. Order is known against 0 and 1 alone, where no coefficient is negative; any other comparison
-    raises TypeError, as does what no polynomial has (`float`, an index).
+    raises UndecidedError, as does what no polynomial has (`float`, an index, a remainder).
     """
 
     __slots__ = ("terms",)
@@ -119,7 +245,14 @@ class Size:
     def _above(self, other: Amount) -> bool:
         if other in (0, 1) and all(c > 0 for c in self.terms.values()):
             return True
-        raise TypeError(f"{self} and {other} have no order that holds for every graph of a family")
+        raise UndecidedError(f"{self} and {other} have no order that holds for every graph of a family")
+
+    def _undecided(self, *_: object) -> NoReturn:
+        raise UndecidedError(f"{self} has no value that holds for every graph of a family")
+
+    __float__ = __int__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = __abs__ = _undecided
+    __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __rfloordiv__ = __rtruediv__ = _undecided
+    __pow__ = __rpow__ = __iter__ = _undecided
 
     def __str__(self) -> str:
         return "+".join("·".join([str(c), *m]) for m, c in sorted(self.terms.items()))

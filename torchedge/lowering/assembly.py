@@ -38,7 +38,7 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     translation = translate(step)
     split_reductions([*translation.outputs, *[n for _, n in translation.updates]], device)
     fused = form_groups(translation)
-    inputs = [translation.stored[i] for i in step.graph.inputs]
+    inputs = [translation.stored[i] for i in step.inputs]
     placed = place_tensors(fused.groups, list(translation.stored.values()), inputs, layouts)
     alone, together = gather_updates([group for group in fused.groups if group.host.numel])
     if device.half:
@@ -78,7 +78,7 @@ def _tensors(
         tensors.append(StoredTensor(name, node.shape, node.dtype, role, layout, initial))
 
     for index, stored in translation.stored.items():
-        role = step.graph.values[index].role
+        role = step.values[index].role
         assert role != "activation"
         add(stored, stored.name, role, layouts[stored], step.initial.get(index, 0.0))
     for group in fused.groups:
@@ -116,11 +116,11 @@ def _program(
         given = tuple([number[t] for t in draft.tensors])
         launches.append(Launch(place, given, draft.global_size, draft.local_size, draft.scope))
     program = Program(
-        step.graph.name,
+        step.name,
         tuple(tensors),
         tuple(kernels.values()),
         tuple(launches),
-        tuple([number[translation.stored[i]] for i in step.graph.inputs]),
+        tuple([number[translation.stored[i]] for i in step.inputs]),
         tuple([number[n] for n in fused.outputs]),
         Arena(0),
         {name: number[translation.stored[i]] for name, i in step.hyperparameters.items()},

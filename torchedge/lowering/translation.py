@@ -27,7 +27,7 @@ class Translation:
 def unsupported_operators(step: Step) -> tuple[str, ...]:
     """Return the kinds of operators without a rule, each once, in order of appearance."""
     rules = all_rules()
-    return tuple(dict.fromkeys(op.kind for op in step.graph.ops if op.kind not in rules))
+    return tuple(dict.fromkeys(op.kind for op in step.ops if op.kind not in rules))
 
 
 def translate(step: Step) -> Translation:
@@ -36,27 +36,26 @@ def translate(step: Step) -> Translation:
     Raises:
         LoweringError: operators without a rule, all of them named; or a rule's own refusal.
     """
-    graph = step.graph
     missing = unsupported_operators(step)
     if missing:
         raise LoweringError(
-            f"{graph.name} uses operators that have no kernel: {', '.join('aten.' + m for m in missing)}; "
+            f"{step.name} uses operators that have no kernel: {', '.join('aten.' + m for m in missing)}; "
             "run them in PyTorch (torch.compile's backend does), or add rules in torchedge/lowering/rules"
         )
-    strange = sorted({v.dtype for v in graph.values} - set(STORED))
+    strange = sorted({v.dtype for v in step.values} - set(STORED))
     if strange:
         raise LoweringError(
-            f"{graph.name} holds tensors of {', '.join(strange)}; expected {', '.join(STORED)}; "
+            f"{step.name} holds tensors of {', '.join(strange)}; expected {', '.join(STORED)}; "
             "convert the model, with .float() for example"
         )
     made: dict[int, Node] = {}
     stored: dict[int, Stored] = {}
-    for index, value in enumerate(graph.values):
+    for index, value in enumerate(step.values):
         if value.role != "activation":
             made[index] = stored[index] = Stored(_shape(value.shape), value.dtype, value.name, index)
-    for op in graph.ops:
+    for op in step.ops:
         inputs = [None if i is None else made[i] for i in op.inputs]
-        values = [graph.values[i] for i in op.outputs]
+        values = [step.values[i] for i in op.outputs]
         result = Result(tuple([_shape(v.shape) for v in values]), tuple([v.dtype for v in values]))
         arguments = {name: _filled(item, inputs) for name, item in op.attrs.items()}
         try:
@@ -69,7 +68,7 @@ def translate(step: Step) -> Translation:
                 node.scope = node.scope or op.scope
                 made[index] = node
     return Translation(
-        tuple([_made(made, i, step) for i in graph.outputs]),
+        tuple([_made(made, i, step) for i in step.outputs]),
         tuple([(stored[before], _made(made, after, step)) for before, after in step.updates]),
         stored,
     )
@@ -84,9 +83,7 @@ def _nothing(result: Result) -> tuple[Node, ...]:
 
 def _made(made: Mapping[int, Node], index: int, step: Step) -> Node:
     if index not in made:
-        raise LoweringError(
-            f"value {step.graph.values[index].name} is returned, but its rule does not make it"
-        )
+        raise LoweringError(f"value {step.values[index].name} is returned, but its rule does not make it")
     return made[index]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torchedge.graphs import FLOATING, Graph, Op, Value
+from torchedge.graphs import FLOATING, ForwardGraph, Op, Value
 from torchedge.ops.specs import spec_of
 
 __all__ = ["extend_needs", "gradient_needs", "is_differentiated"]
 
 
-def gradient_needs(graph: Graph, *, through_stops: bool = False) -> list[bool]:
+def gradient_needs(graph: ForwardGraph, *, through_stops: bool = False) -> list[bool]:
     """Return for each value of a graph whether the backward pass computes its gradient.
 
     through_stops: follow operators that pass no gradient on (comparisons, `zeros_like`) as if they did. The

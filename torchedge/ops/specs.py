@@ -2,7 +2,7 @@
 
 Each file of this folder lists entries (`OpSpec`) in `OPS`: the only place to add one. Rules see a `Call`,
 whose shapes are plain integers: during capture the batch size is a large prime, in analyses a number whose
-powers act as digits (`torchedge.graphs.dims`), so that a rule written for integers serves every batch size.
+powers act as digits (`torchedge.graphs.sizes`), so that a rule written for integers serves every batch size.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Literal
 
-from torchedge.graphs import ITEM_SIZES, Graph, Op, Value
-from torchedge.graphs.dims import symbolic
+from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Value
+from torchedge.graphs.sizes import symbolic
 from torchedge.ops.strides import Sizes, StrideRule
 
 _FILES = ("convolution", "products", "rows", "pooling", "elementwise", "movement")
@@ -265,6 +265,6 @@ def spec_of(kind: str) -> OpSpec:
     return registry().get(kind, UNKNOWN)
 
 
-def call_of(graph: Graph, op: Op, backend: str = "cuda", needs: Sequence[bool] = ()) -> Call:
-    """Return the call of an operator of a graph with shapes as `torchedge.graphs.dims.symbolic` integers."""
+def call_of(graph: ForwardGraph, op: Op, backend: str = "cuda", needs: Sequence[bool] = ()) -> Call:
+    """Return the call of an operator of a graph with shapes as `torchedge.graphs.sizes.symbolic` integers."""
     return Call(graph.values, op, needs, backend, graph.training)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from torchedge.graphs.dims import Affine
+from torchedge.graphs.sizes import Affine
 
 Sizes = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""What a training step needs, predicted from a Graph: features, memory simulation, time model, forests."""
+"""The needs of a training step, predicted from a graph: features, memory simulation, time model, forests."""
 
 from torchedge.prediction.results import Estimate, Prediction, Predictions
 

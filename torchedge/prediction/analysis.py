@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.ops import call_of, registry
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
@@ -18,7 +18,7 @@ from torchedge.prediction.memory.tape import Tape
 class Analysis:
     """Results for one graph, made when first asked for."""
 
-    graph: Graph
+    graph: ForwardGraph
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
     works: dict[str | None, Workload] = field(default_factory=dict)
     _traits: Traits | None = None
@@ -50,7 +50,7 @@ class Analysis:
         return tape
 
 
-def analyse(graph: Graph) -> Analysis:
+def analyse(graph: ForwardGraph) -> Analysis:
     """Return the analysis of a graph, remembered on the graph itself and forgotten with it."""
     found = graph.__dict__.get("_analysis")
     if not isinstance(found, Analysis):
@@ -58,10 +58,10 @@ def analyse(graph: Graph) -> Analysis:
     return found
 
 
-def forward_flops(graph: Graph, batch_size: int) -> int:
+def forward_flops(graph: ForwardGraph, batch_size: int) -> int:
     """Return the FLOPs of one forward pass (a multiply-add is two); unknown operators count nothing."""
     known = registry()
-    from torchedge.graphs.dims import poly, poly_at
+    from torchedge.graphs.sizes import poly, poly_at
 
     total = 0
     for op in graph.ops:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from torchedge.devices import Device
 from torchedge.graphs import GraphFamily
 from torchedge.graphs.garbage import collection_paused
-from torchedge.graphs.sizes import Amounts
+from torchedge.graphs.sizes import Amounts, UndecidedError
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.latency.workload import (
     DEPTHWISE_COLUMNS,
@@ -102,7 +102,7 @@ class FamilyPredictor:
         if family not in self._known:
             try:
                 self._known[family] = FamilyAnalysis(family, self.settings)
-            except TypeError:  # from a Size: no answer that holds for all
+            except UndecidedError:
                 if not family.symbols:
                     raise
                 self._known[family] = None
@@ -112,7 +112,7 @@ class FamilyPredictor:
 class FamilyAnalysis:
     """The work and the allocations of a family's graphs under one setting.
 
-    Raises TypeError where an operator's rule asks of a size what not all graphs of the family answer alike.
+    Raises UndecidedError where an operator's rule asks for something that differs between the graphs.
     """
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:

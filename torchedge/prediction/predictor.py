@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.errors import InputError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.graphs.garbage import collection_paused
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.feature_sets import feature_rows
@@ -29,7 +29,7 @@ _MIB = 2.0**20
 
 
 def predict_graph(
-    graph: Graph,
+    graph: ForwardGraph,
     batch_size: int,
     device: Device,
     settings: StepSettings | None = None,
@@ -84,7 +84,7 @@ def predict_graph(
 
 
 def predict_graphs(
-    graphs: Sequence[Graph],
+    graphs: Sequence[ForwardGraph],
     batch_sizes: Any,  # noqa: ANN401 - an int or any array of ints
     device: Device,
     settings: StepSettings | None = None,
@@ -129,7 +129,7 @@ def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _models(device: Device, graphs: Sequence[Graph], amp: str | None) -> StepModels:
+def _models(device: Device, graphs: Sequence[ForwardGraph], amp: str | None) -> StepModels:
     """Return a device's models for training steps, or for inference where no graph has a loss."""
     training = {g.loss is not None for g in graphs}
     if len(training) > 1:
@@ -141,7 +141,7 @@ def _models(device: Device, graphs: Sequence[Graph], amp: str | None) -> StepMod
 class _Job:
     """Graphs with what is known of them, on one device under one setting."""
 
-    graphs: list[Graph]
+    graphs: list[ForwardGraph]
     analyses: list[Analysis]
     models: StepModels
     settings: StepSettings
@@ -186,7 +186,7 @@ def checked_batches(batch_sizes: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
     return array.astype(np.int64)
 
 
-def _check_fixed(graph: Graph, batches: npt.NDArray[np.int64]) -> None:
+def _check_fixed(graph: ForwardGraph, batches: npt.NDArray[np.int64]) -> None:
     fixed = graph.fixed_batch
     if fixed is not None and (batches != fixed).any():
         raise InputError(

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from torchedge.errors import InputError, ProfileError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.prediction.step_models import Mode
 from torchedge.profiling.layer_times import LAYER_TIMES, LAYERS, LayerTimes, read_layer_times, sum_layers
 from torchedge.profiling.topologies import TopologyModule
@@ -55,14 +55,14 @@ _Row = tuple[str, str, int, list[float]]
 class Network:
     """One measured network: architecture (what is left out together), pruning level in %, how it was pruned.
 
-    capture: mode to the Graph of a step. recipe: how it is built, where the file tells that.
+    capture: mode to the ForwardGraph of a step. recipe: how it is built, where the file tells that.
     """
 
     architecture: str
     level: int
     strategy: str
     optimizer: str
-    capture: Callable[[Mode], Graph]
+    capture: Callable[[Mode], ForwardGraph]
     recipe: Mapping[str, Any] | None = None
 
 
@@ -85,7 +85,7 @@ class Dataset:
     digest: str
     probed: bool = True
     layers: LayerTimes = field(default_factory=dict, repr=False)
-    known: dict[tuple[str, Mode], Graph] = field(default_factory=dict, repr=False)
+    known: dict[tuple[str, Mode], ForwardGraph] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, column: str) -> FloatArray:
         return self.columns[column]
@@ -102,8 +102,8 @@ class Dataset:
         """(R,) whether the dataset tells the topology of a row's network."""
         return np.isin(self.id, list(self.networks))
 
-    def graph_of(self, name: str, mode: Mode) -> Graph:
-        """Return the Graph of a network's step, captured when first asked for."""
+    def graph_of(self, name: str, mode: Mode) -> ForwardGraph:
+        """Return the ForwardGraph of a network's step, captured when first asked for."""
         found = self.known.get((name, mode))
         if found is None:
             found = self.known[name, mode] = self.networks[name].capture(mode)
@@ -254,8 +254,8 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
 
 def _capture_recipe(
     recipe: dict[str, Any], size: tuple[int, ...], name: str, label: str
-) -> Callable[[Mode], Graph]:
-    def captured(mode: Mode) -> Graph:
+) -> Callable[[Mode], ForwardGraph]:
+    def captured(mode: Mode) -> ForwardGraph:
         from torchedge.profiling.campaigns.networks import build_network
 
         try:
@@ -281,7 +281,7 @@ def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str
         with torch.device("meta"):
             module = TopologyModule(nodes, f"{file.name} line {number}")
 
-        def captured(mode: Mode, module: TopologyModule = module, name: str = name) -> Graph:
+        def captured(mode: Mode, module: TopologyModule = module, name: str = name) -> ForwardGraph:
             return capture(module, input_size=size, mode=mode, method="trace", name=name)
 
         networks[name] = Network(architecture, level, "random", "sgd-momentum", captured)

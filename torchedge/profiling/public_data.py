@@ -21,7 +21,7 @@ import torch
 
 from torchedge.devices import Device
 from torchedge.errors import InputError, ProfileError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.model import Peaks, graph_traits, simulate_peaks
@@ -167,7 +167,7 @@ def _edge_samples(
 
 
 @lru_cache(maxsize=4096)
-def _cell_graph(architecture: str, folded: bool) -> Graph:
+def _cell_graph(architecture: str, folded: bool) -> ForwardGraph:
     """Capture a network; remembered, because one table measures each on several devices."""
     with torch.device("meta"):
         module = CellNetwork(architecture, folded=folded)
@@ -242,7 +242,7 @@ def table_samples(
     batch: FloatArray,
     work: Sequence[Workload],
     *,
-    graphs: Sequence[Graph] = (),
+    graphs: Sequence[ForwardGraph] = (),
     settings: StepSettings | None = None,
     phi: FloatArray | None = None,
     gamma: FloatArray | None = None,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.errors import ProfileError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.memory.caching_allocator import replay
@@ -50,7 +50,7 @@ class Samples:
     work: Sequence[Workload]
     peaks: Peaks
     device: Device
-    graphs: Sequence[Graph]
+    graphs: Sequence[ForwardGraph]
     settings: StepSettings
     parts: FloatArray | None = None
     steady: bool = True
@@ -136,7 +136,7 @@ def _parts(dataset: Dataset, rows: Mask, mode: Mode) -> FloatArray | None:
     return found
 
 
-def _traits(graphs: Sequence[Graph]) -> list[Traits]:
+def _traits(graphs: Sequence[ForwardGraph]) -> list[Traits]:
     return [analyse(g).traits for g in graphs]
 
 

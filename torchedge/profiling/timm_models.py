@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchedge.errors import CaptureError, MissingExtraError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -23,7 +23,7 @@ _SAME_SIZE = 0.01
 class TimmModel:
     """A training step of one architecture; `family` is the timm module of its class, such as "resnet"."""
 
-    graph: Graph
+    graph: ForwardGraph
     family: str
 
 

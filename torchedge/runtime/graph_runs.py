@@ -113,7 +113,7 @@ class GraphRun:
         for node, segment in single_operators(self.traced.module):
             try:
                 step, _ = step_of(segment.module, [(name, "input") for name in segment.inputs])
-                wrong = [v.dtype for v in step.graph.values if not self.device.computes(v.dtype)]
+                wrong = [v.dtype for v in step.values if not self.device.computes(v.dtype)]
                 if wrong:
                     raise LoweringError(f"the device does not compute with {wrong[0]}")
                 translate(step)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchedge import __version__
 from torchedge.errors import TorchedgeError
-from torchedge.graphs.hashing import canonical
+from torchedge.graphs.graph import canonical_text
 from torchedge.graphs.steps import Step
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.program_files import parse_program, program_document
@@ -51,11 +51,11 @@ def lowered(
 def key_of(step: Step, target: Target, layouts: Mapping[str, Layout]) -> str:
     """Return what a program depends on, hashed: step, target, layouts, and the code that lowers (sha256)."""
     state = hashlib.sha256(_code().encode())
-    for value in step.graph.values:
-        state.update(f"{value.name}\n{canonical(value.shape)}{value.dtype}{value.role}\n".encode())
-    for op in step.graph.ops:
-        state.update(f"{op.kind}{op.inputs}{op.outputs}{canonical(op.attrs)}{op.scope}\n".encode())
-    tail = (step.graph.name, step.graph.inputs, step.graph.outputs, step.updates)
+    for value in step.values:
+        state.update(f"{value.name}\n{canonical_text(value.shape)}{value.dtype}{value.role}\n".encode())
+    for op in step.ops:
+        state.update(f"{op.kind}{op.inputs}{op.outputs}{canonical_text(op.attrs)}{op.scope}\n".encode())
+    tail = (step.name, step.inputs, step.outputs, step.updates)
     settings = (dict(step.hyperparameters), dict(step.initial), target, dict(layouts))
     state.update(f"{tail}{settings}".encode())
     return state.hexdigest()

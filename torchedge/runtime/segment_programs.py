@@ -37,7 +37,7 @@ class SegmentProgram:
         self.segment, self.device = segment, device
         roles = [(name, _role(values[name])) for name in segment.inputs]
         step, constants = step_of(segment.module, roles, name=title)
-        for value in step.graph.values:
+        for value in step.values:
             if not device.computes(value.dtype):
                 raise LoweringError(f"{value.name} is {value.dtype}, which the device does not compute with")
         layouts = {name: layout for name in segment.inputs if (layout := self._layout(values[name]))}

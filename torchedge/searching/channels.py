@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
-from torchedge.graphs import Affine, Graph, Op, Size
+from torchedge.graphs import Affine, ForwardGraph, Op, Size
 from torchedge.graphs.families import with_shapes
 from torchedge.graphs.sizes import Amount
 from torchedge.ops import Work, spec_of
@@ -78,7 +78,7 @@ class ChannelGroups:
 class ChannelMap:
     """The channels of one graph's values: for each value by dimension the segments it is made of."""
 
-    def __init__(self, graph: Graph, groups: ChannelGroups) -> None:
+    def __init__(self, graph: ForwardGraph, groups: ChannelGroups) -> None:
         self.graph, self.groups = graph, groups
         self.axes: dict[int, dict[int, Segments]] = {}
         self.depthwise: set[int] = set()
@@ -244,7 +244,7 @@ class ChannelMap:
             total = total + segment.times * (Size.symbol(root) if free and root else segment.count)
         return total
 
-    def template(self) -> Graph:
+    def template(self) -> ForwardGraph:
         """Return the graph with symbols in place of the channels that may be pruned."""
         shapes: dict[int, tuple[object, ...]] = {}
         for index, axes in self.axes.items():

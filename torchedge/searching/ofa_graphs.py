@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.graphs import Graph, GraphFamily, Size
+from torchedge.graphs import ForwardGraph, GraphFamily, Size
 from torchedge.graphs.families import with_shapes, without_operators
 from torchedge.searching.ofa_resnet50 import (
     BASE_DEPTHS,
@@ -70,7 +70,7 @@ def symbol_values(genes: Genes, image_sizes: Sequence[int]) -> npt.NDArray[np.in
     return np.concatenate(columns, axis=1).T.astype(np.int64)
 
 
-def full_template(classes: int, mode: Mode) -> Graph:
+def full_template(classes: int, mode: Mode) -> ForwardGraph:
     """Capture the full network once, its channels and sides being symbols."""
     import torch
 
@@ -101,7 +101,7 @@ def _marked(classes: int) -> Architecture:
     return Architecture(_MARKERS[0], True, _MARKERS[1], tuple(blocks), classes, _MARKED_SIDE)
 
 
-def cut(template: Graph, stem_residual: bool, depths: tuple[int, ...]) -> GraphFamily:
+def cut(template: ForwardGraph, stem_residual: bool, depths: tuple[int, ...]) -> GraphFamily:
     """Return the family of the sub-networks with these depths of the stages and this kind of stem."""
     scopes = [] if stem_residual else ["input_stem.1"]
     first = 0

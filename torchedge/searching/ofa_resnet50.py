@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError
-from torchedge.graphs import Graph, GraphFamily
+from torchedge.graphs import ForwardGraph, GraphFamily
 from torchedge.searching.spaces import Genes, Mode, SearchSpace
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class OFAResNet50Space(SearchSpace):
             **{f"w{part}": tuple(range(len(WIDTHS))) for part in range(_PARTS)},
             "image_size": sizes,
         }
-        self._templates: dict[Mode, Graph] = {}
+        self._templates: dict[Mode, ForwardGraph] = {}
         self._families: dict[tuple[Mode, tuple[int, ...]], GraphFamily] = {}
 
     # encodings --------------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ class OFAResNet50Space(SearchSpace):
 
         return OFAResNet50(self.architecture(encoding))
 
-    def graph(self, encoding: Encoding, mode: Mode = "train") -> Graph:
-        """Return the Graph of a sub-network: blocks cut out of a capture of the full one, sizes put in."""
+    def graph(self, encoding: Encoding, mode: Mode = "train") -> ForwardGraph:
+        """Return the graph of a sub-network: blocks cut out of a capture of the full one, sizes put in."""
         genes = np.array([self.encode(encoding)], dtype=np.int16)
         ((family, values, _),) = self.sketch(genes, mode)
         return family.graph(values[:, 0].tolist(), self.name)
@@ -186,7 +186,7 @@ class OFAResNet50Space(SearchSpace):
             self._families[key] = cut(self.template(mode), bool(depths[0]), depths[1:])
         return self._families[key]
 
-    def template(self, mode: Mode) -> Graph:
+    def template(self, mode: Mode) -> ForwardGraph:
         """Return the full network, symbols in place of channels and sides; captured when first asked for."""
         from torchedge.searching.ofa_graphs import full_template
 

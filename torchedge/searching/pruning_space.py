@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError
-from torchedge.graphs import Graph, GraphFamily
+from torchedge.graphs import ForwardGraph, GraphFamily
 from torchedge.searching.channels import ChannelGroups, ChannelMap
 from torchedge.searching.spaces import Genes, Mode, SearchSpace
 
@@ -78,7 +78,7 @@ class PruningSpace(SearchSpace):
         if strategy not in ("l1", "random"):
             raise InputError(f"strategy is {strategy!r}; expected 'l1' or 'random'")
 
-    def _capture(self, mode: Mode) -> Graph:
+    def _capture(self, mode: Mode) -> ForwardGraph:
         from torchedge.tracing.capturing import capture
 
         assert self.model is not None
@@ -108,8 +108,8 @@ class PruningSpace(SearchSpace):
             rows.append(nearest)
         return rows
 
-    def graph(self, encoding: Any, mode: Mode = "train") -> Graph:  # noqa: ANN401 - as in SearchSpace
-        """Return the Graph of a pruning: the captured one with other sizes."""
+    def graph(self, encoding: Any, mode: Mode = "train") -> ForwardGraph:  # noqa: ANN401 - as in SearchSpace
+        """Return the ForwardGraph of a pruning: the captured one with other sizes."""
         self.encode(encoding)
         return self._family(mode).graph([encoding[name] for name in self.choices], self.name)
 

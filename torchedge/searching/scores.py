@@ -39,7 +39,7 @@ def gflops_score(space: SearchSpace) -> Score:
 
 def _flops(family: GraphFamily) -> Amount:
     """Return the FLOPs of a family's forward pass for one sample, by its symbols."""
-    from torchedge.graphs.dims import poly
+    from torchedge.graphs.sizes import poly
 
     specs = registry()
     total: Amount = 0

@@ -1,4 +1,4 @@
-"""Spaces of candidates: genes with their choices, and how a candidate becomes a module or a Graph."""
+"""Spaces of candidates: genes with their choices, and how a candidate becomes a module or a ForwardGraph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.graphs import Graph, GraphFamily
+from torchedge.graphs import ForwardGraph, GraphFamily
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +28,7 @@ class SearchSpace(ABC):
 
     choices: each gene's name with its choices, in order; input_size: the shape of one sample; `build`: the
     module of a candidate. A candidate is encoded as a dict of gene name to choice. Override `graph` where a
-    Graph can be had without a module (it is captured from `build` otherwise), `sketch` where many graphs
+    graph can be had without a module (it is captured from `build` otherwise), `sketch` where many graphs
     share one structure, `encode` and `decode` for another encoding, `canonical` where genes may mean
     nothing, `landmarks` for candidates that are good to know from the start.
     """
@@ -73,8 +73,8 @@ class SearchSpace(ABC):
         """Return the shape of one sample for a candidate."""
         return self.input_size
 
-    def graph(self, encoding: Any, mode: Mode = "train") -> Graph:  # noqa: ANN401
-        """Return the Graph of a candidate, as `torchedge.capture` gives it for the module."""
+    def graph(self, encoding: Any, mode: Mode = "train") -> ForwardGraph:  # noqa: ANN401
+        """Return the ForwardGraph of a candidate, as `torchedge.capture` gives it for the module."""
         from torchedge.tracing.capturing import capture
 
         module = self._built(encoding)

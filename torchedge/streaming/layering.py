@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from torchedge.errors import InputError
-from torchedge.graphs import FLOATING, Graph, Op, Value
+from torchedge.graphs import FLOATING, ForwardGraph, Op, Value
 from torchedge.ops import Call, LoadClass, OpSpec, Work, registry, spec_of
 from torchedge.streaming.instances import LoadClassName
 
@@ -100,7 +100,7 @@ _CASTS = frozenset({"to_copy", "_to_copy", "to"})
 _COMPLEX = {"float16": "complex32", "float32": "complex64"}
 
 
-def lay_out(graph: Graph, *, batch_size: int = 1, precision: Precision = "float16") -> InferenceGraph:
+def lay_out(graph: ForwardGraph, *, batch_size: int = 1, precision: Precision = "float16") -> InferenceGraph:
     """Return the operations of a forward pass in execution order, with the weights each of them reads.
 
     Views, dropout, asserts and casts between floating dtypes are no operations; what is read through them
@@ -133,7 +133,7 @@ class _Layout:
     `parts[w]` the bytes of each view through which weight w is read.
     """
 
-    def __init__(self, graph: Graph, batch_size: int, precision: Precision) -> None:
+    def __init__(self, graph: ForwardGraph, batch_size: int, precision: Precision) -> None:
         self.graph, self.precision = graph, precision
         self.values = tuple(
             Value(v.name, v.at(batch_size), _planned(v.dtype, precision), v.role, v.alias)

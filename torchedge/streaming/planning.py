@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from torchedge.devices import Device
 from torchedge.errors import DeviceError, InputError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.streaming.budgets import Budgeted, parse_bytes, plan_by_strategy, plan_within
 from torchedge.streaming.capacities import (
     CHUNK_BYTES,
@@ -37,7 +37,7 @@ QUICK = 0.1
 
 
 def plan_graph(
-    graph: Graph | InferenceGraph,
+    graph: ForwardGraph | InferenceGraph,
     device: Device,
     *,
     memory_limit: Amount = None,

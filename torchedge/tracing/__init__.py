@@ -1,1 +1,1 @@
-"""From an nn.Module to a Graph: the only room that knows torch.export and PyTorch's private names."""
+"""From an nn.Module to a ForwardGraph or a Step: the only room that uses PyTorch's private names."""

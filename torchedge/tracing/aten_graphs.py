@@ -12,9 +12,8 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.drafts import Draft, Ref
 from torchedge.graphs.graph import Op, Role
-from torchedge.graphs.steps import Step
+from torchedge.graphs.steps import GraphBuilder, Ref, Step
 from torchedge.tracing.canonical_forms import canonical
 from torchedge.tracing.random_numbers import RANDOM, Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
@@ -47,7 +46,7 @@ def step_of(
     the random operators in it. The step's outputs are the tensors that the module returns, in order, those
     that are None left out. Raises CaptureError for what cannot stand in a Step.
     """
-    draft, constants, randomness = Draft(), dict[str, torch.Tensor](), Randomness(seed)
+    draft, constants, randomness = GraphBuilder(), dict[str, torch.Tensor](), Randomness(seed)
     holders = [node for node in module.graph.nodes if node.op == "placeholder"]
     bound = {
         node: draft.add(title, *form_of(node), role=role)
@@ -61,12 +60,12 @@ def step_of(
         initial=randomness.initial,
         name=name,
     )
-    names = {value.name for value in step.graph.values}
+    names = {value.name for value in step.values}
     return step, {key: tensor for key, tensor in constants.items() if key in names}
 
 
 def add_nodes(
-    draft: Draft,
+    draft: GraphBuilder,
     module: GraphModule,
     bound: Mapping[Node, int | torch.Tensor],
     constants: dict[str, torch.Tensor],
@@ -118,7 +117,7 @@ class _Conversion:
 
     def __init__(
         self,
-        draft: Draft,
+        draft: GraphBuilder,
         module: GraphModule,
         constants: dict[str, torch.Tensor],
         randomness: Randomness,

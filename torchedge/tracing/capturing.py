@@ -1,17 +1,18 @@
-"""`capture`: any nn.Module to a Graph, by the fast path where possible, by torch.export elsewhere."""
+"""`capture`: any nn.Module to a ForwardGraph, by the fast path where possible, by torch.export elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
+from torchedge.graphs.sizes import NotAffineError
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.losses import default_loss
 from torchedge.tracing.patches import LOCK
@@ -22,6 +23,7 @@ from torchedge.tracing.symbolic import ForwardCall, batch_of, trace
 
 Method = Literal["auto", "trace", "export"]
 Loss = Callable[[Any], Any] | Literal["default"] | None
+T = TypeVar("T")
 _Inputs = tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]
 
 
@@ -29,7 +31,7 @@ _Inputs = tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]
 class CaptureRequest:
     """A model and how to capture it: made once where the user asks, then carried.
 
-    model: an nn.Module, a Graph (captured already), or text that `load_model` understands.
+    model: an nn.Module, a ForwardGraph (captured already), or text that `load_model` understands.
     batch_size: the batch size that the graph is needed for; None: every.
     The other fields are those of `capture`.
     """
@@ -77,8 +79,8 @@ def capture(
     method: Method = "auto",
     batch_size: int | None = None,
     name: str | None = None,
-) -> Graph:
-    """Capture a forward pass of `model` (with its loss in train mode) as a Graph for every batch size.
+) -> ForwardGraph:
+    """Capture a forward pass of `model` (with its loss in train mode) as a ForwardGraph for every batch size.
 
     example: any pytree of tensors (a tuple is taken as positional, a dict as keyword arguments); only shapes
     and dtypes count, and dimension 0 of the first tensor is the batch.
@@ -87,8 +89,8 @@ def capture(
     loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None
     captures none.
     method: "trace" is the fast path, "export" torch.export, "auto" the first that works.
-    batch_size: capture for this batch size only (`Graph.fixed_batch`), for models that no batch-independent
-    graph fits.
+    batch_size: capture for this batch size only (`ForwardGraph.fixed_batch`), for models that no graph for
+    every batch size fits.
     The model is left as found: no weight, buffer, mode, gradient or random state changes. Nothing is
     computed.
     Raises InputError for unusable arguments and CaptureError, naming the reason, where the model cannot be
@@ -98,20 +100,35 @@ def capture(
     return _captured(request, [None, _EXAMPLE] if batch_size is None else [batch_size])
 
 
-def capture_request(request: CaptureRequest) -> Graph:
+def capture_request(request: CaptureRequest) -> ForwardGraph:
     """Return a graph for every batch size, else one for the batch size of the request or of its example.
 
-    A Graph among the requests is returned as it is. Raises InputError and CaptureError as `capture` does.
+    A ForwardGraph in the request is returned as it is. Raises InputError and CaptureError as `capture` does.
     """
     request = request.loaded()
-    if isinstance(request.model, Graph):
+    if isinstance(request.model, ForwardGraph):
         return request.model
     return _captured(request, [None, request.batch_size or _EXAMPLE])
 
 
-def capture_each(request: CaptureRequest, batch_sizes: Sequence[int]) -> list[Graph]:
+def use_graph(request: CaptureRequest, use: Callable[[ForwardGraph], T]) -> T:
+    """Return `use(graph)`; once more with a graph for the request's batch size alone where amounts need it.
+
+    The shapes of a graph may follow the batch size where an operator's amounts do not (``3N // 2``).
+    """
+    request = request.loaded()
+    graph = capture_request(request)
+    try:
+        return use(graph)
+    except NotAffineError:
+        if graph is request.model or graph.fixed_batch is not None or request.batch_size is None:
+            raise
+        return use(_captured(request, [request.batch_size]))
+
+
+def capture_each(request: CaptureRequest, batch_sizes: Sequence[int]) -> list[ForwardGraph]:
     """Return a graph for each batch size: the same one for all of them where the model has such a graph."""
-    request, graphs = request.loaded(), list[Graph]()
+    request, graphs = request.loaded(), list[ForwardGraph]()
     for batch_size in batch_sizes:
         holds_for_every = bool(graphs) and graphs[0].fixed_batch is None
         graphs.append(
@@ -124,7 +141,7 @@ _EXAMPLE = 0
 """Stands for the batch size of the example, where a fall-back to it makes sense."""
 
 
-def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> Graph:
+def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> ForwardGraph:
     """Capture at the first of the batch sizes (None: at all) at which one of the methods succeeds."""
     call, methods = _resolved(request)
     failures: dict[str, TorchedgeError] = {}
@@ -189,9 +206,9 @@ def _fixed(call: ForwardCall, batch_size: int, noted: bool) -> ForwardCall:
     return replace(call, args=args, kwargs=kwargs, fixed_batch=batch_size, notes=notes)
 
 
-def _by(method: str, call: ForwardCall) -> Graph:
+def _by(method: str, call: ForwardCall) -> ForwardGraph:
     """Capture by one method; whatever the model raises becomes a CaptureError of one line."""
-    run: Callable[[ForwardCall], Graph] = trace
+    run: Callable[[ForwardCall], ForwardGraph] = trace
     if method == "export":
         from torchedge.tracing.exporting import export_graph
 

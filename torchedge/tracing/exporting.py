@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Role
 from torchedge.tracing.interception import Interceptor
 from torchedge.tracing.patches import patched
@@ -57,7 +57,7 @@ class _Objective(torch.nn.Module):
         return found if value is None else [*found, value]
 
 
-def export_graph(call: ForwardCall) -> Graph:
+def export_graph(call: ForwardCall) -> ForwardGraph:
     """Capture a forward pass (and its loss) through torch.export, else raise CaptureError.
 
     Python's own lifetimes are not known: no releases.

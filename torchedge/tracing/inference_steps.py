@@ -48,19 +48,18 @@ def capture_inference(
         captured = capture_step(
             answering, (args, dict(kwargs), targets), keep=keep, name=type(model).__name__
         )
-    graph = captured.step.graph
     kept = ("parameter", "buffer")
-    values = [replace(v, name=public_name(v.name)) if v.role in kept else v for v in graph.values]
-    roles = {v.name: v.role for v in graph.values}
+    step = captured.step
+    values = [replace(v, name=public_name(v.name)) if v.role in kept else v for v in step.values]
+    roles = {v.name: v.role for v in step.values}
     tensors = {public_name(n) if roles.get(n) in kept else n: t for n, t in captured.tensors.items()}
-    step = replace(captured.step, graph=replace(graph, values=tuple(values)))
 
     def rebuild(outputs: Sequence[torch.Tensor]) -> Any:
         leaves, structure = found[-1]
         made = iter(outputs)
         return tree_unflatten([next(made) if leaf is _TENSOR else leaf for leaf in leaves], structure)
 
-    return CapturedInference(step, tensors, rebuild)
+    return CapturedInference(replace(step, values=tuple(values)), tensors, rebuild)
 
 
 @contextmanager

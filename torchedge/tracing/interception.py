@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.dims import shape_at
+from torchedge.graphs.sizes import shape_at
 from torchedge.ops import OpSpec, registry
 from torchedge.tracing.autocasting import autocast_arguments
 from torchedge.tracing.binding import bind, common_dtype, dtype_of, to_meta, where

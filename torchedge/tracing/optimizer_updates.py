@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchedge.errors import InputError
-from torchedge.graphs.drafts import Draft, Ref
+from torchedge.graphs.steps import GraphBuilder, Ref
 
 SCOPE = "optimizer"
 _SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -69,7 +69,7 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
 
 def add_updates(
-    draft: Draft, optimizer: torch.optim.Optimizer, trained: Mapping[int, Trained]
+    draft: GraphBuilder, optimizer: torch.optim.Optimizer, trained: Mapping[int, Trained]
 ) -> OptimizerPart:
     """Add an optimizer's update of each parameter to a draft.
 
@@ -95,7 +95,9 @@ def add_updates(
 class _Pen:
     """Writes operators of one parameter's update, all of its shape, and its states."""
 
-    def __init__(self, draft: Draft, part: OptimizerPart, parameter: str, held: Mapping[str, Any]) -> None:
+    def __init__(
+        self, draft: GraphBuilder, part: OptimizerPart, parameter: str, held: Mapping[str, Any]
+    ) -> None:
         self.draft, self.part, self.parameter, self.held = draft, part, parameter, held
 
     def __call__(self, kind: str, source: int, other: Ref | float | None = None, **attrs: float) -> int:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.drafts import Draft, Ref
+from torchedge.graphs.steps import GraphBuilder, Ref
 
 SEED, COUNTER = "random.seed", "random.counter"
 Form = tuple[tuple[int, ...], str]
-_Rule = Callable[["Randomness", Draft, Mapping[str, Any], Form, str], int]
+_Rule = Callable[["Randomness", GraphBuilder, Mapping[str, Any], Form, str], int]
 
 
 class Randomness:
@@ -34,18 +34,20 @@ class Randomness:
         """What the seed holds before the first step (the counter is zero); nothing if no number is drawn."""
         return {} if self._sources is None else {self._sources[0]: self._seed}
 
-    def updates(self, draft: Draft) -> list[tuple[int, int]]:
+    def updates(self, draft: GraphBuilder) -> list[tuple[int, int]]:
         """Add the counter's step by one; returns its update, or nothing if no number is drawn."""
         if self._sources is None:
             return []
         counter = self._sources[1]
         return [(counter, draft.like(counter, "add", {"input": Ref(counter), "other": 1}, "random"))]
 
-    def add(self, draft: Draft, kind: str, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    def add(self, draft: GraphBuilder, kind: str, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
         """Add what the random operator `kind` (one of `RANDOM`) draws, of a shape and dtype."""
         return RANDOM[kind](self, draft, attrs, form, scope)
 
-    def add_dropout(self, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> list[int | None]:
+    def add_dropout(
+        self, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str
+    ) -> list[int | None]:
         """Add a dropout; returns its output and its mask, as `aten.native_dropout` does."""
         p, source, (shape, _) = float(attrs["p"]), attrs["input"], form
         if attrs.get("train") is False or p == 0.0:
@@ -57,7 +59,7 @@ class Randomness:
         scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
         return [draft.like(kept, "mul", {"input": Ref(kept), "other": scale}, scope), mask]
 
-    def uniform(self, draft: Draft, shape: tuple[int, ...], scope: str) -> int:
+    def uniform(self, draft: GraphBuilder, shape: tuple[int, ...], scope: str) -> int:
         """Add a draw of float32 numbers in [0, 1)."""
         if self._sources is None:
             self._sources = (draft.add(SEED, (), "int64", "state"), draft.add(COUNTER, (), "int64", "state"))
@@ -67,29 +69,29 @@ class Randomness:
         return draft.call("random_uniform", attrs, [(shape, "float32")], scope=scope)[0]
 
 
-def _cast(draft: Draft, value: int, form: Form, scope: str) -> int:
+def _cast(draft: GraphBuilder, value: int, form: Form, scope: str) -> int:
     shape, dtype = form
     if draft.values[value].dtype == dtype:
         return value
     return draft.call("_to_copy", {"input": Ref(value), "dtype": dtype}, [(shape, dtype)], scope=scope)[0]
 
 
-def _rand(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _rand(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     return _cast(draft, r.uniform(draft, form[0], scope), form, scope)
 
 
-def _uniform(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _uniform(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     low, high = attrs.get("from", 0.0), attrs.get("to", 1.0)
     return _affine(draft, _rand(r, draft, attrs, form, scope), high - low, low, scope)
 
 
-def _affine(draft: Draft, value: int, scale: Any, shift: Any, scope: str) -> int:
+def _affine(draft: GraphBuilder, value: int, scale: Any, shift: Any, scope: str) -> int:
     if scale != 1:
         value = draft.like(value, "mul", {"input": Ref(value), "other": scale}, scope)
     return value if shift == 0 else draft.like(value, "add", {"input": Ref(value), "other": shift}, scope)
 
 
-def _bernoulli(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _bernoulli(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     """Ones where a draw lies below the probability: the argument `p`, or the input itself."""
     chance = attrs.get("p", attrs["input"])
     drawn = Ref(r.uniform(draft, form[0], scope))
@@ -97,7 +99,7 @@ def _bernoulli(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form
     return _cast(draft, below, form, scope)
 
 
-def _randn(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _randn(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     """Box and Muller's transform of two draws; ``1 - u`` keeps the logarithm finite."""
     first, second = r.uniform(draft, form[0], scope), r.uniform(draft, form[0], scope)
     flipped = draft.like(first, "rsub", {"input": Ref(first), "other": 1.0}, scope)
@@ -111,19 +113,19 @@ def _randn(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, sc
     )
 
 
-def _normal(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _normal(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     mean, std = attrs.get("mean", 0.0), attrs.get("std", 1.0)
     return _affine(draft, _randn(r, draft, attrs, form, scope), std, mean, scope)
 
 
-def _exponential(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _exponential(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     drawn = r.uniform(draft, form[0], scope)
     flipped = draft.like(drawn, "rsub", {"input": Ref(drawn), "other": 1.0}, scope)
     logarithm = draft.like(flipped, "log", {"input": Ref(flipped)}, scope)
     return _cast(draft, _affine(draft, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form, scope)
 
 
-def _randint(r: Randomness, draft: Draft, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _randint(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     low, high = attrs.get("low", 0), attrs["high"]
     if high - low > 1 << 24:
         raise CaptureError(

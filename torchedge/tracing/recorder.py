@@ -1,4 +1,4 @@
-"""Writes down what a traced forward pass does, operator by operator, and builds the Graph from it."""
+"""Writes down what a traced forward pass does, operator by operator, and builds the ForwardGraph from it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from typing import Any
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import Graph, Op, Value
-from torchedge.graphs.dims import BATCH_PRIME, Affine, decode_dim, decode_shape
+from torchedge.graphs import ForwardGraph, Op, Value
 from torchedge.graphs.graph import Role
+from torchedge.graphs.sizes import (
+    BATCH_PRIME,
+    LARGEST_CONSTANT,
+    Affine,
+    NotAffineError,
+    decode_dim,
+    decode_shape,
+)
 from torchedge.ops.gradients import extend_needs
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -41,7 +48,6 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     if isinstance(d, torch.dtype)
 }
 
-_SMALL = 50_000_000
 _MOST_OPS = 100_000
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -104,7 +110,7 @@ def plain(item: Any) -> Any:
     """Return an attribute as immutable plain data: affine sizes read back, torch types as text."""
     kind = type(item)
     if kind is int:
-        return item if item < _SMALL else _size_or_number(item)
+        return item if item < LARGEST_CONSTANT else _size_or_number(item)
     if kind in _PLAIN:
         return item
     if isinstance(item, (tuple, list)):
@@ -121,7 +127,7 @@ def plain(item: Any) -> Any:
 def _size_or_number(item: int) -> int | Affine:
     try:
         return decode_dim(item)
-    except CaptureError:
+    except NotAffineError:
         return item  # a large constant such as sys.maxsize in a slice, no size
 
 
@@ -333,14 +339,14 @@ class Recorder:
         training: bool,
         name: str,
         notes: tuple[str, ...],
-    ) -> Graph:
+    ) -> ForwardGraph:
         """Return the graph; the recorder must not be used afterwards."""
         if not self.ops:
             raise CaptureError(
                 f"{name} runs no operator on its inputs; expected a module whose forward computes something"
             )
         self._flush()
-        return Graph(
+        return ForwardGraph(
             values=self._uniquely_named(), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
             loss=loss, training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch,
             name=name, notes=(*notes, *self.notes),

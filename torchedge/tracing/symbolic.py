@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.graphs.garbage import collection_paused
 from torchedge.tracing.interception import Interceptor
 from torchedge.tracing.patches import patched
@@ -31,7 +31,7 @@ class ForwardCall:
 
     Tensors among the arguments serve for their shape and dtype only. Dimension 0 of each tensor that agrees
     with that of the first tensor is the batch. fixed_batch: the one batch size to capture for, None: every.
-    name, notes: of the Graph.
+    name, notes: of the ForwardGraph.
     """
 
     model: torch.nn.Module
@@ -44,8 +44,8 @@ class ForwardCall:
     notes: tuple[str, ...] = ()
 
 
-def trace(call: ForwardCall) -> Graph:
-    """Run a forward pass on stand-ins and return it as a Graph; raises CaptureError if impossible."""
+def trace(call: ForwardCall) -> ForwardGraph:
+    """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
     model = call.model
     recorder = Recorder(leaves_of(model), call.fixed_batch)
     fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder)

@@ -11,10 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError
-from torchedge.graphs.drafts import Draft, Ref
 from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.graph import Role
-from torchedge.graphs.steps import Step
+from torchedge.graphs.steps import GraphBuilder, Ref, Step
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.decompositions import decompositions
@@ -26,7 +25,6 @@ from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
 from torchedge.tracing.refusals import refuse_unsuitable
 from torchedge.tracing.restoring import kept_random_states
-from torchedge.tracing.symbolic import batch_of
 
 _SEED_MASK = 0x7FFFFFFF
 _READS_VALUES = frozenset(
@@ -173,7 +171,7 @@ class _Capture:
 
     def __init__(self, objective: Objective, joint: JointGraph, seed: int) -> None:
         self.objective, self.joint = objective, joint
-        self.draft, self.randomness = Draft(), Randomness(seed)
+        self.draft, self.randomness = GraphBuilder(), Randomness(seed)
         self.data: dict[str, torch.Tensor] = {}
         self.bound: dict[Node, int] = {}
         held = objective.held()
@@ -216,19 +214,19 @@ class _Capture:
             for value, gradient in gradients.items():
                 self.draft.rename(gradient, f"gradient.{self.draft.values[value].name}")
             outputs = [loss, *gradients.values()]
-            return self._captured(self._finished(self.draft, outputs, updates, title, loss=loss))
+            return self._captured(self._finished(self.draft, outputs, updates, title))
         accumulating = None
         if accumulate > 1:
             sums = {value: self._accumulator(value, gradient) for value, gradient in gradients.items()}
             added = [*updates, *sums.values()]
-            accumulating = self._finished(self.draft.copy(), [loss], added, title, loss=loss)
+            accumulating = self._finished(self.draft.copy(), [loss], added, title)
             gradients = {value: total for value, (_, total) in sums.items()}
             updates += [(state, self._zeros(state)) for state, _ in sums.values()]
         part = self._optimized(optimizer, gradients, dict(updates))
         self.data.update(part.tensors)
         written = {old for old, _ in part.updates}
         updates = [*[pair for pair in updates if pair[0] not in written], *part.updates]
-        step = self._finished(self.draft, [loss], updates, title, loss=loss, part=part)
+        step = self._finished(self.draft, [loss], updates, title, part=part)
         return self._captured(step, accumulating)
 
     def _run(self, scale: float) -> tuple[list[int | None], list[tuple[int, int]]]:
@@ -289,11 +287,10 @@ class _Capture:
 
     def _finished(
         self,
-        draft: Draft,
+        draft: GraphBuilder,
         outputs: Sequence[int],
         updates: Sequence[tuple[int, int]],
         title: str,
-        loss: int | None = None,
         part: OptimizerPart | None = None,
     ) -> Step:
         part = OptimizerPart() if part is None else part
@@ -303,13 +300,10 @@ class _Capture:
             updates=updates,
             hyperparameters=part.hyperparameters,
             initial={**self.randomness.initial, **part.initial},
-            loss=loss,
-            training=self.objective.model.training,
-            batch=batch_of(self.objective.tensors()),
             name=title,
         )
 
     def _captured(self, step: Step, accumulating: Step | None = None) -> CapturedStep:
         steps = [step] if accumulating is None else [step, accumulating]
-        names = {value.name for s in steps for value in s.graph.values if value.role != "activation"}
+        names = {value.name for s in steps for value in s.values if value.role != "activation"}
         return CapturedStep(step, {n: t for n, t in self.data.items() if n in names}, accumulating)

@@ -81,11 +81,11 @@ def test_random_numbers_are_philox():
 @pytest.mark.parametrize("shape", [(3, 5, 16), (7,), ()], ids=str)
 def test_random_numbers_are_the_same_on_a_device(shape, device_class):
     pytest.importorskip("pyopencl")
-    from torchedge.graphs.drafts import Draft, Ref
+    from torchedge.graphs.steps import GraphBuilder, Ref
     from torchedge.lowering.assembly import lower
     from torchedge.runtime import Executor
 
-    draft = Draft()
+    draft = GraphBuilder()
     seed, counter = [draft.add(name, (), "int64", "input") for name in ("seed", "counter")]
     attrs = {"seed": Ref(seed), "counter": Ref(counter), "shape": shape, "offset": 3}
     made = draft.call("random_uniform", attrs, [(shape, "float32")])

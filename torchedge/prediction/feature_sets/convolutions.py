@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchedge.errors import InputError
-from torchedge.graphs import Affine, Dim, Graph, Op, format_shape
+from torchedge.graphs import Affine, Dim, ForwardGraph, Op, format_shape
 
 __all__ = ["Amount", "ConvolutionCall", "Convolutions", "convolution_calls"]
 
@@ -91,7 +91,7 @@ class Convolutions:
         return tiles
 
 
-def convolution_calls(graph: Graph) -> tuple[ConvolutionCall, ...]:
+def convolution_calls(graph: ForwardGraph) -> tuple[ConvolutionCall, ...]:
     """Return the calls of 2-D convolutions in order of execution; transposed, 1-D and 3-D ones do not count.
 
     Raises InputError for a convolution whose planes grow with the batch size (not affine in it).
@@ -105,7 +105,7 @@ def convolution_calls(graph: Graph) -> tuple[ConvolutionCall, ...]:
     return tuple(calls)
 
 
-def _call(graph: Graph, op: Op, kernel: tuple[Dim, ...]) -> ConvolutionCall:
+def _call(graph: ForwardGraph, op: Op, kernel: tuple[Dim, ...]) -> ConvolutionCall:
     image = graph.values[op.inputs[0]].shape  # type: ignore[index]
     m, ih, iw = image[-3:]
     batch = image[0] if len(image) == 4 else 1

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchedge.errors import InputError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.prediction.feature_sets.convolutions import Amount
 from torchedge.prediction.feature_sets.registry import Curve, FeatureSet, Mode, Network, find_feature_set
 
@@ -101,10 +101,10 @@ class FeaturePlan:
         return values
 
 
-_plans: WeakKeyDictionary[Graph, dict[str, FeaturePlan]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[ForwardGraph, dict[str, FeaturePlan]] = WeakKeyDictionary()
 
 
-def feature_plan(graph: Graph, feature_set: str = "perf4sight") -> FeaturePlan:
+def feature_plan(graph: ForwardGraph, feature_set: str = "perf4sight") -> FeaturePlan:
     """Return a feature set worked out for a graph; the work is done once a graph."""
     plans = _plans.setdefault(graph, {})
     plan = plans.get(feature_set)
@@ -113,7 +113,7 @@ def feature_plan(graph: Graph, feature_set: str = "perf4sight") -> FeaturePlan:
     return plan
 
 
-def _work_out(graph: Graph, chosen: FeatureSet) -> FeaturePlan:
+def _work_out(graph: ForwardGraph, chosen: FeatureSet) -> FeaturePlan:
     plan = _plan(Network(graph), chosen)
     if max(plan.const.max(), plan.slope.max()) < _EXACT:
         return plan  # every sum and product on the way was a whole number that float64 holds
@@ -128,13 +128,15 @@ def _plan(net: Network, chosen: FeatureSet) -> FeaturePlan:
     return FeaturePlan(const, np.array([amount.slope for amount in amounts], dtype=np.float64), curves)
 
 
-def feature_values(graph: Graph, batch_sizes: NDArray[np.int64], feature_set: str = "perf4sight") -> Float64:
+def feature_values(
+    graph: ForwardGraph, batch_sizes: NDArray[np.int64], feature_set: str = "perf4sight"
+) -> Float64:
     """Return the features (B, F) of a graph at batch sizes (B,), unchecked: the inner loop of predictors."""
     return feature_plan(graph, feature_set).at(batch_sizes)
 
 
 def feature_rows(
-    graphs: Sequence[Graph], which: NDArray[np.intp], batch: Float64, feature_set: str
+    graphs: Sequence[ForwardGraph], which: NDArray[np.intp], batch: Float64, feature_set: str
 ) -> Float64:
     """Return the features (R, F) of rows: row r is `graphs[which[r]]` at batch size `batch[r]`."""
     found = np.empty((len(which), len(find_feature_set(feature_set))))
@@ -145,7 +147,7 @@ def feature_rows(
 
 
 def features(
-    model_or_graph: torch.nn.Module | Graph,
+    model_or_graph: torch.nn.Module | ForwardGraph,
     batch_size: int | Sequence[int] | NDArray[np.integer[Any]],
     *,
     feature_set: str | None = None,
@@ -165,7 +167,7 @@ def features(
     sizes = _checked_batch(batch_size)
     if mode not in (None, "train", "infer"):
         raise InputError(f"mode is {mode!r}; expected 'train' or 'infer'")
-    if isinstance(model_or_graph, Graph):
+    if isinstance(model_or_graph, ForwardGraph):
         graph = _checked_graph(model_or_graph, input_size, example, mode)
         chosen = find_feature_set(feature_set or _default_set("train" if graph.training else "infer"))
     else:
@@ -192,26 +194,26 @@ def _captured(
     input_size: tuple[int, ...] | None,
     example: Any,  # noqa: ANN401
     mode: Mode,
-) -> Graph:
+) -> ForwardGraph:
     from torchedge.tracing.capturing import capture
 
     return capture(model, example, input_size=input_size, mode=mode, loss=None)
 
 
 def _checked_graph(
-    graph: Graph,
+    graph: ForwardGraph,
     input_size: tuple[int, ...] | None,
     example: Any,  # noqa: ANN401
     mode: Mode | None,
-) -> Graph:
+) -> ForwardGraph:
     if input_size is not None or example is not None:
         raise InputError(
-            "a captured Graph has its input size already; leave out input_size and example, or pass the model"
+            "a captured graph has its input size already; leave out input_size and example, or pass the model"
         )
     captured = "train" if graph.training else "infer"
     if mode not in (None, captured):
         raise InputError(
-            f"mode is {mode!r}, but the Graph was captured in {captured!r} mode; pass the model instead"
+            f"mode is {mode!r}, but the graph was captured in {captured!r} mode; pass the model instead"
         )
     return graph
 

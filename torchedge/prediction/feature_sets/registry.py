@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from torchedge.errors import InputError
 from torchedge.forests.trees import feature_hash
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.prediction.feature_sets.convolutions import Amount, Convolutions, convolution_calls
 
 __all__ = [
@@ -47,7 +47,7 @@ class Network:
     ``exact`` asks for Python integers in place of float64.
     """
 
-    def __init__(self, graph: Graph, *, exact: bool = False) -> None:
+    def __init__(self, graph: ForwardGraph, *, exact: bool = False) -> None:
         self.graph = graph
         self._exact = exact
         self._known: dict[str, Amount | Curve] = {}

@@ -15,8 +15,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.graphs import FLOATING, Graph, Op
-from torchedge.graphs.dims import Affine
+from torchedge.graphs import FLOATING, ForwardGraph, Op
+from torchedge.graphs.sizes import Affine
 from torchedge.ops import Work, spec_of
 from torchedge.ops.gradients import gradient_needs
 
@@ -54,7 +54,7 @@ class Workload:
 class _Counter:
     """Accumulates the work of a graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
         self.products: dict[tuple[float, ...], float] = {}
         self.depthwise: dict[tuple[float, ...], float] = {}
@@ -102,7 +102,7 @@ _Count = Callable[[_Counter, Op, bool, list[bool]], None]
 """Books one operator: its counter, whether it has a backward call, and which values need a gradient."""
 
 
-def count_work(graph: Graph) -> Workload:
+def count_work(graph: ForwardGraph) -> Workload:
     """Count the work of a graph: of a training step where it has a loss, else of its forward pass."""
     amounts = count_amounts(graph)
     return Workload(
@@ -124,7 +124,7 @@ class WorkAmounts:
     launches: list[float]
 
 
-def count_amounts(graph: Graph) -> WorkAmounts:
+def count_amounts(graph: ForwardGraph) -> WorkAmounts:
     """Count the work of a graph as plain numbers, see `count_work`."""
     counter = _Counter(graph)
     needs = gradient_needs(graph, through_stops=True)
@@ -143,7 +143,7 @@ def count_amounts(graph: Graph) -> WorkAmounts:
     )
 
 
-def _bookkeeping(graph: Graph, op: Op) -> bool:
+def _bookkeeping(graph: ForwardGraph, op: Op) -> bool:
     """Whether an operator only advances a counter, such as batch norm's `num_batches_tracked`."""
     first = graph.values[op.outputs[0]]
     return not first.shape and first.dtype not in FLOATING

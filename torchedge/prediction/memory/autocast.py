@@ -5,7 +5,7 @@ The casts that `torch.autocast` runs, inserted as operators.
 
 from __future__ import annotations
 
-from torchedge.graphs import FLOATING, Graph, Op, Value
+from torchedge.graphs import FLOATING, ForwardGraph, Op, Value
 from torchedge.ops import OpSpec, registry
 from torchedge.prediction.memory.rewriting import Rewriter, last_uses
 from torchedge.prediction.memory.settings import StepSettings
@@ -14,7 +14,7 @@ _LOW = frozenset(("bfloat16", "float16"))
 _CASTABLE = frozenset(("float32", "bfloat16", "float16"))
 
 
-def lower_precision(graph: Graph, settings: StepSettings) -> Graph:
+def lower_precision(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
     """Return the graph as it runs under `torch.autocast(dtype=settings.amp)`, unchanged where amp is off.
 
     Casts of parameters are made once and kept until autocast ends, after the loss; casts of activations last
@@ -26,7 +26,7 @@ def lower_precision(graph: Graph, settings: StepSettings) -> Graph:
 
 
 class _Pass:
-    def __init__(self, graph: Graph, settings: StepSettings) -> None:
+    def __init__(self, graph: ForwardGraph, settings: StepSettings) -> None:
         assert settings.amp is not None
         self.out, self.graph = Rewriter(graph), graph
         self.low, self.on_cpu = settings.amp, settings.backend == "cpu"
@@ -34,7 +34,7 @@ class _Pass:
         self.cached: dict[tuple[int, str], int] = {}
         self.weak: set[int] = set()
 
-    def run(self) -> Graph:
+    def run(self) -> ForwardGraph:
         known = registry()
         for position, op in enumerate(self.graph.ops):
             spec = known.get(op.kind)

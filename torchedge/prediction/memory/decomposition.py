@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from torchedge.graphs import Graph, Op, Shape, Value
+from torchedge.graphs import ForwardGraph, Op, Shape, Value
 from torchedge.ops import spec_of
 from torchedge.ops.strides import contiguous_strides, foldable, variadic, viewed
 from torchedge.prediction.memory.layouts import Layouts
@@ -15,7 +15,7 @@ from torchedge.prediction.memory.rewriting import Rewriter, last_uses
 from torchedge.prediction.memory.settings import StepSettings
 
 
-def decompose(graph: Graph, settings: StepSettings) -> Graph:
+def decompose(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
     """Return the graph with the copies that batched products need, and attention as what it runs.
 
     A graph without such operators is returned as it is.
@@ -26,14 +26,14 @@ def decompose(graph: Graph, settings: StepSettings) -> Graph:
 
 
 class _Pass:
-    def __init__(self, graph: Graph, settings: StepSettings) -> None:
+    def __init__(self, graph: ForwardGraph, settings: StepSettings) -> None:
         self.out = Rewriter(graph)
         self.on_cuda = settings.backend == "cuda"
         self.fused = settings.attention == "fused"
         self.layouts = Layouts(self.out.values, graph.ops, self.fused, self.on_cuda)
         self.graph, self.releases = graph, last_uses(graph)
 
-    def run(self) -> Graph:
+    def run(self) -> ForwardGraph:
         for position, op in enumerate(self.graph.ops):
             composite = spec_of(op.kind).composite
             if composite == "product":

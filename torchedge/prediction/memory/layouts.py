@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchedge.graphs import Op, Value
-from torchedge.graphs.dims import symbolic
+from torchedge.graphs.sizes import symbolic
 from torchedge.ops import spec_of
 from torchedge.ops.strides import Sizes, Strided, contiguous_strides, filled, permuted
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.forests.trees import Forest, evaluate, features_outside, outside_hull
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.intervals import ErrorModel
 from torchedge.prediction.memory.anchors import peaks_mib
@@ -163,7 +163,7 @@ class Traits:
     multiplies: bool
 
 
-def graph_traits(graph: Graph) -> Traits:
+def graph_traits(graph: ForwardGraph) -> Traits:
     """Return the traits of a graph."""
     return Traits(sum(v.nbytes[0] for v in graph.parameters) / 2**20, multiplies(graph))
 

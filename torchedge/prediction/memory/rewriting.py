@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torchedge.graphs import Graph, Op, Shape, Value
+from torchedge.graphs import ForwardGraph, Op, Shape, Value
 
 
 class Rewriter:
     """Copies a graph's values and collects a new list of operators with their releases."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
         self.values: list[Value] = list(graph.values)
         self.ops: list[Op] = []
@@ -43,7 +43,7 @@ class Rewriter:
         """Book releases behind the operator emitted last."""
         self.releases[-1].extend(indices)
 
-    def finish(self) -> Graph:
+    def finish(self) -> ForwardGraph:
         """Return the rewritten graph."""
         return replace(
             self.graph,
@@ -53,7 +53,7 @@ class Rewriter:
         )
 
 
-def last_uses(graph: Graph) -> tuple[tuple[int, ...], ...]:
+def last_uses(graph: ForwardGraph) -> tuple[tuple[int, ...], ...]:
     """Return a graph's releases, or, where it knows no Python lifetimes, releases after the last use."""
     if graph.releases is not None:
         return graph.releases

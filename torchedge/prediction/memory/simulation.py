@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
@@ -97,7 +97,7 @@ class MemoryProfile:
 
 
 def simulate(
-    graph: Graph,
+    graph: ForwardGraph,
     batch_size: int,
     settings: StepSettings | None = None,
     *,
@@ -152,7 +152,7 @@ def _live_peak(tape: Tape, batch_size: int) -> tuple[int, int, npt.NDArray[np.bo
     return int(sizes[alive].sum()), event, alive, sizes
 
 
-def _peak_event(graph: Graph, tape: Tape, event: int) -> PeakEvent:
+def _peak_event(graph: ForwardGraph, tape: Tape, event: int) -> PeakEvent:
     if event < 0:
         return PeakEvent("forward", "start of the step", "", -1)
     phase = PHASES[int(tape.phases[event])]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torchedge.graphs import Graph, Op, Value
-from torchedge.graphs.dims import poly
+from torchedge.graphs import ForwardGraph, Op, Value
+from torchedge.graphs.sizes import poly
 from torchedge.ops import Call, LoadClass, OpSpec, spec_of
 from torchedge.ops.convolution import explicit_padding, spread
 from torchedge.ops.gradients import gradient_needs, is_differentiated
@@ -33,7 +33,7 @@ _STATES = {
 }
 
 
-def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tape:
+def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False) -> Tape:
     """Return the allocations of one steady-state step, the second or a later one, of a graph.
 
     first: the very first step instead, which starts without gradients and optimizer state and allocates them.
@@ -50,7 +50,7 @@ def write_tape(graph: Graph, settings: StepSettings, first: bool = False) -> Tap
     return replace(tape, first=before) if len(before.remaining) == len(tape.persistent) else tape
 
 
-def write_step(graph: Graph, settings: StepSettings, first: bool = False) -> StepWriter:
+def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False) -> StepWriter:
     """Write a step as `write_tape` does; return its writer, whose tape has sizes as the graph gives them."""
     step = StepWriter(graph, settings)
     step.write_persistent(first)
@@ -61,7 +61,7 @@ def write_step(graph: Graph, settings: StepSettings, first: bool = False) -> Ste
     return step
 
 
-def multiplies(graph: Graph) -> bool:
+def multiplies(graph: ForwardGraph) -> bool:
     """Return whether a graph multiplies matrices: the libraries which that needs take memory of their own."""
     return any(spec_of(op.kind).work.multiplies_matrices for op in graph.ops)
 
@@ -88,7 +88,7 @@ class _Region:
 class StepWriter:
     """Writes one step of a graph to a tape; `graph` is the graph as the framework runs it."""
 
-    def __init__(self, graph: Graph, settings: StepSettings) -> None:
+    def __init__(self, graph: ForwardGraph, settings: StepSettings) -> None:
         self.graph = decompose(lower_precision(graph, settings), settings)
         self.settings = settings
         self.tape = TapeWriter()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import InputError
-from torchedge.graphs import Graph
+from torchedge.graphs import ForwardGraph
 from torchedge.profiling.topologies import TopologyModule
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.recorder import TracedTensor
@@ -84,7 +84,7 @@ class _Watched(TopologyModule):
         return result
 
 
-def _releases(graph: Graph) -> dict[int, int]:
+def _releases(graph: ForwardGraph) -> dict[int, int]:
     """Return the operator behind which each value is let go of for the last time."""
     return {value: op for op, values in enumerate(graph.releases or ()) for value in values}
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from torchedge.errors import CaptureError
-from torchedge.graphs.drafts import Draft, Ref
-from torchedge.graphs.steps import Input
+from torchedge.graphs.steps import GraphBuilder, Input, Ref
 
 
 def small():
-    draft = Draft()
+    draft = GraphBuilder()
     x, w = draft.add("x", (2, 3), "float32", "input"), draft.add("w", (3,), "float32", "parameter")
     return draft, x, w
 
@@ -50,23 +49,21 @@ def test_finish_drops_what_nothing_needs_and_orders_values():
     new = draft.like(w, "add", {"input": Ref(w), "other": Ref(late)})
     lr = draft.add("lr", (), "float32", "input")
     step = draft.finish(
-        [x], [y], updates=[(w, new), (late, late)], hyperparameters={"lr": lr}, initial={late: 2.0}, batch=2
+        [x], [y], updates=[(w, new), (late, late)], hyperparameters={"lr": lr}, initial={late: 2.0}
     )
-    graph = step.graph
-    assert [v.name for v in graph.values] == ["x", "w", "state", "lr", "mul", "add"]
-    assert [op.kind for op in graph.ops] == ["mul", "add"]
+    assert [v.name for v in step.values] == ["x", "w", "state", "lr", "mul", "add"]
+    assert [op.kind for op in step.ops] == ["mul", "add"]
     assert step.updates == ((1, 5),), "a state updated by itself is not updated"
     assert (dict(step.hyperparameters), dict(step.initial)) == ({"lr": 3}, {2: 2.0})
-    assert graph.fixed_batch == 2
 
 
 def test_an_output_mask_follows_what_is_read():
     draft, x, _ = small()
     attrs = {"input": Ref(x), "output_mask": (True, False, True)}
     first, last = draft.call("backward", attrs, [((2, 3), "float32"), ((3,), "float32")])
-    both = draft.finish([x], [first, last]).graph.ops[0]
+    both = draft.finish([x], [first, last]).ops[0]
     assert both.attrs["output_mask"] == (True, False, True) and len(both.outputs) == 2
-    one = draft.finish([x], [last]).graph.ops[0]
+    one = draft.finish([x], [last]).ops[0]
     assert one.attrs["output_mask"] == (False, False, True) and len(one.outputs) == 1
 
 
@@ -74,7 +71,7 @@ def test_a_copy_grows_alone_and_shares_names():
     draft, x, _ = small()
     other = draft.copy()
     y = other.like(x, "neg", {"input": Ref(x)})
-    assert len(draft.ops) == 0 and [v.name for v in other.finish([x], [y]).graph.values] == ["x", "neg"]
+    assert len(draft.ops) == 0 and [v.name for v in other.finish([x], [y]).values] == ["x", "neg"]
 
 
 def test_an_update_of_another_shape_is_refused():
