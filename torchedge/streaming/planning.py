@@ -141,7 +141,7 @@ class Tradeoff:
 
 
 def trade_off(
-    graph: Graph | InferenceGraph,
+    graph: ForwardGraph | InferenceGraph,
     device: Device,
     *,
     m_peak: int | None = M_PEAK_BYTES,
@@ -157,7 +157,9 @@ def trade_off(
     other options are those of `torchedge.plan`, sizes in bytes; what it raises of them is raised here.
     """
 
-    def planned(kernels: Graph | InferenceGraph, lam: float, peak: int | None, how: Fusion) -> Tradeoff:
+    def planned(
+        kernels: ForwardGraph | InferenceGraph, lam: float, peak: int | None, how: Fusion
+    ) -> Tradeoff:
         plan = plan_graph(
             kernels, device, m_peak=peak, lam=lam, chunk=chunk, precision=precision, fusion=how, effort=effort
         )
