@@ -26,8 +26,7 @@ import numpy as np
 from oracles.arena_plans import cut_rectangle, training_lifetimes
 
 from torchedge.errors import TorchedgeError
-from torchedge.lowering.arenas import plan_arena, planned, total_bytes
-from torchedge.lowering.lifetimes import Lifetime
+from torchedge.lowering.arenas import Lifetime, plan_arena, planned, total_bytes
 from torchedge.lowering.programs import Program
 
 NETWORKS = ("resnet18", "mobilenet_v2", "resnet50", "densenet121", "efficientnet_b0", "googlenet",

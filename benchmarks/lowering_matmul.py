@@ -29,9 +29,9 @@ from tinygrad_processes import NEW, OLD, Flavour, Tinygrad
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import target_for
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
-from torchedge.runtime.open_devices import target_for
 from torchedge.tracing.training_steps import capture_step
 
 ROW_MAJOR, NOT_TRANSPOSED = 101, 111

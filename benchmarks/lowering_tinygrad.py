@@ -32,9 +32,9 @@ from tinygrad_processes import NEW, OLD, Tinygrad
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import target_for
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
-from torchedge.runtime.open_devices import target_for
 from torchedge.tracing.training_steps import capture_step
 from torchedge.tracing.vision import import_torchvision
 

@@ -13,10 +13,15 @@ from oracles.small_programs import chain, image_copy, pointwise, program, tensor
 
 from torchedge.errors import InputError, PlanError
 from torchedge.lowering.arena_checks import check_arena
-from torchedge.lowering.arenas import plan_arena, planned, total_bytes
-from torchedge.lowering.lifetimes import in_place_pairs, lifetimes_of
+from torchedge.lowering.arenas import (
+    image_bytes,
+    in_place_pairs,
+    lifetimes_of,
+    plan_arena,
+    planned,
+    total_bytes,
+)
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
-from torchedge.lowering.slots import image_bytes
 from torchedge.textures.layouts import Layout
 
 

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from oracles.opencl_devices import GPU, PHONE
 from oracles.small_programs import chain, image_copy, pointwise, program, tensor, vector_add
 
 from torchedge.errors import DeviceError
-from torchedge.lowering.limits import Limits, check_limits, local_bytes, resident_bytes
+from torchedge.lowering.limits import Limits, check_limits, limits_of, resident_bytes
 from torchedge.textures.layouts import Layout
 
 ADD = vector_add()
@@ -15,9 +16,9 @@ IMAGE = image_copy((3, 7, 5, 6), Layout((0, 2, 3, 1), "image", 2))
 PITCHED = image_copy((3, 7, 5, 6), Layout((0, 2, 3, 1), "", 2, row_texels=32), storage="image_buffer")
 
 
-def with_text(text):
+def with_kernel(text="", **changes):
     kernel = ADD.kernels[0]
-    return replace(ADD, kernels=(replace(kernel, source=text + kernel.source),))
+    return replace(ADD, kernels=(replace(kernel, source=text + kernel.source, **changes),))
 
 
 def typed(dtype, layout=None):
@@ -38,8 +39,8 @@ BEYOND = [
     (PITCHED, {"pitch_texels": 64}, "input x has rows of 32 texels, box takes multiples of 64"),
     (PITCHED, {"address_bytes": 2**20}, "begins at byte [0-9]+ of the arena, box takes multiples of 1048576"),
     (chain(), {"offset_bytes": 8192}, "intermediate t1 begins at byte 4096 of the arena"),
-    (with_text("__local float4 t[16 * 17];"), {"local_bytes": 4000}, "kernel add takes 4352 bytes of local"),
-    (with_text("#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"), {"half_arithmetic": False}, "with half"),
+    (with_kernel(local_bytes=4352), {"local_bytes": 4000}, "kernel add takes 4352 bytes of local"),
+    (with_kernel("#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"), {"half_arithmetic": False}, "with half"),
     (typed("float64"), {"double": False}, "output z is float64, box takes none"),
     (typed("float16", Layout((0, 1), "image", 1)), {"half_images": False}, "is an image of float16"),
 ]  # fmt: skip
@@ -77,19 +78,38 @@ def test_groups_that_do_not_divide_are_refused():
         check_limits(made, Limits("box"))
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("", 0),
-        ("__local float a[3];", 12),
-        ("__local  half8 a[2][5];\n__local uint b[2 * 4 + 1];", 160 + 36),
-        ("__local float3 a[1];", 16),
-        ("__local float* to = a;  *(__local float*)b", 0),
-    ],
-)
-def test_local_memory_is_counted_from_the_text(text, count):
-    assert local_bytes(with_text(text).kernels[0]) == count
-
-
 def test_resident_bytes_are_all_but_the_arena():
     assert resident_bytes(chain()) == 8000
+
+
+def test_an_opencl_device_s_limits_hold_for_programs():
+    check_limits(chain(), limits_of(GPU if GPU.base_alignment <= 128 else PHONE))
+    with pytest.raises(DeviceError, match=r"QUALCOMM.* takes multiples of 8192"):
+        check_limits(chain(), limits_of(replace(PHONE, base_alignment=8192)))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "complex64"])
+def test_dtypes_that_the_device_lacks_are_named(dtype):
+    made = replace(ADD, tensors=(tensor("x", (1000,), "input", dtype), *ADD.tensors[1:]))
+    with pytest.raises(DeviceError, match=f"input x is {dtype}, .*QUALCOMM"):
+        check_limits(made, limits_of(PHONE))
+
+
+@pytest.mark.parametrize(
+    ("size", "local", "message"),
+    [
+        ((2048,), (2048,), "takes at most 1024"),
+        ((1, 1, 128), (1, 1, 128), r"at most \(1024, 1024, 64\)"),
+        ((1000,), (64,), r"\[1000\].*\[64\]"),
+    ],
+)
+def test_work_groups_that_the_device_does_not_take(size, local, message):
+    made = replace(ADD, launches=(replace(ADD.launches[0], global_size=size, local_size=local),))
+    with pytest.raises(DeviceError, match=f"launch 0, kernel add.*{message}"):
+        check_limits(made, limits_of(PHONE))
+
+
+def test_every_limit_that_a_driver_reports_is_known():
+    assert set(limits_of(PHONE).unknown) == {"memory_bytes", "allocation_bytes", "address_bytes"}
+    assert "pitch_texels" in limits_of(GPU).unknown
+    assert limits_of(replace(GPU, images=False)).image_width is None

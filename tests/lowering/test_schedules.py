@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchedge.lowering.schedules import LARGE, MIDDLE, SMALL, Extents, default_schedule
-from torchedge.lowering.targets import TARGETS
+from torchedge.lowering.targets import LARGE, MIDDLE, SMALL, TARGETS, Extents, default_schedule
 
 CPU, GPU, MOBILE = TARGETS["cpu"], TARGETS["gpu"], TARGETS["mobile"]
 EXTENTS = st.builds(

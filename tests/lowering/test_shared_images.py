@@ -6,9 +6,8 @@ from oracles.small_programs import chain, image_copy
 
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import total_bytes
-from torchedge.lowering.shared_images import part_images, share_images
-from torchedge.textures.layouts import Layout
-from torchedge.textures.patterns import PATTERNS
+from torchedge.lowering.placement import part_images, share_images
+from torchedge.textures.layouts import PATTERNS, Layout
 
 LAYOUT = Layout((0, 2, 3, 1), "image", 2)
 

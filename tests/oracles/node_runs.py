@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from torchedge.lowering.arenas import planned
+from torchedge.lowering.assembly import write_kernels
 from torchedge.lowering.fusion import form_groups
-from torchedge.lowering.inlining import nodes_below
-from torchedge.lowering.kernels.contractions import write_contraction
-from torchedge.lowering.kernels.pointwise import write_pointwise
-from torchedge.lowering.kernels.rows import write_rows
-from torchedge.lowering.nodes import Contraction, Rows, Stored
-from torchedge.lowering.placement import place_tensors
+from torchedge.lowering.nodes import Stored, nodes_below
+from torchedge.lowering.placement import as_images, place_tensors
 from torchedge.lowering.programs import Arena, Launch, Program, StoredTensor
-from torchedge.lowering.storages import choose_storages
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.translation import Translation
 from torchedge.runtime import Executor
@@ -29,12 +25,8 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
     fused = form_groups(Translation(tuple(nodes), tuple(updates), stored))
     layouts = place_tensors(fused.groups, list(stored.values()), list(inputs))
     device = TARGETS[target] if isinstance(target, str) else target
-
-    def draft(group, held):
-        return _drafts(group, held, device, schedule)
-
-    layouts = choose_storages(fused.groups, layouts, [*fused.outputs, *inputs], device, draft)
-    drafts = [d for group in fused.groups for d in draft(group, layouts)]
+    layouts = as_images(fused.groups, layouts, [*fused.outputs, *inputs], device)
+    sources = write_kernels(fused.groups, layouts, device, schedule)
     tensors, number = [], {}
 
     def add(node, name, role):
@@ -48,28 +40,22 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
 
     for node in stored.values():
         add(node, node.name, "parameter")
-    for draft in drafts:
-        for node in draft.tensors:
+    for source in sources:
+        for node in source.tensors:
             add(node, f"t{len(tensors)}", "output" if node in fused.outputs else "intermediate")
     made = Program(
         "nodes",
         tuple(tensors),
-        tuple(d.kernel for d in drafts),
+        tuple(s.kernel for s in sources),
         tuple(
-            Launch(k, tuple(number[t] for t in d.tensors), d.global_size, d.local_size)
-            for k, d in enumerate(drafts)
+            Launch(k, tuple(number[t] for t in s.tensors), s.global_size, s.local_size)
+            for k, s in enumerate(sources)
         ),
         (),
         tuple(number[n] for n in fused.outputs),
         Arena(0),
     )
     return planned(made, 512)
-
-
-def _drafts(group, layouts, target, schedule):
-    if isinstance(group.host, Contraction):
-        return write_contraction(group, layouts, target, schedule)
-    return [(write_rows if isinstance(group.host, Rows) else write_pointwise)(group, layouts, target)]
 
 
 def run_nodes(nodes, data, target="cpu", schedule=None, updates=(), inputs=()):

@@ -9,8 +9,7 @@ from oracles.nodes import compute
 
 from torchedge.expressions.dialect import Site
 from torchedge.expressions.rendering import Renderer
-from torchedge.lowering.inlining import nodes_below
-from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored
+from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored, nodes_below
 from torchedge.lowering.rules.registry import Result, apply_rule
 from torchedge.textures.layouts import Layout
 

@@ -12,8 +12,7 @@ from oracles.small_programs import chain, image_copy, pointwise, program, sgd, t
 from torchedge.errors import InputError, KernelBuildError, KernelCheckError, OpenCLError, PlanError
 from torchedge.lowering.programs import Kernel
 from torchedge.runtime import Executor
-from torchedge.textures.layouts import Layout, channels_last
-from torchedge.textures.patterns import PATTERNS
+from torchedge.textures.layouts import PATTERNS, Layout, channels_last
 
 pytest.importorskip("pyopencl")
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchedge.errors import DeviceError
-from torchedge.textures.layouts import Layout, channels_last, fitted, row_major
-from torchedge.textures.patterns import PATTERNS
+from torchedge.textures.layouts import PATTERNS, Layout, channels_last, fitted, row_major
 
 sizes = st.integers(1, 40)
 

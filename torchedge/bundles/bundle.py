@@ -28,9 +28,9 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.weights import KEPT, check_weights, packed_weights, read_header
 from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT
+from torchedge.lowering.placement import part_images
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
 from torchedge.lowering.programs import MAX_SOURCE, Program
-from torchedge.lowering.shared_images import part_images
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.storage.documents import parse_json, read_bytes
 from torchedge.storage.tensors import Header

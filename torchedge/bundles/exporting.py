@@ -39,10 +39,10 @@ from torchedge.devices import Device
 from torchedge.errors import InputError, LoweringError
 from torchedge.lowering.assembly import ALIGNMENT, lower
 from torchedge.lowering.limits import Limits
+from torchedge.lowering.placement import share_images
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.shared_images import share_images
 from torchedge.lowering.targets import Target, target_of
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.tensors import NAMES

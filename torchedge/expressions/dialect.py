@@ -1,11 +1,11 @@
-"""The dialect of kernels: OpenCL types of dtypes, literals, access to vectors, where a tensor lies."""
+"""OpenCL C as kernels use it: types of dtypes, literals, vector access, and where a tensor lies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, isinf, isnan
-from typing import Any
+from typing import Any, Protocol
 
 from torchedge.expressions.indices import Index, constant
 
@@ -24,7 +24,7 @@ CHECK = """\
 #define TE_CHECK(code, index, high) if ((index) < 0 || (index) >= (high)) { \\
   te_words[0] = (code); te_words[1] = (index); te_words[2] = 0; te_words[3] = (high); }
 """
-"""How a kernel made with checks reports an access outside a tensor: the last one wins."""
+"""Report of an access outside a tensor, in kernels made with checks; the last report stays."""
 UNALIGNED = """\
 #if defined(__x86_64__) || defined(__aarch64__) || defined(__riscv)
 typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored}))));
@@ -35,20 +35,63 @@ typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored
 #define te_store_{stored}{width}(v, p) vstore{width}(v, 0, p)
 #endif
 """
-"""Access to vectors at any address. Compilers for processors (PoCL) run vloadn as a call."""
+"""Vectors at any address. PoCL compiles `vloadn` to a function call, so processors get unaligned types."""
+LANES = 4
+"""Channels of a texel: RGBA."""
+SAMPLER = """\
+__constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
+"""
+"""The sampler of a kernel: whole coordinates, zero outside the image."""
+PICK = """\
+inline float te_lane(float4 texel, int lane) {
+  return lane < 2 ? (lane == 0 ? texel.x : texel.y) : (lane == 2 ? texel.z : texel.w);
+}
+"""
+"""A channel of a texel by its number."""
+
+
+class SiteLayout(Protocol):
+    """The part of `torchedge.textures.layouts.Layout` on which the text of a kernel depends."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Dimensions from the outermost to the innermost one in memory."""
+
+    @property
+    def storage(self) -> str:
+        """One of "buffer", "image" and "image_buffer"."""
+
+    @property
+    def split(self) -> int:
+        """Number of outer dimensions that number the lines of an image."""
+
+    def sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the dimensions from the outermost to the innermost one in memory."""
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the stride of each logical dimension in a buffer, in elements."""
+
+    def extent(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return (width, height) of the image in texels."""
+
+    def place(self, step: Any, line: Any, shape: Sequence[int]) -> tuple[Any, Any]:  # noqa: ANN401
+        """Return (x, y) of a texel."""
+
+    def nbytes(self, shape: Sequence[int], dtype: str) -> int:
+        """Return the bytes on the device, padding included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a tensor lies for a kernel: its argument, shape, dtype and `textures.layouts.Layout`.
+    """Where a tensor lies for a kernel: its argument, shape, dtype and layout.
 
-    check: in kernels that report accesses outside their tensors, the number under which this one reports.
+    check: the number under which accesses outside this tensor are reported; 0 for no report.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    layout: Any
+    layout: SiteLayout
     check: int = 0
 
 

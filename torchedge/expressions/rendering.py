@@ -1,4 +1,8 @@
-"""Scalar expressions as OpenCL C statements, one value or a vector of neighbouring values at a time."""
+"""Scalar expressions as OpenCL C statements, one value or a vector of neighbouring values at a time.
+
+Tensors lie in buffers or in RGBA images. An image is read by whole texels where the lanes of a kernel fill
+one, else by single channels; it is written by whole texels alone.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,20 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from torchedge.expressions.dialect import CHECK, COMPUTE, STORED, UNALIGNED, Site, aligned, literal, offset_of
+from torchedge.errors import LoweringError
+from torchedge.expressions.dialect import (
+    CHECK,
+    COMPUTE,
+    LANES,
+    PICK,
+    SAMPLER,
+    STORED,
+    UNALIGNED,
+    Site,
+    aligned,
+    literal,
+    offset_of,
+)
 from torchedge.expressions.functions import FUNCTIONS, HELPERS
 from torchedge.expressions.indices import (
     Atom,
@@ -18,10 +35,10 @@ from torchedge.expressions.indices import (
     Rest,
     atoms_of,
     constant,
+    flatten,
     of,
     rewrite,
 )
-from torchedge.expressions.lanes import at_one_lane
 from torchedge.expressions.scalars import (
     Apply,
     Bound,
@@ -31,8 +48,19 @@ from torchedge.expressions.scalars import (
     Position,
     Read,
     Scalar,
+    transform,
     walk,
 )
+
+_LANE = of(Axis("lane", LANES))
+
+
+class TexelError(LoweringError):
+    """A kernel cannot write an image: its lanes are not the channels of one texel."""
+
+    def __init__(self, message: str, site: Site) -> None:
+        super().__init__(message)
+        self.site = site
 
 
 @dataclass(slots=True)
@@ -138,7 +166,7 @@ class Renderer:
         if isinstance(scalar, Position):
             return self._position(scalar, guard)
         if isinstance(scalar, Read):
-            return self._load(scalar, guard)
+            return self._read(scalar, guard)
         if isinstance(scalar, Guarded):
             return self._guarded(scalar, guard)
         assert isinstance(scalar, Apply)
@@ -211,7 +239,7 @@ class Renderer:
             raise AssertionError("an index that differs between lanes is read as one")
         return f"{text}.s{lane:x}"
 
-    # -- loads ---------------------------------------------------------------------------------------------
+    # -- reads ---------------------------------------------------------------------------------------------
 
     def depends(self, index: Index) -> bool:
         """Return whether an index (already widened) differs between lanes."""
@@ -270,11 +298,27 @@ class Renderer:
             single = Renderer(
                 self.site_of, None, 1, self.lines, self.helpers, self.prefix, self.uniform, {}, self._count
             )
-            lanes.append(single.value(at_one_lane(scalar, lane, self.widened, self._is_uniform)))
+            lanes.append(single.value(self._at_one_lane(scalar, lane)))
             self._count = single._count
         kind = COMPUTE[scalar.dtype]
         negated = "-" if scalar.dtype == "bool" else ""
         return f"({kind}{self.width})({', '.join(negated + t for t in lanes)})", True
+
+    def _at_one_lane(self, scalar: Scalar, lane: int) -> Scalar:
+        """Return an expression as one lane computes it; variables that are vectors become their component."""
+
+        def index(item: Index, fetched: Callable[[Atom], Index | None]) -> Index:
+            def change(atom: Atom) -> Index | None:
+                return constant(lane) if isinstance(atom, Axis) and atom.name == "lane" else fetched(atom)
+
+            return rewrite(self.widened(item), change)
+
+        def leaf(item: Scalar) -> Scalar | None:
+            if isinstance(item, Local) and not self._is_uniform(item):
+                return Local(f"{item.name}.s{lane:x}", item.dtype, True)
+            return None
+
+        return transform(scalar, index, leaf)
 
     def _test(self, bounds: Sequence[Bound], guard: str, lane: int | None) -> str:
         tests = []
@@ -287,13 +331,11 @@ class Renderer:
                 tests.append(f"{text} < {high}")
         return "(" + " && ".join(tests) + ")"
 
-    def _load(self, scalar: Read, guard: str) -> tuple[str, bool]:
+    def _read(self, scalar: Read, guard: str) -> tuple[str, bool]:
         site = self.site_of(scalar.tensor)
         indices = tuple([self.widened(i) for i in scalar.indices])
         if site.layout.storage != "buffer":
-            from torchedge.expressions.texels import load_texel
-
-            return load_texel(self, site, indices, guard)
+            return self._texel_read(site, indices, guard)
         offset = offset_of(site, indices)
         if self.width == 1 or not self.depends(offset):
             return self._element(site, self._safe(offset, guard, None, site)), False
@@ -356,9 +398,7 @@ class Renderer:
     def store(self, site: Site, indices: Sequence[Index], scalar: Scalar) -> None:
         """Add the statements that write a scalar to a tensor."""
         if site.layout.storage != "buffer":
-            from torchedge.expressions.texels import store_texel
-
-            store_texel(self, site, tuple([self.widened(i) for i in indices]), scalar)
+            self._store_texel(site, [self.widened(i) for i in indices], scalar)
             return
         offset = offset_of(site, [self.widened(i) for i in indices])
         if self.width == 1 or not self.depends(offset):
@@ -393,3 +433,62 @@ class Renderer:
             return f"*(__global {stored}{width}*)({site.name} + {text}) = {value};"
         self.helpers[UNALIGNED.format(stored=stored, width=width)] = None
         return f"te_store_{stored}{width}({value}, {site.name} + {text});"
+
+    # -- images --------------------------------------------------------------------------------------------
+
+    def _texel_read(self, site: Site, indices: Sequence[Index], guard: str) -> tuple[str, bool]:
+        """Return the text of an element, or of a texel's four, and whether it is a vector."""
+        self.helpers[SAMPLER] = None
+        x, y, channel = texel_of(site, indices)
+        lanes_differ = self.depends(x) or self.depends(y)
+        if self.width == LANES and not lanes_differ and channel == _LANE:
+            return self._texel(site, x, y, guard, None), True
+        if self.width == 1 or not (lanes_differ or self.depends(channel)):
+            return self._channel(site, (x, y, channel), guard, None), False
+        lanes = [
+            self._channel(site, tuple([self.at_lane(i, k) for i in (x, y, channel)]), guard, k)
+            for k in range(self.width)
+        ]
+        return f"(float{self.width})({', '.join(lanes)})", True
+
+    def _texel(self, site: Site, x: Index, y: Index, guard: str, lane: int | None) -> str:
+        where = f"(int2)({self.integer(x, guard, lane)}, {self.integer(y, guard, lane)})"
+        return self.named(f"read_imagef({site.name}, te_sampler, {where})", "float4")
+
+    def _channel(self, site: Site, place: Sequence[Index], guard: str, lane: int | None) -> str:
+        x, y, channel = place
+        texel = self._texel(site, x, y, guard, lane)
+        if channel.constant is not None:
+            return f"{texel}.s{channel.constant}"
+        self.helpers[PICK] = None
+        return f"te_lane({texel}, {self.integer(channel, guard, lane)})"
+
+    def _store_texel(self, site: Site, indices: Sequence[Index], scalar: Scalar) -> None:
+        """Add the statements that write a texel; raise TexelError where the lanes are not its channels."""
+        x, y, channel = texel_of(site, indices)
+        whole = self.width == LANES and channel == _LANE and not (self.depends(x) or self.depends(y))
+        single = self.width == 1 and site.shape[site.layout.order[-1]] == 1
+        if not whole and not single:
+            raise TexelError(
+                f"no kernel writes {site.dtype}{list(site.shape)} by whole texels; keep it in a buffer",
+                site,
+            )
+        value = self.value(scalar, wide=True) if whole else f"(float4)({self.value(scalar)}, 0, 0, 0)"
+        across, down = self.integer(x), self.integer(y)
+        width, height = site.layout.extent(site.shape)
+        self.check(site, across, width)  # OpenCL drops writes outside an image silently
+        self.check(site, down, height)
+        self.lines.append(f"write_imagef({site.name}, (int2)({across}, {down}), {value});")
+
+
+def texel_of(site: Site, indices: Sequence[Index]) -> tuple[Index, Index, Index]:
+    """Return (x, y, channel) of an element of a tensor in an image."""
+    layout, order = site.layout, site.layout.order
+    sizes = list(layout.sizes(site.shape))
+    steps = [indices[d] for d in order]
+    packed = steps[-1]
+    steps[-1], sizes[-1] = packed // LANES, -(-sizes[-1] // LANES)
+    line = flatten(steps[: layout.split], sizes[: layout.split])
+    step = flatten(steps[layout.split :], sizes[layout.split :])
+    x, y = layout.place(step, line, site.shape)
+    return x, y, packed % LANES

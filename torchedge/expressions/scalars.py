@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from torchedge.errors import InputError
 from torchedge.expressions.functions import FUNCTIONS
-from torchedge.expressions.indices import Fetched, Index, atoms_of
+from torchedge.expressions.indices import Atom, Axis, Fetched, Index, atoms_of, of, rewrite
 
 Number = int | float | bool
 Bound = tuple[Index, int, int]
@@ -278,3 +278,57 @@ def walk(*roots: Scalar) -> Iterable[Scalar]:
 def reads_of(*roots: Scalar) -> list[Read]:
     """Return every distinct load below the roots."""
     return [s for s in walk(*roots) if isinstance(s, Read)]
+
+
+def transform(
+    scalar: Scalar,
+    change_index: Callable[[Index, Callable[[Atom], Index | None]], Index],
+    change_leaf: Callable[[Scalar], Scalar | None],
+    known: dict[Scalar, Scalar] | None = None,
+) -> Scalar:
+    """Return an expression with its indices and its leaves (reads, locals, constants) replaced.
+
+    change_index: gets an index and the change of its fetched values, which it has to apply. change_leaf:
+    gives None where a leaf stays; reads come with their new indices. known: results of earlier calls with the
+    same changes.
+    """
+    memo = {} if known is None else known
+
+    def fetched(atom: Atom) -> Index | None:
+        return of(Fetched(again(atom.value), atom.low, atom.high)) if isinstance(atom, Fetched) else None
+
+    def index(item: Index) -> Index:
+        return change_index(item, fetched)
+
+    def again(item: Scalar) -> Scalar:
+        if item not in memo:
+            memo[item] = build(item)
+        return memo[item]
+
+    def build(item: Scalar) -> Scalar:
+        if isinstance(item, Apply):
+            return Apply(item.function, tuple(map(again, item.args)), item.dtype)
+        if isinstance(item, Guarded):
+            bounds = [(index(i), low, high) for i, low, high in item.bounds]
+            return guarded(bounds, again(item.value), again(item.other))
+        if isinstance(item, Position):
+            return Position(index(item.index), item.dtype)
+        if isinstance(item, Read):
+            item = Read(item.tensor, tuple(map(index, item.indices)), item.dtype)
+        return change_leaf(item) or item
+
+    return again(scalar)
+
+
+def substitute(
+    scalar: Scalar,
+    axes: Mapping[Axis, Index],
+    change: Callable[[Read], Scalar | None] = lambda read: None,
+    known: dict[Scalar, Scalar] | None = None,
+) -> Scalar:
+    """Return an expression with axes replaced, then reads for which `change` gives an expression."""
+
+    def index(item: Index, fetched: Callable[[Atom], Index | None]) -> Index:
+        return rewrite(item, lambda atom: axes.get(atom) if isinstance(atom, Axis) else fetched(atom))
+
+    return transform(scalar, index, lambda leaf: change(leaf) if isinstance(leaf, Read) else None, known)

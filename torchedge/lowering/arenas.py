@@ -1,16 +1,39 @@
-"""Planning the arena: offsets for the buffers of a step and slots for its images, over their lifetimes."""
+"""Planning the arena: offsets for the buffers of a step and slots for its images, over their lifetimes.
+
+Finding the offsets is dynamic storage allocation, an NP-hard problem; training steps are easy instances,
+since activations nest like brackets. Buffers are placed one by one in several orders. The best orders are
+then changed where the peak is, until the peak is the largest set of bytes alive at once or the work limit is
+reached.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from torchedge.lowering.lifetimes import Lifetime, in_place_pairs, lifetimes_of
-from torchedge.lowering.offsets import find_offsets, most_alive
-from torchedge.lowering.programs import Arena, Program
-from torchedge.lowering.slots import ImageSize, find_slots, image_bytes
+from torchedge.errors import InputError
+from torchedge.graphs import ITEM_SIZES
+from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
+
+Lifetime = tuple[int, int]
+"""Half-open: from the launch that first writes a tensor to the one behind the last that touches it."""
+
+ImageSize = tuple[int, int, str]
+"""Width and height in texels, and dtype, of an RGBA image."""
+
+Ints = npt.NDArray[np.int64]
+
+KEPT = 3
+"""Orders that are worked on, of those that are tried."""
+
+ROUNDS = 150
+"""Changes to each of them, at most."""
+
+WORK = 25_000
+"""Buffers placed in all, at most (about 20 microseconds each)."""
 
 
 def planned(program: Program, alignment: int) -> Program:
@@ -86,3 +109,231 @@ def _chains(
                 chain.append(heir[chain[-1]])
             chains.append(chain)
     return chains
+
+
+def lifetimes_of(
+    tensors: Sequence[StoredTensor],
+    kernels: Sequence[Kernel],
+    launches: Sequence[Launch],
+    outputs: Collection[int] = (),
+) -> dict[int, Lifetime]:
+    """Return the lifetime of each intermediate that a launch touches; `outputs` live to the end.
+
+    Raises:
+        InputError: a launch reads an intermediate that none before it has written.
+    """
+    found: dict[int, Lifetime] = {}
+    for position, launch in enumerate(launches):
+        kernel = kernels[launch.kernel]
+        written = []
+        for index, access in zip(launch.tensors, kernel.access, strict=True):
+            if tensors[index].role != "intermediate":
+                continue
+            if index in found:
+                found[index] = (found[index][0], position + 1)
+            elif access == "write":
+                written.append(index)
+            else:
+                raise InputError(
+                    f"launch {position}, kernel {kernel.name}, reads {tensors[index].name} before any launch "
+                    "writes it; order the launches by what they need"
+                )
+        found |= {index: (position, position + 1) for index in written}
+    end = len(launches)
+    return {i: (start, end if i in outputs else stop) for i, (start, stop) in found.items()}
+
+
+def in_place_pairs(
+    tensors: Sequence[StoredTensor],
+    kernels: Sequence[Kernel],
+    launches: Sequence[Launch],
+    lifetimes: dict[int, Lifetime],
+) -> list[tuple[int, int]]:
+    """Return (input, output) of launches where the output may take the place of the input.
+
+    The kernel declares the pair of arguments, the input dies there, the output begins there, both lie in
+    buffers of one size and item size, and the launch takes the input in no argument that is not declared.
+    """
+    found = []
+    for position, launch in enumerate(launches):
+        declared = set(kernels[launch.kernel].in_place)
+        for read, written in sorted(declared):
+            before, after = launch.tensors[read], launch.tensors[written]
+            if before not in lifetimes or after not in lifetimes or before == after:
+                continue
+            places = [at for at, index in enumerate(launch.tensors) if index == before]
+            if (
+                lifetimes[before][1] == position + 1
+                and lifetimes[after][0] == position
+                and all((at, written) in declared for at in places)
+                and _same_bytes(tensors[before], tensors[after])
+                and (before, after) not in found
+            ):
+                found.append((before, after))
+    return found
+
+
+def _same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
+    return (
+        first.layout.storage == second.layout.storage == "buffer"
+        and first.nbytes == second.nbytes
+        and ITEM_SIZES[first.dtype] == ITEM_SIZES[second.dtype]
+    )
+
+
+@dataclass(slots=True)
+class _Trial:
+    """An order of placing, whether the tightest gap or the lowest one is taken, and what came of it."""
+
+    order: Ints
+    tightest: bool
+    offsets: Ints
+    height: int
+
+
+def find_offsets(sizes: Ints, starts: Ints, ends: Ints, work: int = WORK) -> Ints:
+    """Return the offset of each buffer, alive from start to end (half-open); deterministic.
+
+    The offsets are sums of sizes: they keep the alignment that the sizes have.
+    """
+    if not len(sizes):
+        return np.zeros(0, np.int64)
+    beside = (starts[:, None] < ends[None, :]) & (starts[None, :] < ends[:, None])
+    least = most_alive(sizes, starts, ends)
+    trials = []
+    for order, tightest in _orders(sizes, starts, ends):
+        trials.append(_tried(order, tightest, sizes, beside))
+        if trials[-1].height <= least:
+            return trials[-1].offsets
+    trials = sorted(trials, key=lambda trial: trial.height)[:KEPT]
+    best = trials[0]
+    chance = np.random.default_rng(0)
+    for _ in range(min(ROUNDS, (work // len(sizes) - 6) // KEPT)):
+        for position, trial in enumerate(trials):
+            trials[position] = _tried(_changed(trial, sizes, chance), trial.tightest, sizes, beside)
+            if trials[position].height < best.height:
+                best = trials[position]
+            if best.height <= least:
+                return best.offsets
+    return best.offsets
+
+
+def most_alive(sizes: Ints, starts: Ints, ends: Ints) -> int:
+    """Return the largest sum of sizes alive at once, which no allocation can be smaller than."""
+    return int(_alive(sizes, starts, ends).max()) if len(sizes) else 0
+
+
+def _alive(sizes: Ints, starts: Ints, ends: Ints) -> Ints:
+    change = np.zeros(int(ends.max()) + 1, np.int64)
+    np.add.at(change, starts, sizes)
+    np.add.at(change, ends, -sizes)
+    return np.cumsum(change)
+
+
+def _orders(sizes: Ints, starts: Ints, ends: Ints) -> Iterable[tuple[Ints, bool]]:
+    """Yield orders of placing, what is hard to place first: large ones, those alive when it is tight."""
+    alive = _alive(sizes, starts, ends)
+    tight = np.array([alive[a:b].max() for a, b in zip(starts, ends, strict=True)], np.int64)
+    number, lives = np.arange(len(sizes)), ends - starts
+    yield np.lexsort((number, -lives, -sizes)), False
+    yield np.lexsort((number, starts, -ends, -tight)), True
+    yield np.lexsort((number, -sizes, -lives, -tight)), True
+    yield np.lexsort((number, -lives, -sizes, -tight)), True
+    yield np.lexsort((number, -ends, starts, -tight)), True
+    yield np.lexsort((number, -sizes * lives, -tight)), False
+
+
+def _changed(trial: _Trial, sizes: Ints, chance: np.random.Generator) -> Ints:
+    """Return the order with those at the peak in front; where they stand there, one moved at random."""
+    order = trial.order
+    at_peak = (trial.offsets + sizes)[order] == trial.height
+    if not at_peak[: int(at_peak.sum())].all():
+        return np.concatenate([order[at_peak], order[~at_peak]])
+    source, target = chance.integers(0, len(order), 2)
+    return np.insert(np.delete(order, source), target, order[source])
+
+
+def _tried(order: Ints, tightest: bool, sizes: Ints, beside: npt.NDArray[np.bool_]) -> _Trial:
+    """Place the buffers in an order, each where nothing placed before lies during its life."""
+    count = len(order)
+    offsets = np.zeros(count, np.int64)
+    held, low, high = (np.empty(count, np.int64) for _ in range(3))  # what is placed, by offset
+    for placed, (buffer, size) in enumerate(zip(order.tolist(), sizes[order].tolist(), strict=True)):
+        others = beside[buffer].take(held[:placed]).nonzero()[0]
+        at = _gap(low[others], high[others], size, tightest) if len(others) else 0
+        rank = int(low[:placed].searchsorted(at))
+        for column, value in ((held, buffer), (low, at), (high, at + size)):
+            column[rank + 1 : placed + 1] = column[rank:placed]
+            column[rank] = value
+        offsets[buffer] = at
+    return _Trial(order, tightest, offsets, int((offsets + sizes).max()))
+
+
+def _gap(low: Ints, high: Ints, size: int, tightest: bool) -> int:
+    """Return where `size` bytes lie between occupied ranges (by offset): the lowest gap or the tightest."""
+    reach = np.maximum.accumulate(high)
+    rooms = low.copy()
+    rooms[1:] -= reach[:-1]
+    fits = (rooms >= size).nonzero()[0]
+    if not len(fits):
+        return int(reach[-1])
+    gap = int(fits[rooms[fits].argmin()] if tightest else fits[0])
+    return int(reach[gap - 1]) if gap else 0
+
+
+def image_bytes(size: ImageSize) -> int:
+    """Return the bytes of an image, without what a driver may add."""
+    return size[0] * size[1] * 4 * ITEM_SIZES[size[2]]
+
+
+def find_slots(
+    images: Mapping[int, ImageSize], lifetimes: Mapping[int, Lifetime]
+) -> tuple[tuple[ImageSize, ...], dict[int, int]]:
+    """Return slots, and the slot of each image; a slot may be larger than an image that it holds.
+
+    Kernels address texels by number, so that a larger image serves as well.
+    """
+    end = max((lifetimes[i][1] for i in images), default=0)
+    alive = [0] * end
+    for index, size in images.items():
+        for launch in range(*lifetimes[index]):
+            alive[launch] += image_bytes(size)
+    tight = {i: max(alive[slice(*lifetimes[i])]) for i in images}
+    area = {i: image_bytes(size) for i, size in images.items()}
+    orders = (
+        sorted(images, key=lambda i: (-tight[i], -area[i], i)),
+        sorted(images, key=lambda i: (-area[i], -tight[i], i)),
+        sorted(images, key=lambda i: (-area[i], -lifetimes[i][1], i)),
+        sorted(images, key=lambda i: (-images[i][0], -images[i][1], i)),
+        sorted(images, key=lambda i: (-images[i][1], -images[i][0], i)),
+    )
+    return min(
+        [_filled(order, images, lifetimes) for order in orders],
+        key=lambda found: sum(map(image_bytes, found[0])),
+    )
+
+
+def _filled(
+    order: Sequence[int], images: Mapping[int, ImageSize], lifetimes: Mapping[int, Lifetime]
+) -> tuple[tuple[ImageSize, ...], dict[int, int]]:
+    """Put each image where the slots grow least, or into a new slot where that costs less."""
+    slots: list[ImageSize] = []
+    busy: list[int] = []  # a bit for each launch
+    slot: dict[int, int] = {}
+    for index in order:
+        width, height, dtype = images[index]
+        life = (1 << lifetimes[index][1]) - (1 << lifetimes[index][0])
+        best, cost = len(slots), (width * height, 0)
+        for number, (wide, high, kind) in enumerate(slots):
+            if busy[number] & life or kind != dtype:
+                continue
+            grown = max(wide, width) * max(high, height) - wide * high
+            if (grown, wide * high) < cost:
+                best, cost = number, (grown, wide * high)
+        if best == len(slots):
+            slots.append(images[index])
+            busy.append(0)
+        slots[best] = (max(slots[best][0], width), max(slots[best][1], height), dtype)
+        busy[best] |= life
+        slot[index] = best
+    return tuple(slots), slot

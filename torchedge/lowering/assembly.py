@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torchedge.expressions.rendering import TexelError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups
 from torchedge.lowering.kernels.contractions import write_contraction
-from torchedge.lowering.kernels.drafts import KernelSource
-from torchedge.lowering.kernels.pointwise import write_pointwise
+from torchedge.lowering.kernels.pointwise import gather_updates, write_pointwise, write_updates
 from torchedge.lowering.kernels.rows import write_rows
-from torchedge.lowering.kernels.updates import gather_updates, write_updates
+from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node, Rows
-from torchedge.lowering.placement import place_tensors
+from torchedge.lowering.placement import as_images, place_tensors, store_half
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
-from torchedge.lowering.splitting import split_reductions
-from torchedge.lowering.storages import choose_storages, store_half
-from torchedge.lowering.targets import Target, target_of
-from torchedge.lowering.translation import Translation, translate
+from torchedge.lowering.targets import Schedule, Target, target_of
+from torchedge.lowering.translation import Translation, split_reductions, translate
 from torchedge.textures.layouts import Layout, row_major
 
 ALIGNMENT = 512
@@ -28,45 +26,69 @@ ALIGNMENT = 512
 def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout] | None = None) -> Program:
     """Return the Program of a step for a device class.
 
-    layouts: how inputs, parameters, buffers, states and constants lie, by name, where another program that
-    shares them has settled it.
+    layouts: of inputs, parameters, buffers, states and constants that another program shares, by name.
 
     Raises:
-        LoweringError: operators without a rule, or what no kernel can do.
+        LoweringError: operators without a rule, or a request that no kernel supports.
     """
     device = target_of(target) if isinstance(target, str) else target
     translation = translate(step)
     split_reductions([*translation.outputs, *[n for _, n in translation.updates]], device)
     fused = form_groups(translation)
     inputs = [translation.stored[i] for i in step.inputs]
-    placed = place_tensors(fused.groups, list(translation.stored.values()), inputs, layouts)
+    stored, shared = list(translation.stored.values()), layouts or {}
     alone, together = gather_updates([group for group in fused.groups if group.host.numel])
+    placed = place_tensors(fused.groups, stored, inputs, shared)
     if device.half:
         store_half(fused.groups, fused.outputs)
-    settled = [node for node in translation.stored.values() if node.name in (layouts or {})]
+    settled = [node for node in stored if node.name in shared]
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
-    placed = choose_storages(alone, placed, fixed, device, lambda group, known: _drafts(group, known, device))
-    drafts = [draft for group in alone for draft in _drafts(group, placed, device)]
-    drafts += [write_updates(batch, placed, device) for batch in together]
-    return _program(step, translation, fused, drafts, placed, device)
+    placed = as_images(alone, placed, fixed, device)
+    sources = write_kernels(alone, placed, device)
+    sources += [write_updates(batch, placed, device) for batch in together]
+    return _program(step, translation, fused, sources, placed, device)
 
 
-def _drafts(group: FusionGroup, layouts: Mapping[Node, Layout], target: Target) -> Sequence[KernelSource]:
-    """Return the kernels of a group, in order."""
+def write_kernels(
+    groups: Sequence[FusionGroup],
+    layouts: dict[Node, Layout],
+    target: Target,
+    schedule: Schedule | None = None,
+) -> list[KernelSource]:
+    """Return the kernels of groups, in order.
+
+    A result that lies in an image which its kernel cannot write by whole texels goes to a buffer: `layouts`
+    is changed. schedule: of contractions, by default the one that suits the target.
+    """
+    sources: list[KernelSource] = []
+    for group in groups:
+        while True:
+            try:
+                sources += _write_group(group, layouts, target, schedule)
+                break
+            except TexelError as error:
+                unfit = [n for n in group.stored if layouts[n] is error.site.layout] or list(group.stored)
+                if all(layouts[node].storage == "buffer" for node in unfit):
+                    raise
+                for node in unfit:
+                    layouts[node] = Layout(layouts[node].order)
+    return sources
+
+
+def _write_group(
+    group: FusionGroup, layouts: Mapping[Node, Layout], target: Target, schedule: Schedule | None
+) -> Sequence[KernelSource]:
     if isinstance(group.host, Contraction):
-        return write_contraction(group, layouts, target)
-    return [
-        write_rows(group, layouts, target)
-        if isinstance(group.host, Rows)
-        else write_pointwise(group, layouts, target)
-    ]
+        return write_contraction(group, layouts, target, schedule)
+    write = write_rows if isinstance(group.host, Rows) else write_pointwise
+    return [write(group, layouts, target)]
 
 
 def _tensors(
     step: Step,
     translation: Translation,
     fused: Fused,
-    drafts: Sequence[KernelSource],
+    sources: Sequence[KernelSource],
     layouts: Mapping[Node, Layout],
 ) -> tuple[list[StoredTensor], dict[Node, int]]:
     """Return all tensors of a program, and which of them holds a node."""
@@ -92,9 +114,9 @@ def _tensors(
                     "output" if node in fused.outputs else "intermediate",
                     layouts[node],
                 )
-    for draft in drafts:
-        for node in draft.tensors:
-            if node not in number:  # the parts of a split contraction
+    for source in sources:
+        for node in source.tensors:
+            if node not in number:  # the slices of a split contraction
                 add(node, f"t{len(tensors)}", "intermediate", row_major(len(node.shape)))
     return tensors, number
 
@@ -103,22 +125,21 @@ def _program(
     step: Step,
     translation: Translation,
     fused: Fused,
-    drafts: Sequence[KernelSource],
+    sources: Sequence[KernelSource],
     layouts: Mapping[Node, Layout],
     target: Target,
 ) -> Program:
-    tensors, number = _tensors(step, translation, fused, drafts, layouts)
-    kernels: dict[str, Kernel] = {}
+    tensors, number = _tensors(step, translation, fused, sources, layouts)
+    kernels: dict[str, tuple[int, Kernel]] = {}
     launches = []
-    for draft in drafts:
-        kernels.setdefault(draft.kernel.source, draft.kernel)
-        place = list(kernels).index(draft.kernel.source)
-        given = tuple([number[t] for t in draft.tensors])
-        launches.append(Launch(place, given, draft.global_size, draft.local_size, draft.scope))
+    for source in sources:
+        place, _ = kernels.setdefault(source.kernel.source, (len(kernels), source.kernel))
+        arguments = tuple([number[t] for t in source.tensors])
+        launches.append(Launch(place, arguments, source.global_size, source.local_size, source.scope))
     program = Program(
         step.name,
         tuple(tensors),
-        tuple(kernels.values()),
+        tuple([kernel for _, kernel in kernels.values()]),
         tuple(launches),
         tuple([number[translation.stored[i]] for i in step.inputs]),
         tuple([number[n] for n in fused.outputs]),

@@ -1,38 +1,31 @@
-"""Limits of a device, held against what a program asks of it, before anything is allocated anywhere."""
+"""Limits of a device, and the check of a program against them before anything is allocated."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from types import MappingProxyType
 
 from torchedge.errors import DeviceError
+from torchedge.expressions.dialect import STORED
 from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.programs import Kernel, Program, StoredTensor
+from torchedge.opencl.platforms import ClDevice
 
-__all__ = ["Limits", "check_limits", "local_bytes", "resident_bytes"]
+__all__ = ["Limits", "check_limits", "limits_of", "resident_bytes"]
 
-_ITEM_BYTES = MappingProxyType(
-    {
-        "char": 1, "uchar": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "int": 4, "uint": 4, "float": 4,
-        "long": 8, "ulong": 8, "double": 8,
-    }
-)  # fmt: skip
-_LOCAL_ARRAY = re.compile(r"__local\s+(?:volatile\s+)?([a-z]+)(2|3|4|8|16)?\s+\w+\s*((?:\[[0-9 *+]+\])+)")
 _HALF_EXTENSION = "cl_khr_fp16"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device takes; a limit that is None is not known, and nothing is held against it.
+    """Limits of a device; an unknown limit is None and is not checked.
 
-    memory_bytes: all that it has. allocation_bytes: the largest single allocation. local_bytes: local memory
-    of a work-group. work_group: its work-items, work_item_sizes by dimension. Images in texels; pitch_texels
-    and address_bytes are what the rows and the beginning of an image made from a buffer are multiples of.
-    offset_bytes: the same of a part of a buffer. half_images: images of half floats; buffers of them need
-    nothing. sources: where a limit comes from, by its name here.
+    memory_bytes: all memory. allocation_bytes: the largest single allocation. local_bytes: local memory of a
+    work-group. work_group: its work-items, work_item_sizes by dimension. Images in texels; rows and begin of
+    an image made from a buffer are multiples of pitch_texels and address_bytes, the begin of a sub-buffer of
+    offset_bytes. half_images: images of half floats (buffers of half floats always work). sources: where a
+    limit comes from, by its name here.
     """
 
     device: str
@@ -54,13 +47,31 @@ class Limits:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Names of the limits that nothing can be held against."""
+        """Names of the unknown limits."""
         names = (name for name in self.__dataclass_fields__ if name not in ("device", "sources"))
         return tuple(name for name in names if getattr(self, name) is None)
 
 
+def limits_of(device: ClDevice) -> Limits:
+    """Return the limits that an OpenCL device reports. It does not report its free memory: None."""
+    return Limits(
+        device.name,
+        local_bytes=device.local_bytes,
+        work_group=device.work_group,
+        work_item_sizes=device.work_item_sizes,
+        image_width=device.image_width if device.images else None,
+        image_height=device.image_height if device.images else None,
+        image_from_buffer=device.image_from_buffer,
+        pitch_texels=device.pitch_alignment or None,
+        offset_bytes=device.base_alignment,
+        half_arithmetic=device.half_arithmetic,
+        half_images=device.half_images,
+        double=device.double,
+    )
+
+
 def check_limits(program: Program, limits: Limits) -> None:
-    """Raise DeviceError that names the first tensor, launch or sum of bytes that is beyond a limit."""
+    """Raise DeviceError for the first tensor, launch or sum of bytes beyond a limit."""
     for index, tensor in enumerate(program.tensors):
         _check_dtype(tensor, limits)
         if tensor.layout.storage != "buffer":
@@ -78,22 +89,8 @@ def check_limits(program: Program, limits: Limits) -> None:
 
 
 def resident_bytes(program: Program) -> int:
-    """Return the bytes of all tensors that are no intermediates: what a device holds beside the arena."""
+    """Return the bytes of all tensors that are not intermediates: the memory of a device beside the arena."""
     return sum(tensor.nbytes for tensor in program.tensors if tensor.role != "intermediate")
-
-
-def local_bytes(kernel: Kernel) -> int:
-    """Return the bytes of local memory that a kernel's text declares, alignment left out."""
-    total = 0
-    for kind, lanes, sizes in _LOCAL_ARRAY.findall(kernel.source):
-        width = _ITEM_BYTES.get(kind, 16) * {"": 1, "3": 4}.get(lanes, int(lanes or 1))
-        total += width * prod(_size(text) for text in re.findall(r"\[([^\]]*)\]", sizes))
-    return total
-
-
-def _size(text: str) -> int:
-    """Return the value of whole numbers with `*` and `+` between them."""
-    return sum(prod(int(part) for part in term.split("*")) for term in text.replace(" ", "").split("+"))
 
 
 def _beyond(what: str, asked: str, limits: Limits, limit: str, advice: str) -> DeviceError:
@@ -113,6 +110,11 @@ def _shown(limits: Limits, limit: str) -> str:
 
 
 def _check_dtype(tensor: StoredTensor, limits: Limits) -> None:
+    if tensor.dtype not in STORED:
+        raise DeviceError(
+            f"{tensor.role} {tensor.name} is {tensor.dtype}, which {limits.device} does not compute with; "
+            "cast the model to float32"
+        )
     image = tensor.layout.storage != "buffer"
     for dtype, limit, counts in (("float16", "half_images", image), ("float64", "double", True)):
         if counts and tensor.dtype == dtype and getattr(limits, limit) is False:
@@ -161,9 +163,8 @@ def _check_offsets(program: Program, limits: Limits) -> None:
 
 
 def _check_kernel(kernel: Kernel, limits: Limits) -> None:
-    taken = local_bytes(kernel)
-    if limits.local_bytes is not None and taken > limits.local_bytes:
-        asked = f"takes {taken} bytes of local memory"
+    if limits.local_bytes is not None and kernel.local_bytes > limits.local_bytes:
+        asked = f"takes {kernel.local_bytes} bytes of local memory"
         raise _beyond(f"kernel {kernel.name}", asked, limits, "local_bytes", "lower it with smaller tiles")
     if limits.half_arithmetic is False and _HALF_EXTENSION in kernel.source:
         raise _beyond(f"kernel {kernel.name}", "computes with half", limits, "half_arithmetic", "use float32")

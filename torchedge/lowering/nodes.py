@@ -185,3 +185,19 @@ class Contraction(Node):
 def indices_of(loops: Sequence[Axis]) -> tuple[Index, ...]:
     """Return loop axes as indices; an axis of extent 1 is zero."""
     return tuple([of(a) if a.extent != 1 else ZERO for a in loops])
+
+
+def nodes_below(roots: Sequence[Node]) -> list[Node]:
+    """Return every node that the roots need, operands before their users."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(operand, False) for operand in reversed(node.operands)]
+    return order

@@ -1,33 +1,48 @@
-"""How every tensor of a step lies in memory: activations channels last, products as kernels write them."""
+"""How every tensor of a step lies in memory: the order of its dimensions, in a buffer or in a texture.
+
+A result lies in the order in which its kernel's loops run, a parameter in the order in which its first reader
+walks it. Textures are a choice for each tensor by device class: on a phone's GPU an image read is the fast
+one, on a processor it costs ten buffer reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 
-from torchedge.expressions.dialect import Site, offset_of
+from torchedge.errors import DeviceError
+from torchedge.expressions.dialect import LANES, Site, offset_of
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.scalars import Read, Scalar, reads_of
+from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import grain, strides_of
-from torchedge.lowering.nodes import Contraction, Node, Rows, Stored
-from torchedge.textures.layouts import Layout, row_major
+from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored
+from torchedge.lowering.programs import Program, StoredTensor
+from torchedge.lowering.targets import Target
+from torchedge.textures.layouts import Layout, fitted, row_major
+
+SMALLEST = 1024
+"""Least number of elements of a tensor in an image or in half precision."""
+MOST_PADDING = 1.25
+"""Largest growth of a tensor by the pitch of its rows; a narrower image gets memory of its own."""
 
 
 def place_tensors(
     groups: Sequence[FusionGroup],
     stored: Sequence[Stored],
     inputs: Sequence[Stored],
-    given: Mapping[str, Layout] | None = None,
+    known: Mapping[str, Layout] | None = None,
 ) -> dict[Node, Layout]:
     """Return the layout of every tensor that kernels read or write.
 
-    Parameters lie as the first product or reduction that reads them walks them; what a kernel makes lies as
-    the kernel's loops run; inputs lie as PyTorch passes them. given: layouts of stored tensors that are
-    settled, by name.
+    Inputs lie as PyTorch passes them. known: layouts of stored tensors that other programs have settled, by
+    name.
     """
     layouts: dict[Node, Layout] = {node: row_major(len(node.shape)) for node in inputs}
-    if given is not None:
-        layouts |= {node: given[node.name] for node in stored if node.name in given}
+    if known is not None:
+        layouts |= {node: known[node.name] for node in stored if node.name in known}
     for group in groups:
         if isinstance(group.host, Contraction):
             for body in group.bodies:
@@ -35,9 +50,9 @@ def place_tensors(
     for group in groups:
         strides = _loop_strides(group, layouts)
         if isinstance(group.host, Rows):
-            for load in reads_of(*group.bodies):
-                if isinstance(load.tensor, Stored) and load.tensor not in layouts:
-                    layouts[load.tensor] = _as_written(load.tensor.shape, load.indices, strides)
+            for read in reads_of(*group.bodies):
+                if isinstance(read.tensor, Stored) and read.tensor not in layouts:
+                    layouts[read.tensor] = _as_written(read.tensor.shape, read.indices, strides)
         for node, target in group.stored.items():
             key = target or node
             if key not in layouts:
@@ -52,21 +67,21 @@ def place_tensors(
 
 
 def _place_operand(host: Contraction, body: Scalar, layouts: dict[Node, Layout]) -> None:
-    """Let a parameter lie in the order in which a product walks it: sums outside, results innermost."""
-    for load in reads_of(body):
-        node = load.tensor
+    """Lay out a parameter in the order in which a product walks it: sums outermost, results innermost."""
+    for read in reads_of(body):
+        node = read.tensor
         if not isinstance(node, Stored) or node in layouts or len(node.shape) < 2:
             continue
         results = [a for a, role in zip(host.axes, host.roles, strict=True) if role != "batch"]
         batches = [a for a, role in zip(host.axes, host.roles, strict=True) if role == "batch"]
         order = [*batches, *host.inner, *results]
         rank = {axis: place for place, axis in enumerate(order)}
-        keys = [max((rank[a] for a, _ in i.terms if a in rank), default=-1) for i in load.indices]
+        keys = [max((rank[a] for a, _ in i.terms if a in rank), default=-1) for i in read.indices]
         layouts[node] = Layout(tuple(sorted(range(len(keys)), key=lambda d: (keys[d], d))))
 
 
 def _loop_strides(group: FusionGroup, layouts: Mapping[Node, Layout]) -> dict[Axis, int]:
-    """Return strides for a host's axes that say in which order its results should lie."""
+    """Return strides of a host's axes; their order is the order in which its results should lie."""
     host = group.host
     if isinstance(host, Contraction):
         for node, target in group.stored.items():
@@ -76,26 +91,20 @@ def _loop_strides(group: FusionGroup, layouts: Mapping[Node, Layout]) -> dict[Ax
         cols = [a for a, role in zip(host.axes, host.roles, strict=True) if role == "col"]
         return _dense([*[a for a in host.axes if a not in cols], *cols])
     axes = (*host.outer, *host.inner) if isinstance(host, Rows) else host.axes  # type: ignore[attr-defined]
-    loads = reads_of(*group.bodies, *[c.value for c in group.computed.values()])
-    known = [load for load in loads if load.tensor in layouts]
+    reads = reads_of(*group.bodies, *[c.value for c in group.computed.values()])
+    known = [read for read in reads if read.tensor in layouts]
     if not known:
         return _dense(axes)
-    best = max(known, key=lambda load: (_reach(load, axes), load.tensor.numel))
-    strides = strides_of(offset_of(_site(best, layouts), best.indices))
+    best = max(known, key=lambda read: (_reach(read, axes), read.tensor.numel))
+    site = Site("", best.tensor.shape, best.dtype, layouts[best.tensor])
+    strides = strides_of(offset_of(site, best.indices))
     missing = [a for a in axes if a not in strides]
     return _completed(axes, {a: abs(s) for a, s in strides.items()}, missing)
 
 
-def _reach(load: Read, axes: Sequence[Axis]) -> int:
-    used = {a for i in load.indices for a, _ in i.terms}
-    total = 1
-    for axis in axes:
-        total *= axis.extent if axis in used else 1
-    return total
-
-
-def _site(load: Read, layouts: Mapping[Node, Layout]) -> Site:
-    return Site("", load.tensor.shape, load.dtype, layouts[load.tensor])
+def _reach(read: Read, axes: Sequence[Axis]) -> int:
+    used = {a for i in read.indices for a, _ in i.terms}
+    return prod([axis.extent for axis in axes if axis in used])
 
 
 def _dense(order: Sequence[Axis]) -> dict[Axis, int]:
@@ -121,6 +130,97 @@ def _completed(axes: Sequence[Axis], strides: Mapping[Axis, int], missing: Seque
 def _as_written(shape: Sequence[int], element: Sequence[Index], strides: Mapping[Axis, int]) -> Layout:
     """Return the layout in which the elements of a tensor follow each other as a kernel's loops make them."""
     steps = [grain(index, strides) for index in element]
-    kept = [d for d in range(len(shape)) if shape[d] > 1]
+    wide = [d for d in range(len(shape)) if shape[d] > 1]
     ones = [d for d in range(len(shape)) if shape[d] <= 1]
-    return Layout((*ones, *sorted(kept, key=lambda d: (-steps[d], d))))
+    return Layout((*ones, *sorted(wide, key=lambda d: (-steps[d], d))))
+
+
+def store_half(groups: Sequence[FusionGroup], outputs: Collection[Node]) -> None:
+    """Store large intermediates of floats in half precision; arithmetic stays in single precision."""
+    for group in groups:
+        for node, target in group.stored.items():
+            by_row = isinstance(node, RowsResult) and len(group.computed[node].element) == len(
+                node.rows.outer
+            )
+            own = target is None and node not in outputs
+            if own and node.dtype == "float32" and not by_row and node.numel >= SMALLEST:
+                node.dtype = "float16"
+
+
+def as_images(
+    groups: Sequence[FusionGroup], layouts: Mapping[Node, Layout], fixed: Collection[Node], target: Target
+) -> dict[Node, Layout]:
+    """Return layouts in which tensors lie in images where the target prefers images.
+
+    Overwritten tensors stay in buffers, as do `fixed` ones: inputs and outputs, which PyTorch passes as
+    buffers.
+    """
+    if target.storage == "buffer":
+        return dict(layouts)
+    buffers = set(fixed)
+    for group in groups:
+        for node, overwritten in group.stored.items():
+            buffers |= set() if overwritten is None else {node, overwritten}
+    return {
+        node: layout if node in buffers else _as_image(node, layout, target)
+        for node, layout in layouts.items()
+    }
+
+
+def _as_image(node: Node, layout: Layout, target: Target) -> Layout:
+    """Return the layout as an image; unchanged where the tensor is too small, too large or of an odd size."""
+    rank = len(node.shape)
+    plain = not isinstance(node, Stored) or node.dtype == "float32"
+    if rank < 2 or node.numel < SMALLEST or not plain or node.dtype not in ("float32", "float16"):
+        return layout
+    if node.shape[layout.order[-1]] % LANES:
+        return layout
+    split = rank - 2 if rank > 3 else rank - 1
+    image = replace(layout, storage=target.storage, split=split, pattern=target.pattern)
+    try:
+        image = fitted(image, node.shape, target.image_width, target.image_height)
+    except DeviceError:
+        return layout
+    if target.storage == "image_buffer":
+        width, _ = image.extent(node.shape)
+        image = replace(image, row_texels=-(-width // target.pitch) * target.pitch)
+    return image
+
+
+def share_images(program: Program, pitch: int, alignment: int) -> Program:
+    """Return the program with its intermediate images made from the arena's buffer, planned again.
+
+    Saves memory on devices that make images from buffers. pitch: texels of which rows are a multiple.
+    alignment: bytes of which offsets are a multiple.
+    """
+
+    def shared(tensor: StoredTensor) -> Layout:
+        layout = tensor.layout
+        if tensor.role != "intermediate" or layout.storage != "image":
+            return layout
+        width, _ = layout.extent(tensor.shape)
+        image = replace(layout, storage="image_buffer", row_texels=-(-width // pitch) * pitch)
+        return image if image.row_texels <= MOST_PADDING * width else layout
+
+    return _stored(program, shared, alignment)
+
+
+def part_images(program: Program, alignment: int) -> Program:
+    """Return the program with separate memory for each image, planned again.
+
+    For devices that make no images from buffers. Kernels and packed weights stay the same.
+    """
+
+    def own(tensor: StoredTensor) -> Layout:
+        if tensor.layout.storage != "image_buffer":
+            return tensor.layout
+        return replace(tensor.layout, storage="image", row_texels=0)
+
+    return _stored(program, own, alignment)
+
+
+def _stored(program: Program, place: Callable[[StoredTensor], Layout], alignment: int) -> Program:
+    tensors = tuple([replace(tensor, layout=place(tensor)) for tensor in program.tensors])
+    if tensors == program.tensors:
+        return program
+    return planned(replace(program, tensors=tensors), alignment)

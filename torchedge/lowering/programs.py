@@ -62,12 +62,12 @@ class StoredTensor:
 class Kernel:
     """One OpenCL C 1.2 kernel: `source` defines exactly one `__kernel` called `name`.
 
-    access: what it does with each of its arguments, in their order. kind: the template it was made from.
-    flops and nbytes: arithmetic and unavoidable traffic of one launch. reference: what it computes, in the
-    words of PyTorch. A kernel made with checks has one argument more, an int buffer of 4 elements that it
-    writes (1 + the argument's position, index, low, high) when an access lies outside a tensor. in_place:
-    (argument read, argument written) that may be the same memory: each work-item reads an element before it
-    writes that one, and no other work-item reads it.
+    access: use of each argument, in order. kind: the node or template it comes from. flops and nbytes:
+    arithmetic and least traffic of one launch. reference: its computation in the words of PyTorch. checks: it
+    has one more argument, an int buffer of 4 elements that it writes (1 + the argument's position, index,
+    low, high) when an access lies outside a tensor. in_place: (argument read, argument written) that may be
+    the same memory: each work-item reads an element before it writes that one, and no other work-item reads
+    it. local_bytes: local memory of a work-group.
     """
 
     name: Annotated[
@@ -93,6 +93,7 @@ class Kernel:
     reference: Annotated[str, Meta(max_length=10_000, pattern=PRINTABLE)] = ""
     checks: bool = False
     in_place: Annotated[tuple[tuple[Argument, Argument], ...], Meta(max_length=MAX_ITEMS)] = ()
+    local_bytes: Size = 0
 
     @property
     def digest(self) -> Annotated[Sha256, DERIVED, Key("sha256")]:

@@ -1,14 +1,18 @@
-"""Targets: what lowering must know of a device class to choose among variants of a kernel.
+"""Device classes that programs are compiled for, and the schedule of a contraction on each.
 
-The numbers are documented defaults; a tuner that knows the device replaces them here.
+The numbers are defaults, found by experiment: "cpu" on PoCL with AVX-512, "gpu" on an NVIDIA H200; those of
+"mobile" are assumed (`benchmarks/lowering_contractions.py` prints the speed they reach). A tuner that knows
+the device replaces them here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchedge.errors import InputError
+from torchedge.opencl.platforms import ClDevice
 from torchedge.textures.layouts import Storage
 
 DeviceClass = Literal["cpu", "gpu", "mobile"]
@@ -58,3 +62,173 @@ def target_of(name: str) -> Target:
     if name not in TARGETS:
         raise InputError(f"device class {name!r} is not known; expected one of {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+_PHONES = re.compile(r"adreno|qualcomm|mali|immortalis|powervr|\barm\b", re.IGNORECASE)
+
+
+def target_for(device: ClDevice) -> Target:
+    """Return the target of an OpenCL device: by its type, and by its maker where it is a phone's GPU."""
+    if device.kind == "cpu":
+        return TARGETS["cpu"]
+    phone = _PHONES.search(f"{device.name} {device.vendor} {device.platform}")
+    return TARGETS["mobile" if phone else "gpu"]
+
+
+Kind = Literal["panel", "local", "register"]
+
+MICRO_TILES = {(8, 2): 1.0, (8, 3): 1.0, (10, 2): 0.95, (16, 1): 0.82}
+"""Relative speed of register tiles by rows and vectors; 32 vector registers hold each with its operands."""
+DEPTH = 256
+"""Inner points of a block on a CPU: a tile's columns stay in the first-level cache."""
+WIDEST_BLOCK = 512
+"""Columns of a block at most: long runs of an operand's and a result's lines move together."""
+MOST_ROWS = 208
+"""Rows of a block at most: for each, the columns' operand is copied once."""
+FEW = 64
+"""With so few rows, or half as many inner points, memory is the limit: lines move best as a whole."""
+DEPTH_OF_A_PART = 384
+"""Inner points below which a part of a split contraction on a GPU costs more than it brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """What a schedule depends on: numbers of batches, rows, columns, inner points; bytes of a sum.
+
+    run: so many neighbouring columns share the inner points that can be skipped (0: none can).
+    """
+
+    batch: int
+    rows: int
+    cols: int
+    inner: int
+    itemsize: int = 4
+    run: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a contraction is computed.
+
+    kind "panel": one work-item a block of `block_rows` x `block_cols`, operands copied into local memory
+    `depth` deep, register tiles of `tile_rows` x `vectors` vectors of `vector`. kind "local": a work-group
+    a block, a work-item `tile_rows` x `tile_cols` of it, `depth` inner points in local memory at a time.
+    kind "register": a work-item a tile, straight from memory; block and depth mean nothing.
+    parts: the inner loops are split into so many parts, each a block of its own, summed afterwards in order.
+    rows_first: neighbouring work-groups of a "panel" share columns rather than rows. band: neighbouring
+    work-groups of a "local" walk so many rows of blocks together.
+    """
+
+    kind: Kind
+    block_rows: int
+    block_cols: int
+    depth: int
+    tile_rows: int
+    vectors: int
+    vector: int
+    parts: int = 1
+    rows_first: bool = True
+    band: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Work-items that share a block."""
+        return (self.block_rows // self.tile_rows) * (self.block_cols // self.tile_cols)
+
+    @property
+    def tile_cols(self) -> int:
+        """Columns of a register tile."""
+        return self.vectors * self.vector
+
+
+LARGE = Schedule("local", 256, 128, 8, 16, 2, 4, band=4)
+MIDDLE = Schedule("local", 128, 64, 16, 8, 2, 4)
+SMALL = Schedule("local", 64, 64, 16, 8, 2, 4)
+"""Blocks of a server GPU: the large one needs a product that fills the device with them."""
+
+
+TILE = Schedule("register", 4, 8, 4, 4, 2, 4)
+NARROW = Schedule("register", 4, 4, 4, 4, 1, 4)
+"""Tiles of a phone's GPU: 8 or 4 vectors of sums leave registers for the waves that hide memory."""
+
+
+def default_schedule(extents: Extents, target: Target) -> Schedule:
+    """Return the schedule that does well for a contraction on a device class."""
+    if target.name == "cpu":
+        return _panels(extents, target)
+    return _locals(extents, target) if target.name == "gpu" else _registers(extents, target)
+
+
+def _panels(extents: Extents, target: Target) -> Schedule:
+    """Return the schedule of a CPU: register tiles with little waste, blocks in the second-level cache."""
+    vector = max(1, target.vector * 4 // extents.itemsize)
+    while vector > 4 and extents.cols <= vector // 2:
+        vector //= 2
+    tile_rows, vectors = min(MICRO_TILES, key=lambda tile: _slowness(extents, tile, vector))
+    tile_cols = vectors * vector
+    few = extents.rows <= FEW or extents.inner <= FEW // 2
+    block_cols = _multiple(min(WIDEST_BLOCK if few else WIDEST_BLOCK // 2, extents.cols), tile_cols)
+    if extents.run and extents.run % tile_cols == 0:
+        block_cols = min(block_cols, extents.run)
+    most_rows = FEW if few else MOST_ROWS
+    block_rows = _multiple(-(-extents.rows // -(-extents.rows // most_rows)), tile_rows)
+    parts = 1
+    while parts * _tasks(extents, block_rows, block_cols) < 3 * target.work_items // 4:
+        deep = extents.inner // (parts + 1) >= DEPTH
+        if deep and few:
+            parts += 1
+        elif block_rows > 64 and 2 * block_rows >= block_cols:
+            block_rows = _multiple(block_rows // 2, tile_rows)
+        elif block_cols > 64 and block_cols >= 4 * tile_cols:
+            block_cols = _multiple(block_cols // 2, tile_cols)
+        elif deep:
+            parts += 1
+        elif block_rows >= 4 * tile_rows:
+            block_rows = _multiple(block_rows // 2, tile_rows)
+        else:
+            break
+    found = Schedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, parts)
+    # Whoever reads the larger operand again and again should find it in the cache.
+    return replace(found, rows_first=extents.rows >= extents.cols)
+
+
+def _locals(extents: Extents, target: Target) -> Schedule:
+    """Return the schedule of a GPU: the largest block that still fills it, then a split of inner loops."""
+    groups = max(1, target.work_items // target.group)  # that should run at once
+    chosen = SMALL
+    for block in (LARGE, MIDDLE) if extents.itemsize <= 4 else ():
+        if (
+            extents.cols > block.block_cols // 2
+            and extents.rows > block.block_rows // 2
+            and _tasks(extents, block.block_rows, block.block_cols) >= groups
+        ):
+            chosen = block
+            break
+    tasks = _tasks(extents, chosen.block_rows, chosen.block_cols)
+    if tasks >= groups:
+        return chosen
+    parts = min(-(-2 * groups // tasks), extents.inner // DEPTH_OF_A_PART)
+    return replace(chosen, parts=max(1, parts))
+
+
+def _registers(extents: Extents, target: Target) -> Schedule:
+    """Return the schedule of a phone's GPU: the largest tile that fills it, then a split of inner loops."""
+    chosen = TILE if _tasks(extents, 4, 8) >= target.work_items and extents.cols > 4 else NARROW
+    tasks = _tasks(extents, chosen.block_rows, chosen.block_cols)
+    parts = min(target.work_items // tasks, extents.inner // DEPTH_OF_A_PART)
+    return replace(chosen, parts=max(1, parts))
+
+
+def _slowness(extents: Extents, tile: tuple[int, int], vector: int) -> float:
+    """Return by how much padding to whole tiles enlarges the work, over the tile's speed."""
+    padded = _multiple(extents.rows, tile[0]) * _multiple(extents.cols, tile[1] * vector)
+    return padded / (extents.rows * extents.cols) / MICRO_TILES[tile]
+
+
+def _tasks(extents: Extents, block_rows: int, block_cols: int) -> int:
+    return extents.batch * -(-extents.rows // block_rows) * -(-extents.cols // block_cols)
+
+
+def _multiple(number: int, step: int) -> int:
+    """Return the smallest multiple of a step that is not below a number."""
+    return -(-number // step) * step

@@ -13,13 +13,13 @@ import numpy as np
 
 from torchedge.errors import InputError, KernelCheckError, OpenCLError
 from torchedge.lowering.arena_checks import check_arena
+from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import allocate_buffer, download, fill, upload
 from torchedge.opencl.platforms import check_process
 from torchedge.runtime.arenas import ArenaMemory, allocate_arena
-from torchedge.runtime.limits import check_limits
 from torchedge.runtime.tensors import Array, DeviceTensor, allocate_tensor, check_same
 
 KEPT = frozenset({"parameter", "buffer", "state", "constant"})
@@ -80,7 +80,7 @@ class Executor:
         self._checks = checks
         self._lock = threading.Lock()
         self._events: list[Any] = []
-        check_limits(program, self.context.device)
+        check_limits(program, limits_of(self.context.device))
         if checks:
             check_arena(program, self.context.device.base_alignment)
         self._queue: Any = shared._queue if shared is not None else self.context.new_queue(profile)

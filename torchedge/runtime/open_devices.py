@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
-from torchedge.lowering.targets import TARGETS, Target
+from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.runtime.residents import Residents
 from torchedge.runtime.transfers import Transfers
-
-_PHONES = re.compile(r"adreno|qualcomm|mali|immortalis|powervr|\barm\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +41,3 @@ def open_device(query: ClDevice | str | int | None = None) -> OpenDevice:
         found = OpenDevice(context, transfers, residents, target_for(context.device))
         _open[context.device.index] = found
     return found
-
-
-def target_for(device: ClDevice) -> Target:
-    """Return the target to lower for: by the device's kind, and its maker where that is a phone's."""
-    words: Any = f"{device.name} {device.vendor} {device.platform}"
-    if device.kind == "cpu":
-        return TARGETS["cpu"]
-    return TARGETS["mobile" if _PHONES.search(words) else "gpu"]

@@ -12,10 +12,10 @@ import torch
 from torchedge.errors import InputError, OpenCLError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.rules.registry import all_rules
+from torchedge.lowering.targets import target_for
 from torchedge.opencl import ClDevice, open_context
 from torchedge.runtime.batches import Batch, array_of, batch_of, check_form
 from torchedge.runtime.executors import SHARED, Executor
-from torchedge.runtime.open_devices import target_for
 from torchedge.runtime.program_caches import lowered
 from torchedge.runtime.reports import ProgramReport, report_on
 from torchedge.tracing.capturing import unwrapped

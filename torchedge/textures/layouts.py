@@ -1,27 +1,94 @@
-"""Layouts: where the elements of a tensor lie on a device, as buffer offsets or as texels of an image."""
+"""How tensors lie on a device: in buffers, or in images by an access pattern (TMModel, 3.2, Fig. 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
 from torchedge.errors import DeviceError
-from torchedge.expressions.texels import LANES
+from torchedge.expressions.dialect import LANES
 from torchedge.graphs import ITEM_SIZES
 from torchedge.storage.codecs import OneOf
-from torchedge.textures.patterns import PATTERNS, packed_image, unpacked_image
 
 Storage = Literal["buffer", "image", "image_buffer"]
 
 MAX_RANK = 16
 MAX_EXTENT = 2**20
 """Most texels of an image each way."""
+
+
+class Pattern(Protocol):
+    """Where step `step` of line `line` lies; a reader walks the steps of its line.
+
+    `place` uses `+ * // %` alone, so that it serves numbers, numpy arrays and index expressions.
+    """
+
+    @property
+    def name(self) -> str:
+        """What a Layout calls it."""
+
+    def extent(self, steps: int, lines: int) -> tuple[int, int]:
+        """Return (width, height) in texels of the image that holds `lines` lines of `steps` steps."""
+
+    def place(self, step: Any, line: Any) -> tuple[Any, Any]:  # noqa: ANN401 - any kind of number
+        """Return (x, y)."""
+
+
+class Row:
+    """A line is a row of the image: cache lines are read from start to end."""
+
+    name = "row"
+
+    def extent(self, steps: int, lines: int) -> tuple[int, int]:
+        """Return (width, height) in texels."""
+        return steps, lines
+
+    def place(self, step: Any, line: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        """Return (x, y)."""
+        return step, line
+
+
+class Column:
+    """A line is a column of the image: readers of neighbouring lines share cache lines."""
+
+    name = "column"
+
+    def extent(self, steps: int, lines: int) -> tuple[int, int]:
+        """Return (width, height) in texels."""
+        return lines, steps
+
+    def place(self, step: Any, line: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        """Return (x, y)."""
+        return line, step
+
+
+class Block:
+    """A line fills a band of `rows` rows, down each column of it first (block-4: TMModel, Listing 1)."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.name = f"block-{rows}"
+
+    def extent(self, steps: int, lines: int) -> tuple[int, int]:
+        """Return (width, height) in texels."""
+        return -(-steps // self.rows), lines * self.rows
+
+    def place(self, step: Any, line: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        """Return (x, y)."""
+        return step // self.rows, line * self.rows + step % self.rows
+
+
+_PATTERNS: tuple[Pattern, ...] = (Row(), Column(), Block(2), Block(4), Block(8))
+
+PATTERNS: Mapping[str, Pattern] = MappingProxyType({pattern.name: pattern for pattern in _PATTERNS})
+"""The access patterns by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +99,7 @@ class Layout:
     order. "image": an RGBA image2d; the innermost dimension is packed four to a texel (padded to a multiple
     of four), the `split` outermost dimensions number the lines, the others the steps within a line.
     "image_buffer": the same image made from a buffer (pitch in `row_texels`).
-    pattern: how lines and steps become x and y (see `textures.patterns`): "row", "column", "block-2",
+    pattern: how lines and steps become x and y (see `PATTERNS`): "row", "column", "block-2",
     "block-4" or "block-8".
     fold: a line longer than the device's image is wide continues on that many rows.
     """
@@ -49,13 +116,13 @@ class Layout:
         return tuple([shape[d] for d in self.order])
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the stride of each logical dimension, in elements, as a buffer holds them."""
-        found = [0] * len(shape)
+        """Return the stride of each logical dimension in a buffer, in elements."""
+        strides = [0] * len(shape)
         step = 1
         for dim in reversed(self.order):
-            found[dim] = step
+            strides[dim] = step
             step *= shape[dim]
-        return tuple(found)
+        return tuple(strides)
 
     def texels(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return (steps, lines): texels in a line and lines, before pattern and fold."""
@@ -85,20 +152,38 @@ class Layout:
         return x % width, y * self.fold + x // width
 
     def pack(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a C-contiguous array as the device holds it: 1-d, or (height, width, 4) for an image."""
-        moved = np.ascontiguousarray(array.transpose(self.order) if array.ndim else array)
+        """Return an array as it lies on the device: 1-d, or (height, width, 4) for an image."""
+        ordered = np.ascontiguousarray(array.transpose(self.order) if array.ndim else array)
         if self.storage == "buffer":
-            return moved.reshape(-1)
-        return packed_image(self, moved, array.shape)
+            return ordered.reshape(-1)
+        width, height = self.extent(array.shape)
+        image = np.zeros((height, width, LANES), array.dtype)
+        if array.size:
+            inner = ordered.shape[-1] if array.ndim else 1
+            rows = np.zeros((array.size // inner, -(-inner // LANES) * LANES), array.dtype)
+            rows[:, :inner] = ordered.reshape(-1, inner)
+            image[self._texels_in_order(array.shape)] = rows.reshape(-1, LANES)
+        return image
 
-    def unpack(self, held: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
-        """Return the logical array of what `pack` made."""
+    def unpack(self, packed: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
+        """Return the logical array from which `pack` made an array."""
         sizes = self.sizes(shape)
-        moved = (
-            held.reshape(-1)[: prod(sizes)] if self.storage == "buffer" else unpacked_image(self, held, shape)
-        )
+        if self.storage == "buffer" or not prod(sizes):
+            ordered = packed.reshape(-1)[: prod(sizes)]
+        else:
+            width, height = self.extent(shape)
+            inner = sizes[-1] if sizes else 1
+            texels: npt.NDArray[Any] = packed.reshape(height, width, LANES)[self._texels_in_order(shape)]
+            ordered = texels.reshape(-1, -(-inner // LANES) * LANES)[:, :inner]
         back = sorted(range(len(sizes)), key=self.order.__getitem__)
-        return np.ascontiguousarray(moved.reshape(sizes).transpose(back)).reshape(shape)
+        return np.ascontiguousarray(ordered.reshape(sizes).transpose(back)).reshape(shape)
+
+    def _texels_in_order(self, shape: Sequence[int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return (rows, columns) of all texels, in the order of lines, then of steps."""
+        steps, lines = self.texels(shape)
+        x, y = self.place(np.arange(steps)[None, :], np.arange(lines)[:, None], shape)
+        columns, rows = np.broadcast_arrays(x, y)
+        return rows.reshape(-1), columns.reshape(-1)
 
 
 def row_major(rank: int) -> Layout:
@@ -115,7 +200,7 @@ def fitted(layout: Layout, shape: Sequence[int], max_width: int, max_height: int
     """Return the layout with the least fold whose image is at most `max_width` by `max_height` texels.
 
     Raises:
-        DeviceError: no fold fits; another pattern, another split or a buffer has to hold the tensor.
+        DeviceError: no fold fits.
     """
     if layout.storage == "buffer":
         return layout

@@ -14,9 +14,8 @@ from torchedge.lowering.building import contraction, elementwise
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.rules.convolution import y_of
 from torchedge.lowering.rules.taps import Taps
-from torchedge.lowering.schedules import LARGE, MIDDLE, NARROW, SMALL, TILE, Schedule
-from torchedge.lowering.targets import TARGETS
-from torchedge.textures.patterns import PATTERNS
+from torchedge.lowering.targets import LARGE, MIDDLE, NARROW, SMALL, TARGETS, TILE, Schedule
+from torchedge.textures.layouts import PATTERNS
 
 pytest.importorskip("pyopencl")
 

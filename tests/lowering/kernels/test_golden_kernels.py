@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import re
+from math import prod
+
 import pytest
 import torch
 from oracles.node_runs import program_of
@@ -12,7 +15,7 @@ from oracles.rule_checks import apply
 
 from torchedge.lowering.building import contraction, elementwise
 from torchedge.lowering.nodes import Stored
-from torchedge.lowering.schedules import NARROW, SMALL, TILE, Schedule
+from torchedge.lowering.targets import NARROW, SMALL, TILE, Schedule
 
 ATEN = torch.ops.aten
 MORE = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
@@ -88,3 +91,14 @@ def test_kernels_are_as_they_were(case, golden):
     made = program_of(nodes, target, schedule, updates)
     texts = [kernel.source for kernel in made.kernels]
     golden(f"kernels/{case}.cl", "\n".join(texts))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_know_the_local_memory_that_their_texts_declare(case):
+    make, target, schedule = CASES[case]
+    nodes, updates = make()
+    for kernel in program_of(nodes, target, schedule, updates).kernels:
+        arrays = re.findall(r"__local float (\w+)((?:\[\d+\])+)", kernel.source)
+        declared = sum(4 * prod(map(int, re.findall(r"\d+", sizes))) for _, sizes in arrays)
+        assert kernel.local_bytes == declared
+        assert bool(declared) == ("__local" in kernel.source)

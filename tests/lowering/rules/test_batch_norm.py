@@ -66,7 +66,7 @@ def test_statistics_of_a_channel_are_one_node():
     nodes, _ = apply(target, (*given, True, 0.1, 1e-5), {}, target(*given, True, 0.1, 1e-5))
     parts = nodes[1:]
     assert all(isinstance(p, RowsResult) for p in parts) and len({p.rows for p in parts}) == 1
-    assert isinstance(parts[0].whole, Rows) and len(parts[0].whole.stages) == 3
+    assert isinstance(parts[0].rows, Rows) and len(parts[0].rows.stages) == 3
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])

@@ -8,8 +8,7 @@ import pytest
 import torch
 from oracles.rule_checks import check
 
-from torchedge.lowering.inlining import nodes_below
-from torchedge.lowering.nodes import Contraction, Rows
+from torchedge.lowering.nodes import Contraction, Rows, nodes_below
 
 aten = torch.ops.aten
 

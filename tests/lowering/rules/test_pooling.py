@@ -6,8 +6,7 @@ import pytest
 import torch
 from oracles.rule_checks import check
 
-from torchedge.lowering.inlining import nodes_below
-from torchedge.lowering.nodes import Rows
+from torchedge.lowering.nodes import Rows, nodes_below
 
 aten = torch.ops.aten
 

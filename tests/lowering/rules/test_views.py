@@ -7,7 +7,7 @@ import torch
 from oracles.rule_checks import check
 
 from torchedge.lowering.building import permuted, reshaped
-from torchedge.lowering.expansion import Expander
+from torchedge.lowering.fusion import Expander
 from torchedge.lowering.nodes import Stored, indices_of
 
 aten = torch.ops.aten

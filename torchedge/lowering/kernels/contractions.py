@@ -1,4 +1,10 @@
-"""Contractions as kernels: matrix products, convolutions, their gradients, and what follows them."""
+"""Contractions as kernels: matrix products, convolutions, their gradients, and what follows them.
+
+A schedule has one of three kinds, each with a template in `export/kernels`. "panel", for a processor with
+caches: blocks are copied in the order of the registers, then multiplied. "local", for a GPU: blocks of both
+operands pass through local memory into tiles in registers. "register", for a GPU with little or slow local
+memory: from memory or textures straight into registers.
+"""
 
 from __future__ import annotations
 
@@ -6,84 +12,76 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchedge.expressions.dialect import LANES
 from torchedge.expressions.indices import Axis, Index, flatten, of
-from torchedge.expressions.scalars import Local, Read, reads_of
+from torchedge.expressions.scalars import Local, Read, Scalar, reads_of
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.fusion import ACCUMULATED, Computed, FusionGroup
-from torchedge.lowering.kernels.drafts import (
-    KernelSource,
-    arguments_of,
-    fill,
-    name_in,
-    preamble_of,
-    written_by,
+from torchedge.lowering.kernels.loops import work_of
+from torchedge.lowering.kernels.products import (
+    Loops,
+    OperandText,
+    Product,
+    Texts,
+    last_of,
+    multiple,
+    places,
+    product_of,
+    size,
+    widest,
 )
-from torchedge.lowering.kernels.panels import panel_chunks, panel_launch, panel_values
-from torchedge.lowering.kernels.pointwise import traffic_of, work_of
-from torchedge.lowering.kernels.products import Loops, Product, Texts, places, product_of, widest
-from torchedge.lowering.kernels.registers import register_chunks, register_launch, register_values
-from torchedge.lowering.kernels.tiles import local_chunks, local_launch, local_values
-from torchedge.lowering.nodes import Contraction, Node
-from torchedge.lowering.programs import Kernel
-from torchedge.lowering.schedules import Extents, Kind, Schedule, default_schedule
-from torchedge.lowering.targets import Target
+from torchedge.lowering.kernels.sources import KernelSource, arguments_of, fill
+from torchedge.lowering.nodes import Contraction, Node, Stored
+from torchedge.lowering.targets import Extents, Kind, Schedule, Target, default_schedule
 from torchedge.textures.layouts import Layout, row_major
 
-PART = Axis("part", 1 << 16)
-"""The loop over the parts of a split contraction."""
+SLICE = Axis("part", 1 << 16)
+"""The loop over the slices of a split-K contraction."""
+PAD = 4
+"""Elements between the lines of a block that is written across: lanes then use different banks."""
+REGISTER_GROUP = (16, 8)
+"""Largest work-group of a "register" schedule: along columns, along rows."""
 
-
-Sizes = tuple[int, int, int]
+_Sizes = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """A way to compute: its template, what that needs, its launch, how many chunks the inner loops make."""
+class _Filling:
+    """The values of a template, the sizes of the launch, and the local arrays of the kernel in elements."""
 
-    template: str
-    values: Callable[[Product, Schedule, Texts], dict[str, Any]]
-    launch: Callable[[Product, Schedule], tuple[Sizes, Sizes]]
-    chunks: Callable[[Product, Schedule], int]
-
-
-_KINDS: Mapping[Kind, _Kind] = {
-    "panel": _Kind("contraction_panel.cl.jinja", panel_values, panel_launch, panel_chunks),
-    "register": _Kind("contraction_register.cl.jinja", register_values, register_launch, register_chunks),
-    "local": _Kind("contraction_local.cl.jinja", local_values, local_launch, local_chunks),
-}
+    values: dict[str, Any]
+    global_size: _Sizes
+    local_size: _Sizes
+    local_arrays: Mapping[str, int]
 
 
 def write_contraction(
     group: FusionGroup, layouts: Mapping[Node, Layout], target: Target, schedule: Schedule | None = None
 ) -> tuple[KernelSource, ...]:
-    """Return the kernels of a group whose host is a contraction: one, or two where its inner loops are split.
+    """Return the kernels of a group whose host is a contraction: one, or two where it is split (split-K).
 
-    The parts of a split contraction lie in a tensor of their own: a bare Node that the first draft writes and
-    the second one reads, row-major. schedule: None for the default of the device class.
+    The slices of a split contraction lie in a tensor of their own: a bare Node, row-major, that the first
+    kernel writes and the second one reads. schedule: None for the default of the device class.
     """
     host = group.host
     assert isinstance(host, Contraction)
-    arguments = arguments_of(written_by(group), list(group.reads), layouts)
-    product = product_of(group, arguments)
+    product = product_of(group, arguments_of(group.stored, list(group.reads), layouts))
     itemsize = max(4, ITEM_SIZES[host.dtype])  # half precision is summed in single
-    chosen = schedule or default_schedule(Extents(*product.sizes, itemsize, product.run), target)
-    chosen = replace(chosen, parts=_filled_parts(_KINDS[chosen.kind].chunks(product, chosen), chosen.parts))
-    if chosen.parts == 1:
-        return (_main(group, product, chosen, written_by(group), layouts, target.checks),)
-    sizes = (chosen.parts, *product.sizes[:3])
+    schedule = schedule or default_schedule(Extents(*product.sizes, itemsize, product.run), target)
+    chunks = _CHUNKS[schedule.kind](product, schedule)
+    chunks_a_slice = -(-chunks // schedule.parts)
+    schedule = replace(schedule, parts=-(-chunks // chunks_a_slice))  # no slice is empty
+    if schedule.parts == 1:
+        return (_main(group, product, schedule, group.stored, layouts, target.checks),)
+    sizes = (schedule.parts, *product.sizes[:3])
     scratch = Node(sizes, "float32" if host.dtype == "float16" else host.dtype)
-    element = (of(PART), *[_position(loops) for loops in (product.batch, product.rows, product.cols)])
+    element = (of(SLICE), *[_position(loops) for loops in (product.batch, product.rows, product.cols)])
     partial = replace(product, stores=((scratch, Computed(Local(ACCUMULATED, scratch.dtype), element)),))
-    held = {**layouts, scratch: row_major(4)}
+    layouts = {**layouts, scratch: row_major(4)}
     return (
-        _main(group, partial, chosen, [(scratch, None)], held, target.checks),
-        _sum(group, product, chosen, Read(scratch, element, scratch.dtype), held, target),
+        _main(group, partial, schedule, {scratch: None}, layouts, target.checks),
+        _sum(group, product, schedule, Read(scratch, element, scratch.dtype), layouts, target),
     )
-
-
-def _filled_parts(chunks: int, parts: int) -> int:
-    """Return into how many parts, none of them empty, chunks fall."""
-    return -(-chunks // -(-chunks // parts))
 
 
 def _position(loops: Loops) -> Index:
@@ -94,7 +92,7 @@ def _main(
     group: FusionGroup,
     product: Product,
     schedule: Schedule,
-    written: Sequence[Any],
+    written: Mapping[Node, Stored | None],
     layouts: Mapping[Node, Layout],
     checks: bool,
 ) -> KernelSource:
@@ -102,49 +100,59 @@ def _main(
     host = group.host
     assert isinstance(host, Contraction)
     values = [c.value for _, c in product.stores]
-    read = dict.fromkeys(load.tensor for load in reads_of(product.a, product.b, *values))
+    read = dict.fromkeys(read.tensor for read in reads_of(product.a, product.b, *values))
     arguments = arguments_of(written, list(read), layouts, checks)
     texts = Texts(arguments, host.dtype)
-    kind = _KINDS[schedule.kind]
-    filled = kind.values(product, schedule, texts)
-    source = fill(kind.template, preamble=preamble_of(texts.helpers), arguments=arguments.text, **filled)
+    filling = _FILLINGS[schedule.kind](product, schedule, texts)
     batch, rows, cols, inner = product.sizes
-    kernel = Kernel(
-        name_in(source),
+    source = fill(
+        f"contraction_{schedule.kind}",
+        preamble="".join(texts.helpers),
+        arguments=arguments.text,
+        type=texts.type,
+        rows=rows,
+        cols=cols,
+        parts=schedule.parts,
+        tm=schedule.tile_rows,
+        tn=schedule.tile_cols,
+        nv=schedule.vectors,
+        bm=schedule.block_rows,
+        bn=schedule.block_cols,
+        batch_place=places(product.batch, "batch"),
+        local_arrays=filling.local_arrays,
+        **filling.values,
+    )
+    kernel = arguments.kernel(
         source,
-        arguments.access,
         host.name,
         host.flops + work_of(values) * host.numel,
-        traffic_of(arguments),
         f"{host.name} as {batch} x [{rows}, {inner}] @ [{inner}, {cols}]",
-        arguments.checks,
+        max(4, ITEM_SIZES[host.dtype]) * sum(filling.local_arrays.values()),
     )
-    return KernelSource(kernel, arguments.tensors, *kind.launch(product, schedule), group.scope)
+    return KernelSource(kernel, arguments.tensors, filling.global_size, filling.local_size, group.scope)
 
 
 def _sum(
     group: FusionGroup,
     product: Product,
     schedule: Schedule,
-    part: Read,
+    slice_: Read,
     layouts: Mapping[Node, Layout],
     target: Target,
 ) -> KernelSource:
-    """Return the kernel that adds the parts of a split contraction and does what follows."""
+    """Return the kernel that adds the slices of a split contraction and computes what follows it."""
     values = [c.value for _, c in product.stores]
-    read = dict.fromkeys(load.tensor for load in (part, *reads_of(*values)))
-    arguments = arguments_of(written_by(group), list(read), layouts, target.checks)
-    texts = Texts(arguments, part.dtype)
+    read = dict.fromkeys(read.tensor for read in (slice_, *reads_of(*values)))
+    arguments = arguments_of(group.stored, list(read), layouts, target.checks)
+    texts = Texts(arguments, slice_.dtype)
     last = product.cols[-1] if product.cols else Axis("none", 1)
     width = widest(last, target.vector)
-    summand = texts.read(part, last, width)
-    epilogue = replace(
-        texts.write(product.stores, last, width), place=tuple(places(product.cols, "c", last, width))
-    )
+    summand = texts.read(slice_, last, width)
+    epilogue = _epilogue(product, texts, "c", target.vector)
     batch, rows, cols, _ = product.sizes
     source = fill(
-        "contraction_sum.cl.jinja",
-        preamble=preamble_of(texts.helpers),
+        "contraction_sum",
+        preamble="".join(texts.helpers),
         arguments=arguments.text,
         rows=rows,
         cols=cols,
@@ -156,21 +164,303 @@ def _sum(
         epilogue=epilogue,
     )
     elements = batch * rows * cols
-    kernel = Kernel(
-        name_in(source),
+    kernel = arguments.kernel(
         source,
-        arguments.access,
         "sum of parts",
         (schedule.parts + work_of(values)) * elements,
-        traffic_of(arguments),
         f"the sum of {schedule.parts} parts of {elements} elements",
-        arguments.checks,
     )
     local = min(64, 1 << (cols // width).bit_length() - 1)
-    return KernelSource(
-        kernel,
-        arguments.tensors,
-        (-(-(cols // width) // local) * local, rows, batch),
-        (local, 1, 1),
-        group.scope,
+    sizes = (-(-(cols // width) // local) * local, rows, batch)
+    return KernelSource(kernel, arguments.tensors, sizes, (local, 1, 1), group.scope)
+
+
+def _epilogue(product: Product, texts: Texts, column: str, vector: int) -> OperandText:
+    """Return the statements that store the results; `column` is the C text of a column's number."""
+    last = last_of(product.cols)
+    width = widest(last, vector)
+    return replace(
+        texts.write(product.stores, last, width), place=tuple(places(product.cols, column, last, width))
     )
+
+
+# "panel" ------------------------------------------------------------------------------------------------
+
+
+def _panel(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
+    """Fill `contraction_panel.cl.jinja`: a work-item a block."""
+    batch, rows, cols, _ = product.sizes
+    epilogue = _epilogue(product, texts, "col0 + c", schedule.vector)
+    cut = _panel_cut(product.inner, schedule)
+    depth = multiple(cut["outers"] * cut["piece"], 16)
+    values = {
+        "vector": f"{texts.type}{schedule.vector}",
+        "v": schedule.vector,
+        "row_dim": 0 if schedule.rows_first else 1,
+        "row_place": places(product.rows, "row0 + r"),
+        "outer_place": places(product.inner[:-1], "o"),
+        "nest": product.inner[:-1] if cut["chunks"] == 1 else (),
+        "meets": texts.meets(product, schedule.block_cols),
+        "a": _panel_a(product, schedule, texts),
+        "b": _panel_b(product, schedule, texts),
+        "epilogue": epilogue,
+        "ks": depth,
+        **cut,
+    }
+    counts = [-(-rows // schedule.block_rows), -(-cols // schedule.block_cols)]
+    first, second = counts if schedule.rows_first else counts[::-1]
+    arrays = {
+        "a_block": schedule.block_rows * depth,
+        "b_block": schedule.block_cols * depth,
+        "tile": schedule.block_rows * schedule.block_cols,
+    }
+    return _Filling(values, (first, second, batch * schedule.parts), (1, 1, 1), arrays)
+
+
+def _panel_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
+    """Cut the inner loops into chunks of about `depth` points: whole innermost loops, or pieces of one."""
+    inner_size, outer_size = (inner[-1].extent if inner else 1), size(inner[:-1])
+    if inner_size <= schedule.depth:
+        outers = min(schedule.depth // inner_size, outer_size)
+        pieces, piece = 1, inner_size
+    else:
+        outers, pieces = 1, -(-inner_size // schedule.depth)
+        piece = multiple(-(-inner_size // pieces), 16)
+        pieces = -(-inner_size // piece)
+    chunks = -(-outer_size // outers) * pieces
+    return {
+        "inner_size": inner_size,
+        "outer_size": outer_size,
+        "outers": outers,
+        "pieces": pieces,
+        "piece": piece,
+        "chunks": chunks,
+        "chunks_a_part": -(-chunks // schedule.parts),
+    }
+
+
+def _panel_a(product: Product, schedule: Schedule, texts: Texts) -> OperandText:
+    """Read along the inner loop, or along rows where only those are neighbours in memory."""
+    deepest, last = last_of(product.inner), last_of(product.rows)
+    along_inner = deepest in product.a_contiguous or last not in product.a_contiguous
+    lane = deepest if along_inner else last
+    width = (
+        widest(lane, schedule.vector) if along_inner else widest(lane, schedule.vector, schedule.tile_rows)
+    )
+    return replace(
+        texts.read(product.a, lane, width, along_inner),
+        place=tuple(places(product.rows, "row0 + r", None if along_inner else last, width)),
+        inner_place=tuple(_at_depth(product.inner, width if along_inner else 1)),
+    )
+
+
+def _panel_b(product: Product, schedule: Schedule, texts: Texts) -> OperandText:
+    """Read along columns, or along the inner loop where only its points are neighbours in memory."""
+    deepest, last = last_of(product.inner), last_of(product.cols)
+    if deepest in product.b_contiguous and last not in product.b_contiguous:
+        width = widest(deepest, schedule.vector, schedule.tile_cols)
+        column = f"min(col0 + c + x, {size(product.cols) - 1})"
+        return replace(
+            texts.read(product.b, deepest, width, along_inner=True),
+            place=tuple(places(product.cols, column)),
+            inner_place=tuple(_at_depth(product.inner, width)),
+        )
+    width = widest(last, schedule.vector)
+    return replace(
+        texts.read(product.b, last, width),
+        place=tuple(places(product.cols, "col0 + c", last, width)),
+        inner_place=tuple(_at_depth(product.inner, 1)),
+    )
+
+
+def _at_depth(inner: Loops, width: int) -> list[str]:
+    return places(inner[-1:], "q", inner[-1] if inner else None, width)
+
+
+# "local" ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Depth:
+    """How the inner loops are cut into blocks. nested: a block stays within one round of the outer ones."""
+
+    nested: bool
+    blocks_inner: int
+    blocks: int
+    tail: int
+
+
+def _local(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
+    """Fill `contraction_local.cl.jinja`: a work-group a block, all in the dimension without a limit."""
+    batch, rows, cols, _ = product.sizes
+    depth = _depth_of(product.inner, schedule.depth)
+    a = _local_read(product, schedule, texts, depth, rows=True)
+    b = _local_read(product, schedule, texts, depth, rows=False)
+    across = schedule.block_cols // schedule.tile_cols
+    lanes = min(8, across)
+    epilogue = _epilogue(product, texts, "col", 4)
+    row_blocks, col_blocks = -(-rows // schedule.block_rows), -(-cols // schedule.block_cols)
+    a_stride = schedule.block_rows + (PAD if a.along_inner else 0)
+    b_stride = schedule.block_cols + (PAD if b.along_inner else 0)
+    values = {
+        "threads": schedule.threads,
+        "bk": schedule.depth,
+        "band": schedule.band,
+        "row_blocks": row_blocks,
+        "col_blocks": col_blocks,
+        "chunks": depth.blocks,
+        "chunks_a_part": -(-depth.blocks // schedule.parts),
+        "nested": depth.nested,
+        "blocks_inner": depth.blocks_inner,
+        "tail": depth.tail,
+        "lanes_x": lanes,
+        "warps_x": across // lanes,
+        "meets": texts.meets(product, schedule.block_cols) if depth.nested else None,
+        "a": a,
+        "b": b,
+        "a_stride": a_stride,
+        "b_stride": b_stride,
+        "a_count": schedule.block_rows * schedule.depth // a.width // schedule.threads,
+        "b_count": schedule.block_cols * schedule.depth // b.width // schedule.threads,
+        "row_place": places(product.rows, "row"),
+        "outer_place": {
+            block: places(product.inner[:-1], f"{block} / {depth.blocks_inner}")
+            for block in ("chunk", "next")
+        },
+        "epilogue": epilogue,
+    }
+    groups = batch * row_blocks * col_blocks
+    arrays = {"a_block": 2 * schedule.depth * a_stride, "b_block": 2 * schedule.depth * b_stride}
+    return _Filling(values, (groups * schedule.threads, schedule.parts, 1), (schedule.threads, 1, 1), arrays)
+
+
+def _depth_of(inner: Loops, step: int) -> _Depth:
+    """Cut along the innermost loop where that wastes little, else along all of them as one."""
+    innermost, whole = (inner[-1].extent if inner else 1), size(inner)
+    padded = multiple(innermost, step)
+    if padded <= 1.15 * innermost:
+        blocks = padded // step
+        return _Depth(True, blocks, blocks * size(inner[:-1]), 0 if padded == innermost else innermost)
+    blocks = -(-whole // step)
+    return _Depth(False, 1, blocks, 0 if blocks * step == whole else whole)
+
+
+def _local_read(product: Product, schedule: Schedule, texts: Texts, depth: _Depth, rows: bool) -> OperandText:
+    """Read along the loop whose points are neighbours in memory, along the inner one where none are."""
+    operand, loops = (product.a, product.rows) if rows else (product.b, product.cols)
+    contiguous = product.a_contiguous if rows else product.b_contiguous
+    extent = schedule.block_rows if rows else schedule.block_cols
+    deepest, last = last_of(product.inner), last_of(loops)
+    along_inner = last not in contiguous
+    lane = deepest if along_inner else last
+    share = extent * schedule.depth // schedule.threads
+    width = widest(lane, 4, share) if lane in contiguous else 1
+    start = f"min({'row0' if rows else 'col0'} + x, {size(loops) - (1 if along_inner else width)})"
+    at = product.inner[-1:] if depth.nested else product.inner
+    return replace(
+        texts.read(operand, lane, width, along_inner),
+        axes=tuple(axis.name for axis in loops),
+        place=tuple(places(loops, start, None if along_inner else last, width)),
+        inner_place=tuple(places(at, "q", deepest if along_inner else None, width)),
+    )
+
+
+# "register" ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """An operand's share of a tile: one read covers `across` rows (or columns) and `depth` inner points.
+
+    texts: the values of a row (or the vectors of four columns), by inner point.
+    """
+
+    read: OperandText
+    across: int
+    depth: int
+    texts: Sequence[Sequence[str]] = ()
+
+
+def _register(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
+    """Fill `contraction_register.cl.jinja`: a work-item a tile."""
+    batch, rows, cols, _ = product.sizes
+    deepest = last_of(product.inner)
+    a = _tile(product.a, product.rows, deepest, product.a_contiguous, schedule.tile_rows, texts)
+    b = _tile(product.b, product.cols, deepest, product.b_contiguous, schedule.tile_cols, texts)
+    step = max(a.depth, b.depth)
+    a_texts = [[_element(a, "a", i, k) for k in range(step)] for i in range(schedule.tile_rows)]
+    b_texts = [[_four(b, "b", j, k, texts.type) for k in range(step)] for j in range(schedule.vectors)]
+    values = {
+        "step": step,
+        "deepest": deepest.name,
+        "row_place": places(product.rows, "row"),
+        "outer_place": places(product.inner[:-1], "outer"),
+        "a": replace(a, texts=a_texts),
+        "b": replace(b, texts=b_texts),
+        "epilogue": _epilogue(product, texts, "col", LANES),
+        **_register_cut(product.inner, schedule),
+    }
+    across, down = -(-cols // schedule.tile_cols), -(-rows // schedule.tile_rows)
+    group = [min(m, 1 << (n - 1).bit_length()) for m, n in zip(REGISTER_GROUP, (across, down), strict=True)]
+    sizes = (multiple(across, group[0]), multiple(down, group[1]), batch * schedule.parts)
+    return _Filling(values, sizes, (group[0], group[1], 1), {})
+
+
+def _tile(
+    operand: Scalar, loops: Loops, deepest: Axis, contiguous: frozenset[Axis], extent: int, texts: Texts
+) -> _Tile:
+    """Read four inner points at once, or four rows (or columns), whichever are neighbours in memory."""
+    last = last_of(loops)
+    along_inner = last not in contiguous
+    lane = deepest if along_inner else last
+    width = LANES if lane in contiguous and lane.extent % LANES == 0 and extent % LANES == 0 else 1
+    across, depth = (1, width) if along_inner else (width, 1)
+    read = replace(
+        texts.read(operand, lane, width, along_inner),
+        axes=tuple(axis.name for axis in loops),
+        place=tuple(places(loops, f"min(x, {size(loops) - across})", None if along_inner else last, width)),
+    )
+    return _Tile(read, across, depth)
+
+
+def _element(tile: _Tile, letter: str, place: int, k: int) -> str:
+    """Return the value at a row (or column) and an inner point."""
+    name = f"{letter}{place - place % tile.across}_{k - k % tile.depth}"
+    return f"{name}.s{place % tile.across or k % tile.depth}" if tile.read.width > 1 else name
+
+
+def _four(tile: _Tile, letter: str, vector: int, k: int, kind: str) -> str:
+    """Return the values at four neighbouring columns and an inner point."""
+    if tile.across == LANES:
+        return f"{letter}{vector * LANES}_{k}"
+    values = [_element(tile, letter, vector * LANES + x, k) for x in range(LANES)]
+    return f"({kind}{LANES})({', '.join(values)})"
+
+
+def _register_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
+    """Cut the inner loops into rounds of the outer ones; for more slices, the innermost loop into pieces."""
+    inner_size, outer_size = (inner[-1].extent if inner else 1), size(inner[:-1])
+    pieces = max(1, -(-schedule.parts // outer_size))
+    piece = multiple(-(-inner_size // pieces), LANES)
+    pieces = -(-inner_size // piece)
+    chunks = outer_size * pieces
+    return {
+        "inner_size": inner_size,
+        "piece": piece,
+        "pieces": pieces,
+        "chunks": chunks,
+        "chunks_a_part": -(-chunks // schedule.parts),
+    }
+
+
+_FILLINGS: Mapping[Kind, Callable[[Product, Schedule, Texts], _Filling]] = {
+    "panel": _panel,
+    "local": _local,
+    "register": _register,
+}
+_CHUNKS: Mapping[Kind, Callable[[Product, Schedule], int]] = {
+    "panel": lambda product, schedule: _panel_cut(product.inner, schedule)["chunks"],
+    "local": lambda product, schedule: _depth_of(product.inner, schedule.depth).blocks,
+    "register": lambda product, schedule: _register_cut(product.inner, schedule)["chunks"],
+}
+"""Number of chunks of the inner loops: the largest number of slices."""

@@ -1,11 +1,20 @@
-"""Loop nests: axes in the order of memory, neighbouring axes joined where every access allows it."""
+"""Loop nests: axes in the order of memory, neighbouring axes joined where every access allows it.
+
+Also the amounts that decide about a nest: offsets, strides, vector width, arithmetic of a point.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torchedge.expressions.dialect import offset_of
+from torchedge.expressions.functions import cost_of
 from torchedge.expressions.indices import ZERO, Axis, Floor, Index, Rest, atoms_of, of
-from torchedge.expressions.scalars import Guarded, Position, Scalar, walk
+from torchedge.expressions.rendering import Renderer
+from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, substitute, walk
+from torchedge.lowering.fusion import Computed
+from torchedge.lowering.kernels.sources import Arguments
+from torchedge.lowering.nodes import Node
 
 
 def strides_of(offset: Index) -> dict[Axis, int]:
@@ -81,3 +90,43 @@ def accessed(*bodies: Scalar) -> list[Index]:
         elif isinstance(scalar, Position):
             found.append(scalar.index)
     return found
+
+
+def width_of(extent: int, widest: int) -> int:
+    """Return the widest vector (a power of two) that divides an extent."""
+    width = widest
+    while extent % width:
+        width //= 2
+    return width
+
+
+def every_offset(
+    values: Sequence[Scalar], stores: Sequence[tuple[Node, Computed]], arguments: Arguments
+) -> list[Index]:
+    """Return all index arithmetic of a kernel: offsets of reads and writes, bounds, positions."""
+    found = [offset_of(arguments.sites[n], c.element) for n, c in stores]
+    for scalar in walk(*values):
+        if isinstance(scalar, Read):
+            found.append(offset_of(arguments.sites[scalar.tensor], scalar.indices))
+    return found + accessed(*values)
+
+
+def write_all(
+    renderer: Renderer,
+    stores: Sequence[tuple[Node, Computed]],
+    arguments: Arguments,
+    moved: Mapping[Axis, Index],
+) -> None:
+    """Add the statements that compute and then write every stored tensor at one point of the loops."""
+    memo: dict[Scalar, Scalar] = {}
+    values = [substitute(c.value, moved, known=memo) for _, c in stores]
+    for value in values:  # all reads before the first write: a tensor may be overwritten in place
+        renderer.value(value)
+    for (node, item), value in zip(stores, values, strict=True):
+        element = [i.substitute(moved) for i in item.element]
+        renderer.store(arguments.sites[node], element, value)
+
+
+def work_of(values: Sequence[Scalar]) -> int:
+    """Return the arithmetic operations of one point."""
+    return sum(cost_of(s.function) for s in walk(*values) if isinstance(s, Apply))

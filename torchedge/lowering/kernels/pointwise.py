@@ -1,43 +1,51 @@
-"""Element-wise groups as kernels."""
+"""Element-wise groups as kernels, each in a launch of its own or many small updates in one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.expressions.dialect import offset_of
-from torchedge.expressions.functions import cost_of
-from torchedge.expressions.indices import Axis, Index
+from torchedge.expressions.indices import Axis
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Apply, Read, Scalar, reads_of, walk
-from torchedge.lowering.expansion import substitute
-from torchedge.lowering.fusion import Computed, FusionGroup
-from torchedge.lowering.kernels.drafts import (
+from torchedge.expressions.scalars import reads_of
+from torchedge.lowering.fusion import FusionGroup
+from torchedge.lowering.kernels.loops import (
+    every_offset,
+    in_memory_order,
+    joined,
+    strides_of,
+    width_of,
+    work_of,
+    write_all,
+)
+from torchedge.lowering.kernels.sources import (
     Arguments,
+    Body,
     KernelSource,
     arguments_of,
-    fill,
-    name_in,
-    preamble_of,
+    declared,
+    group_size,
     spread,
-    written_by,
 )
-from torchedge.lowering.kernels.loops import accessed, in_memory_order, joined, strides_of
-from torchedge.lowering.nodes import Node, Pointwise
-from torchedge.lowering.programs import Kernel
+from torchedge.lowering.nodes import Node, Pointwise, Stored
 from torchedge.lowering.targets import Target
 from torchedge.textures.layouts import Layout
 
+SMALL = 1 << 14
+"""Largest number of elements of an update that shares a launch."""
+MOST_ARGUMENTS = 96
+"""Largest number of tensors of one kernel: OpenCL promises 1,024 bytes of arguments."""
+
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """One element-wise group as statements; `width` neighbours of the innermost loop at a time."""
+class _Section:
+    """One element-wise group as statements, `width` neighbours of the innermost loop at a time."""
 
     loops: tuple[Axis, ...]
     width: int
     lines: list[str]
-    helpers: dict[str, None]
-    work: int
+    flops: int
 
     @property
     def counts(self) -> dict[Axis, int]:
@@ -45,8 +53,10 @@ class Section:
         return {self.loops[-1]: self.loops[-1].extent // self.width} if self.loops else {}
 
 
-def section_of(group: FusionGroup, arguments: Arguments, target: Target, prefix: str = "v") -> Section:
-    """Return an element-wise group as statements."""
+def _section_of(
+    group: FusionGroup, arguments: Arguments, target: Target, helpers: dict[str, None], prefix: str = "v"
+) -> _Section:
+    """Return an element-wise group as statements; the helpers that they need are added to `helpers`."""
     host = group.host
     assert isinstance(host, Pointwise)
     stores = [(node, group.computed[node]) for node in group.stored]
@@ -55,43 +65,32 @@ def section_of(group: FusionGroup, arguments: Arguments, target: Target, prefix:
     values = [c.value for _, c in stores]
     loops, moved = joined(order, every_offset(values, stores, arguments))
     width = width_of(loops[-1].extent if loops else 1, target.vector)
-    renderer = Renderer(arguments.site_of, loops[-1] if width > 1 else None, width, prefix=prefix)
+    lane = loops[-1] if width > 1 else None
+    renderer = Renderer(arguments.site_of, lane, width, helpers=helpers, prefix=prefix)
     write_all(renderer, stores, arguments, moved)
-    return Section(loops, width, renderer.lines, renderer.helpers, work_of(values) * host.numel)
+    return _Section(loops, width, renderer.lines, work_of(values) * host.numel)
 
 
 def write_pointwise(group: FusionGroup, layouts: Mapping[Node, Layout], target: Target) -> KernelSource:
     """Return the kernel of an element-wise group."""
-    arguments = arguments_of(written_by(group), list(group.reads), layouts, target.checks)
-    arguments = replace(arguments, in_place=in_place_pairs(group, arguments))
-    section = section_of(group, arguments, target)
+    arguments = arguments_of(group.stored, list(group.reads), layouts, target.checks)
+    arguments = replace(arguments, in_place=_in_place_pairs(group, arguments))
+    body = Body()
+    section = _section_of(group, arguments, target, body.helpers)
     items = spread(section.loops, section.counts, target)
-    source = fill(
-        "pointwise.cl.jinja",
-        preamble=preamble_of(section.helpers),
-        arguments=arguments.text,
-        axes=items.axes,
-        guards=items.guards,
-        lines=section.lines,
-    )
-    reference = f"element by element for {group.scope or 'the step'}"
-    kernel = Kernel(
-        name_in(source),
-        source,
-        arguments.access,
+    body.add(*items.statements, "", *section.lines)
+    kernel = arguments.kernel(
+        body.text("pointwise", arguments),
         "pointwise",
-        section.work,
-        traffic_of(arguments),
-        reference,
-        arguments.checks,
-        arguments.in_place,
+        section.flops,
+        f"element by element for {group.scope or 'the step'}",
     )
     return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 
 
-def in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int, int], ...]:
-    """Return (argument read, argument written) where each element is read for its own place alone."""
-    loads = reads_of(*[group.computed[n].value for n in group.stored])
+def _in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int, int], ...]:
+    """Return (argument read, argument written) where a work-item reads only the element that it writes."""
+    reads = reads_of(*[group.computed[n].value for n in group.stored])
     pairs: list[tuple[int, int]] = []
     for written, node in enumerate(arguments.tensors):
         if arguments.access[written] != "write" or node not in group.stored:
@@ -100,7 +99,7 @@ def in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int,
         place = offset_of(there, group.computed[node].element)
         for read, source in enumerate(arguments.tensors):
             here = arguments.sites[source]
-            own = [s for s in loads if s.tensor is source]
+            own = [s for s in reads if s.tensor is source]
             free = arguments.access[read] == "read" and read not in {r for r, _ in pairs}
             alike = here.dtype == there.dtype and here.layout.storage == there.layout.storage == "buffer"
             if free and alike and own and all(offset_of(here, s.indices) == place for s in own):
@@ -109,47 +108,69 @@ def in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int,
     return tuple(pairs)
 
 
-def width_of(extent: int, widest: int) -> int:
-    """Return the widest vector (a power of two) that divides an extent."""
-    width = widest
-    while extent % width:
-        width //= 2
-    return width
+def gather_updates(groups: Sequence[FusionGroup]) -> tuple[list[FusionGroup], list[list[FusionGroup]]]:
+    """Return the groups with a launch of their own, in order, and batches of small updates to run after them.
+
+    An update can be postponed where nothing reads its results in this step, and where no other group
+    overwrites a tensor that it reads.
+    """
+    read = {node for group in groups for node in group.reads}
+    overwriter = {target: g for g in groups for target in g.stored.values() if target is not None}
+    postponed = [g for g in groups if _can_wait(g, read, overwriter)]
+    if len(postponed) < 2:
+        return list(groups), []
+    batches: list[list[FusionGroup]] = [[]]
+    tensors: set[Node] = set()
+    for group in postponed:
+        needed = {*group.reads, *[t for t in group.stored.values() if t is not None]}
+        if len(tensors | needed) > MOST_ARGUMENTS:
+            batches.append([])
+            tensors = set()
+        batches[-1].append(group)
+        tensors |= needed
+    gathered = set(postponed)
+    return [g for g in groups if g not in gathered], batches
 
 
-def every_offset(
-    values: Sequence[Scalar], stores: Sequence[tuple[Node, Computed]], arguments: Arguments
-) -> list[Index]:
-    """Return all index arithmetic of a kernel: offsets of reads and writes, bounds, positions."""
-    found = [offset_of(arguments.sites[n], c.element) for n, c in stores]
-    for scalar in walk(*values):
-        if isinstance(scalar, Read):
-            found.append(offset_of(arguments.sites[scalar.tensor], scalar.indices))
-    return found + accessed(*values)
+def _can_wait(group: FusionGroup, read: Collection[Node], overwriter: Mapping[Stored, FusionGroup]) -> bool:
+    return (
+        isinstance(group.host, Pointwise)
+        and 0 < group.host.numel <= SMALL
+        and all(target is not None for target in group.stored.values())
+        and not any(node in read for node in group.computed)
+        and all(overwriter.get(n, group) is group for n in group.reads if isinstance(n, Stored))
+    )
 
 
-def write_all(
-    renderer: Renderer,
-    stores: Sequence[tuple[Node, Computed]],
-    arguments: Arguments,
-    moved: Mapping[Axis, Index],
-) -> None:
-    """Add the statements that compute and then write every stored tensor at one point of the loops."""
-    memo: dict[Scalar, Scalar] = {}
-    values = [substitute(c.value, moved, known=memo) for _, c in stores]
-    for value in values:  # all reads before the first write: a tensor may be overwritten in place
-        renderer.value(value)
-    for (node, item), value in zip(stores, values, strict=True):
-        element = [i.substitute(moved) for i in item.element]
-        renderer.store(arguments.sites[node], element, value)
-
-
-def work_of(values: Sequence[Scalar]) -> int:
-    """Return the arithmetic operations of one point."""
-    return sum(cost_of(s.function) for s in walk(*values) if isinstance(s, Apply))
-
-
-def traffic_of(arguments: Arguments) -> int:
-    """Return the bytes of all arguments, each moved once."""
-    sites = [arguments.sites[t] for t in arguments.tensors]
-    return sum(s.layout.nbytes(s.shape, s.dtype) for s in sites)
+def write_updates(
+    batch: Sequence[FusionGroup], layouts: Mapping[Node, Layout], target: Target
+) -> KernelSource:
+    """Return the one kernel of several small updates; each has its range of work-items."""
+    written = {node: over for group in batch for node, over in group.stored.items()}
+    read = list(dict.fromkeys(node for group in batch for node in group.reads))
+    arguments = arguments_of(written, read, layouts, target.checks)
+    body = Body()
+    body.add("int item = get_global_id(0);")
+    total = flops = 0
+    for number, group in enumerate(batch):
+        section = _section_of(group, arguments, target, body.helpers, f"v{number}_")
+        axes, items = [], 1
+        for axis in reversed(section.loops):
+            size = section.counts.get(axis, axis.extent)
+            axes.append((axis.name, f"(item / {items}) % {size}" if items > 1 else f"item % {size}"))
+            items *= size
+        if len(axes) == 1:
+            axes = [(axes[0][0], "item")]
+        with body.block(f"if (item < {items})"):
+            body.add(*declared(axes), *section.lines, "return;")
+        body.add(f"item -= {items};")
+        total, flops = total + items, flops + section.flops
+    text, reference = body.text("updates", arguments), f"{len(batch)} small updates, element by element"
+    size = min(group_size(total, target), total)
+    return KernelSource(
+        arguments.kernel(text, "updates", flops, reference),
+        arguments.tensors,
+        (-(-total // size) * size,),
+        (size,),
+        batch[0].scope,
+    )

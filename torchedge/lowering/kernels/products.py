@@ -9,12 +9,20 @@ from math import prod
 from torchedge.expressions.dialect import COMPUTE, offset_of
 from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Bound, Constant, Guarded, Read, Scalar, constant, reads_of, walk
-from torchedge.lowering.expansion import substitute
+from torchedge.expressions.scalars import (
+    Bound,
+    Constant,
+    Guarded,
+    Read,
+    Scalar,
+    constant,
+    reads_of,
+    substitute,
+    walk,
+)
 from torchedge.lowering.fusion import Computed, FusionGroup
-from torchedge.lowering.kernels.drafts import Arguments
-from torchedge.lowering.kernels.loops import accessed, in_memory_order, joined, strides_of
-from torchedge.lowering.kernels.pointwise import every_offset
+from torchedge.lowering.kernels.loops import accessed, every_offset, in_memory_order, joined, strides_of
+from torchedge.lowering.kernels.sources import Arguments
 from torchedge.lowering.nodes import Contraction, Node
 
 Loops = tuple[Axis, ...]

@@ -1,51 +1,70 @@
 """Reductions over rows as kernels: sums, softmax, layer norm, windows of pooling and depthwise convolution.
 
-Two ways to walk: *across* neighbouring rows, one row a lane (windows, sums over a batch), or *along* a row,
-its neighbouring elements in the lanes (softmax, layer norm), then by a whole work-group where there are many.
+The lanes of a kernel are either neighbouring rows (windows, sums over a batch) or neighbouring elements of
+one row (softmax, layer norm). A work-group shares a long row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 
-from torchedge.expressions.dialect import COMPUTE, offset_of
+from torchedge.expressions.dialect import COMPUTE, literal, offset_of
 from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Local, Read, Scalar, walk
-from torchedge.lowering.expansion import substitute
+from torchedge.expressions.scalars import Local, Read, Scalar, substitute, walk
 from torchedge.lowering.fusion import Computed, FusionGroup
-from torchedge.lowering.kernels.accumulators import Accumulator
-from torchedge.lowering.kernels.drafts import (
-    Arguments,
-    Items,
-    KernelSource,
-    arguments_of,
-    fill,
-    name_in,
-    preamble_of,
-    spread,
-    written_by,
+from torchedge.lowering.kernels.loops import (
+    every_offset,
+    in_memory_order,
+    joined,
+    strides_of,
+    width_of,
+    work_of,
+    write_all,
 )
-from torchedge.lowering.kernels.loops import in_memory_order, joined, strides_of
-from torchedge.lowering.kernels.pointwise import every_offset, traffic_of, width_of, work_of
-from torchedge.lowering.nodes import Node, Rows, Stage
-from torchedge.lowering.programs import Kernel
+from torchedge.lowering.kernels.sources import (
+    Arguments,
+    Body,
+    KernelSource,
+    WorkItems,
+    arguments_of,
+    declared,
+    spread,
+)
+from torchedge.lowering.nodes import Node, ReduceKind, Rows, Stage
 from torchedge.lowering.targets import Target
 from torchedge.textures.layouts import Layout
 
-_Body = Callable[[int, list[str]], None]
-
 LONG = 64
-"""Rounds of a loop from which on sums carry their rounding errors along."""
+"""Rounds of a loop above which sums are compensated for rounding errors."""
 SHORT = 16
-"""Loops of no more rounds than this are unrolled."""
+"""Largest number of rounds of a loop that is unrolled."""
+
+_SCALAR_BYTES = {"float": 4, "double": 8, "long": 8, "int": 4, "uint": 4}
+
+_JOIN = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "(({1} > {0}) | ({1} != {1})) ? {1} : {0}",
+    "min": "(({1} < {0}) | ({1} != {1})) ? {1} : {0}",
+    "any": "{0} | {1}",
+    "all": "{0} & {1}",
+}
+_OF_WHOLE = {"max": "({1} > {0}) ? {1} : {0}", "min": "({1} < {0}) ? {1} : {0}"}
+
+_Stores = Sequence[tuple[Node, Computed]]
 
 
 @dataclass(slots=True)
-class _Walk:
-    """How one kernel goes over its rows: loops over rows and within them, lanes, members of a work-group."""
+class _Nest:
+    """The loop nest of one kernel: loops over rows and within them, lanes, and its statements.
+
+    moved: the host's axes in terms of these loops. order: the host's inner axes. along: the lanes lie along a
+    row. members: work-items that share a row. uniform: variables that are the same in all lanes.
+    """
 
     rows: tuple[Axis, ...]
     inner: tuple[Axis, ...]
@@ -54,65 +73,84 @@ class _Walk:
     lane: Axis | None
     width: int
     along: bool
-    group: int
+    members: int
     arguments: Arguments
-    lines: list[str] = field(default_factory=list)
-    helpers: dict[str, None] = field(default_factory=dict)
+    body: Body = field(default_factory=Body)
     uniform: set[str] = field(default_factory=set)
-    scratch: list[tuple[str, str]] = field(default_factory=list)
-    renderers: int = 0
+    shared: list[tuple[str, str]] = field(default_factory=list)
+    scopes: int = 0
 
     def renderer(self, width: int, lines: list[str]) -> Renderer:
-        """Return a fresh scope that writes into `lines`."""
-        self.renderers += 1
+        """Return a new scope whose statements go to `lines`."""
+        self.scopes += 1
         lane = self.lane if width > 1 else None
-        uniform = frozenset(self.uniform)
-        return Renderer(
-            self.arguments.site_of, lane, width, lines, self.helpers, f"v{self.renderers}_", uniform
-        )
+        prefix, uniform = f"v{self.scopes}_", frozenset(self.uniform)
+        return Renderer(self.arguments.site_of, lane, width, lines, self.body.helpers, prefix, uniform)
+
+    def loop(self, statements: Callable[[int], Sequence[str]], width: int) -> None:
+        """Add the loops over a row around `statements(width)`; the remainder of a row follows at width 1."""
+        with ExitStack() as stack:
+            for axis in self.inner[:-1] if self.along else self.inner:
+                stack.enter_context(self.body.block(self._head(axis, axis.extent)))
+            if not (self.along and self.inner):
+                self.body.add(*statements(width))
+                return
+            last = self.inner[-1]
+            blocks, remainder = divmod(last.extent, width)
+            with self.body.block(self._head(last, blocks)):
+                self.body.add(*statements(width))
+            if remainder:
+                head = f"for (int {last.name} = {blocks * width}; {last.name} < {last.extent}; ++{last.name})"
+                if last is self._shared_axis:
+                    head = f"if (member == 0) {head}"
+                with self.body.block(head):
+                    self.body.add(*statements(1))
+
+    def _head(self, axis: Axis, rounds: int) -> str:
+        name = axis.name
+        if axis is self._shared_axis:
+            return f"for (int {name} = member; {name} < {rounds}; {name} += {self.members})"
+        unroll = "#pragma unroll\n  " if rounds <= SHORT else ""
+        return f"{unroll}for (int {name} = 0; {name} < {rounds}; ++{name})"
+
+    @property
+    def _shared_axis(self) -> Axis | None:
+        """The loop whose rounds the members of a work-group share: the longest one."""
+        if self.members == 1 or not self.inner:
+            return None
+        last = self.inner[-1]
+        return max(self.inner, key=lambda a: a.extent // self.width if a is last else a.extent)
 
 
 def write_rows(group: FusionGroup, layouts: Mapping[Node, Layout], target: Target) -> KernelSource:
     """Return the kernel of a group whose host reduces rows."""
     host = group.host
     assert isinstance(host, Rows)
-    arguments = arguments_of(written_by(group), list(group.reads), layouts, target.checks)
-    walk_ = _plan(group, host, arguments, target)
-    levels = _levels(host.stages, group.bodies)
-    for level in levels:
-        _reduce(walk_, level)
-    by_row, by_element = _stores(group, host)
-    if by_element:
-        _write_elements(walk_, by_element)
-    if by_row:
-        _write_rows(walk_, by_row)
-    items = _items(walk_, target)
-    source = fill(
-        "rows.cl.jinja",
-        preamble=preamble_of(walk_.helpers),
-        arguments=arguments.text,
-        axes=items.axes,
-        guards=items.guards,
-        lines=walk_.lines,
-        group=walk_.group,
-        scratch=walk_.scratch,
-    )
+    arguments = arguments_of(group.stored, list(group.reads), layouts, target.checks)
+    nest = _nest_of(group, host, arguments, target)
+    for stages in _rounds(host.stages, group.bodies):
+        _reduce(nest, stages)
+    _store(nest, group, host)
+    items = _work_items(nest, target)
+    body, attributes = Body(helpers=nest.body.helpers), ""
+    if nest.members > 1:
+        attributes = f"__attribute__((reqd_work_group_size({nest.members}, 1, 1))) "
+        body.add("const int member = get_local_id(0);")
+        body.add(*[f"__local {kind} {name}[{nest.members}];" for kind, name in nest.shared])
+    body.add(*items.statements, "", *nest.body.lines)
     elements = host.numel * prod([a.extent for a in host.inner])
-    kernel = Kernel(
-        name_in(source),
-        source,
-        arguments.access,
+    kernel = arguments.kernel(
+        body.text("rows", arguments, attributes),
         host.name,
         (work_of(group.bodies) + len(host.stages)) * elements,
-        traffic_of(arguments),
         f"{host.name} over rows of {elements // max(1, host.numel)} elements",
-        arguments.checks,
+        nest.members * sum(_SCALAR_BYTES[kind] for kind, _ in nest.shared),
     )
     return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 
 
-def _levels(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tuple[Stage, Scalar]]]:
-    """Return the stages in rounds: a stage runs together with others that do not need its result."""
+def _rounds(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tuple[Stage, Scalar]]]:
+    """Return the stages by rounds over the row; no stage reads the result of another one in its round."""
     level: dict[str, int] = {}
     rounds: list[list[tuple[Stage, Scalar]]] = []
     for stage, body in zip(stages, bodies, strict=True):
@@ -124,91 +162,68 @@ def _levels(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tupl
     return rounds
 
 
-def _plan(group: FusionGroup, host: Rows, arguments: Arguments, target: Target) -> _Walk:
-    """Choose loops and lanes from how the largest operand, and what is written, lie in memory."""
-    strides = _strides(group, host, arguments)
-    outer, inner = in_memory_order(host.outer, strides), in_memory_order(host.inner, strides)
+def _nest_of(group: FusionGroup, host: Rows, arguments: Arguments, target: Target) -> _Nest:
+    """Choose loops and lanes by the memory order of the largest operand and of the results."""
     stores = [(n, group.computed[n]) for n in group.stored]
-    values = [*group.bodies, *[c.value for _, c in stores]]
-    indices = every_offset(values, stores, arguments)
+    strides = _strides(group.bodies, stores, arguments)
+    outer, inner = in_memory_order(host.outer, strides), in_memory_order(host.inner, strides)
+    indices = every_offset([*group.bodies, *[c.value for _, c in stores]], stores, arguments)
     rows, moved = joined(outer, indices)
+    loops, moved_inner = joined(inner, [i.substitute(moved) for i in indices])
     rename = {a: Axis(f"r{k}", a.extent) for k, a in enumerate(rows)}
-    indices = [i.substitute(moved) for i in indices]
-    loops, moved_inner = joined(inner, indices)
     within = {a: Axis(f"k{k}", a.extent) for k, a in enumerate(loops)}
-    full = {a: _renamed(i, rename) for a, i in moved.items()}
-    full |= {a: _renamed(i, within) for a, i in moved_inner.items()}
+    renamed = {a: _renamed(i, rename) for a, i in moved.items()}
+    renamed |= {a: _renamed(i, within) for a, i in moved_inner.items()}
     rows, loops = tuple(rename.values()), tuple(within.values())
-    arg = any(s.kind.startswith("arg") for s in host.stages)
+    searches = any(s.kind.startswith("arg") for s in host.stages)
     fastest_inner = min([strides.get(a, 1 << 60) for a in host.inner if a.extent > 1], default=1 << 60)
     fastest_outer = min([strides.get(a, 1 << 60) for a in host.outer if a.extent > 1], default=1 << 60)
     along = bool(loops) and (fastest_inner < fastest_outer or not rows)
     lane = loops[-1] if along else (rows[-1] if rows else None)
     if along:
-        width = 1 if arg or lane is None else min(target.vector, _floor_power(lane.extent))
+        width = 1 if searches or lane is None else min(target.vector, 1 << (lane.extent.bit_length() - 1))
     else:
         width = width_of(lane.extent, target.vector) if lane else 1
-    long_row = along and not arg and prod([a.extent for a in loops]) >= 4 * target.row_group
+    long_row = along and not searches and prod([a.extent for a in loops]) >= 4 * target.row_group
     members = target.row_group if long_row else 1
-    return _Walk(rows, loops, full, host.inner, lane, width, along, members, arguments)
+    return _Nest(rows, loops, renamed, host.inner, lane, width, along, members, arguments)
 
 
 def _renamed(index: Index, names: Mapping[Axis, Axis]) -> Index:
     return index.substitute({old: of(new) for old, new in names.items()})
 
 
-def _floor_power(extent: int) -> int:
-    return 1 << (extent.bit_length() - 1)
+def _strides(bodies: Sequence[Scalar], stores: _Stores, arguments: Arguments) -> dict[Axis, int]:
+    """Return the strides of the host's axes in its largest operand, then in smaller ones, then in results."""
+    reads = [s for s in walk(*bodies) if isinstance(s, Read)]
+    reads.sort(key=lambda s: -arguments.sites[s.tensor].layout.nbytes(s.tensor.shape, s.dtype))
+    accesses = [(s.tensor, s.indices) for s in reads] + [(node, item.element) for node, item in stores]
+    strides: dict[Axis, int] = {}
+    for tensor, element in accesses:
+        for axis, stride in strides_of(offset_of(arguments.sites[tensor], element)).items():
+            strides.setdefault(axis, abs(stride))
+    return strides
 
 
-def _strides(group: FusionGroup, host: Rows, arguments: Arguments) -> dict[Axis, int]:
-    """Return the strides of the host's axes in its largest operand, completed by the next ones."""
-    loads = [s for s in walk(*group.bodies) if isinstance(s, Read)]
-    loads.sort(key=lambda s: -arguments.sites[s.tensor].layout.nbytes(s.tensor.shape, s.dtype))
-    found: dict[Axis, int] = {}
-    for load in loads:
-        for axis, stride in strides_of(offset_of(arguments.sites[load.tensor], load.indices)).items():
-            found.setdefault(axis, abs(stride))
-    for node in group.stored:
-        element = group.computed[node].element
-        for axis, stride in strides_of(offset_of(arguments.sites[node], element)).items():
-            found.setdefault(axis, abs(stride))
-    return found
-
-
-def _stores(
-    group: FusionGroup, host: Rows
-) -> tuple[list[tuple[Node, Computed]], list[tuple[Node, Computed]]]:
-    """Return what is written once a row, and what once an element."""
-    inner = {a for a in host.inner if a.extent > 1}
-    rows: list[tuple[Node, Computed]] = []
-    elements: list[tuple[Node, Computed]] = []
-    for node in group.stored:
-        item = group.computed[node]
-        used = set().union(*[axes_of(i) for i in item.element]) if item.element else set()
-        (elements if used & inner else rows).append((node, item))
-    return rows, elements
-
-
-def _reduce(plan: _Walk, level: Sequence[tuple[Stage, Scalar]]) -> None:
-    """Add one round of reductions: accumulators, loops over the row, what joins the lanes."""
-    wide = plan.width if plan.lane else 1
-    rounds = prod([a.extent for a in plan.inner]) // (wide * plan.group if plan.along else 1)
-    made = [
-        Accumulator(s.name, s.kind, s.dtype, body.dtype, wide, plan.along, _is_exact(s, body, rounds))
-        for s, body in level
+def _reduce(nest: _Nest, stages: Sequence[tuple[Stage, Scalar]]) -> None:
+    """Add one round of reductions: accumulators, loops over the row, and the join of lanes and members."""
+    body, width = nest.body, nest.width if nest.lane else 1
+    rounds = prod([a.extent for a in nest.inner]) // (width * nest.members if nest.along else 1)
+    accumulators = [
+        _Accumulator(s.name, s.kind, s.dtype, value.dtype, width, nest.along, _is_exact(s, value, rounds))
+        for s, value in stages
     ]
-    for accumulator in made:
-        plan.lines += accumulator.declare()
-    bodies = [substitute(body, plan.moved) for _, body in level]
-    _loop(plan, lambda width, lines: _accumulate(plan, made, bodies, width, lines), wide)
-    for accumulator in made:
-        plan.lines += accumulator.close()
-        if plan.group > 1:
-            plan.scratch.append((accumulator.type, f"{accumulator.name}_s"))
-            plan.lines += accumulator.share(plan.group)
-        if plan.along:
-            plan.uniform.add(accumulator.name)
+    for accumulator in accumulators:
+        body.add(*accumulator.declare())
+    values = [substitute(value, nest.moved) for _, value in stages]
+    nest.loop(lambda lanes: _accumulate(nest, accumulators, values, lanes), width)
+    for accumulator in accumulators:
+        body.add(*accumulator.close())
+        if nest.members > 1:
+            nest.shared.append((accumulator.type, f"{accumulator.name}_s"))
+            body.add(*accumulator.share(nest.members))
+        if nest.along:
+            nest.uniform.add(accumulator.name)
 
 
 def _is_exact(stage: Stage, body: Scalar, rounds: int) -> bool:
@@ -216,104 +231,178 @@ def _is_exact(stage: Stage, body: Scalar, rounds: int) -> bool:
 
 
 def _accumulate(
-    plan: _Walk, made: Sequence[Accumulator], bodies: Sequence[Scalar], width: int, lines: list[str]
-) -> None:
-    renderer = plan.renderer(width, lines)
-    values = [renderer.value(body, wide=True) for body in bodies]
-    position = _position(plan, lines) if any(a.searches for a in made) else ""
-    for accumulator, value in zip(made, values, strict=True):
-        tail = plan.along and width < plan.width
-        lines += accumulator.add(value, position, tail)
-
-
-def _position(plan: _Walk, lines: list[str]) -> str:
-    """Return the row-major position among the inner axes, as C text."""
-    place = flatten([plan.moved[a] for a in plan.order], [a.extent for a in plan.order])
-    return plan.renderer(1, lines).integer(place)
-
-
-def _loop(plan: _Walk, body: _Body, wide: int) -> None:
-    """Add the loops over a row around what `body(width, lines)` adds; the odd rest of a row follows alone."""
-    depth = 0
-    loops = plan.inner
-    shared = _shared_axis(plan)
-    for axis in loops[:-1] if plan.along else loops:
-        plan.lines.append("  " * depth + _header(axis.name, axis.extent, plan.group if axis is shared else 1))
-        depth += 1
-    if plan.along and loops:
-        last = loops[-1]
-        blocks, rest = divmod(last.extent, wide)
-        members = plan.group if last is shared else 1
-        _block(plan, depth, _header(last.name, blocks, members), wide, body)
-        if rest:
-            head = f"for (int {last.name} = {blocks * wide}; {last.name} < {last.extent}; ++{last.name}) {{"
-            if members > 1:
-                head = f"if (member == 0) {head}"
-            _block(plan, depth, head, 1, body)
-    else:
-        inside: list[str] = []
-        body(wide, inside)
-        plan.lines += ["  " * depth + line for line in inside]
-    for level in range(depth - 1, -1, -1):
-        plan.lines.append("  " * level + "}")
-
-
-def _block(plan: _Walk, depth: int, head: str, width: int, body: _Body) -> None:
-    inside: list[str] = []
-    body(width, inside)
-    plan.lines.append("  " * depth + head)
-    plan.lines += ["  " * (depth + 1) + line for line in inside]
-    plan.lines.append("  " * depth + "}")
-
-
-def _shared_axis(plan: _Walk) -> Axis | None:
-    """Return the loop whose rounds the members of a work-group share: the longest one."""
-    if plan.group == 1 or not plan.inner:
-        return None
-    last = plan.inner[-1]
-    blocks = {a: a.extent // plan.width if a is last else a.extent for a in plan.inner}
-    return max(plan.inner, key=lambda a: blocks[a])
-
-
-def _header(name: str, rounds: int, members: int) -> str:
-    if members > 1:
-        return f"for (int {name} = member; {name} < {rounds}; {name} += {members}) {{"
-    unroll = "#pragma unroll\n  " if rounds <= SHORT else ""
-    return f"{unroll}for (int {name} = 0; {name} < {rounds}; ++{name}) {{"
-
-
-def _write_rows(plan: _Walk, stores: Sequence[tuple[Node, Computed]]) -> None:
-    width = 1 if plan.along else plan.width
+    nest: _Nest, accumulators: Sequence[_Accumulator], bodies: Sequence[Scalar], width: int
+) -> list[str]:
     lines: list[str] = []
-    renderer = plan.renderer(width, lines)
-    _write(plan, renderer, stores)
-    if plan.group > 1:
-        lines = ["if (member == 0) {", *["  " + line for line in lines], "}"]
-    plan.lines += lines
+    renderer = nest.renderer(width, lines)
+    values = [renderer.value(body, wide=True) for body in bodies]
+    position = ""
+    if any(a.searches for a in accumulators):  # the row-major position among the inner axes
+        place = flatten([nest.moved[a] for a in nest.order], [a.extent for a in nest.order])
+        position = nest.renderer(1, lines).integer(place)
+    for accumulator, value in zip(accumulators, values, strict=True):
+        lines += accumulator.add(value, position, nest.along and width < nest.width)
+    return lines
 
 
-def _write_elements(plan: _Walk, stores: Sequence[tuple[Node, Computed]]) -> None:
-    def body(width: int, lines: list[str]) -> None:
-        _write(plan, plan.renderer(width, lines), stores)
+def _store(nest: _Nest, group: FusionGroup, host: Rows) -> None:
+    """Add the statements that write results: one value an element in loops, then one value a row."""
+    inner = {a for a in host.inner if a.extent > 1}
+    by_row: list[tuple[Node, Computed]] = []
+    by_element: list[tuple[Node, Computed]] = []
+    for node in group.stored:
+        item = group.computed[node]
+        used = set().union(*[axes_of(i) for i in item.element])
+        (by_element if used & inner else by_row).append((node, item))
 
-    _loop(plan, body, plan.width if plan.lane else 1)
+    def statements(stores: _Stores, width: int) -> list[str]:
+        lines: list[str] = []
+        write_all(nest.renderer(width, lines), stores, nest.arguments, nest.moved)
+        return lines
+
+    if by_element:
+        nest.loop(lambda width: statements(by_element, width), nest.width if nest.lane else 1)
+    if by_row:
+        with nest.body.block("if (member == 0)") if nest.members > 1 else nullcontext():
+            nest.body.add(*statements(by_row, 1 if nest.along else nest.width))
 
 
-def _write(plan: _Walk, renderer: Renderer, stores: Sequence[tuple[Node, Computed]]) -> None:
-    values = [substitute(c.value, plan.moved) for _, c in stores]
-    for value in values:
-        renderer.value(value)
-    for (node, item), value in zip(stores, values, strict=True):
-        element = [i.substitute(plan.moved) for i in item.element]
-        renderer.store(plan.arguments.sites[node], element, value)
-
-
-def _items(plan: _Walk, target: Target) -> Items:
-    counts = {plan.lane: plan.lane.extent // plan.width} if plan.lane and not plan.along else {}
-    if plan.group == 1:
-        return spread(plan.rows, counts, target)
-    count, axes, step = prod([a.extent for a in plan.rows]), [], 1
-    for axis in reversed(plan.rows):
+def _work_items(nest: _Nest, target: Target) -> WorkItems:
+    if nest.members == 1:
+        counts = {nest.lane: nest.lane.extent // nest.width} if nest.lane and not nest.along else {}
+        return spread(nest.rows, counts, target)
+    axes, step = [], 1
+    for axis in reversed(nest.rows):
         axes.append((axis.name, f"(get_group_id(0) / {step}) % {axis.extent}"))
         step *= axis.extent
-    return Items(tuple(axes), (), (max(1, count) * plan.group,), (plan.group,))
+    return WorkItems(tuple(declared(axes)), (step * nest.members,), (nest.members,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Accumulator:
+    """One reduction in a kernel.
+
+    name: the variable of the result; `name_l` are the lanes while the loops run, `name_t` is the remainder of
+    a row. kind, dtype: as in the stage. of: the dtype of the reduced values. width: lanes. along: the lanes
+    are neighbours in one row, not rows of their own. exact: a long sum of floats is compensated (Kahan), so
+    that its error does not grow with its length. Bools are 1 and 0 as scalars, masks of -1 and 0 in lanes.
+    """
+
+    name: str
+    kind: ReduceKind
+    dtype: str
+    of: str
+    width: int
+    along: bool
+    exact: bool = False
+
+    @property
+    def type(self) -> str:
+        """OpenCL type of one result."""
+        return COMPUTE[self.dtype]
+
+    @property
+    def searches(self) -> bool:
+        """Whether it looks for a position: argmax and argmin."""
+        return self.kind in ("argmax", "argmin")
+
+    def start(self, lanes: bool = False) -> str:
+        """The result over nothing."""
+        kind = self.kind.removeprefix("arg")
+        if kind in ("any", "all"):
+            return "0" if kind == "any" else ("-1" if lanes else "1")
+        if kind in ("sum", "prod"):
+            return literal(0 if kind == "sum" else 1, self.of)
+        if COMPUTE[self.of] in ("float", "double"):
+            return literal(float("-inf") if kind == "max" else float("inf"), self.of)
+        bits = 63 if COMPUTE[self.of] == "long" else 31
+        return literal(-(2**bits) if kind == "max" else 2**bits - 1, self.of)
+
+    def declare(self) -> list[str]:
+        """Return the statements before the loops."""
+        if self.searches:
+            value, place = _sized(COMPUTE[self.of], self.width), _sized("int", self.width)
+            return [
+                f"{value} {self.name}_b = ({value})({self.start()});",
+                f"{place} {self.name}_p = ({place})(0);",
+            ]
+        wide = _sized(self.type, self.width)
+        lost = [f"{wide} {self.name}_c = ({wide})(0);"] if self.exact else []
+        if self.width == 1:
+            return [f"{self.type} {self.name} = {self.start()};", *lost]
+        lines = [f"{wide} {self.name}_l = ({wide})({self.start(lanes=True)});", *lost]
+        return [*lines, f"{self.type} {self.name}_t = {self.start()};"] if self.along else lines
+
+    def add(self, value: str, position: str, tail: bool) -> list[str]:
+        """Return the statements within the loops.
+
+        position: of the element in its row, as C text. tail: for the remainder of a row.
+        """
+        if self.searches:
+            best, sign = f"{self.name}_b", ">" if self.kind == "argmax" else "<"
+            better = f"({value} {sign} {best})"
+            if self._may_be_nan:
+                better = f"({better} | (({value} != {value}) & ({best} == {best})))"
+            place = _sized("int", self.width)
+            mask = better  # as wide as the compared values
+            if self.width > 1 and COMPUTE[self.of] in ("double", "long"):
+                mask = f"convert_{place}({better})"
+            return [
+                f"{self.name}_p = {mask} ? ({place})({position}) : {self.name}_p;",
+                f"{best} = {better} ? {value} : {best};",
+            ]
+        target = self.name if self.width == 1 else f"{self.name}_t" if tail else f"{self.name}_l"
+        if self.exact and not tail:
+            wide, lost, term = _sized(self.type, self.width), f"{self.name}_c", f"{self.name}_y"
+            return [
+                f"const {wide} {term} = {value} - {lost};",
+                f"const {wide} {self.name}_n = {target} + {term};",
+                f"{lost} = ({self.name}_n - {target}) - {term};",
+                f"{target} = {self.name}_n;",
+            ]
+        return [f"{target} = {self._joined(target, value)};"]
+
+    def close(self) -> list[str]:
+        """Return the statements behind the loops, after which `name` holds the result."""
+        if self.searches:
+            wide = _sized("long", self.width)
+            return [f"const {wide} {self.name} = convert_{wide}({self.name}_p);"]
+        if self.width == 1:
+            return []
+        if not self.along:
+            return [f"const {_sized(self.type, self.width)} {self.name} = {self.name}_l;"]
+        lane = "({0}_l.s{1:x} != 0)" if self.dtype == "bool" else "{0}_l.s{1:x}"
+        lines = [f"{self.type} {self.name}_{k} = {lane.format(self.name, k)};" for k in range(self.width)]
+        half = self.width // 2
+        while half:
+            for k in range(half):
+                lines.append(
+                    f"{self.name}_{k} = {self._joined(f'{self.name}_{k}', f'{self.name}_{k + half}')};"
+                )
+            half //= 2
+        return [*lines, f"{self.type} {self.name} = {self._joined(f'{self.name}_0', f'{self.name}_t')};"]
+
+    def share(self, members: int) -> list[str]:
+        """Return the statements that join the results of a work-group's members in a fixed order."""
+        mine, other = f"{self.name}_s[member]", f"{self.name}_s[member + step]"
+        return [
+            f"{mine} = {self.name};",
+            "barrier(CLK_LOCAL_MEM_FENCE);",
+            f"for (int step = {members // 2}; step > 0; step >>= 1) {{",
+            f"  if (member < step) {mine} = {self._joined(mine, other)};",
+            "  barrier(CLK_LOCAL_MEM_FENCE);",
+            "}",
+            f"{self.name} = {self.name}_s[0];",
+        ]
+
+    def _joined(self, left: str, right: str) -> str:
+        form = _JOIN[self.kind] if self._may_be_nan else _OF_WHOLE.get(self.kind, _JOIN[self.kind])
+        return form.format(left, right)
+
+    @property
+    def _may_be_nan(self) -> bool:
+        return COMPUTE[self.of] in ("float", "double")
+
+
+def _sized(kind: str, width: int) -> str:
+    return kind if width == 1 else f"{kind}{width}"

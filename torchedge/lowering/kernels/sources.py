@@ -1,0 +1,228 @@
+"""Kernel texts: arguments, work-items, statements, and the Kernel that a Program launches.
+
+A kernel with a fixed loop structure is a template of `export/kernels`: products, convolutions and their
+gradients. A kernel whose loops follow from its tensors is built statement by statement in a `Body`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from torchedge.expressions.dialect import STORED, Site
+from torchedge.expressions.indices import Axis
+from torchedge.lowering.nodes import Node, Stored
+from torchedge.lowering.programs import Access, Kernel
+from torchedge.lowering.targets import Target
+from torchedge.textures.layouts import Layout
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_NAME = "KERNEL_NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A launch in the making: the kernel, its tensors (nodes, in the order of arguments), its work-items."""
+
+    kernel: Kernel
+    tensors: tuple[Node, ...]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...] | None
+    scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a kernel: where each node lies, and how the kernel uses it.
+
+    checks: the kernel reports accesses outside its tensors. in_place: (argument read, argument written) that
+    may be the same memory.
+    """
+
+    sites: Mapping[Node, Site]
+    tensors: tuple[Node, ...]
+    access: tuple[Access, ...]
+    checks: bool = False
+    in_place: tuple[tuple[int, int], ...] = ()
+
+    def site_of(self, node: Node) -> Site:
+        """Return where a node lies."""
+        return self.sites[node]
+
+    @property
+    def text(self) -> str:
+        """The parameter list in OpenCL C."""
+        aliased = {f"t{position}" for pair in self.in_place for position in pair}
+        parts = []
+        for node, access in zip(self.tensors, self.access, strict=True):
+            site = self.sites[node]
+            if site.layout.storage == "buffer":
+                const = "const " if access == "read" else ""
+                once = "" if access == "update" or site.name in aliased else " restrict"
+                parts.append(f"__global {const}{STORED[site.dtype]}*{once} {site.name}")
+            else:
+                parts.append(f"{'read' if access == 'read' else 'write'}_only image2d_t {site.name}")
+        return ", ".join([*parts, "__global int* te_words"] if self.checks else parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, each counted once."""
+        sites = [self.sites[node] for node in self.tensors]
+        return sum(site.layout.nbytes(site.shape, site.dtype) for site in sites)
+
+    def kernel(self, source: str, kind: str, flops: int, reference: str, local_bytes: int = 0) -> Kernel:
+        """Return the kernel with these arguments and a text."""
+        name = source.split("__kernel void ", 1)[1].split("(", 1)[0]
+        return Kernel(
+            name,
+            source,
+            self.access,
+            kind,
+            flops,
+            self.nbytes,
+            reference,
+            self.checks,
+            self.in_place,
+            local_bytes,
+        )
+
+
+def arguments_of(
+    written: Mapping[Node, Stored | None],
+    read: Sequence[Node],
+    layouts: Mapping[Node, Layout],
+    checks: bool = False,
+) -> Arguments:
+    """Return the arguments of a kernel that writes and reads nodes.
+
+    written: by node the stored tensor that it overwrites, which is one argument even where it is read too.
+    """
+    sites: dict[Node, Site] = {}
+    tensors: list[Node] = []
+    access: list[Access] = []
+    for node, target in written.items():
+        key = target or node
+        site = Site(f"t{len(tensors)}", key.shape, key.dtype, layouts[key], checks * (len(tensors) + 1))
+        sites[node] = sites[key] = site
+        tensors.append(key)
+        access.append("update" if key in read else "write")
+    for node in read:
+        if node not in sites:
+            number = checks * (len(tensors) + 1)
+            sites[node] = Site(f"t{len(tensors)}", node.shape, node.dtype, layouts[node], number)
+            tensors.append(node)
+            access.append("read")
+    return Arguments(sites, tuple(tensors), tuple(access), checks)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItems:
+    """How loops spread over work-items: the statements that find the loop variables, and the launch sizes."""
+
+    statements: tuple[str, ...]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+
+
+def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], target: Target) -> WorkItems:
+    """Spread loops (outermost first) over work-items: the two innermost as dimensions 0 and 1, the rest as 2.
+
+    counts: work-items of an axis where they are not its extent (vectors).
+    """
+    order = list(reversed(loops))
+    sizes = [counts.get(a, a.extent) for a in order]
+    axes = [(a.name, f"get_global_id({k})") for k, a in enumerate(order[:2])]
+    rest, step = order[2:], 1
+    for number, axis in enumerate(rest):
+        text = "get_global_id(2)" if step == 1 else f"get_global_id(2) / {step}"
+        size = counts.get(axis, axis.extent)
+        last = number == len(rest) - 1
+        axes.append((axis.name, text if last else f"({text}) % {size}"))
+        step *= size
+    wanted = [*sizes[:2], *([prod(sizes[2:])] if rest else [])] or [1]
+    local, left = [], group_size(prod(wanted), target)
+    for size in wanted:
+        part = min(_power_below(size), left)
+        local.append(part)
+        left //= part
+    padded = [-(-size // part) * part for size, part in zip(wanted, local, strict=True)]
+    guards = [
+        f"if (get_global_id({k}) >= {size}) return;"
+        for k, (size, p) in enumerate(zip(wanted, padded, strict=True))
+        if p != size
+    ]
+    return WorkItems((*guards, *declared(axes)), tuple(padded), tuple(local))
+
+
+def declared(axes: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the statements that declare loop variables, given as (name, value)."""
+    return [f"const int {name} = {value};" for name, value in axes]
+
+
+def group_size(items: int, target: Target) -> int:
+    """Return the size of a work-group: the target's, or less where some processors would be idle."""
+    return min(target.group, max(target.least_group, items // target.work_items))
+
+
+def _power_below(size: int) -> int:
+    """Return the size itself where it is small, else the largest power of two that is not above it."""
+    return size if size <= 64 else 1 << (size.bit_length() - 1)
+
+
+@dataclass(slots=True)
+class Body:
+    """The statements of a kernel, indented by block, and the helper texts that stand before it."""
+
+    lines: list[str] = field(default_factory=list)
+    helpers: dict[str, None] = field(default_factory=dict)
+    depth: int = 0
+
+    def add(self, *statements: str) -> None:
+        """Add statements to the block that is open."""
+        self.lines += ["  " * self.depth + line if line else "" for line in statements]
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Open a block such as a loop; statements that are added meanwhile stand in it."""
+        self.add(head + " {")
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.add("}")
+
+    def text(self, stem: str, arguments: Arguments, attributes: str = "") -> str:
+        """Return the kernel; its name is `stem` and a hash of the text."""
+        lines = [f"  {line}" if line else "" for line in self.lines]
+        head = f"\n{''.join(self.helpers)}{attributes}__kernel void {_NAME}({arguments.text}) {{"
+        return _named("\n".join([head, *lines, "}\n"]), stem)
+
+
+@cache
+def _environment() -> Environment:
+    """Return the Jinja2 environment over the kernel templates."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from torchedge.storage import data_folder
+
+    return Environment(
+        loader=FileSystemLoader(data_folder("export") / "kernels"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+
+
+def fill(template: str, **values: Any) -> str:  # noqa: ANN401 - any value of a template
+    """Return the kernel of a template; its name is the template's and a hash of the text."""
+    text = _environment().get_template(f"{template}.cl.jinja").render(name=_NAME, **values)
+    return _named(text, template)
+
+
+def _named(text: str, stem: str) -> str:
+    return text.replace(_NAME, f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:10]}")
