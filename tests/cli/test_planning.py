@@ -166,7 +166,10 @@ WRONG = {
     "nothing": (("plan",), "--instance FILE"),
     "no such file": (("plan", "--instance", "nowhere.json"), "nowhere.json"),
     "a folder": (("plan", "--instance", "."), "regular file"),
-    "a plan for an instance": (("plan", "--instance", "good.json"), "has no 'chunk_bytes'"),
+    "a plan for an instance": (
+        ("plan", "--instance", "good.json"),
+        "the overlap instance has the unknown key 'loads'",
+    ),
     "an instance for a plan": ((*TOY, "--verify", "toy.json"), "unknown key"),
     "no such plan": ((*TOY, "--verify", "nowhere.json"), "nowhere.json"),
     "verifying into a file": ((*TOY, "--verify", "good.json", "--out", "x.json"), "leave out --out"),

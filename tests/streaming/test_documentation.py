@@ -7,8 +7,8 @@ import pytest
 from oracles.exhaustive_plans import best_plan
 
 from torchedge.storage.documents import parse_json
-from torchedge.streaming.instances import instance_document, parse_instance
-from torchedge.streaming.plans import parse_plan, plan_document
+from torchedge.streaming.instances import INSTANCES
+from torchedge.streaming.plans import PLANS
 from torchedge.streaming.verification import check_plan
 
 
@@ -24,8 +24,8 @@ def example(text):
 
 
 def test_the_example_is_an_optimal_plan(example):
-    instance = parse_instance("docs", parse_json("docs", example[0].encode()))
-    plan = parse_plan("docs", parse_json("docs", example[1].encode()))
+    instance = INSTANCES.parse("docs", parse_json("docs", example[0].encode()))
+    plan = PLANS.parse("docs", parse_json("docs", example[1].encode()))
     found = check_plan(instance, plan)
     assert found.objective == Fraction(4) and found.resident_chunks == (1, 3, 2, 3, 1)
     assert plan.status == "OPTIMAL" and best_plan(instance).objective == pytest.approx(4)
@@ -33,9 +33,9 @@ def test_the_example_is_an_optimal_plan(example):
 
 def test_every_entry_is_in_a_table(example, text):
     documents = [parse_json("docs", made.encode()) for made in example]
-    instance = parse_instance("docs", documents[0])
-    assert instance_document(instance) == documents[0]
-    assert plan_document(parse_plan("docs", documents[1])) == documents[1]
+    instance = INSTANCES.parse("docs", documents[0])
+    assert INSTANCES.document(instance) == documents[0]
+    assert PLANS.document(PLANS.parse("docs", documents[1])) == documents[1]
     keys = {key for document in documents for key in document}
     keys |= {"memory_chunks", "residency", "distance", *documents[1]["loads"][0]}
     keys |= {*documents[0]["layers"][0], *documents[0]["weights"][0]}

@@ -12,12 +12,11 @@ from oracles.random_instances import CHUNK_BYTES, instances, layer, random_insta
 
 from torchedge.errors import InputError, ProfileError, TorchedgeError
 from torchedge.streaming.instances import (
+    INSTANCES,
     MAX_CHUNKS,
     MAX_FILE_BYTES,
     Instance,
     Weight,
-    instance_document,
-    parse_instance,
     read_instance,
     write_instance,
 )
@@ -31,7 +30,7 @@ INSTANCE = Instance(
 
 
 def document(**changes):
-    return instance_document(INSTANCE) | changes
+    return INSTANCES.document(INSTANCE) | changes
 
 
 def refused(text, tmp_path, error=TorchedgeError, suffix=".json"):
@@ -84,7 +83,7 @@ def test_a_name_is_kept_and_two_runs_give_the_same_bytes(tmp_path):
 def test_optional_keys_are_left_out_at_their_defaults():
     assert set(document()) == {"chunk_bytes", "layers", "weights", "m_peak_chunks", "lambda"}
     other = replace(INSTANCE, memory_chunks=9, residency="weights", distance="chunks", name="x")
-    extra = set(instance_document(other)) - set(document())
+    extra = set(INSTANCES.document(other)) - set(document())
     assert extra == {"memory_chunks", "residency", "distance", "name"}
 
 
@@ -103,7 +102,7 @@ def test_optional_keys_are_left_out_at_their_defaults():
 def test_unusual_and_fine(changes, tmp_path):
     (tmp_path / "i.json").write_text(json.dumps(document(**changes)))
     instance = read_instance(tmp_path / "i.json")
-    assert parse_instance("again", instance_document(instance)) == instance
+    assert INSTANCES.parse("again", INSTANCES.document(instance)) == instance
 
 
 def test_instances_do_not_change():
@@ -134,11 +133,15 @@ WRONG = {
     "fractional chunk size": (("chunk_bytes",), 1024.0, "chunk_bytes is 1024.0; expected a whole number"),
     "chunk size as text": (("chunk_bytes",), "1024", "chunk_bytes is '1024'"),
     "chunk size true": (("chunk_bytes",), True, "chunk_bytes is True"),
-    "huge chunk size": (("chunk_bytes",), BIG, "chunk_bytes is 0x"),
-    "empty layers": (("layers",), [], "layers holds 0 entries"),
-    "layers of another type": (("layers",), {"a": 1}, "expected a list of objects"),
-    "layers of numbers": (("layers",), [1], "expected a list of objects"),
-    "weights null": (("weights",), None, "expected a list of objects"),
+    "huge chunk size": (
+        ("chunk_bytes",),
+        BIG,
+        "chunk_bytes is 1000000000000000000; expected",
+    ),
+    "empty layers": (("layers",), [], "layers is []; expected a list of 1 to 100,000 entries"),
+    "layers of another type": (("layers",), {"a": 1}, "expected a list of 1 to 100,000 entries"),
+    "layers of numbers": (("layers",), [1], "layers[0] is 1; expected an object"),
+    "weights null": (("weights",), None, "weights is None; expected a list of at most 100,000 entries"),
     "lambda above one": (("lambda",), 1.1, "lambda is 1.1; expected a number from 0 to 1"),
     "negative lambda": (("lambda",), -0.1, "lambda is -0.1"),
     "lambda as text": (("lambda",), "0.9", "lambda is '0.9'"),
@@ -152,25 +155,29 @@ WRONG = {
     "unknown distance": (("distance",), None, "expected one of layers, chunks"),
     "no name": (("name",), "", "name is ''"),
     "number for a name": (("name",), 3, "name is 3"),
-    "layer without class": (("layers", 1, "class"), ..., "layer 2 has no 'class'"),
-    "layer with more": (("layers", 0, "colour"), 1, "layer 1 has the unknown key 'colour'"),
+    "layer without class": (("layers", 1, "class"), ..., "layers[1] has no 'class'"),
+    "layer with more": (("layers", 0, "colour"), 1, "layers[0] has the unknown key 'colour'"),
     "unknown class": (("layers", 0, "class"), "matmul", "elemental, reusable, hierarchical"),
-    "negative capacity": (("layers", 0, "capacity_chunks"), -1, "layer 1: capacity_chunks is -1"),
+    "negative capacity": (("layers", 0, "capacity_chunks"), -1, "layers[0].capacity_chunks is -1"),
     "fractional capacity": (("layers", 0, "capacity_chunks"), 0.5, "capacity_chunks is 0.5"),
-    "huge capacity": (("layers", 0, "capacity_chunks"), BIG, "capacity_chunks is 0x"),
+    "huge capacity": (
+        ("layers", 0, "capacity_chunks"),
+        BIG,
+        "expected a whole number from 0 to 2,147,483,648",
+    ),
     "negative latency": (("layers", 0, "latency_ms"), -0.1, "latency_ms is -0.1"),
-    "nameless layer": (("layers", 0, "name"), "", "layer 1: name is ''"),
+    "nameless layer": (("layers", 0, "name"), "", "layers[0].name is ''"),
     "long layer name": (("layers", 0, "name"), "x" * 1001, "1 to 1000"),
     "unprintable name": (("layers", 0, "name"), "a\x1b[2J", "printable"),
     "half a character": (("weights", 0, "name"), "\ud800", "printable"),
     "weight without bytes": (("weights", 0, "bytes"), ..., "weights[0] has no 'bytes'"),
     "weight with more": (("weights", 1, "rank"), 2, "weights[1] has the unknown key 'rank'"),
-    "nameless weight": (("weights", 0, "name"), None, "weights[0]: name is None"),
-    "negative bytes": (("weights", 0, "bytes"), -5, "weight 'w0': bytes is -5"),
-    "empty weight": (("weights", 0, "bytes"), 0, "weight 'w0': bytes is 0"),
+    "nameless weight": (("weights", 0, "name"), None, "weights[0].name is None"),
+    "negative bytes": (("weights", 0, "bytes"), -5, "weights[0].bytes is -5"),
+    "empty weight": (("weights", 0, "bytes"), 0, "weights[0].bytes is 0"),
     "negative chunks": (("weights", 0, "chunks"), -3, "chunks is -3"),
     "no chunks": (("weights", 0, "chunks"), 0, "chunks is 0"),
-    "huge chunks": (("weights", 0, "chunks"), BIG, "chunks is 0x"),
+    "huge chunks": (("weights", 0, "chunks"), BIG, "expected a whole number from 1 to 2,147,483,648"),
     "10^7 chunks of no bytes": (("weights", 0, "chunks"), 10**7, "expected 3 chunks"),
     "too few chunks": (("weights", 0, "chunks"), 2, "2 chunks of 1024 bytes for 3071 bytes; expected 3"),
     "used by layer zero": (("weights", 0, "first_use"), 0, "first_use is 0; expected a whole number from 1"),
@@ -205,7 +212,8 @@ def test_wrong_entries_are_named(case, tmp_path):
         ('{"chunk_bytes": 99999999999999999999}', "64 bits"),
         ('{"chunk_bytes": ' + "9" * 5000 + "}", "x.json"),
         ('{"lambda": 0.9, "lambda": 0.1}', "'lambda' stands twice"),
-        ('{"a": 1}', "has no 'chunk_bytes'"),
+        ('{"a": 1}', "the overlap instance has the unknown key 'a'; expected only chunk_bytes"),
+        ("{}", "the overlap instance has no 'chunk_bytes'"),
     ],
 )
 def test_what_is_no_instance_at_all(text, says, tmp_path):
@@ -268,7 +276,7 @@ def test_as_many_chunks_as_allowed():
 
 @pytest.mark.parametrize(("key", "entry"), [("layers", layer(1, 1)), ("weights", weight(0, 1, 1, 1))])
 def test_too_many_entries(key, entry):
-    with pytest.raises(InputError, match=f"{key} holds 100001 entries"):
+    with pytest.raises(InputError, match=f"{key} is a list of 100001 .* expected .* 100,000 entries"):
         replace(INSTANCE, **{key: (entry,) * 100_001})
 
 
@@ -285,6 +293,6 @@ def test_any_value_anywhere_gives_an_instance_or_an_error_in_one_line(data):
     entry = data.draw(st.sampled_from([made, made["layers"][0], made["weights"][0]]))
     entry[data.draw(st.sampled_from(sorted(entry)))] = data.draw(JSON)
     try:
-        assert isinstance(parse_instance("x", made), Instance)
+        assert isinstance(INSTANCES.parse("x", made), Instance)
     except InputError as error:
         assert "\n" not in str(error)

@@ -14,10 +14,10 @@ import torchedge
 from torchedge.devices import find_device
 from torchedge.errors import DeviceError, InputError, LimitError
 from torchedge.streaming.fusion import fuse
-from torchedge.streaming.instances import parse_instance
+from torchedge.streaming.instances import INSTANCES
 from torchedge.streaming.layering import lay_out
 from torchedge.streaming.planning import plan_graph
-from torchedge.streaming.plans import parse_plan, read_plan, write_plan
+from torchedge.streaming.plans import PLANS, read_plan, write_plan
 from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.streaming.verification import verify_plan
@@ -156,8 +156,8 @@ def test_json_holds_the_plan_and_its_instance(found, tmp_path):
     text = found.to_json(tmp_path / "all.json")
     document = json.loads(text)
     assert json.loads((tmp_path / "all.json").read_text(encoding="utf-8")) == document
-    plan = parse_plan("text", document["plan"])
-    assert plan == found.plan and parse_instance("text", document["instance"]) == found.instance
+    plan = PLANS.parse("text", document["plan"])
+    assert plan == found.plan and INSTANCES.parse("text", document["instance"]) == found.instance
     write_plan(tmp_path / "plan.json", plan)
     assert read_plan(tmp_path / "plan.json") == found.plan
     assert document["simulated"]["latency_ms"] == found.timeline.latency_ms

@@ -11,9 +11,9 @@ from oracles.random_instances import instances
 from torchedge.errors import InputError, ProfileError, TorchedgeError
 from torchedge.streaming.plans import (
     MAX_FILE_BYTES,
+    PLANS,
     ChunkLoad,
     OverlapPlan,
-    plan_document,
     read_plan,
     write_plan,
 )
@@ -58,32 +58,32 @@ def test_a_solver_may_only_tell_what_json_holds(tmp_path):
 
 
 WRONG = {
-    "no status": (("status",), ..., "the plan has no 'status'"),
-    "no solver": (("solver",), ..., "the plan has no 'solver'"),
-    "unknown key": (("comment",), 1, "the plan has the unknown key 'comment'"),
+    "no status": (("status",), ..., "the overlap plan has no 'status'"),
+    "no solver": (("solver",), ..., "the overlap plan has no 'solver'"),
+    "unknown key": (("comment",), 1, "the overlap plan has the unknown key 'comment'"),
     "unknown status": (("status",), "UNKNOWN" * 1000, "expected one of OPTIMAL, FEASIBLE, INFEASIBLE"),
-    "number for a status": (("status",), 3, "status is a int"),
-    "text for an objective": (("objective",), "2.1", "objective is a str; expected int or float or null"),
-    "truth for an objective": (("objective",), True, "objective is a bool"),
-    "list for a bound": (("lower_bound",), [], "lower_bound is a list"),
-    "text to preload": (("preload",), "w2", "preload is a str"),
-    "number to preload": (("preload", 0), 2, "preload holds something that is no text"),
-    "object of loads": (("loads",), {}, "loads is a dict"),
-    "a number for a load": (("loads", 1), 7, "loads[1] is no object"),
+    "number for a status": (("status",), 3, "status is 3; expected one of OPTIMAL"),
+    "text for an objective": (("objective",), "2.1", "objective is '2.1'; expected a number or null"),
+    "truth for an objective": (("objective",), True, "objective is True; expected a number or null"),
+    "list for a bound": (("lower_bound",), [], "lower_bound is []; expected a number or null"),
+    "text to preload": (("preload",), "w2", "preload is 'w2'; expected a list"),
+    "number to preload": (("preload", 0), 2, "preload[0] is 2; expected printable text"),
+    "object of loads": (("loads",), {}, "loads is {}; expected a list"),
+    "a number for a load": (("loads", 1), 7, "loads[1] is 7; expected an object"),
     "load without a layer": (("loads", 1, "layer"), ..., "loads[1] has no 'layer'"),
     "load with more": (("loads", 0, "bytes"), 1, "loads[0] has the unknown key 'bytes'"),
-    "load of a number": (("loads", 0, "weight"), 1, "weight is a int"),
-    "fractional chunks": (("loads", 0, "chunks"), 1.0, "chunks is a float"),
-    "truth for chunks": (("loads", 0, "chunks"), True, "chunks is a bool"),
-    "no peak": (("peak_chunks",), None, "peak_chunks is a NoneType"),
-    "list for a solver": (("solver",), [], "solver is a list"),
+    "load of a number": (("loads", 0, "weight"), 1, "loads[0].weight is 1; expected printable text"),
+    "fractional chunks": (("loads", 0, "chunks"), 1.0, "loads[0].chunks is 1.0; expected a whole number"),
+    "truth for chunks": (("loads", 0, "chunks"), True, "loads[0].chunks is True; expected a whole number"),
+    "no peak": (("peak_chunks",), None, "peak_chunks is None; expected a whole number"),
+    "list for a solver": (("solver",), [], "solver is []; expected an object"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_entries_are_named(case, tmp_path):
     where, value, says = WRONG[case]
-    made = json.loads(json.dumps(plan_document(PLAN)))
+    made = json.loads(json.dumps(PLANS.document(PLAN)))
     *way, last = where
     entry = made
     for step in way:

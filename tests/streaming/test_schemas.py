@@ -11,15 +11,15 @@ from oracles.random_instances import CHUNK_BYTES, layer, random_instance, weight
 from torchedge.errors import InputError
 from torchedge.storage import data_folder
 from torchedge.streaming import instances as parsing
-from torchedge.streaming.instances import Instance, instance_document, parse_instance
-from torchedge.streaming.plans import ChunkLoad, OverlapPlan, Status, parse_plan, plan_document
+from torchedge.streaming.instances import INSTANCES, Instance
+from torchedge.streaming.plans import PLANS, ChunkLoad, OverlapPlan, Status
 
 
 def schema(name):
     return json.loads((data_folder("export") / "schemas" / f"overlap-{name}.schema.json").read_text())
 
 
-FULL = instance_document(
+FULL = INSTANCES.document(
     Instance(
         CHUNK_BYTES,
         (layer(1, 2), layer(2, 0)),
@@ -30,25 +30,29 @@ FULL = instance_document(
         name="full",
     )
 )
-PLAN = plan_document(OverlapPlan("FEASIBLE", 1.0, 0.5, ("w1",), (ChunkLoad("w0", 1, 1, 0),), 1))
+PLAN = PLANS.document(OverlapPlan("FEASIBLE", 1.0, 0.5, ("w1",), (ChunkLoad("w0", 1, 1, 0),), 1))
 
 
 def objects(name):
     """Each kind of object of a file: its schema, an example, and a function that parses one in its place."""
     top = schema(name)
     if name == "instance":
-        yield top, FULL, lambda entry: parse_instance("x", entry)
+        yield top, FULL, lambda entry: INSTANCES.parse("x", entry)
         for key in ("layer", "weight"):
             example = FULL[f"{key}s"][0]
             others = FULL[f"{key}s"][1:]
             yield (
-                top["$defs"][key],
+                top["$defs"][key.title()],
                 example,
-                lambda entry, k=f"{key}s", o=others: parse_instance("x", FULL | {k: [entry, *o]}),
+                lambda entry, k=f"{key}s", o=others: INSTANCES.parse("x", FULL | {k: [entry, *o]}),
             )
     else:
-        yield top, PLAN, lambda entry: parse_plan("x", entry)
-        yield top["$defs"]["load"], PLAN["loads"][0], lambda entry: parse_plan("x", PLAN | {"loads": [entry]})
+        yield top, PLAN, lambda entry: PLANS.parse("x", entry)
+        yield (
+            top["$defs"]["ChunkLoad"],
+            PLAN["loads"][0],
+            lambda entry: PLANS.parse("x", PLAN | {"loads": [entry]}),
+        )
 
 
 KINDS = [(name, place) for name, count in (("instance", 3), ("plan", 2)) for place in range(count)]
@@ -77,17 +81,18 @@ def test_the_parsers_keep_the_same_bounds(name, place):
     top = schema(name)
     for key, entry in said["properties"].items():
         entry = {**top["$defs"].get(entry.get("$ref", "").rpartition("/")[2], {}), **entry}
-        kinds = entry.get("type", [])
-        if "null" in ([kinds] if isinstance(kinds, str) else kinds):
+        choices = entry.get("anyOf", [entry])
+        if {"type": "null"} in choices:
             parse(example | {key: None})
         else:
             with pytest.raises(InputError):
                 parse(example | {key: None})
-        beyond = [entry["minimum"] - 1] if "minimum" in entry else []
-        beyond += [entry["maximum"] + 1] if "maximum" in entry else []
-        beyond += ["none of these"] if "enum" in entry else []
-        beyond += ["", "x" * (entry["maxLength"] + 1)] if "maxLength" in entry else []
-        beyond += [0.5] if kinds == "integer" else []
+        rules = {name: rule for choice in choices for name, rule in choice.items()}
+        beyond = [rules["minimum"] - 1] if "minimum" in rules else []
+        beyond += [rules["maximum"] + 1] if "maximum" in rules else []
+        beyond += ["none of these"] if "enum" in rules else []
+        beyond += ["", "x" * (rules["maxLength"] + 1)] if "maxLength" in rules else []
+        beyond += [0.5] if {choice.get("type") for choice in choices} <= {"integer", "null"} else []
         for value in beyond:
             with pytest.raises(InputError, match=key):
                 parse(example | {key: value})
@@ -96,20 +101,20 @@ def test_the_parsers_keep_the_same_bounds(name, place):
 def test_words_and_numbers_are_those_of_the_code():
     said = schema("instance")
     properties, kinds = said["properties"], said["$defs"]
-    assert properties["residency"]["enum"] == list(get_args(parsing.Residency))
-    assert properties["distance"]["enum"] == list(get_args(parsing.Distance))
-    assert kinds["layer"]["properties"]["class"]["enum"] == list(get_args(parsing.LoadClassName))
+    assert properties["residency"]["enum"] == sorted(get_args(parsing.Residency))
+    assert properties["distance"]["enum"] == sorted(get_args(parsing.Distance))
+    assert kinds["Layer"]["properties"]["class"]["enum"] == sorted(get_args(parsing.LoadClassName))
     assert properties["layers"]["maxItems"] == parsing.MAX_LAYERS
     assert properties["weights"]["maxItems"] == parsing.MAX_WEIGHTS
-    assert kinds["layer"]["properties"]["capacity_chunks"]["maximum"] == parsing.MAX_CHUNKS
-    assert kinds["weight"]["properties"]["bytes"]["maximum"] == parsing.MAX_BYTES
-    assert schema("plan")["properties"]["status"]["enum"] == list(get_args(Status))
+    assert kinds["Layer"]["properties"]["capacity_chunks"]["maximum"] == parsing.MAX_CHUNKS
+    assert kinds["Weight"]["properties"]["bytes"]["maximum"] == parsing.MAX_BYTES
+    assert schema("plan")["properties"]["status"]["enum"] == sorted(get_args(Status))
     least = {k: v for k, v in FULL.items() if k in said["required"]}
-    defaults = instance_document(parse_instance("x", least))
+    defaults = INSTANCES.document(INSTANCES.parse("x", least))
     assert defaults == least, "what is left out is the default"
     for key, entry in properties.items():
         if "default" in entry:
-            assert key not in instance_document(parse_instance("x", least | {key: entry["default"]}))
+            assert key not in INSTANCES.document(INSTANCES.parse("x", least | {key: entry["default"]}))
 
 
 @pytest.mark.parametrize("name", ["instance", "plan"])
@@ -121,6 +126,6 @@ def test_schemas_are_valid_and_accept_what_is_written(name):
     for seed in range(50):
         instance = random_instance(seed)
         for made in (instance, replace(instance, name="other", m_peak_chunks=None)):
-            document = instance_document(made) if name == "instance" else plan_document(best_plan(made))
+            document = INSTANCES.document(made) if name == "instance" else PLANS.document(best_plan(made))
             validator(said).validate(document)
     assert list(validator(said).iter_errors({}))

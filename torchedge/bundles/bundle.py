@@ -158,18 +158,17 @@ class Bundle:
         Raises:
             InputError: the file is not as docs/streaming.md says.
         """
-        from torchedge.streaming.instances import parse_instance
-        from torchedge.streaming.plans import MAX_FILE_BYTES as MAX_PLAN_BYTES
-        from torchedge.streaming.plans import parse_plan
+        from torchedge.streaming.instances import INSTANCES
+        from torchedge.streaming.plans import PLANS
 
         if PLAN not in self.manifest.files:
             return None
         path = resolve_inside(self.path, PLAN)
-        document = parse_json(path, read_bytes(path, max_bytes=MAX_PLAN_BYTES))
+        document = parse_json(path, read_bytes(path, max_bytes=PLANS.max_bytes))
         parts = [document.get(key) for key in ("plan", "instance")]
         if not all(isinstance(part, Mapping) for part in parts):
             raise InputError(f"{path}: holds no plan with its instance; expected what StreamingPlan writes")
-        return parse_plan(path, parts[0]), parse_instance(path, parts[1])  # type: ignore[arg-type]
+        return PLANS.parse(path, parts[0]), INSTANCES.parse(path, parts[1])  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return _description(self)

@@ -15,7 +15,6 @@ from torchedge.graphs.graph import Mode
 from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.programs import MAX_ITEMS, DType, Program, Shape
 from torchedge.lowering.targets import DeviceClass
-from torchedge.storage import read_json
 from torchedge.storage.codecs import DERIVED, REQUIRED, Codec, Key, OptionalText, Sha256, Text
 
 __all__ = [
@@ -168,8 +167,7 @@ def read_manifest(folder: Path) -> Manifest:
         InputError: an entry is missing, unknown or out of range.
         ProfileError: the file cannot be read, is too large or is no JSON.
     """
-    path = folder / MANIFEST
-    return MANIFESTS.parse(path, read_json(path, max_bytes=MAX_MANIFEST_BYTES))
+    return MANIFESTS.read(folder / MANIFEST)
 
 
 def _check_manifest(manifest: Manifest) -> None:
@@ -184,4 +182,5 @@ MANIFESTS = Codec(
     schema="torchedge-bundle-1",
     verify=_check_manifest,
     remedy="export the model again",
+    max_bytes=MAX_MANIFEST_BYTES,
 )

@@ -11,9 +11,8 @@ from pathlib import Path
 from torchedge.errors import InputError, PlanError
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.programs import MAX_SIZE, Kernel, Launch, Program, StoredTensor
-from torchedge.storage import Document, write_json
+from torchedge.storage import Document
 from torchedge.storage.codecs import Codec
-from torchedge.storage.documents import parse_json, read_unpacked
 from torchedge.textures.layouts import MAX_EXTENT, Layout
 
 __all__ = ["parse_program", "program_document", "program_schema", "read_program", "write_program"]
@@ -49,7 +48,7 @@ def write_program(path: str | Path, program: Program) -> None:
     Raises:
         ProfileError: it cannot be written.
     """
-    write_json(path, program_document(program))
+    PROGRAMS.write(path, program)
 
 
 def read_program(path: str | Path) -> Program:
@@ -59,7 +58,7 @@ def read_program(path: str | Path) -> Program:
         InputError: an entry is missing, unknown or out of range, or the arena does not hold the step.
         ProfileError: the file cannot be read, is too large or is no JSON.
     """
-    return parse_program(path, parse_json(path, read_unpacked(path, max_bytes=MAX_FILE_BYTES)))
+    return PROGRAMS.read(path)
 
 
 def parse_program(
@@ -136,6 +135,7 @@ PROGRAMS = Codec(
     schema="torchedge-program-1",
     verify=_check_program,
     remedy="export the model again",
+    max_bytes=MAX_FILE_BYTES,
 )
 
 

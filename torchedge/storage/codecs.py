@@ -33,7 +33,7 @@ import msgspec
 from msgspec import Meta
 
 from torchedge.errors import InputError, TorchedgeError
-from torchedge.storage.documents import Document
+from torchedge.storage.documents import MAX_DOCUMENT_BYTES, Document, read_json, write_json
 
 __all__ = [
     "DERIVED",
@@ -135,6 +135,7 @@ class Codec(Generic[Noun]):
         schema: the value of the key "schema", where documents have one.
         verify: raises InputError for what no single field shows; called with the noun that was read.
         remedy: what to do about a bad document, the end of every message.
+        max_bytes: the largest file that `read` accepts.
         error: the class of the errors raised.
     """
 
@@ -146,15 +147,33 @@ class Codec(Generic[Noun]):
         schema: str | None = None,
         verify: Callable[[Noun], object] | None = None,
         remedy: str = "correct the file",
+        max_bytes: int = MAX_DOCUMENT_BYTES,
         error: type[TorchedgeError] = InputError,
     ) -> None:
         self.noun: Any = noun
         self.title, self.tag = title, schema
-        self.verify, self.remedy, self.error = verify, remedy, error
+        self.verify, self.remedy, self.max_bytes, self.error = verify, remedy, max_bytes, error
 
     @cached_property
     def _struct(self) -> Any:
         return _struct(self.noun, self.tag)
+
+    def read(self, path: str | Path) -> Noun:
+        """Read a JSON file, unpacked where its name ends in .gz.
+
+        Raises:
+            InputError (or the codec's own class): an entry is missing, unknown, out of range or inconsistent.
+            ProfileError: the file cannot be read, is too large or is not JSON.
+        """
+        return self.parse(path, read_json(path, max_bytes=self.max_bytes))
+
+    def write(self, path: str | Path, noun: Noun) -> None:
+        """Write a JSON file atomically, packed where its name ends in .gz.
+
+        Raises:
+            ProfileError: it cannot be written, or its free content has no JSON form.
+        """
+        write_json(path, self.document(noun))
 
     def parse(self, source: str | Path, document: Mapping[str, object]) -> Noun:
         """Build the noun from its document; `source` is named in errors.
@@ -162,12 +181,9 @@ class Codec(Generic[Noun]):
         Raises:
             InputError (or the codec's own class): an entry is missing, unknown, out of range or inconsistent.
         """
-        try:
-            struct = msgspec.convert(document, self._struct)
-        except (msgspec.ValidationError, UnicodeError):
-            raise self.error(
-                f"{_complaint(document, self._struct, str(source), ': ')}; {self.remedy}"
-            ) from None
+        if not _fits(document, self._struct):
+            raise self.error(f"{source}: {self._complaint(document)}; {self.remedy}")
+        struct = msgspec.convert(document, self._struct)
         try:
             noun: Noun = _build(struct, self.noun, "")
             if self.verify is not None:
@@ -175,6 +191,14 @@ class Codec(Generic[Noun]):
         except InputError as error:
             raise self.error(f"{source}: {error}; {self.remedy}") from error
         return noun
+
+    def check(self, noun: Noun) -> None:
+        """Raise InputError (or the codec's own class) where a noun made in code breaks a field's rule."""
+        if not _fits(noun, self._struct):
+            raise self.error(self._complaint(noun))
+
+    def _complaint(self, value: object) -> str:
+        return _complaint(value, self._struct, "", f"the {self.title.lower()}")
 
     def document(self, noun: Noun) -> Document:
         """Return the document of a noun."""
@@ -221,8 +245,8 @@ def _struct(noun: Any, tag: str | None = None) -> Any:
 
 def _converted(kind: Any) -> Any:
     """Return a noun's annotation as msgspec understands it."""
-    if kind is ...:
-        return kind
+    if kind is ... or kind is object:
+        return Any if kind is object else kind
     base, extras = _split(kind)
     words = next((extra.words for extra in extras if isinstance(extra, OneOf)), None)
     if words is not None:
@@ -348,17 +372,25 @@ def _plain(value: object) -> object:
 
 def _fits(value: object, kind: Any) -> bool:
     try:
-        msgspec.convert(value, kind)
+        msgspec.convert(value, kind, from_attributes=True)
     except (msgspec.ValidationError, UnicodeError):
         return False
     return True
 
 
-def _complaint(value: Any, kind: Any, where: str, separator: str = ".") -> str:
-    """Return what was expected of the innermost value that does not fit its annotation."""
+def _complaint(value: Any, kind: Any, where: str, root: str = "") -> str:
+    """Return what was expected of the innermost value that does not fit its annotation.
+
+    where: the path of the value; root: what the whole is called.
+    """
     base = _some(kind)
-    if isinstance(base, type) and issubclass(base, msgspec.Struct) and isinstance(value, Mapping):
-        return _object_complaint(value, base, where, separator)
+    if isinstance(base, type) and issubclass(base, msgspec.Struct):
+        if isinstance(value, Mapping):
+            return _object_complaint(value, base, where, root)
+        for name, inner in get_type_hints(base, include_extras=True).items():
+            if hasattr(value, name) and not _fits(getattr(value, name), inner):
+                key = msgspec.structs.fields(base)[base.__struct_fields__.index(name)].encode_name
+                return _complaint(getattr(value, name), inner, _below(where, key))
     if get_origin(base) is tuple and isinstance(value, (list, tuple)):
         arguments = get_args(base)
         if arguments[-1] is ... or len(arguments) == len(value):
@@ -371,26 +403,26 @@ def _complaint(value: Any, kind: Any, where: str, separator: str = ".") -> str:
             if not _fits(name, key):
                 return f"{where} has the key {shortened(name)}; expected {_expected(key)}"
             if not _fits(item, inner):
-                return _complaint(item, inner, f"{where}{separator}{name}")
-    return f"{where} is {shortened(value)}; expected {_expected(kind)}"
+                return _complaint(item, inner, _below(where, name))
+    return f"{where or root} is {shortened(value)}; expected {_expected(kind)}"
 
 
-def _object_complaint(value: Mapping[str, Any], struct: Any, where: str, separator: str) -> str:
-    info = msgspec.inspect.type_info(struct)
+def _object_complaint(value: Mapping[str, Any], struct: Any, where: str, root: str) -> str:
     hints = get_type_hints(struct, include_extras=True)
-    known = {item.encode_name: hints[item.name] for item in info.fields}  # type: ignore[attr-defined]
-    needed = [item.encode_name for item in info.fields if item.required]  # type: ignore[attr-defined]
-    tag = info.tag  # type: ignore[attr-defined]
+    entries = msgspec.structs.fields(struct)
+    known = {item.encode_name: hints[item.name] for item in entries}
+    needed = [item.encode_name for item in entries if item.required]
+    tag = struct.__struct_config__.tag
     if tag is not None:
         known, needed = {"schema": Literal[tag], **known}, ["schema", *needed]
     for key in value:
         if key not in known:
-            return f"{where} has the unknown key {shortened(key)}; expected only {', '.join(known)}"
+            return f"{where or root} has the unknown key {shortened(key)}; expected only {', '.join(known)}"
     for key in needed:
         if key not in value:
-            return f"{where} has no {key!r}; expected {', '.join(needed)}"
+            return f"{where or root} has no {key!r}; expected {', '.join(needed)}"
     key = next(key for key in value if not _fits(value[key], known[key]))
-    return _complaint(value[key], known[key], f"{where}{separator}{key}")
+    return _complaint(value[key], known[key], _below(where, key))
 
 
 _KINDS = {

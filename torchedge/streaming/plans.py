@@ -7,22 +7,19 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from torchedge.errors import InputError
-from torchedge.storage import Document, write_json
-from torchedge.storage.documents import parse_json, read_unpacked
+from torchedge.storage.codecs import REQUIRED, Codec, Text
 from torchedge.streaming.instances import Instance, Weight
 
 __all__ = [
+    "PLANS",
     "ChunkLoad",
     "Chunks",
     "OverlapPlan",
     "Status",
     "in_flight",
     "make_plan",
-    "parse_plan",
-    "plan_document",
     "price",
     "read_plan",
     "refuse",
@@ -39,7 +36,7 @@ MAX_FILE_BYTES = 2**25
 class ChunkLoad:
     """`chunks` chunks of a weight from `first_chunk` (from 0) on, loaded by layer number `layer` (from 1)."""
 
-    weight: str
+    weight: Text
     layer: int
     chunks: int
     first_chunk: int
@@ -57,10 +54,10 @@ class OverlapPlan:
     status: Status
     objective: float | None
     lower_bound: float | None
-    preload: tuple[str, ...]
+    preload: tuple[Text, ...]
     loads: tuple[ChunkLoad, ...]
     peak_chunks: int
-    solver: Mapping[str, object] = field(default_factory=dict)
+    solver: Annotated[Mapping[str, object], REQUIRED] = field(default_factory=dict)
 
     @property
     def gap(self) -> float | None:
@@ -71,87 +68,7 @@ class OverlapPlan:
         return 0.0 if self.objective <= bound else (self.objective - bound) / self.objective
 
 
-def plan_document(plan: OverlapPlan) -> Document:
-    """Return the JSON document of a plan."""
-    return {
-        "status": plan.status,
-        "objective": plan.objective,
-        "lower_bound": plan.lower_bound,
-        "preload": list(plan.preload),
-        "loads": [
-            {"weight": x.weight, "layer": x.layer, "chunks": x.chunks, "first_chunk": x.first_chunk}
-            for x in plan.loads
-        ],
-        "peak_chunks": plan.peak_chunks,
-        "solver": dict(plan.solver),
-    }
-
-
-def parse_plan(source: str | Path, document: Mapping[str, object]) -> OverlapPlan:
-    """Build a plan from its JSON document; its sense is `verification`'s to check, its types are ours.
-
-    Raises:
-        InputError: a key is missing, unknown or holds something of another type.
-    """
-    wanted: dict[str, type | tuple[type, ...]] = {
-        "status": str,
-        "objective": (int, float, type(None)),
-        "lower_bound": (int, float, type(None)),
-        "preload": list,
-        "loads": list,
-        "peak_chunks": int,
-        "solver": Mapping,
-    }
-    _check(source, "the plan", document, wanted)
-    status = str(document["status"])
-    if status not in get_args(Status):
-        known = ", ".join(get_args(Status))
-        raise InputError(f"{source}: status is {status[:60]!r}; expected one of {known}")
-    preload: list[object] = document["preload"]  # type: ignore[assignment]
-    if not all(isinstance(name, str) for name in preload):
-        raise InputError(f"{source}: preload holds something that is no text; expected names of weights")
-    loads = []
-    entries: list[object] = document["loads"]  # type: ignore[assignment]
-    for place, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
-            raise InputError(f"{source}: loads[{place}] is no object; expected one")
-        _check(
-            source,
-            f"loads[{place}]",
-            entry,
-            {"weight": str, "layer": int, "chunks": int, "first_chunk": int},
-        )
-        loads.append(ChunkLoad(entry["weight"], entry["layer"], entry["chunks"], entry["first_chunk"]))
-    return OverlapPlan(
-        status,  # type: ignore[arg-type]
-        document["objective"],  # type: ignore[arg-type]
-        document["lower_bound"],  # type: ignore[arg-type]
-        tuple(preload),  # type: ignore[arg-type]
-        tuple(loads),
-        document["peak_chunks"],  # type: ignore[arg-type]
-        document["solver"],  # type: ignore[arg-type]
-    )
-
-
-def _check(
-    source: str | Path,
-    what: str,
-    entry: Mapping[str, object],
-    wanted: Mapping[str, type | tuple[type, ...]],
-) -> None:
-    unknown = [key for key in entry if key not in wanted]
-    if unknown:
-        raise InputError(
-            f"{source}: {what} has the unknown key {unknown[0][:60]!r}; expected only {', '.join(wanted)}"
-        )
-    for key, kind in wanted.items():
-        if key not in entry:
-            raise InputError(f"{source}: {what} has no {key!r}; expected {', '.join(wanted)}")
-        value = entry[key]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            names = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
-            raise InputError(f"{source}: {what}: {key} is a {type(value).__name__}; expected {names}")
+PLANS = Codec(OverlapPlan, "Overlap plan", remedy="see docs/streaming.md", max_bytes=MAX_FILE_BYTES)
 
 
 def read_plan(path: str | Path) -> OverlapPlan:
@@ -161,12 +78,12 @@ def read_plan(path: str | Path) -> OverlapPlan:
         InputError: an entry is missing, unknown or of another type.
         ProfileError: the file cannot be read, is too large or is no JSON.
     """
-    return parse_plan(path, parse_json(path, read_unpacked(path, max_bytes=MAX_FILE_BYTES)))
+    return PLANS.read(path)
 
 
 def write_plan(path: str | Path, plan: OverlapPlan) -> None:
     """Write a plan file atomically; raises ProfileError where it cannot be written."""
-    write_json(path, plan_document(plan))
+    PLANS.write(path, plan)
 
 
 Chunks = Mapping[str, Mapping[int, int]]

@@ -15,9 +15,9 @@ from torchedge.errors import InputError
 from torchedge.storage import Document
 from torchedge.streaming.budgets import Budgeted
 from torchedge.streaming.capacities import Capacities
-from torchedge.streaming.instances import MEBIBYTE, Instance, instance_document
+from torchedge.streaming.instances import INSTANCES, MEBIBYTE, Instance
 from torchedge.streaming.layering import InferenceGraph
-from torchedge.streaming.plans import OverlapPlan, plan_document
+from torchedge.streaming.plans import PLANS, OverlapPlan
 from torchedge.streaming.rates import STAGING_BYTES, Rates, framework_rates
 from torchedge.streaming.simulation import RunTimeline, simulate_plan, timeline_document
 from torchedge.streaming.strategies import preload_everything
@@ -155,7 +155,7 @@ class StreamingPlan:
 
     def document(self) -> Document:
         """Return everything as plain data: the summary, the plan, and the instance that it solves."""
-        files = {"plan": plan_document(self.plan), "instance": instance_document(self.instance)}
+        files = {"plan": PLANS.document(self.plan), "instance": INSTANCES.document(self.instance)}
         return {**self.summary(), **files}
 
     def to_json(self, path: str | Path | None = None) -> str:
