@@ -76,7 +76,16 @@ def test_what_cannot_be_parsed_is_one_line(name, capsys):
     assert "--no-such-option" in err and f"torchedge {name} --help" in err
 
 
-PYTHON = {"predict": "predict", "simulate": "simulate", "features": "features"}
+PYTHON = {"predict": "predict", "simulate": "simulate", "features": "features", "plan model": "plan"}
+
+
+DEFAULTS = {"optimizer", "mode", "amp", "accumulation", "precision", "fusion", "effort", "lam", "seed"}
+ONLY_SHELL = {
+    "predict": {"memory_limit", "confidence", "max_batch_size"},
+    "simulate": {"plot"},
+    "features": set(),
+    "plan model": {"plot", "picture", "layers", "out", "write_instance", "strategy"},
+}
 
 
 @pytest.mark.parametrize("name", PYTHON)
@@ -86,9 +95,9 @@ def test_options_are_called_as_in_python(name):
 
     function = inspect.signature(getattr(torchedge, PYTHON[name])).parameters
     options = {p.name: p for p in COMMANDS[name].params}
-    only_shell = {"models", "memory_limit", "confidence", "max_batch_size", "plot", "as_json"}
-    assert set(options) - only_shell - {"quiet", "verbose"} <= set(function) | {"model"}
-    for shared in {"optimizer", "mode", "amp", "accumulation"} & set(options) & set(function):
+    only_shell = {"quiet", "verbose", "as_json", "models", "model", *ONLY_SHELL[name]}
+    assert set(options) - only_shell <= set(function)
+    for shared in DEFAULTS & set(options) & set(function):
         default = options[shared].get_default(click.Context(COMMANDS[name]))
         assert function[shared].default in (default, None)
 

@@ -42,7 +42,7 @@ def place(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
     provide(monkeypatch, "solving", solve=solve)
-    provide(monkeypatch, "strategies", STRATEGIES={"careless": careless, "wrong": wrong})
+    provide(monkeypatch, "strategies", STRATEGIES={"always-next": careless, "same-type": wrong})
     write_instance("toy.json", INSTANCE)
     write_instance("tight.json", TIGHT)
     write_plan("good.json", best_plan(INSTANCE))
@@ -67,7 +67,7 @@ def wrong(instance):
 
 
 def test_a_plan_is_printed_and_written(run):
-    out = run("plan", "--instance", "toy.json", "--out", "plan.json")
+    out = run("plan", "instance", "toy.json", "--out", "plan.json")
     plan = read_plan("plan.json")
     assert plan == best_plan(INSTANCE) and verify_plan(INSTANCE, plan).ok
     for row in (
@@ -79,7 +79,7 @@ def test_a_plan_is_printed_and_written(run):
         "all weights             9  0.00879",
         "preloaded               4  0.00391",
         "in flight at most       3  0.00293",
-        "the verifier accepts it",
+        "the plan keeps all rules",
         "written to plan.json",
     ):
         assert row in out, out
@@ -88,10 +88,10 @@ def test_a_plan_is_printed_and_written(run):
 
 def test_packed_files_and_no_file(run):
     write_instance("toy.json.gz", INSTANCE)
-    run("plan", "--instance", "toy.json.gz", "-o", "plan.json.gz")
+    run("plan", "instance", "toy.json.gz", "-o", "plan.json.gz")
     assert read_plan("plan.json.gz").status == "OPTIMAL"
     before = sorted(Path().iterdir())
-    assert "written" not in run("plan", "--instance", "toy.json")
+    assert "written" not in run("plan", "instance", "toy.json")
     assert sorted(Path().iterdir()) == before
 
 
@@ -103,49 +103,47 @@ KEYS = {
 
 
 def test_json(run):
-    document = json.loads(run("plan", "--instance", "toy.json", "--json", "--out", "plan.json"))
+    document = json.loads(run("plan", "instance", "toy.json", "--json", "--out", "plan.json"))
     assert set(document) == KEYS and document["accepted"] and document["problems"] == []
     assert (document["preloaded_chunks"], document["peak_chunks"]) == (4, 3)
     assert read_plan("plan.json").objective == document["objective"]
 
 
 def test_no_plan_within_the_memory_limit(run):
-    out = run("plan", "--instance", "tight.json", "--out", "plan.json", status=DOES_NOT_FIT)
+    out = run("plan", "instance", "tight.json", "--out", "plan.json", status=DOES_NOT_FIT)
     assert "there is no plan: the limit is too low" in out
     assert "the smallest memory limit that works is 7 chunks (0.00684 MiB)" in out
     assert read_plan("plan.json").status == "INFEASIBLE"
-    document = json.loads(run("plan", "--instance", "tight.json", "--json", status=DOES_NOT_FIT))
+    document = json.loads(run("plan", "instance", "tight.json", "--json", status=DOES_NOT_FIT))
     assert document["reason"] == "the limit is too low" and document["smallest_memory_chunks"] == 7
 
 
 def test_nothing_to_stream(run):
     write_instance("empty.json", replace(INSTANCE, weights=(), m_peak_chunks=None))
-    out = run("plan", "--instance", "empty.json")
+    out = run("plan", "instance", "empty.json")
     assert "no limits" in out and "0 of 0" in out
 
 
 def test_a_careless_strategy_is_warned_of(run, capsys):
-    assert main(["plan", "--instance", "toy.json", "--strategy", "careless", "-o", "plan.json"]) == 0
+    assert main(["plan", "instance", "toy.json", "--strategy", "always-next", "-o", "plan.json"]) == 0
     out, err = capsys.readouterr()
-    assert "warning: careless keeps no limits: (C3) layer 2 loads 3 chunks" in err
-    assert "problem: (C3) layer 2 loads 3 chunks" in out and "the verifier refuses it" in out
+    assert "warning: always-next breaks limits: (C3) layer 2 loads 3 chunks" in err
+    assert "problem: (C3) layer 2 loads 3 chunks" in out and "the plan breaks rules" in out
     assert read_plan("plan.json").solver == {"strategy": "careless"}
 
 
 def test_verifying(run):
-    out = run("plan", "--instance", "toy.json", "--verify", "good.json")
-    assert "the verifier accepts it" in out and "seconds                 -" in out
-    out = run("plan", "--instance", "toy.json", "--verify", "bad.json", status=DOES_NOT_FIT)
-    assert "problem: objective is 1.0, in fact 3.9" in out and "the verifier refuses it" in out
-    document = json.loads(
-        run("plan", "--instance", "toy.json", "--verify", "bad.json", "--json", status=DOES_NOT_FIT)
-    )
+    out = run("plan", "verify", "good.json", "toy.json")
+    assert "the plan keeps all rules" in out and "seconds                 -" in out
+    out = run("plan", "verify", "bad.json", "toy.json", status=DOES_NOT_FIT)
+    assert "problem: objective is 1.0, in fact 3.9" in out and "the plan breaks rules" in out
+    document = json.loads(run("plan", "verify", "bad.json", "toy.json", "--json", status=DOES_NOT_FIT))
     assert document["accepted"] is False and document["problems"] == ["objective is 1.0, in fact 3.9"]
 
 
 def test_many_problems_are_cut_short(run):
     write_plan("bad.json", replace(best_plan(INSTANCE), loads=(ChunkLoad("w9", 1, 1, 0),) * 500))
-    out = run("plan", "--instance", "toy.json", "--verify", "bad.json", status=DOES_NOT_FIT)
+    out = run("plan", "verify", "bad.json", "toy.json", status=DOES_NOT_FIT)
     assert out.count("problem: ") == 21 and "problem: and 81 more" in out
 
 
@@ -161,21 +159,20 @@ def refused(capsys, *words):
     return lines[0]
 
 
-TOY = ("plan", "--instance", "toy.json")
+TOY = ("plan", "instance", "toy.json")
 WRONG = {
-    "nothing": (("plan",), "--instance FILE"),
-    "no such file": (("plan", "--instance", "nowhere.json"), "nowhere.json"),
-    "a folder": (("plan", "--instance", "."), "regular file"),
+    "no such form": (("plan", "gpt-neo-1.3b"), "No such command"),
+    "no instance": (("plan", "verify", "good.json"), "INSTANCE"),
+    "no such file": (("plan", "instance", "nowhere.json"), "nowhere.json"),
+    "a folder": (("plan", "instance", "."), "regular file"),
     "a plan for an instance": (
-        ("plan", "--instance", "good.json"),
+        ("plan", "instance", "good.json"),
         "the overlap instance has the unknown key 'loads'",
     ),
-    "an instance for a plan": ((*TOY, "--verify", "toy.json"), "unknown key"),
-    "no such plan": ((*TOY, "--verify", "nowhere.json"), "nowhere.json"),
-    "verifying into a file": ((*TOY, "--verify", "good.json", "--out", "x.json"), "leave out --out"),
-    "verifying a strategy": ((*TOY, "--verify", "good.json", "--strategy", "careless"), "leave out"),
-    "unknown strategy": ((*TOY, "--strategy", "best"), "careless, wrong"),
-    "a strategy's plan that is none": ((*TOY, "--strategy", "wrong", "--out", "x.json"), "(C0) 'w0'"),
+    "an instance for a plan": (("plan", "verify", "toy.json", "toy.json"), "unknown key"),
+    "no such plan": (("plan", "verify", "nowhere.json", "toy.json"), "nowhere.json"),
+    "unknown strategy": ((*TOY, "--strategy", "best"), "'always-next', 'same-type'"),
+    "a strategy's plan that is none": ((*TOY, "--strategy", "same-type", "--out", "x.json"), "(C0) 'w0'"),
     "into nowhere": ((*TOY, "--out", "nowhere/x.json"), "expected a file in a folder"),
     "into a folder": ((*TOY, "--out", "."), "expected a file"),
     "over the instance": ((*TOY, "--out", "./toy.json"), "is the instance itself"),
@@ -208,8 +205,23 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-@pytest.mark.parametrize("option", ["--instance", "--verify"])
-def test_hostile_files(case, option, capsys):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("instance", "hostile.json"),
+        ("verify", "hostile.json", "toy.json"),
+        ("verify", "good.json", "hostile.json"),
+    ],
+)
+def test_hostile_files(case, words, capsys):
     Path("hostile.json").write_bytes(HOSTILE[case])
-    words = ("plan", option, "hostile.json", *(() if option == "--instance" else TOY[1:]))
-    assert "hostile.json" in refused(capsys, *words)
+    assert "hostile.json" in refused(capsys, "plan", *words)
+
+
+def test_strategies_are_those_of_the_library(monkeypatch):
+    from torchedge.cli.planning import STRATEGIES
+
+    monkeypatch.undo()
+    from torchedge.streaming import strategies
+
+    assert tuple(strategies.STRATEGIES) == STRATEGIES

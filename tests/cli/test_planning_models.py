@@ -45,8 +45,9 @@ provenance = "assumed"
 source = "a test"
 """
 
-SMALL = ("plan", "nets.py:small", "--input-size", "512", "-d", "adreno-750", "--chunk", "64KiB")
-TWO = ("plan", "nets.py:small", "nets.py:other", *SMALL[2:])
+SMALL = ("plan", "model", "nets.py:small", "--input-size", "512", "-d", "adreno-750", "--chunk", "64KiB")
+TWO = ("plan", "queue", "nets.py:small", "nets.py:other", *SMALL[3:])
+SWEEP = ("plan", "sweep", *SMALL[2:])
 
 
 @pytest.fixture(autouse=True)
@@ -90,10 +91,10 @@ def test_progress_goes_to_stderr(capsys):
 
 def test_what_is_written_is_accepted(run):
     out = run(*SMALL, "--memory-limit", "2.3MiB", "-o", "plan.json", "--write-instance", "problem.json.gz")
-    assert "written to plan.json\n" in out and "its instance is written to problem.json.gz" in out
-    out = run("plan", "--instance", "problem.json.gz", "--verify", "plan.json")
-    assert "the verifier accepts it" in out
-    again = run("plan", "--instance", "problem.json.gz", "--json")
+    assert "written to plan.json\n" in out and "instance written to problem.json.gz" in out
+    out = run("plan", "verify", "plan.json", "problem.json.gz")
+    assert "the plan keeps all rules" in out
+    again = run("plan", "instance", "problem.json.gz", "--json")
     assert json.loads(again)["objective"] == json.loads(Path("plan.json").read_text())["objective"]
 
 
@@ -105,6 +106,11 @@ def test_the_layers(run):
     assert max(map(len, out.splitlines())) <= 80
     rows = json.loads(run(*SMALL, "--layers", "--json"))["layers"]
     assert [row["number"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_numbers_without_unit_are_mib(run):
+    whole, unit = (json.loads(run(*SMALL, "--memory-limit", limit, "--json")) for limit in ("3", "3MiB"))
+    assert whole == unit and whole["memory_limit_bytes"] == 3 * 2**20
 
 
 def test_json(run):
@@ -133,7 +139,7 @@ def test_options_of_planning(run):
 
 @pytest.mark.parametrize("strategy", ["same-type", "always-next", "preload-all"])
 def test_strategies(run, strategy):
-    wide = ("plan", "nets.py:wide", "--input-size", "2048", "-d", "adreno-750", "--chunk", "64KiB")
+    wide = ("plan", "model", "nets.py:wide", "--input-size", "2048", "-d", "adreno-750", "--chunk", "64KiB")
     out = run(*wide, "--strategy", strategy)
     assert ("breaks rules of the overlap problem" in " ".join(out.split())) == (strategy != "preload-all")
     if strategy == "preload-all":
@@ -176,15 +182,15 @@ def test_a_queue_of_which_one_does_not_fit(run):
 
 
 def test_a_sweep(run):
-    out = run(*SMALL, "--sweep")
+    out = run(*SWEEP)
     assert "nets:small on adreno-750: latency (ms) against memory (MiB)" in out
     assert out.count("\nlambda ") == 7 and "\npreloading everything " in out
     assert max(map(len, out.splitlines())) <= 80
-    points = json.loads(run(*SMALL, "--sweep", "--json", "--m-peak", "none"))
+    points = json.loads(run(*SWEEP, "--json", "--m-peak", "none"))
     assert len(points) == 7 and {0.9, 0.03} <= {point["lambda"] for point in points}
 
 
-@pytest.mark.parametrize("words", [(*TWO, "--memory-limit", "3MiB"), (*SMALL, "--sweep")])
+@pytest.mark.parametrize("words", [(*TWO, "--memory-limit", "3MiB"), SWEEP])
 def test_pictures_of_several(run, words):
     pytest.importorskip("matplotlib")
     assert "drawn to all.png" in run(*words, "--plot", "all.png")
@@ -195,20 +201,18 @@ def test_pictures_of_several(run, words):
 
 
 WRONG = {
-    "nothing": (("plan",), "expected a MODEL, or --instance FILE"),
-    "both": ((*SMALL, "--instance", "x.json"), "expected one of the two"),
-    "unknown model": (("plan", "gpt-neo-1.4b", "-d", "adreno-750"), "did you mean gpt-neo-1.3b"),
-    "unknown device": ((*SMALL[:4], "-d", "adreno-75"), "adreno-750"),
-    "a device without storage": ((*SMALL[:4], "-d", "./bare"), "add [figures.disk_read_gb_s]"),
-    "a model that raises": (("plan", "nets.py:raises", "-d", "adreno-750"), "out of ideas"),
-    "no number": ((*SMALL, "--memory-limit", "much"), "--memory-limit is 'much'"),
-    "no unit": ((*SMALL, "--memory-limit", "500"), "a number with its unit, such as 500MiB"),
-    "decimal unit": ((*SMALL, "--memory-limit", "500MB"), "500MiB"),
+    "no model": (("plan", "model"), "MODEL"),
+    "unknown model": (("plan", "model", "gpt-neo-1.4b", "-d", "adreno-750"), "did you mean gpt-neo-1.3b"),
+    "unknown device": ((*SMALL[:5], "-d", "adreno-75"), "adreno-750"),
+    "a device without storage": ((*SMALL[:5], "-d", "./bare"), "add [figures.disk_read_gb_s]"),
+    "a model that raises": (("plan", "model", "nets.py:raises", "-d", "adreno-750"), "out of ideas"),
+    "no number": ((*SMALL, "--memory-limit", "much"), "'--memory-limit': 'much' is not an amount of memory"),
+    "decimal unit": ((*SMALL, "--memory-limit", "500MB"), "such as 4GiB"),
     "no memory": ((*SMALL, "--memory-limit", "0MiB"), "1 byte to 1 PiB"),
     "a negative limit": ((*SMALL, "--memory-limit", "-5MiB"), "--memory-limit"),
-    "an empty limit": ((*SMALL, "--memory-limit", ""), "--memory-limit is ''"),
-    "m-peak": ((*SMALL, "--m-peak", "nothing"), "--m-peak is 'nothing'"),
-    "chunk": ((*SMALL, "--chunk", "0KiB"), "--chunk is '0KiB'"),
+    "an empty limit": ((*SMALL, "--memory-limit", ""), "'--memory-limit': '' is not an amount"),
+    "m-peak": ((*SMALL, "--m-peak", "nothing"), "'--m-peak': 'nothing'"),
+    "chunk": ((*SMALL, "--chunk", "0KiB"), "'--chunk': '0KiB' is not from 1 byte"),
     "a huge chunk": ((*SMALL, "--chunk", "2000000GiB"), "--chunk"),
     "lambda of two": ((*SMALL, "--lambda", "2"), "not a number from 0 to 1"),
     "lambda that is none": ((*SMALL, "--lambda", "nan"), "not a number from 0 to 1"),
@@ -219,24 +223,17 @@ WRONG = {
     "input size": ((*SMALL, "--input-size", "3x"), "not a shape"),
     "another input size": ((*SMALL, "--input-size", "7"), "nets:small"),
     "picture": ((*SMALL, "--plot", "x.png", "--picture", "pie"), "--picture"),
-    "a picture of nothing": ((*SMALL, "--picture", "gantt"), "expected --plot FILE"),
+    "a picture of nothing": ((*SMALL, "--picture", "gantt"), "add --plot FILE"),
     "kind of file": ((*SMALL, "--plot", "x.gif"), ".png, .svg, .pdf"),
     "plot into nowhere": ((*SMALL, "--plot", "nowhere/x.png"), "expected a file in a folder"),
     "out into nowhere": ((*SMALL, "--out", "nowhere/x.json"), "--out is nowhere"),
     "instance into a folder": ((*SMALL, "--write-instance", "."), "--write-instance is ."),
-    "one file for two": ((*SMALL, "-o", "x.json", "--write-instance", "./x.json"), "written twice"),
-    "a model verified": ((*SMALL, "--verify", "x.json"), "--verify goes with --instance, not with MODEL"),
-    "two without limit": (TWO, "give it, such as --memory-limit 500MiB"),
-    "two into a file": ((*TWO, "--memory-limit", "3MiB", "-o", "x.json"), "--out does not go with several"),
-    "layers of two": ((*TWO, "--memory-limit", "3MiB", "--layers"), "--layers does not go with several"),
-    "a strategy for two": (
-        (*TWO, "--memory-limit", "3MiB", "--strategy", "same-type"),
-        "--strategy does not go",
-    ),
-    "a sweep of two": ((*TWO, "--sweep"), "--sweep goes with one MODEL, and 2 are given"),
-    "a sweep in a limit": ((*SMALL, "--sweep", "--memory-limit", "1GiB"), "--memory-limit does not go with"),
-    "a sweep of one lambda": ((*SMALL, "--sweep", "--lambda", "0.5"), "--lambda does not go with --sweep"),
-    "a sweep into a file": ((*SMALL, "--sweep", "--out", "x.json"), "--out does not go with --sweep"),
+    "one file for two": ((*SMALL, "-o", "x.json", "--write-instance", "./x.json"), "name one file twice"),
+    "two without limit": (TWO, "--memory-limit"),
+    "two into a file": ((*TWO, "--memory-limit", "3MiB", "-o", "x.json"), "-o"),
+    "a sweep of two": ((*SWEEP, "nets.py:other"), "nets.py:other"),
+    "a sweep in a limit": ((*SWEEP, "--memory-limit", "1GiB"), "--memory-limit"),
+    "a sweep of one lambda": ((*SWEEP, "--lambda", "0.5"), "--lambda"),
     "an unknown option": ((*SMALL, "--limit", "500"), "--limit"),
 }
 
@@ -251,29 +248,3 @@ def test_refused_in_one_line(case, capsys):
     assert status == 2 and not out and "Traceback" not in err, (status, out, err)
     assert len(lines) == 1 and lines[0].startswith("torchedge: error: ") and says in lines[0], lines
     assert [path for path in sorted(Path().rglob("*.*")) if "__pycache__" not in str(path)] == before
-
-
-MODEL_ONLY = {
-    "--device": "adreno-750",
-    "--memory-limit": "1GiB",
-    "--m-peak": "1GiB",
-    "--lambda": "0.5",
-    "--chunk": "1KiB",
-    "--precision": "model",
-    "--fusion": "all",
-    "--input-size": "3x8x8",
-    "--effort": "1",
-    "--plot": "x.png",
-    "--picture": "gantt",
-    "--write-instance": "x.json",
-    "--sweep": None,
-    "--layers": None,
-}
-
-
-@pytest.mark.parametrize("option", MODEL_ONLY)
-def test_options_of_models_are_none_of_instances(option, capsys):
-    value = MODEL_ONLY[option]
-    words = (option,) if value is None else (option, value)
-    assert main(("plan", "--instance", "x.json", *words)) == 2
-    assert f"{option} goes with MODEL, not with --instance; leave it out" in capsys.readouterr().err

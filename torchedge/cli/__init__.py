@@ -18,7 +18,7 @@ import click
 
 from torchedge import __version__
 from torchedge.cli.console import BAD_INPUT, DOES_NOT_FIT
-from torchedge.cli.options import DEBUG_VARIABLE, debugging, verbosity_options
+from torchedge.cli.options import DEBUG_VARIABLE, Group, debugging, verbosity_options
 from torchedge.errors import DeviceMemoryError, LimitError, TorchedgeError
 
 __all__ = ["BAD_INPUT", "DOES_NOT_FIT", "main"]
@@ -35,7 +35,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "search": ("legacy:search", "Search a space of networks for the best one within limits."),
     },
     "Run": {
-        "plan": ("legacy:plan", "Plan inference of models that are larger than the memory."),
+        "plan": ("planning:plan", "Plan inference of models that are larger than the memory."),
         "export": ("legacy:export", "Write a model as OpenCL kernels and weights for a device."),
         "run": ("legacy:run", "Run an exported bundle through OpenCL."),
     },
@@ -65,7 +65,7 @@ Example:
 """
 
 
-class _Root(click.Group):
+class _Root(Group):
     """The group of all commands: imports the module of a command when that is run or asked for its help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -100,14 +100,10 @@ class _Root(click.Group):
 @click.group(
     cls=_Root,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    invoke_without_command=True,
 )
 @click.version_option(__version__, message="torchedge %(version)s")
-@click.pass_context
-def _root(context: click.Context) -> None:
+def _root() -> None:
     """Predict what training a PyTorch model takes on an edge device, and run it there."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 _root.params += verbosity_options()

@@ -49,7 +49,6 @@ def build_parser() -> argparse.ArgumentParser:
         bundling,
         fitting,
         measuring,
-        planning,
         reporting,
         running,
         scoring,
@@ -71,7 +70,6 @@ def build_parser() -> argparse.ArgumentParser:
         scoring,
         reporting,
         searching,
-        planning,
         bundling,
         running,
     )

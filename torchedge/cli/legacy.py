@@ -36,5 +36,5 @@ def _legacy(name: str) -> click.Command:
     return call
 
 
-search, plan, export, run = _legacy("search"), _legacy("plan"), _legacy("export"), _legacy("run")
+search, export, run = _legacy("search"), _legacy("export"), _legacy("run")
 profile, fit, accuracy, report = _legacy("profile"), _legacy("fit"), _legacy("accuracy"), _legacy("report")

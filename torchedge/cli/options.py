@@ -37,6 +37,7 @@ __all__ = [
     "SIZE",
     "WHOLE",
     "Command",
+    "Group",
     "Number",
     "Whole",
     "accumulation",
@@ -208,7 +209,10 @@ batch_sizes = click.option(
 )
 batch_size = click.option("--batch-size", "-b", type=WHOLE, default=1, help="Samples in a batch.")
 input_size = click.option(
-    "--input-size", type=SHAPE, help="Shape of one sample, such as 3x224x224. [default: the model's own]"
+    "--input-size",
+    type=SHAPE,
+    metavar="CxHxW",
+    help="Shape of one sample, such as 3x224x224. [default: the model's own]",
 )
 mode = click.option(
     "--mode", type=click.Choice(["train", "infer"]), default="train", help="Training step or inference."
@@ -247,6 +251,28 @@ def verbosity_options() -> list[click.Parameter]:
 
 
 # commands ---------------------------------------------------------------------------------------------------
+
+
+class Group(click.Group):
+    """A group of commands that prints its help when it is called bare, with whole summaries."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(*args, **kwargs)
+        self.no_args_is_help, self.invoke_without_command = False, True
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - an exit status or None
+        """Run the command that is named; without one print the help."""
+        status = super().invoke(ctx)
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+        return status
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first sentence of each command's help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, (command.help or "").split("\n")[0]) for name, command in self.commands.items()]
+            )
 
 
 class Command(click.Command):

@@ -1,168 +1,629 @@
-"""`torchedge plan`: which layer loads which weights of a model that is larger than the memory."""
+"""`torchedge plan`: streaming plans of models, queues and instances, and the verification of plans."""
 
 from __future__ import annotations
 
-import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.arguments import MODEL_HELP, add_json, shape
-from torchedge.errors import InputError
+import click
 
-NAME = "plan"
-SUMMARY = "plan which layer loads which chunk of which weight"
-DESCRIPTION = f"""\
-Plan an inference whose weights are larger than the memory (FlashMem): which are
-loaded before the first layer runs, and which layer loads which chunks of the
-others while it computes. The plan is verified and simulated on the device.
+from torchedge.cli import options
+from torchedge.cli.console import (
+    DOES_NOT_FIT,
+    MIB,
+    Progress,
+    check_plot,
+    check_target,
+    number,
+    print_json,
+    print_table,
+    print_wrapped,
+    save_figure,
+    table,
+    warn,
+)
+from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, Number, capture_named
+from torchedge.errors import InputError, LimitError
 
-{MODEL_HELP}
-The models that FlashMem was evaluated on have names, too, such as gpt-neo-1.3b.
+if TYPE_CHECKING:
+    from torchedge.devices import Device
+    from torchedge.graphs import ForwardGraph
+    from torchedge.streaming.instances import Instance
+    from torchedge.streaming.planning import Tradeoff
+    from torchedge.streaming.plans import OverlapPlan
+    from torchedge.streaming.queues import QueueRun
+    from torchedge.streaming.simulation import RunTimeline
+    from torchedge.streaming.streaming_plans import StreamingPlan
+    from torchedge.streaming.verification import Verification
 
-The memory limit covers all that the run holds: weights, activations, what is
-read ahead. Several MODELs run one after the other within it. With --sweep one
-MODEL is planned at several lambdas and M_peaks. SIZE is a number with its unit:
-256KiB, 500MiB, 1.5GiB.
+__all__ = ["plan"]
 
-With --instance the overlap problem is read from a file, and with --verify
-nothing is planned: PLAN is held against its rules. docs/streaming.md describes
-both kinds of JSON file.
-
-The exit status is 3 where there is no plan within the memory limit (one that
-works is named), and where PLAN breaks a rule. Needs torchedge[plan]."""
-
-_LEAST_EFFORT, _MOST_EFFORT = 0.01, 1000.0
-
-_GOES_WITH = {
-    "device": "MODEL",
-    "memory_limit": "MODEL",
-    "m_peak": "MODEL",
-    "lam": "MODEL",
-    "chunk": "MODEL",
-    "precision": "MODEL",
-    "fusion": "MODEL",
-    "input_size": "MODEL",
-    "effort": "MODEL",
-    "sweep": "MODEL",
-    "plot": "MODEL",
-    "picture": "MODEL",
-    "layers": "MODEL",
-    "write_instance": "MODEL",
-    "verify": "--instance",
-}
-"""Options that belong to one of the two forms alone."""
-
-_NOT_WITH = {
-    "several MODELs": ("out", "write_instance", "layers", "picture", "strategy", "sweep"),
-    "--sweep": ("out", "write_instance", "layers", "picture", "strategy", "memory_limit", "lam"),
-}
+STRATEGIES = ("always-next", "same-type", "preload-all")
+_MODELS = f"{MODEL_HELP} The models that FlashMem was evaluated on have names, too, such as gpt-neo-1.3b."
+_NAME = 30
+"""Columns of a layer's or a model's name."""
+_SHOWN = 20
+"""Problems of a plan that are printed."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments; None stands for what was not given, so that it can be refused."""
-    parser.add_argument("models", nargs="*", metavar="MODEL")
-    parser.add_argument("--device", "-d", help="name, alias or profile folder; see `torchedge devices`")
-    parser.add_argument("--memory-limit", metavar="SIZE", help="all that the run may hold")
-    parser.add_argument(
-        "--m-peak", metavar="SIZE", help="most that is in flight beside what is preloaded, or none (500MiB)"
-    )
-    parser.add_argument(
-        "--lambda", dest="lam", type=_share, metavar="X",
-        help="price of preloading, 0 to 1: the higher, the less memory (0.9)",
-    )  # fmt: skip
-    parser.add_argument("--chunk", metavar="SIZE", help="the unit of loading (256KiB)")
-    parser.add_argument(
-        "--precision", choices=("float16", "float32", "model"), metavar="NAME",
-        help="of weights and activations: float16 (default), float32 or model, as the model has them",
-    )  # fmt: skip
-    parser.add_argument(
-        "--fusion", choices=("adaptive", "all", "none"), metavar="NAME",
-        help="of operators into kernels: adaptive (default), all or none",
-    )  # fmt: skip
-    parser.add_argument(
-        "--input-size", type=shape, metavar="CxHxW",
-        help="shape of one sample, such as 3x224x224 (default: the model's own)",
-    )  # fmt: skip
-    parser.add_argument("--effort", type=_effort, metavar="X", help="how hard the solver tries (1)")
-    parser.add_argument(
-        "--strategy", metavar="NAME",
-        help="a strategy to compare with: always-next, same-type or preload-all",
-    )  # fmt: skip
-    parser.add_argument("--sweep", action="store_true", default=None, help="latency against memory")
-    parser.add_argument(
-        "--layers", action="store_true", default=None, help="also print what each layer loads"
-    )
-    parser.add_argument(
-        "--out", "-o", type=Path, metavar="PLAN", help="where the plan goes (.json, .json.gz)"
-    )
-    parser.add_argument(
-        "--write-instance", type=Path, metavar="FILE", help="where the overlap problem that it solves goes"
-    )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw to a .png, .svg or .pdf file")
-    parser.add_argument(
-        "--picture", choices=("memory", "gantt", "comparison"), metavar="NAME",
-        help="what to draw: memory (default), gantt or comparison",
-    )  # fmt: skip
-    parser.add_argument("--instance", type=Path, metavar="FILE", help="overlap instance to plan")
-    parser.add_argument("--verify", type=Path, metavar="PLAN", help="only verify the plan in a file")
-    add_json(parser)
+@click.group("plan", cls=Group)
+def plan() -> None:
+    """Plan inference of models that are larger than the memory.
+
+    An overlap plan (FlashMem) lists the weights to load before the first layer runs, and the chunks of the
+    others that each layer loads while it computes. Plans are verified, and simulated on the device. Needs
+    torchedge[plan].
+    """
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Plan, write and print; return 0, or 3 where there is no plan or one breaks a rule."""
-    _check(arguments)
-    if arguments.instance is not None:
-        from torchedge.cli.planning_instances import run_instance
+class _SizeOrNone(type(SIZE)):  # type: ignore[misc] # the class of SIZE
+    """An amount of memory in bytes, or "none"."""
 
-        return run_instance(arguments)
-    from torchedge.cli import planning_models
+    name = "SIZE|none"
 
-    if arguments.sweep:
-        return planning_models.run_sweep(arguments)
-    if len(arguments.models) > 1:
-        return planning_models.run_queue(arguments)
-    return planning_models.run_model(arguments)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - None stays text: click skips None
+        """Return bytes, or "none"."""
+        return "none" if str(value).lower() == "none" else super().convert(value, param, ctx)
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not belong together."""
-    models, instance = arguments.models, arguments.instance
-    if not models and instance is None:
-        raise InputError("nothing to plan is given; expected a MODEL, or --instance FILE")
-    if models and instance is not None:
-        raise InputError(f"--instance and the MODEL {models[0]} are given; expected one of the two")
-    form = "--instance" if instance is not None else "MODEL"
-    for name, wanted in _GOES_WITH.items():
-        if getattr(arguments, name) is not None and wanted != form:
-            raise InputError(f"{_option(name)} goes with {wanted}, not with {form}; leave it out")
-    if arguments.sweep and len(models) > 1:
-        raise InputError(f"--sweep goes with one MODEL, and {len(models)} are given; leave the others out")
-    special = "--sweep" if arguments.sweep else "several MODELs" if len(models) > 1 else None
-    for name in _NOT_WITH.get(special or "", ()):
-        if getattr(arguments, name) is not None:
-            raise InputError(f"{_option(name)} does not go with {special}; leave it out")
-    if special == "several MODELs" and arguments.memory_limit is None:
-        raise InputError("several MODELs share a memory limit; give it, such as --memory-limit 500MiB")
-    if arguments.picture is not None and arguments.plot is None:
-        raise InputError("--picture says what to draw; expected --plot FILE, too")
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Options of planning; sizes in bytes."""
+
+    device: Device
+    m_peak: int | None
+    chunk: int
+    precision: Any
+    fusion: Any
+    effort: float
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """All but the device."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "device"}
+
+    def planned(self, graph: ForwardGraph, **more: Any) -> StreamingPlan:  # noqa: ANN401 - options of plan_graph
+        """Plan a graph."""
+        from torchedge.streaming.planning import plan_graph
+
+        return plan_graph(graph, self.device, **self.shared, **more)
 
 
-def _option(name: str) -> str:
-    return "--lambda" if name == "lam" else f"--{name.replace('_', '-')}"
+_OPTIONS = (
+    options.device,
+    options.input_size,
+    click.option(
+        "--m-peak",
+        type=_SizeOrNone(),
+        default="500MiB",
+        metavar="SIZE|none",
+        help="Most in flight beside preloaded weights.",
+    ),
+    click.option("--chunk", type=SIZE, default="256KiB", help="Unit of loading."),
+    click.option(
+        "--precision",
+        type=click.Choice(["float16", "float32", "model"]),
+        default="float16",
+        help="Of weights and activations; model: as the model has them.",
+    ),
+    click.option(
+        "--fusion",
+        type=click.Choice(["adaptive", "all", "none"]),
+        default="adaptive",
+        help="Fusion of operators into kernels.",
+    ),
+    click.option("--effort", type=Number(0.01, 1000), default=1.0, help="Effort of the solver."),
+    click.option("--plot", type=PATH, metavar="FILE", help="Draw to a file (.png, .svg, .pdf)."),
+)
 
 
-def _share(text: str) -> float:
-    return _number(text, 0.0, 1.0)
+def _planning(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of planning; `_settings` reads all but --input-size and --plot."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
 
 
-def _effort(text: str) -> float:
-    return _number(text, _LEAST_EFFORT, _MOST_EFFORT)
+def _settings(
+    device: str | None, m_peak: int | str, chunk: int, precision: str, fusion: str, effort: float
+) -> _Settings:
+    from torchedge.api import choose_device
+    from torchedge.streaming.planning import check_rates
+
+    chosen = choose_device(device)
+    check_rates(chosen)
+    return _Settings(chosen, None if isinstance(m_peak, str) else m_peak, chunk, precision, fusion, effort)
 
 
-def _number(text: str, low: float, high: float) -> float:
+_lambda = click.option(
+    "--lambda",
+    "lam",
+    type=Number(0, 1),
+    default=0.9,
+    help="Price of preloading; a higher one takes less memory.",
+)
+_strategy = click.option(
+    "--strategy", type=click.Choice(STRATEGIES), help="A strategy to compare with, in place of the solver."
+)
+
+
+# plan model -------------------------------------------------------------------------------------------------
+
+
+@plan.command(
+    "model",
+    cls=Command,
+    notes=_MODELS,
+    examples=[
+        "torchedge plan model gpt-neo-1.3b --device adreno-750 --memory-limit 500MiB",
+        "torchedge plan model vit -d adreno-750 --layers --plot run.svg --picture gantt",
+        "torchedge plan model nets.py:big -d mali --out plan.json --write-instance instance.json",
+    ],
+)
+@click.argument("model")
+@click.option("--memory-limit", type=SIZE, help="All that the run may hold. [default: no limit]")
+@_lambda
+@_planning
+@_strategy
+@click.option("--layers", is_flag=True, help="Also print what each layer loads.")
+@click.option("--out", "-o", type=PATH, metavar="PLAN", help="Write the plan (.json, .json.gz).")
+@click.option("--write-instance", type=PATH, metavar="FILE", help="Write the overlap problem it solves.")
+@click.option(
+    "--picture",
+    type=click.Choice(["memory", "gantt", "comparison"]),
+    help="What --plot draws. [default: memory]",
+)
+def _plan_model(
+    model: str,
+    memory_limit: int | None,
+    lam: float,
+    input_size: tuple[int, ...] | None,
+    strategy: str | None,
+    layers: bool,
+    out: Path | None,
+    write_instance: Path | None,
+    plot: Path | None,
+    picture: Any,  # noqa: ANN401 - a Literal
+    as_json: bool,
+    **planning: Any,  # noqa: ANN401 - see _settings
+) -> int:
+    """Plan which layer of a model loads which weights.
+
+    The memory limit covers all that the run holds: weights, activations, what is read ahead. The exit status
+    is 3 if no plan stays within it; a limit that works is named.
+    """
+    from torchedge.streaming.instances import write_instance as write_problem
+    from torchedge.streaming.plans import write_plan
+    from torchedge.streaming.strategies import STRATEGIES
+
+    if picture is not None and plot is None:
+        raise InputError("--picture is given without --plot; add --plot FILE")
+    targets = {"--out": out, "--write-instance": write_instance, "--plot": plot}
+    _check_targets({option: path for option, path in targets.items() if path is not None})
+    settings = _settings(**planning)
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from {low:g} to {high:g}")
-    return value
+        with Progress(2, "planning") as progress:
+            graph = _capture(model, input_size, progress)
+            progress.doing(f"planning {graph.name}")
+            solve = None if strategy is None else STRATEGIES[strategy]
+            result = settings.planned(graph, memory_limit=memory_limit, lam=lam, strategy=solve)
+            progress.step()
+    except LimitError as error:
+        return _too_small(error, as_json)
+    if out is not None:
+        write_plan(out, result.plan)
+    if write_instance is not None:
+        write_problem(write_instance, result.instance)
+    if plot is not None:
+        save_figure(result.plot(picture or "memory"), plot)
+    if as_json:
+        rows = {"layers": [asdict(row) for row in result.layers]} if layers else {}
+        print_json(result.summary() | rows)
+        return 0
+    print(result)
+    if layers:
+        _print_layers(result)
+    for verb, path in (("written", out), ("instance written", write_instance), ("drawn", plot)):
+        if path is not None:
+            print_wrapped(f"{verb} to {path}")
+    return 0
+
+
+def _check_targets(targets: dict[str, Path]) -> None:
+    for option, path in targets.items():
+        check_plot(path) if option == "--plot" else check_target(option, path)
+    paths = [path.absolute() for path in targets.values()]
+    if len(set(paths)) < len(paths):
+        raise InputError(
+            f"{' and '.join(targets)} name one file twice; expected another name for one of them"
+        )
+
+
+def _capture(text: str, input_size: tuple[int, ...] | None, progress: Progress) -> ForwardGraph:
+    progress.doing(f"capturing {text}")
+    (graph,) = capture_named(text, mode="infer", input_size=input_size, batch_sizes=[1])
+    progress.step()
+    return graph
+
+
+def _too_small(error: LimitError, as_json: bool) -> int:
+    if as_json:
+        print_json({"status": "INFEASIBLE", "reason": str(error), "works_bytes": error.works_bytes})
+    else:
+        print_wrapped(str(error))
+    return DOES_NOT_FIT
+
+
+def _print_layers(result: StreamingPlan) -> None:
+    """Print a row for each layer, and below it the chunks that it loads."""
+    head = ["layer", "name", "class", "capacity", "loads", "start ms", "takes ms"]
+    rows = [
+        [
+            str(row.number),
+            _end(row.name),
+            row.load_class,
+            f"{row.capacity_chunks:,}",
+            f"{row.loaded_chunks:,}",
+            f"{row.start_ms:,.1f}",
+            f"{row.end_ms - row.start_ms:.2f}",
+        ]
+        for row in result.layers
+    ]
+    first, *lines = table(head, rows, left=3, gap=1)
+    print(f"\n{first}")
+    for line, row in zip(lines, result.layers, strict=True):
+        print(line)
+        if row.loads:
+            print_wrapped(", ".join(row.loads), first=" " * 6, rest=" " * 6)
+
+
+def _end(name: str) -> str:
+    """Return a name, or its end."""
+    return name if len(name) <= _NAME else "…" + name[1 - _NAME :]
+
+
+# plan queue -------------------------------------------------------------------------------------------------
+
+
+@plan.command(
+    "queue",
+    cls=Command,
+    notes=_MODELS,
+    examples=["torchedge plan queue gpt-neo-small vit --device adreno-750 --memory-limit 200MiB"],
+)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--memory-limit", type=SIZE, required=True, help="All that the run may hold.")
+@_lambda
+@_planning
+def _plan_queue(
+    models: tuple[str, ...],
+    memory_limit: int,
+    lam: float,
+    input_size: tuple[int, ...] | None,
+    plot: Path | None,
+    as_json: bool,
+    **planning: Any,  # noqa: ANN401 - see _settings
+) -> int:
+    """Plan models that run one after the other within one memory limit.
+
+    The exit status is 3 if one of them does not fit by itself.
+    """
+    from torchedge.streaming.queues import plan_queue_within
+    from torchedge.streaming.solving import solve
+
+    if plot is not None:
+        check_plot(plot)
+    settings = _settings(**planning)
+    plans: list[StreamingPlan] = []
+    try:
+        with Progress(2 * len(models) + 1, "planning") as progress:
+            for text in models:
+                graph = _capture(text, input_size, progress)
+                progress.doing(f"planning {graph.name}")
+                plans.append(settings.planned(graph, memory_limit=memory_limit, lam=lam))
+                progress.step()
+            progress.doing("planning them together")
+            queue = plan_queue_within(plans, memory_limit, partial(solve, effort=settings.effort))
+            progress.step()
+    except LimitError as error:
+        return _too_small(error, as_json)
+    if plot is not None:
+        from torchedge.streaming.figures import draw_lanes
+
+        save_figure(draw_lanes(queue.lanes, limit_bytes=memory_limit), plot)
+    if as_json:
+        print_json(_queue_document(queue, plans, memory_limit))
+        return 0
+    _print_queue(queue, plans, memory_limit)
+    if plot is not None:
+        print_wrapped(f"drawn to {plot}")
+    return 0
+
+
+def _queue_document(queue: QueueRun, plans: Sequence[StreamingPlan], limit: int) -> dict[str, Any]:
+    """Return a queue as plain data: bytes, ms, chunks."""
+
+    def run(timelines: Sequence[RunTimeline]) -> dict[str, float]:
+        return {
+            "latency_ms": sum(run.latency_ms for run in timelines),
+            "initialisation_ms": sum(run.initialisation_ms for run in timelines),
+            "peak_bytes": _peak(timelines),
+        }
+
+    return {
+        "device": plans[0].device.name,
+        "memory_limit_bytes": limit,
+        "groups": [[group.first, group.last] for group in queue.plan.groups],
+        "together": run(queue.together),
+        "one_at_a_time": run(queue.apart),
+        "models": [
+            {
+                **model.summary(),
+                "chunk_bytes": model.instance.chunk_bytes,
+                "preloaded_chunks": share.preloaded,
+                "chunks_loaded_by_models_before": share.carried,
+                "chunks_loaded_by_own_layers": share.own,
+            }
+            for model, share in zip(plans, queue.plan.shares, strict=True)
+        ],
+    }
+
+
+def _print_queue(queue: QueueRun, plans: Sequence[StreamingPlan], limit: int) -> None:
+    """Print what each model loads when, and the queue's times beside those of one model at a time."""
+    names = ", ".join(model.graph.name for model in plans)
+    print_wrapped(f"{names} on {plans[0].device.name}, one after the other within {number(limit / MIB)} MiB")
+    rows = []
+    for place, (model, share) in enumerate(zip(plans, queue.plan.shares, strict=True), 1):
+        size = model.instance.chunk_bytes / MIB
+        sizes = [number(chunks * size) for chunks in (share.preloaded, share.carried, share.own)]
+        rows.append([f"{place}. {_end(model.graph.name)}", *sizes])
+    print()
+    print_table(["MiB of whole chunks", "preloaded", "by models before", "by its own layers"], rows)
+    runs = (queue.together, queue.apart)
+    figures = [
+        ["latency, ms", *(f"{sum(t.latency_ms for t in run):,.1f}" for run in runs)],
+        ["  initialisation", *(f"{sum(t.initialisation_ms for t in run):,.1f}" for run in runs)],
+        ["memory at most, MiB", *(f"{_peak(run) / MIB:,.1f}" for run in runs)],
+    ]
+    print()
+    print_table(["simulated", "planned together", "one at a time"], figures)
+    groups = [f"{group.first} to {group.last}" for group in queue.plan.groups if group.last > group.first]
+    print(f"\nplanned together: {', '.join(groups) or 'none, the limit leaves no room for it'}")
+    for note in dict.fromkeys(note for model in plans for note in model.notes):
+        print_wrapped(f"note: {note}", rest="  ")
+
+
+def _peak(runs: Sequence[RunTimeline]) -> int:
+    return max(int(run.memory.peak.total) for run in runs)
+
+
+# plan sweep -------------------------------------------------------------------------------------------------
+
+
+@plan.command(
+    "sweep",
+    cls=Command,
+    notes=_MODELS,
+    examples=["torchedge plan sweep gpt-neo-1.3b --device adreno-750 --plot tradeoff.svg"],
+)
+@click.argument("model")
+@_planning
+def _plan_sweep(
+    model: str,
+    input_size: tuple[int, ...] | None,
+    plot: Path | None,
+    as_json: bool,
+    **planning: Any,  # noqa: ANN401 - see _settings
+) -> None:
+    """Plan a model at several lambdas and M_peaks: latency against memory."""
+    from torchedge.streaming.planning import SETTINGS, trade_off
+
+    if plot is not None:
+        check_plot(plot)
+    settings = _settings(**planning)
+    with Progress(1 + SETTINGS, "planning") as progress:
+        graph = _capture(model, input_size, progress)
+        progress.doing(f"sweeping {graph.name}")
+        points = trade_off(graph, settings.device, progress=progress.step, **settings.shared)
+    if plot is not None:
+        from torchedge.streaming.figures import draw_tradeoff
+
+        title = f"{graph.name} on {settings.device.name}, simulated"
+        save_figure(draw_tradeoff([(_setting(p), p.plan.timeline) for p in points], title=title), plot)
+    if as_json:
+        print_json([{"lambda": p.lam, "m_peak_bytes": p.m_peak, **p.plan.summary()} for p in points])
+        return
+    first = points[0].plan
+    print_wrapped(
+        f"{graph.name} on {settings.device.name}: latency (ms) against memory (MiB), simulated from "
+        f"{first.timeline.provenance} figures"
+    )
+    print()
+    runs = [(_setting(point), point.plan.timeline) for point in points]
+    print_table(
+        ["", "preloaded", "average", "peak", "integrated", "execution"],
+        [_figures(name, run) for name, run in [*runs, ("preloading everything", first.preloading)]],
+    )
+    if plot is not None:
+        print_wrapped(f"drawn to {plot}")
+
+
+def _setting(point: Tradeoff) -> str:
+    peak = "none" if point.m_peak is None else f"{number(point.m_peak / MIB)} MiB"
+    return f"lambda {point.lam:g}, M_peak {peak}"
+
+
+def _figures(name: str, run: RunTimeline) -> list[str]:
+    sizes = (run.preloaded_bytes, run.memory.average.total, run.memory.peak.total)
+    return [name, *(number(size / MIB) for size in sizes), number(run.latency_ms), number(run.execution_ms)]
+
+
+# plan instance, plan verify ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A plan, its verification, and the seconds it took (None: it was read)."""
+
+    instance: Instance
+    plan: OverlapPlan
+    checked: Verification
+    seconds: float | None = None
+
+
+@plan.command(
+    "instance",
+    cls=Command,
+    examples=[
+        "torchedge plan instance instance.json --out plan.json",
+        "torchedge plan instance instance.json --strategy always-next",
+    ],
+)
+@click.argument("instance", type=PATH)
+@_strategy
+@click.option("--out", "-o", type=PATH, metavar="PLAN", help="Write the plan (.json, .json.gz).")
+def _plan_instance(instance: Path, strategy: str | None, out: Path | None, as_json: bool) -> int:
+    """Plan the overlap problem in a file, and verify the plan.
+
+    docs/streaming.md describes the file. Strategies may break limits, with a warning. The exit status is 3 if
+    there is no plan.
+    """
+    from torchedge.streaming.instances import read_instance
+    from torchedge.streaming.plans import write_plan
+
+    if out is not None:
+        check_target("--out", out)
+        if out.exists() and instance.exists() and out.samefile(instance):
+            raise InputError(f"--out {out} is the instance itself; choose another name")
+    planned = _solve(read_instance(instance), strategy)
+    if out is not None:
+        write_plan(out, planned.plan)
+    _report(planned, as_json)
+    if out is not None and not as_json:
+        print_wrapped(f"written to {out}")
+    return DOES_NOT_FIT if planned.plan.status == "INFEASIBLE" else 0
+
+
+@plan.command("verify", cls=Command, examples=["torchedge plan verify plan.json instance.json"])
+@click.argument("plan_file", type=PATH, metavar="PLAN")
+@click.argument("instance", type=PATH)
+def _verify_plan(plan_file: Path, instance: Path, as_json: bool) -> int:
+    """Verify that a plan keeps every rule of its instance.
+
+    The exit status is 3 if it breaks one, or if there is no plan.
+    """
+    from torchedge.streaming.instances import read_instance
+    from torchedge.streaming.plans import read_plan
+    from torchedge.streaming.verification import verify_plan
+
+    problem, result = read_instance(instance), read_plan(plan_file)
+    planned = _Planned(problem, result, verify_plan(problem, result))
+    _report(planned, as_json)
+    return DOES_NOT_FIT if result.status == "INFEASIBLE" or not planned.checked.ok else 0
+
+
+def _solve(instance: Instance, strategy: str | None) -> _Planned:
+    """Plan an instance and verify the plan; raises PlanError if it is none."""
+    from torchedge.streaming.solving import solve
+    from torchedge.streaming.strategies import STRATEGIES
+    from torchedge.streaming.verification import check_plan, verify_plan
+
+    make = solve if strategy is None else STRATEGIES[strategy]
+    with Progress(1, f"planning {instance.name}") as progress:
+        start = time.perf_counter()
+        result = make(instance)
+        seconds = time.perf_counter() - start
+        progress.step()
+    if strategy is None or not verify_plan(instance, result, limits=False).ok:
+        return _Planned(instance, result, check_plan(instance, result), seconds)
+    checked = verify_plan(instance, result)
+    if not checked.ok:
+        warn(f"{strategy} breaks limits: {checked.problems[0]}")
+    return _Planned(instance, result, checked, seconds)
+
+
+def _report(planned: _Planned, as_json: bool) -> None:
+    if as_json:
+        print_json(_summary(planned))
+        return
+    instance, result, checked = planned.instance, planned.plan, planned.checked
+    sizes = (("M_peak", instance.m_peak_chunks), ("memory", instance.memory_chunks))
+    limits = [f"{name} {number(_mib(instance, chunks))} MiB" for name, chunks in sizes if chunks is not None]
+    print_wrapped(
+        f"{instance.name}: {len(instance.layers):,} layers, {len(instance.weights):,} weights, lambda "
+        f"{instance.lam:g}, {' and '.join(limits) or 'no limits'}"
+    )
+    if result.status == "INFEASIBLE":
+        print_wrapped(f"there is no plan: {result.solver.get('reason')}")
+        smallest = result.solver.get("smallest_memory_chunks")
+        if isinstance(smallest, int):
+            size = f"{smallest:,} chunks ({number(_mib(instance, smallest))} MiB)"
+            print_wrapped(f"the smallest memory limit that works is {size}")
+    else:
+        _print_summary(planned)
+    for problem in checked.problems[:_SHOWN]:
+        print_wrapped(problem, first="problem: ", rest="  ")
+    if len(checked.problems) > _SHOWN:
+        print(f"problem: and {len(checked.problems) - _SHOWN} more")
+    print("the plan keeps all rules" if checked.ok else "the plan breaks rules")
+
+
+def _summary(planned: _Planned) -> dict[str, Any]:
+    """Return what is printed as plain data; MiB count whole chunks."""
+    instance, result, checked = planned.instance, planned.plan, planned.checked
+    document: dict[str, Any] = {
+        "instance": instance.name,
+        "status": result.status,
+        "objective": result.objective,
+        "lower_bound": result.lower_bound,
+        "gap": result.gap,
+        "weights": len(instance.weights),
+        "streamed_weights": len({load.weight for load in result.loads}),
+        "seconds": planned.seconds,
+        "accepted": checked.ok,
+        "problems": list(checked.problems),
+    }
+    if result.status == "INFEASIBLE":
+        smallest = result.solver.get("smallest_memory_chunks")
+        return document | {"reason": result.solver.get("reason"), "smallest_memory_chunks": smallest}
+    sizes = {
+        "total": instance.total_chunks,
+        "preloaded": checked.preloaded_chunks,
+        "peak": checked.peak_chunks,
+    }
+    for name, chunks in sizes.items():
+        document |= {f"{name}_chunks": chunks, f"{name}_mib": _mib(instance, chunks)}
+    return document
+
+
+def _print_summary(planned: _Planned) -> None:
+    result, summary = planned.plan, _summary(planned)
+    rows = [
+        ["status", result.status],
+        ["objective", _exact(result.objective)],
+        ["lower bound", _exact(result.lower_bound)],
+        ["gap", "-" if result.gap is None else f"{100 * result.gap:.3g} %"],
+        ["streamed weights", f"{summary['streamed_weights']:,} of {summary['weights']:,}"],
+        ["seconds", "-" if planned.seconds is None else f"{planned.seconds:.2f}"],
+    ]
+    print_table(["", "plan"], rows)
+    print()
+    names = {"total": "all weights", "preloaded": "preloaded", "peak": "in flight at most"}
+    sizes = [
+        [text, f"{summary[f'{name}_chunks']:,}", number(summary[f"{name}_mib"])]
+        for name, text in names.items()
+    ]
+    print_table(["", "chunks", "MiB"], sizes)
+
+
+def _exact(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.12g}"
+
+
+def _mib(instance: Instance, chunks: int) -> float:
+    return chunks * instance.chunk_bytes / MIB
