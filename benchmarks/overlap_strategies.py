@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from torchedge.streaming import strategies
 from torchedge.streaming.instances import MAX_CHUNKS, Instance, Weight
-from torchedge.streaming.plans import Chunks, OverlapPlan, in_flight, make_plan, price, refuse
+from torchedge.streaming.plans import Chunks, OverlapPlan, in_flight, infeasible_plan, make_plan, price
 from torchedge.streaming.solving.cp_sat import SolverLimits, Window, ask, count_pairs, whole_window
 
 WHOLE_SIZE = 4_000
@@ -39,7 +39,7 @@ def plan_greedily(instance: Instance) -> OverlapPlan:
     """
     streamed = pack(whole_window(instance))
     if streamed is None:
-        return refuse(
+        return infeasible_plan(
             {"strategy": "greedy", "proven": False},
             f"the greedy plan needs more than {instance.memory_chunks} chunks of memory; raise memory_chunks "
             "or solve exactly",
@@ -183,7 +183,7 @@ def plan_lc_opg(
         streamed = _Run(_relax(instance, factor), limits, hybrid).roll()
         if streamed is not None:
             return make_plan(instance, streamed, {**facts, "capacity_factor": factor})
-    return refuse(
+    return infeasible_plan(
         facts,
         f"no plan keeps {instance.memory_chunks} chunks of memory, not with {RELAXED[-1]:g} times the load "
         "capacity either; raise memory_chunks",

@@ -132,15 +132,24 @@ def test_models_in_turn(runs):
             draw([])
 
 
-def test_a_run_of_nothing_can_be_drawn(empty):
-    for figure in (
-        draw_memory(empty),
-        draw_gantt(empty),
-        draw_tradeoff([("only", empty)]),
-        draw_comparison([empty, empty]),
-        draw_lanes([Lane("only", empty.memory, (("only", 0.0, 0.0),))]),
-    ):
-        texts(figure)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (draw_memory, "peak: 0 MiB"),
+        (draw_gantt, "disk"),
+        (lambda run: draw_tradeoff([("only", run)]), "only"),
+        (lambda run: draw_comparison([run, run]), "0 MiB, peak 0 MiB"),
+        (lambda run: draw_lanes([Lane("only", run.memory, (("only", 0.0, 0.0),))]), "only: 0 ms, peak 0 MiB"),
+    ],
+)
+def test_a_run_of_nothing_can_be_drawn(empty, draw, words):
+    """Every axis keeps a width above 0, without a warning, and the figures read 0."""
+    figure = draw(empty)
+    assert words in texts(figure)
+    for axes in figure.axes:
+        for low, high in (axes.get_xlim(), axes.get_ylim()):
+            assert np.isfinite([low, high]).all() and low != high
 
 
 def test_pyplot_is_left_alone(runs):

@@ -170,7 +170,7 @@ def test_planning_uses_the_measured_capacities(tmp_path):
     assert capacities.chunks[:2] == (20, 0)
     assert capacities.provenance is Provenance.MEASURED
     assert capacities.source == "latency under load, 7 rows of loads.jsonl, measured 2026-11-21"
-    assert "1 of 2 layers that may load lie outside what was measured (log2_bytes)" in capacities.notes[-1]
+    assert "1 of 2 layers that may load lie outside the measured range (log2_bytes)" in capacities.notes[-1]
     instance = make_instance(GRAPH, device, chunk_bytes=100)
     assert tuple(layer.capacity_chunks for layer in instance.layers) == capacities.chunks
 

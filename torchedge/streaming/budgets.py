@@ -30,25 +30,25 @@ _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 MOST_BYTES = 2**50
 
 RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 64.0, 256.0)
-"""Factors of the load capacities that may be tried: the paper's soft thresholds (C4)."""
+"""Factors of the load capacities to try: the paper's soft thresholds (C4)."""
 
 _STAGINGS = tuple(STAGING_BYTES * part // 16 for part in (16, 12, 8, 6, 4, 3, 2, 1, 0))
-"""How much may be read ahead, where a tight limit leaves less room for it than is usual."""
+"""Smaller read-ahead limits, for memory limits that leave no room for the usual one."""
 
 _TRIALS = 5
-"""How often a plan is tried with an amount of memory for weights between too much and too little."""
+"""Trials of an amount of memory for weights between too much and too little."""
 
 _NEAR = 0.02
-"""The share of the way from what works to what is too much that is not worth a trial."""
+"""No trial closer than this to the amount that works, as a share of the interval."""
 
 _PRICES, _CHEAPEST, _DEAREST = 9, 1e-3, 0.95
-"""How many lambdas are tried, and from which to which, to make plans that preload less."""
+"""Number of lambdas tried, and their range, for plans that preload less."""
 
 _PRICED = "made_with_lambda"
-"""What a plan's facts call such a lambda."""
+"""The key of such a lambda in a plan's solver facts."""
 
 _SLACK = 0.1
-"""Below the smallest memory times 1 + this, planning takes long and gains little."""
+"""Plan with at least the smallest memory times 1 + this: below, planning takes long and gains little."""
 
 Solve = Callable[[Instance], OverlapPlan]
 
@@ -60,14 +60,14 @@ def parse_bytes(amount: int | str, what: str = "the limit") -> int:
         InputError: it is neither, or not from 1 byte to 1 PiB.
     """
     expected = 'expected bytes as a whole number, or a text such as "500MiB" or "1.5GiB"'
-    found = _AMOUNT.fullmatch(amount) if isinstance(amount, str) and len(amount) < 40 else None
-    if found is not None and found[2].lower() in _UNITS:
-        value = int(float(found[1]) * _UNITS[found[2].lower()])
+    match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) and len(amount) < 40 else None
+    if match is not None and match[2].lower() in _UNITS:
+        value = int(float(match[1]) * _UNITS[match[2].lower()])
     elif type(amount) is int:
         value = amount
     else:
-        told = f"{amount[:40]!r}" if isinstance(amount, str) else f"{amount!r:.40}"
-        raise InputError(f"{what} is {told}; {expected}")
+        shown = f"{amount[:40]!r}" if isinstance(amount, str) else f"{amount!r:.40}"
+        raise InputError(f"{what} is {shown}; {expected}")
     if not 1 <= value <= MOST_BYTES:
         raise InputError(f"{what} is {amount!r:.40}; expected 1 byte to 1 PiB")
     return value
@@ -75,11 +75,11 @@ def parse_bytes(amount: int | str, what: str = "the limit") -> int:
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """A plan and its simulated run; `relaxation` is the factor by which load capacities had to be exceeded.
+    """A plan and its simulated run; `relaxation` is the factor by which layers may exceed their capacities.
 
     `instance` holds the device's own capacities, `planned` the relaxed ones that the plan keeps. `rates` are
-    those of the run: reading ahead may hold less than usual where the limit leaves no room. `problems` are
-    the rules that a strategy for comparison breaks.
+    those of the run: a tight limit reduces reading ahead. `problems` are the rules that a strategy for
+    comparison breaks.
     """
 
     instance: Instance
@@ -107,13 +107,13 @@ def plan_within(
 ) -> Budgeted:
     """Plan an instance such that the simulated run stays within `limit_bytes` of memory altogether.
 
-    The limit covers weights preloaded and in flight, unified memory that reading ahead takes, activations.
-    Of what keeps it, the first of these is taken: the plan without any limit; one that preloads less, by a
-    higher lambda, filled up to the limit; one with less memory for weights, preloaded and in flight; then
-    load capacities are exceeded, as little as needed (soft thresholds, FlashMem, section 3.2). Each is tried
-    with ever less reading ahead. The run then takes longer, never more memory. Every plan is verified.
+    The limit covers weights preloaded and in flight, unified memory for reading ahead, and activations. The
+    first of these that keeps it is the plan: one without any limit; one that preloads less, by a higher
+    lambda, filled up to the limit; one with less memory for weights; one that exceeds load capacities, as
+    little as needed (soft thresholds, FlashMem, section 3.2). Each is tried with less and less reading ahead:
+    the run then takes longer, never more memory. Every plan is verified.
 
-    quick: a solver for the search, default `solve`, which gives the plan that is returned.
+    quick: a faster solver for the search, default `solve`.
 
     Raises:
         LimitError: no plan stays within the limit; the message names a limit that works.
@@ -122,14 +122,14 @@ def plan_within(
     free = search.simulated(instance, solve(instance), 1.0, limit_bytes)
     if limit_bytes is None or free.peak_bytes <= limit_bytes:
         return free
-    found = search.find(limit_bytes, free)
-    if found.plan.status == "OPTIMAL" or _PRICED in found.plan.solver:
-        return found
-    better = solve(found.planned)
+    limited = search.find(limit_bytes, free)
+    if limited.plan.status == "OPTIMAL" or _PRICED in limited.plan.solver:
+        return limited
+    better = solve(limited.planned)
     if better.status == "INFEASIBLE":
-        return found
-    refined = search.simulated(found.planned, better, found.relaxation, limit_bytes)
-    return refined if refined.peak_bytes <= limit_bytes else found
+        return limited
+    refined = search.simulated(limited.planned, better, limited.relaxation, limit_bytes)
+    return refined if refined.peak_bytes <= limit_bytes else limited
 
 
 def plan_by_strategy(
@@ -141,11 +141,11 @@ def plan_by_strategy(
 ) -> Budgeted:
     """Plan an instance by a strategy to compare with, which may break capacities and M_peak: `problems`.
 
-    Of the limit weights get what activations and reading ahead leave; nothing is relaxed for it.
+    Weights get the part of the limit that activations and reading ahead leave. Capacities stay as they are.
 
     Raises:
         LimitError: the strategy finds no plan within the limit.
-        PlanError: its plan is none.
+        PlanError: it does not load every weight once.
     """
     asked = instance
     if limit_bytes is not None:
@@ -156,25 +156,27 @@ def plan_by_strategy(
     if plan.status == "INFEASIBLE":
         reason = plan.solver.get("reason", "no reason was given")
         raise LimitError(
-            f"{name} finds no plan of {instance.name} ({reason}); raise the memory limit, or leave out the "
-            "strategy"
+            f"{name} finds no plan of {instance.name} ({reason}); raise the memory limit, or plan "
+            "by the solver"
         )
-    kept = verify_plan(asked, plan, limits=False)
-    if not kept.ok:
-        raise PlanError(f"the plan of {name} is none: {kept.problems[0]}; leave out the strategy")
+    checked = verify_plan(asked, plan, limits=False)
+    if not checked.ok:
+        raise PlanError(
+            f"the plan of {name} does not load every weight once: {checked.problems[0]}; plan by the solver"
+        )
     search = _Search(instance, rates, activation_bytes, strategy)
-    found = search.run(asked, plan, 1.0, limit_bytes)
-    if limit_bytes is not None and found.peak_bytes > limit_bytes:
+    budgeted = search.run(asked, plan, 1.0, limit_bytes)
+    if limit_bytes is not None and budgeted.peak_bytes > limit_bytes:
         raise LimitError(
-            f"{instance.name} as {name} plans it takes {_mib(found.peak_bytes)} MiB, more than "
-            f"{_mib(limit_bytes)} MiB; raise the memory limit, or leave out the strategy"
+            f"{instance.name} as {name} plans it takes {_mib(budgeted.peak_bytes)} MiB, more than "
+            f"{_mib(limit_bytes)} MiB; raise the memory limit, or plan by the solver"
         )
-    return replace(found, problems=verify_plan(asked, plan).problems)
+    return replace(budgeted, problems=verify_plan(asked, plan).problems)
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Looks for the plan of one instance that keeps a limit."""
+    """The search for a plan of one instance that keeps a limit."""
 
     instance: Instance
     rates: Rates
@@ -182,17 +184,17 @@ class _Search:
     solve: Solve
 
     def find(self, limit: int, free: Budgeted) -> Budgeted:
-        """Return a plan within the limit, which `free` exceeds; its relaxation is the least that was found.
+        """Return a plan within the limit, which `free` exceeds, with as little relaxation as works.
 
-        What can be done at all does not depend on the limit: a limit that works goes on working if raised.
+        The plan of least memory does not depend on the limit: if a limit works, every higher one does.
         """
-        least = min(self.least(RELAXATIONS[-1], slack=0.0), free, key=lambda found: found.peak_bytes)
+        least = min(self.least(RELAXATIONS[-1], slack=0.0), free, key=lambda budgeted: budgeted.peak_bytes)
         if least.peak_bytes > limit:
             raise _too_small(self.instance, limit, least)
-        found = self.within(1.0, limit, free)
+        budgeted = self.within(1.0, limit, free)
         low, high = 1, len(RELAXATIONS) - 1
         best = least
-        while found is None and low < high:
+        while budgeted is None and low < high:
             middle = (low + high) // 2
             factor = RELAXATIONS[middle]
             relaxed = _relaxed(self.instance, factor)
@@ -202,10 +204,10 @@ class _Search:
                 low = middle + 1
             else:
                 best, high = keeps, middle
-        return best if found is None else found
+        return best if budgeted is None else budgeted
 
     def within(self, factor: float, limit: int, wide: Budgeted) -> Budgeted | None:
-        """Return the plan with the most memory for weights that keeps the limit; None: none was found.
+        """Return the plan with the most memory for weights that keeps the limit; None if there is none.
 
         wide: the plan without a limit on it.
         """
@@ -228,30 +230,30 @@ class _Search:
             plan = self.solve(planned)
             if plan.status == "INFEASIBLE":
                 break
-            found = self.simulated(planned, plan, factor, limit)
-            if found.peak_bytes <= limit:
-                best, low = found, chunks
+            trial = self.simulated(planned, plan, factor, limit)
+            if trial.peak_bytes <= limit:
+                best, low = trial, chunks
             else:
-                high, over = chunks, found.peak_bytes
+                high, over = chunks, trial.peak_bytes
         return best
 
     def priced(self, factor: float, limit: int, wide: Budgeted) -> Budgeted | None:
-        """Return a plan that keeps the limit because preloading is dearer in it, by as little as is needed.
+        """Return a plan that keeps the limit because a higher lambda makes preloading dearer, if any does.
 
-        Such plans come quickly, one for each price: none is better with what it preloads. What then is left
-        of the limit is filled with weights that the next cheaper price preloads.
+        Such plans are quick to find. The rest of the limit is filled with weights that the next lower lambda
+        preloads.
         """
         low, high, lam = max(wide.planned.lam, _CHEAPEST), _DEAREST, _DEAREST
         best, over = None, wide
         for _ in range(_PRICES if low < high else 0):
             planned = replace(wide.planned, lam=round(lam, 6))
-            found = self.simulated(planned, self.solve(planned), factor, limit)
-            if found.peak_bytes <= limit:
-                best, high = found, lam
+            trial = self.simulated(planned, self.solve(planned), factor, limit)
+            if trial.peak_bytes <= limit:
+                best, high = trial, lam
             elif best is None:
                 return None
             else:
-                over, low = found, lam
+                over, low = trial, lam
             lam = math.sqrt(low * high)
         return None if best is None else self.filled(best, over, limit, wide)
 
@@ -266,33 +268,34 @@ class _Search:
         def filled(count: int) -> Budgeted:
             plan = preload_also(best.plan, worth[:count])
             plan = restate_plan(wide.planned, plan, wide.plan.lower_bound, **facts)
-            found = self.simulated(wide.planned, plan, best.relaxation, limit)
+            budgeted = self.simulated(wide.planned, plan, best.relaxation, limit)
             return replace(
-                found, planned=replace(wide.planned, memory_chunks=used_chunks(found.planned, found.plan))
+                budgeted,
+                planned=replace(wide.planned, memory_chunks=used_chunks(budgeted.planned, budgeted.plan)),
             )
 
-        low, high, found = 0, len(worth), filled(0)
+        low, high, budgeted = 0, len(worth), filled(0)
         while low < high:
             middle = (low + high + 1) // 2
             more = filled(middle)
             if more.peak_bytes <= limit:
-                low, found = middle, more
+                low, budgeted = middle, more
             else:
                 high = middle - 1
-        return found
+        return budgeted
 
     def least(self, factor: float, *, slack: float, limit: int = 0) -> Budgeted:
-        """Return the plan that takes the least memory for weights, or a share of `slack` more."""
+        """Return the plan of least memory for weights, or of a share of `slack` more."""
         relaxed = _relaxed(self.instance, factor)
         planned = replace(relaxed, memory_chunks=0)
         plan = self.solve(planned)
         if plan.status == "INFEASIBLE":
-            told = plan.solver.get("smallest_memory_chunks")
-            smallest = told if isinstance(told, int) else self.instance.total_chunks
+            smallest_chunks = plan.solver.get("smallest_memory_chunks")
+            smallest = smallest_chunks if isinstance(smallest_chunks, int) else self.instance.total_chunks
             chunks = min(self.instance.total_chunks, smallest + int(slack * smallest))
             planned = replace(relaxed, memory_chunks=chunks)
             plan = self.solve(planned)
-        if plan.status == "INFEASIBLE":  # none was found with what was said to do
+        if plan.status == "INFEASIBLE":  # not even within the limit that the solver named
             planned, plan = relaxed, self.solve(relaxed)
         return self.simulated(planned, plan, factor, limit)
 
@@ -302,17 +305,17 @@ class _Search:
         return self.run(planned, plan, factor, limit)
 
     def run(self, planned: Instance, plan: OverlapPlan, factor: float, limit: int | None) -> Budgeted:
-        """Run a plan with as much reading ahead as keeps the limit, without any if nothing does."""
+        """Run a plan with as much reading ahead as keeps the limit; with none if no amount keeps it."""
         for rates in less_read_ahead(self.rates):
             timeline = simulate_plan(self.instance, plan, rates, self.activation_bytes)
-            found = Budgeted(self.instance, planned, plan, timeline, rates, factor)
-            if limit is None or found.peak_bytes <= limit:
+            budgeted = Budgeted(self.instance, planned, plan, timeline, rates, factor)
+            if limit is None or budgeted.peak_bytes <= limit:
                 break
-        return found
+        return budgeted
 
 
 def less_read_ahead(rates: Rates) -> list[Rates]:
-    """Return rates, then the same with ever less unified memory for reading ahead, down to none."""
+    """Return rates, then the same with less and less memory for reading ahead, down to none."""
     usual = rates.staging_bytes
     less = [staging for staging in _STAGINGS if usual is None or staging < usual]
     return [rates, *(replace(rates, staging_bytes=staging) for staging in less)]
@@ -332,7 +335,7 @@ def _relaxed(instance: Instance, factor: float) -> Instance:
 
 
 def _too_small(instance: Instance, limit: int, least: Budgeted) -> LimitError:
-    """Say what would do: the run of the plan that takes the least memory for weights."""
+    """Name a limit that works: the peak of the plan of least memory for weights."""
     works = _rounded_up(least.peak_bytes)
     activations = least.timeline.memory.peak.activations
     preloaded = least.timeline.preloaded_bytes
@@ -363,41 +366,41 @@ def _mib(nbytes: float) -> str:
 
 
 def worth_preloading(instance: Instance, plan: OverlapPlan, names: Iterable[str]) -> list[str]:
-    """Return those of the streamed weights named that are cheaper preloaded, the most by chunk first."""
+    """Return the streamed weights among `names` that cost less if preloaded, by gain a chunk."""
     p, d, _ = instance.prices
     wanted = set(names)
     first: dict[str, int] = {}
     for load in plan.loads:
         first[load.weight] = min(first.get(load.weight, load.layer), load.layer)
-    found = []
+    worthwhile = []
     for w in instance.weights:
         if w.name in wanted and w.name in first:
             times = w.chunks if instance.distance == "chunks" else 1
             saved = d * (w.first_use - first[w.name]) * times - p * w.chunks
             if saved > 0:
-                found.append((-saved / w.chunks, w.first_use, w.name))
-    return [name for _, _, name in sorted(found)]
+                worthwhile.append((-saved / w.chunks, w.first_use, w.name))
+    return [name for _, _, name in sorted(worthwhile)]
 
 
 def preload_also(plan: OverlapPlan, names: Iterable[str]) -> OverlapPlan:
-    """Return a plan that preloads some of its streamed weights; `restate_plan` makes its figures right."""
+    """Return a plan that preloads more weights; its figures are stale until `restate_plan`."""
     more = [name for name in names if name not in plan.preload]
     loads = tuple(load for load in plan.loads if load.weight not in set(more))
     return replace(plan, preload=(*plan.preload, *more), loads=loads)
 
 
 def restate_plan(instance: Instance, plan: OverlapPlan, bound: float | None, **facts: object) -> OverlapPlan:
-    """Return a plan with its objective, peak and status as of this instance.
+    """Return a plan with the objective, peak and status that it has for this instance.
 
-    bound: a lower bound of the instance, if one is known; `facts` are added to those of the solver.
+    bound: a lower bound of the instance, if known. facts: added to the plan's solver facts.
     """
-    found = verify_plan(instance, plan, limits=False)
-    objective = float(found.objective or 0)
+    verified = verify_plan(instance, plan, limits=False)
+    objective = float(verified.objective or 0)
     return replace(
         plan,
         status="OPTIMAL" if bound is not None and objective <= bound else "FEASIBLE",
         objective=objective,
         lower_bound=bound if bound is None else min(bound, objective),
-        peak_chunks=found.peak_chunks,
+        peak_chunks=verified.peak_chunks,
         solver={**plan.solver, **facts},
     )

@@ -58,7 +58,7 @@ LOAD_FEATURES = (
     *("log2_flops", "log2_bytes", "log2_flops_per_byte", "log2_work_items", "log2_group_items"),
     *("log2_latency_us", *LOADS),
 )
-"""What a forest looks at, in order. The latency under load never falls with one of `LOADS`."""
+"""The features of a forest, in order. The latency under load never falls with one of `LOADS`."""
 
 GROUP_ITEMS = "group_items"
 """Key of a forest's metadata: the work-group that was fastest without load, which an operation counts as."""
@@ -68,7 +68,7 @@ _MOST_BYTES = 8 * 2**20
 _MOST_ITEMS = 65536
 _POINTS = 65
 _HIGHEST = 2.0**32
-"""No feature of a kernel on any device is above; a forest that says so is damaged."""
+"""No feature of a real kernel is above this: a forest with such a range is damaged."""
 
 _REBUILD = "measure with hooks/load_probe.py and rebuild it with `torchedge fit`"
 
@@ -77,7 +77,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """A kernel as the model sees it: FLOPs, bytes read and written, launch shape, latency alone (ms)."""
+    """The input of a load model: a kernel's FLOPs, bytes, launch shape and latency alone (ms)."""
 
     flops: float
     input_bytes: float
@@ -120,14 +120,14 @@ class FittedLoads:
         )
 
     def increase(self, load_class: LoadClassName, work: KernelWork, extra_bytes: npt.ArrayLike) -> FloatArray:
-        """Return by how much of its own latency a kernel slows under each of some loads (0.2: a fifth)."""
+        """Return a kernel's slowdown under each of some loads, as a share of its latency (0.2: a fifth)."""
         with np.errstate(over="ignore"):
             return np.expm1(evaluate(self.forests[load_class], load_features(work, extra_bytes)))
 
     def most_bytes(self, load_class: LoadClassName, work: KernelWork) -> int:
-        """Return the largest load that the measurements speak of: of any kernel, of this input and latency.
+        """Return the largest load that was measured, for a kernel of this input and latency.
 
-        What is larger or slower than all that was measured counts as the largest and slowest.
+        A kernel beyond the measured range counts as the largest and slowest one measured.
         """
         forest = self.forests[load_class]
         high = dict(zip(forest.feature_names, forest.high.tolist(), strict=True))
@@ -144,7 +144,7 @@ class FittedLoads:
     def capacity_bytes(self, operation: Operation, latency_ms: float) -> int:
         """Return the most bytes whose predicted increase stays within the threshold of the operation's class.
 
-        Never more than was measured (`most_bytes`), and 0 where the threshold is: no measurement tells an
+        Never more than was measured (`most_bytes`), and 0 if the threshold is 0: no measurement separates an
         increase of 0 from noise.
         """
         threshold = THRESHOLDS[operation.load_class]
@@ -174,7 +174,7 @@ class FittedLoads:
 
 
 def load_model_of(device: Device) -> FittedLoads | None:
-    """Return the model of latency under load of a device, None where nobody measured it.
+    """Return a device's model of latency under load; None if it was not measured.
 
     Raises:
         ProfileError: its file is missing, damaged or made for another version.
@@ -184,8 +184,8 @@ def load_model_of(device: Device) -> FittedLoads | None:
         return None
     if not isinstance(described, Mapping):
         raise ProfileError(f"{device.folder}: [profile.{TABLE}] is no table; {_REBUILD}")
-    told: dict[str, Any] = {key: described.get(key, "?") for key in ("measured", "rows", "dataset")}
-    source = "latency under load, {rows} rows of {dataset}, measured {measured}".format(**told)
+    shown: dict[str, Any] = {key: described.get(key, "?") for key in ("measured", "rows", "dataset")}
+    source = "latency under load, {rows} rows of {dataset}, measured {measured}".format(**shown)
     return _loaded(device.folder, str(described.get("sha256")), source)
 
 
@@ -211,7 +211,7 @@ def _loaded(folder: Path, digest: str, source: str) -> FittedLoads:
 
 
 def _check_range(path: Path, name: str, forest: Forest) -> None:
-    """Refuse a measured range that none can have: capacities are bounded by it."""
+    """Raise ProfileError for an impossible measured range: it bounds capacities."""
     of_loads = [forest.feature_names.index(feature) for feature in LOADS]
     highest = np.where(np.isin(np.arange(forest.n_features), of_loads), _HIGHEST, 128.0)
     if (np.abs(forest.low) > highest).any() or (np.abs(forest.high) > highest).any():
@@ -243,9 +243,9 @@ class LoadModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """Chunks each layer can load beside its work, its latency alone (ms), and where the former come from.
+    """Chunks each layer can load beside its work, its latency alone (ms), and the source of both.
 
-    `notes` say which figures the device's profile lacks and what stood in for them.
+    `notes` name the figures that the device's profile lacks and their substitutes.
     """
 
     chunks: tuple[int, ...]
@@ -265,9 +265,9 @@ def rate_capacities(
 ) -> Capacities:
     """Return C_l of every layer: from a fitted model of latency under load, else from the thresholds.
 
-    The model is the one given, else the one in the device's profile. Without either a layer loads for a share
-    of its own latency at the device's unified-to-texture rate: the thresholds. Such capacities are "assumed",
-    those of a fitted model "measured". A fused kernel loads what the least of its parts could (section 4.3).
+    `model` defaults to the one in the device's profile. Without one, a layer loads for a share of its own
+    latency (the threshold) at the device's unified-to-texture rate. Such capacities are "assumed",
+    those of a fitted model "measured". A fused kernel loads as much as its weakest part (section 4.3).
 
     Raises:
         DeviceError: the profile lacks a figure that this takes.
@@ -296,21 +296,21 @@ def rate_capacities(
 
 
 def _weakest(chunks: Sequence[int], graph: InferenceGraph) -> tuple[int, ...]:
-    """What each kernel loads: of its parts, which `chunks` goes through in order, the least."""
+    """The capacity of each kernel: the least of its parts', listed in order in `chunks`."""
     rest = iter(chunks)
     return tuple(min(islice(rest, max(1, len(op.parts)))) for op in graph.operations)
 
 
 def _outside(model: FittedLoads, layers: list[tuple[Operation, float]]) -> tuple[str, ...]:
-    """Say how many of the layers that load lie outside what was measured."""
+    """Count the loading layers outside the measured range."""
     loading = [(op, ms) for op, ms in layers if THRESHOLDS[op.load_class] > 0]
-    found = [names for op, ms in loading if (names := model.outside(op, ms))]
-    if not found:
+    outside = [names for op, ms in loading if (names := model.outside(op, ms))]
+    if not outside:
         return ()
-    features = ", ".join(dict.fromkeys(name for names in found for name in names))
+    features = ", ".join(dict.fromkeys(name for names in outside for name in names))
     return (
-        f"{len(found)} of {len(loading)} layers that may load lie outside what was measured ({features}); "
-        "they count as the nearest that was",
+        f"{len(outside)} of {len(loading)} layers that may load lie outside the measured range ({features}); "
+        "they count as the nearest measured",
     )
 
 

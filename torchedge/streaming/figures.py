@@ -68,7 +68,7 @@ _STYLE = MappingProxyType(
 
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[Figure]:
-    """Yield an empty figure of some inches, to be drawn on in one style while the context lasts.
+    """Yield an empty figure of this size in inches, in the common style.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -84,7 +84,7 @@ def canvas(width: float, height: float) -> Iterator[Figure]:
 
 
 def run_title(timeline: RunTimeline) -> str:
-    """Return what a run is called above a picture, with the provenance of what it stands on."""
+    """Return the title of a run, with the provenance of its rates."""
     return f"{timeline.instance.name}, {timeline.strategy} (simulated; rates {timeline.provenance})"
 
 
@@ -103,23 +103,23 @@ def mark_initialisation(axes: Axes, timeline: RunTimeline) -> None:
 
 def show_legend(figure: Figure, columns: int = 4) -> None:
     """Put one legend below all panels of a figure, each label once."""
-    found: dict[str, Any] = {}
+    handle_of: dict[str, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         for label, handle in zip(labels, handles, strict=True):
-            found.setdefault(str(label), handle)
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+            handle_of.setdefault(str(label), handle)
+    figure.legend(list(handle_of.values()), list(handle_of), loc="outside lower center", ncols=columns)
 
 
 CLASSES = MappingProxyType({"reusable": BLUE, "elemental": GREEN, "hierarchical": PINK})
 MOST_NAMED = 40
 """Up to so many weights are named."""
 MOST_TOLD_APART = 200
-"""With more weights than that, boxes are higher than their rows, or nothing would be seen of them."""
+"""With more weights, boxes are higher than their rows, to be visible."""
 
 
 def draw_gantt(timeline: RunTimeline, *, layers: tuple[int, int] | None = None) -> Figure:
-    """Draw when the disk reads, when loads move and when layers run, and below each weight's stay in memory.
+    """Draw disk reads, loads and layers over time; below, how long each weight stays in memory.
 
     `layers`: the first and last layer (from 1) to show, default all with the initialisation.
 
@@ -164,7 +164,7 @@ def _draw_queues(axes: Axes, timeline: RunTimeline) -> None:
 
 
 def _weights_in(timeline: RunTimeline, begin: float, end: float) -> list[int]:
-    """Return the weights that are in memory, or read, between two times, by first use."""
+    """Return the weights in memory, or being read, between two times, by first use."""
     loads, weights = timeline.loads, timeline.instance.weights
     last = np.array([w.last_use for w in weights], np.int64)
     leaves = timeline.layers.ends_ms[last[loads.weights] - 1]
@@ -241,7 +241,7 @@ class Lane:
 
 
 def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
-    """Return runs one after the other as one lane; each gives back all memory at its end.
+    """Return runs one after the other as one lane; each frees all memory at its end.
 
     Raises:
         InputError: there are no runs.
@@ -254,7 +254,7 @@ def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
 
 
 def draw_memory(timeline: RunTimeline, *, limit_bytes: int | None = None) -> Figure:
-    """Draw what is in memory over a run, stacked by kind, with peak, average and a limit.
+    """Draw the memory of a run over time, stacked by kind, with peak, average and a limit.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -263,9 +263,9 @@ def draw_memory(timeline: RunTimeline, *, limit_bytes: int | None = None) -> Fig
         axes = figure.subplots()
         curve = timeline.memory
         _stack(axes, curve)
-        for held, what, line in ((curve.peak.total, "peak", "--"), (curve.average.total, "average", ":")):
-            label = f"{what}: {show_mib(held)}"
-            axes.axhline(held / MEBIBYTE, color="black", linestyle=line, linewidth=0.9, label=label)
+        for nbytes, what, line in ((curve.peak.total, "peak", "--"), (curve.average.total, "average", ":")):
+            label = f"{what}: {show_mib(nbytes)}"
+            axes.axhline(nbytes / MEBIBYTE, color="black", linestyle=line, linewidth=0.9, label=label)
         _limit(axes, limit_bytes)
         mark_initialisation(axes, timeline)
         axes.set(xlabel="time (ms)", ylabel="memory (MiB)", title=run_title(timeline))
@@ -315,7 +315,7 @@ def draw_tradeoff(points: Sequence[tuple[str, RunTimeline]], *, title: str = "")
 def draw_comparison(runs: Sequence[RunTimeline], *, labels: Sequence[str] | None = None) -> Figure:
     """Draw latency and memory of strategies side by side, a row for each model (FlashMem, Fig. 9).
 
-    Bars of latency show what it is made of; numbers beside them compare with the first run of that model.
+    Bars show the parts of latency; the numbers beside them compare with the first run of that model.
     `labels` name the runs; default: their strategies.
 
     Raises:
@@ -382,7 +382,7 @@ def draw_lanes(lanes: Sequence[Lane], *, limit_bytes: int | None = None) -> Figu
     return figure
 
 
-# what they are made of --------------------------------------------------------------------------------------
+# the parts of pictures --------------------------------------------------------------------------------------
 
 
 def _limit(axes: Axes, limit_bytes: int | None) -> None:

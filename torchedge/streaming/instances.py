@@ -103,7 +103,7 @@ class Instance:
 
 
 def check_instance(instance: Instance) -> None:
-    """Raise InputError naming the first thing that makes an instance meaningless."""
+    """Raise InputError naming the first invalid entry of an instance."""
     INSTANCES.check(instance)
     names: set[str] = set()
     for place, weight in enumerate(instance.weights):

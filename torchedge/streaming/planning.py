@@ -153,7 +153,7 @@ def trade_off(
 ) -> tuple[Tradeoff, ...]:
     """Plan a model with every of `LAMBDAS` at `m_peak`, and with the first at lower ones; least memory first.
 
-    The kernels are those of the first setting in all of them. progress: called after each of `SETTINGS`. The
+    All use the kernels of the first setting. progress: called after each of `SETTINGS`. The
     other options are those of `torchedge.plan`, sizes in bytes; what it raises of them is raised here.
     """
 

@@ -19,10 +19,10 @@ __all__ = [
     "OverlapPlan",
     "Status",
     "in_flight",
+    "infeasible_plan",
     "make_plan",
     "price",
     "read_plan",
-    "refuse",
     "used_chunks",
     "write_plan",
 ]
@@ -47,8 +47,8 @@ class OverlapPlan:
     """An overlap plan (FlashMem, section 3): the preload set W and the chunks each layer loads, x_{w,l}.
 
     `objective` and `lower_bound` are in the units of `Instance`; OPTIMAL: they meet. `peak_chunks` is the
-    most that is in flight at any layer, preloaded weights not counted. `solver` tells how the plan came
-    about (strategy, limits, counts, for INFEASIBLE the reason): free content, JSON only.
+    most that is in flight at any layer, preloaded weights not counted. `solver` says how the plan was
+    made (strategy, limits, counts, for INFEASIBLE the reason): free content, JSON only.
     """
 
     status: Status
@@ -87,7 +87,7 @@ def write_plan(path: str | Path, plan: OverlapPlan) -> None:
 
 
 Chunks = Mapping[str, Mapping[int, int]]
-"""The chunks x_{w,l} of streamed weights by name and layer; a weight that is not in it is preloaded."""
+"""The chunks x_{w,l} of streamed weights by name and layer; any other weight is preloaded."""
 
 
 def in_flight(instance: Instance, weights: Sequence[Weight], streamed: Chunks) -> list[int]:
@@ -128,7 +128,7 @@ def make_plan(
 ) -> OverlapPlan:
     """Build a plan from what is streamed; `bound` is the lower bound in whole prices (`Instance.prices`).
 
-    The solver facts tell which limits the plan keeps, as naive strategies keep none.
+    The solver facts say which limits the plan keeps: naive strategies may keep none.
     """
     preload = [w for w in instance.weights if w.name not in streamed]
     preloaded = sum(w.chunks for w in preload)
@@ -161,8 +161,8 @@ def make_plan(
     )
 
 
-def refuse(solver: Mapping[str, object], reason: str) -> OverlapPlan:
-    """Build the plan that says that there is none, and why."""
+def infeasible_plan(solver: Mapping[str, object], reason: str) -> OverlapPlan:
+    """Build the INFEASIBLE plan, with its reason."""
     status: Status = "INFEASIBLE"
     return OverlapPlan(status, None, None, (), (), 0, {**solver, "reason": reason})
 

@@ -57,9 +57,9 @@ class Share:
 
 @dataclass(frozen=True)
 class QueuePlan:
-    """The plan of a queue: each model planned alone, and groups of models planned together.
+    """The plan of a queue: each model alone, and groups of models planned together.
 
-    Every plan was verified. Between two groups nothing is loaded ahead: together their models exceed the
+    Every plan is verified. Nothing is loaded ahead across two groups: together their models exceed the
     limit.
     """
 
@@ -120,10 +120,10 @@ class QueueRun:
 def plan_queue(instances: Sequence[Instance], limit_bytes: int, solve: Solve) -> QueuePlan:
     """Plan models that run one after the other within `limit_bytes` of weights, preloaded and in flight.
 
-    As many models as `solve` finds a plan for are planned together: all of the queue if it can be, else from
-    the front as far as it goes, and on from there. Only the first of a group has to preload what its first
+    As many models as possible are planned together: the whole queue, or else a group from the front as long
+    as `solve` finds a plan, then the next group. Only the first of a group has to preload what its first
     layer uses. In a joint plan the limit takes the place of the models' own M_peak; preloaded weights count
-    against it until the whole group has run. Activations and what is read ahead come on top: leave room.
+    against it until the whole group has run. Activations and reading ahead come on top: leave room.
 
     Raises:
         InputError: there are no models or more than 100, the limit is below 0, or models differ in chunk
@@ -140,7 +140,7 @@ def plan_queue(instances: Sequence[Instance], limit_bytes: int, solve: Solve) ->
 
 
 def join_instances(instances: Sequence[Instance], limit_bytes: int, *, first: int = 1) -> Instance:
-    """Return models that run one after the other as one instance, the memory limit its only one.
+    """Return models that run one after the other as one instance, with the memory limit as its only limit.
 
     `first` is the place in the queue of the first of them, by which weights are named.
 
@@ -203,8 +203,8 @@ def _check_queue(instances: Sequence[Instance], limit_bytes: int) -> None:
     for name in ("chunk_bytes", "lam", "residency", "distance"):
         values = {getattr(instance, name) for instance in instances}
         if len(values) > 1:
-            told = ", ".join(sorted(str(value) for value in values))
-            raise InputError(f"the models of a queue differ in {name}: {told}; expected one for all")
+            shown = ", ".join(sorted(str(value) for value in values))
+            raise InputError(f"the models of a queue differ in {name}: {shown}; expected one for all")
 
 
 def _memory_chunks(instance: Instance, limit_bytes: int) -> int:
@@ -232,7 +232,7 @@ def _plan_alone(instance: Instance, limit_bytes: int, solve: Solve) -> OverlapPl
 def _widest_group(
     instances: Sequence[Instance], first: int, limit_bytes: int, solve: Solve, alone: OverlapPlan
 ) -> QueueGroup:
-    """Plan as many models from place `first` on together as there is a plan for."""
+    """Plan as many models from place `first` on together as possible."""
     count = len(instances)
     whole = _plan_group(instances, first, count, limit_bytes, solve) if first < count else None
     if whole is not None:
@@ -288,7 +288,7 @@ def _place(name: str) -> int:
 
 
 _HALVINGS = 3
-"""How often the memory left to weights is halved between what is too much and what works."""
+"""Bisection steps of the memory for weights."""
 
 Solve = Callable[[Instance], OverlapPlan]
 
@@ -299,11 +299,11 @@ def plan_queue_within(
     solve: Solve,
     progress: Callable[[], object] | None = None,
 ) -> QueueRun:
-    """Plan models that run one after the other such that no simulated run exceeds `limit_bytes` altogether.
+    """Plan models that run one after the other; no simulated run exceeds `limit_bytes` of memory in all.
 
     models: each planned alone within that limit, on one device and with the same chunk size and lambda. As
-    many as keep the limit are planned together (`plan_queue`); a model that no plan with others suits runs
-    by its own. progress: called up to five times, whenever plans for the queue were tried.
+    many as keep the limit are planned together (`plan_queue`), the others run alone. progress: called after
+    each trial, up to five times.
 
     Raises:
         InputError: there are no models, more than 100, or they differ in chunk size or lambda.
@@ -330,23 +330,23 @@ def plan_queue_within(
         return best
     best = tried(low, solve)
     if _peak(best) > limit_bytes:
-        return tried(low, _refuse)
+        return tried(low, _run_apart)
     for _ in range(_HALVINGS):
         middle = (low + high) // 2
-        found = tried(middle, solve)
-        if _peak(found) <= limit_bytes:
-            best, low = found, middle
+        trial = tried(middle, solve)
+        if _peak(trial) <= limit_bytes:
+            best, low = trial, middle
         else:
             high = middle
     return best
 
 
-def _refuse(instance: Instance) -> OverlapPlan:
+def _run_apart(instance: Instance) -> OverlapPlan:
     return OverlapPlan("INFEASIBLE", None, None, (), (), 0, {"reason": "the models do not run together"})
 
 
 def _run(queue: QueuePlan, models: Sequence[StreamingPlan], limit: int) -> QueueRun:
-    """Run a queue; layers get their own capacities, as exceeding them takes its time."""
+    """Run a queue with the layers' own capacities: loads beyond them take longer."""
     alone = tuple(m.budgeted.instance for m in models)
     groups, together = [], []
     for group in queue.groups:
@@ -355,15 +355,15 @@ def _run(queue: QueuePlan, models: Sequence[StreamingPlan], limit: int) -> Queue
         groups.append(replace(group, instance=replace(group.instance, layers=layers)))
         single = members[0].timeline if len(members) == 1 else None
         together.append(single or _run_group(groups[-1], members, limit))
-    found = replace(queue, instances=alone, groups=tuple(groups))
-    return QueueRun(found, tuple(together), tuple(m.timeline for m in models))
+    own = replace(queue, instances=alone, groups=tuple(groups))
+    return QueueRun(own, tuple(together), tuple(m.timeline for m in models))
 
 
 def _run_group(group: QueueGroup, members: Sequence[StreamingPlan], limit: int) -> RunTimeline:
-    """Run models planned together with as much reading ahead as keeps the limit, and any of them has."""
-    held = [nbytes for m in members for nbytes in m.graph.activation_bytes]
+    """Run models planned together with as much reading ahead as keeps the limit."""
+    activations = [nbytes for m in members for nbytes in m.graph.activation_bytes]
     for rates in less_read_ahead(max((m.rates for m in members), key=_read_ahead)):
-        run = simulate_plan(group.instance, group.plan, rates, held, keep_preloaded=False)
+        run = simulate_plan(group.instance, group.plan, rates, activations, keep_preloaded=False)
         if run.memory.peak.total <= limit:
             break
     return run

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 RATIO = "inference_time_ratio"
-"""The figure that says how far measured inference stays behind the roofline."""
+"""The figure for measured inference time over the roofline."""
 
 _HALF_RATES = ("peak_fp16_matrix_gflops", "peak_fp16_gflops")
 _FULL_RATE = "peak_fp32_gflops"
@@ -36,7 +36,7 @@ _FULL_RATE = "peak_fp32_gflops"
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What latencies stand on: FLOP/ms, bytes/ms, launch (ms) and measured time over the roofline's.
+    """The figures behind latencies: FLOP/ms, bytes/ms, launch (ms), and measured time over the roofline.
 
     `notes` say which figures were missing and what stood in for them.
     """
@@ -49,7 +49,7 @@ class Roofline:
 
 
 def roofline_of(device: Device, precision: str = "float16") -> Roofline:
-    """Return what the figures of a device say about one precision.
+    """Return a device's roofline in one precision.
 
     Raises:
         DeviceError: its profile gives no peak rate or no bandwidth.
@@ -90,9 +90,9 @@ def inline_rate(device: Device) -> Figure:
     Raises:
         DeviceError: its profile gives no bandwidth either.
     """
-    given = device.figures.get("unified_to_texture_gb_s")
-    if given is not None:
-        return given
+    figure = device.figures.get("unified_to_texture_gb_s")
+    if figure is not None:
+        return figure
     name = "measured_bandwidth_gb_s" if "measured_bandwidth_gb_s" in device.figures else "bandwidth_gb_s"
     source = f"Half of {name}: a copy reads and writes main memory once"
     return Figure(device.value(name) / 2, "GB/s", Provenance.ASSUMED, source)
@@ -104,7 +104,7 @@ THRESHOLDS: Mapping[LoadClassName, float] = MappingProxyType(
 """Share of its own latency that a layer may spend on loading, by operator class (FlashMem, section 4.2)."""
 
 STAGING_BYTES = 16 * MEBIBYTE
-"""Unified memory that reading ahead may hold; see docs/streaming.md for what other limits do."""
+"""Unified memory that reading ahead may take."""
 
 REQUEST_BYTES = 4 * MEBIBYTE
 """Bytes that one read asks the disk for; storage reaches its sequential rate with such."""
@@ -112,12 +112,12 @@ REQUEST_BYTES = 4 * MEBIBYTE
 OVERLOADS: Mapping[LoadClassName, float] = MappingProxyType(
     {"elemental": 2.0, "reusable": 2.0, "hierarchical": 4.0}
 )
-"""How many times longer a byte takes that a layer loads beyond its capacity, by operator class (assumed)."""
+"""How many times longer a byte beyond a layer's capacity takes, by operator class (assumed)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """What loading costs a layer of one operator class.
+    """The cost of loading to a layer of one operator class.
 
     At its load capacity a layer is slower by `threshold` of its latency: that is what the capacity is
     (FlashMem, section 4.2). A byte beyond it takes `overload` times as long as at the inline rate.
@@ -184,15 +184,15 @@ class Rates:
         return weakest([f.provenance for f in figures] + [s.provenance for s in self.slowdowns.values()])
 
     def read_ms(self, nbytes: int) -> float:
-        """Return how long the disk takes to read some bytes."""
+        """Return the time to read some bytes from the disk."""
         return nbytes / (self.disk_read.value * 1e6)
 
     def transform_ms(self, nbytes: int) -> float:
-        """Return how long the stand-alone transform of one weight takes."""
+        """Return the time of the stand-alone transform of one weight."""
         return self.launch_overhead.value / 1e3 + nbytes / (self.weight_transform.value * 1e6)
 
     def loaded_ms(self, layer: Layer, nbytes: int, chunk_bytes: int) -> float:
-        """Return how long a layer takes that loads some bytes beside its own work, t(b).
+        """Return the time of a layer that loads some bytes beside its own work, t(b).
 
         With t the layer's latency alone, r the inline rate, and by its operator class the threshold h and the
         overload s: its capacity is B = max(capacity_chunks * chunk_bytes, h t r) bytes, and
@@ -242,10 +242,10 @@ def derive_rates(
 
 
 def framework_rates(device: Device) -> Rates:
-    """Return the rates at which existing frameworks preload a model: what the baseline takes.
+    """Return the rates at which existing frameworks preload a model: the baseline.
 
     They read at `weight_load_gb_s`, parsing included, where the profile gives it, transform at
-    `weight_transform_gb_s`, and hold nothing back: reading ahead has no limit.
+    `weight_transform_gb_s`, and read ahead without limit.
 
     Raises:
         DeviceError: as of `derive_rates`.

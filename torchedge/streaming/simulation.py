@@ -1,4 +1,4 @@
-"""The simulated execution of an overlap plan, event by event: disk, transforms, layers, memory over time."""
+"""The simulated execution of an overlap plan, event by event: disk, transforms, layers; memory over time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class MemoryCurve:
 
     @cached_property
     def average(self) -> MemoryUse:
-        """The average of each over time; where no time passes, what is held at the end."""
+        """The average of each over time; the last value if no time passes."""
         span = float(self.times_ms[-1] - self.times_ms[0])
         if not span > 0:
             return MemoryUse(*(float(x[-1]) for x in self._parts()))
@@ -82,18 +82,18 @@ class MemoryCurve:
         return self.unified, self.texture, self.activations, self.total
 
     def shifted(self, by_ms: float) -> MemoryCurve:
-        """Return the same curve, so much later."""
+        """Return the same curve, later by `by_ms`."""
         return MemoryCurve(self.times_ms + by_ms, self.unified, self.texture, self.activations)
 
 
 def join_curves(curves: Sequence[MemoryCurve]) -> MemoryCurve:
-    """Return curves as one, each beginning where the one before ends, which leaves nothing behind."""
+    """Return curves one after the other as one; each frees all memory at its end."""
     ends = np.cumsum([0.0] + [float(c.times_ms[-1]) for c in curves])
     moved = [c.shifted(float(start)) for c, start in zip(curves, ends[:-1], strict=True)]
-    kept = [slice(None, -1)] * (len(moved) - 1) + [slice(None)]
+    slices = [slice(None, -1)] * (len(moved) - 1) + [slice(None)]
     return MemoryCurve(
         *(
-            np.concatenate([getattr(c, name)[part] for c, part in zip(moved, kept, strict=True)])
+            np.concatenate([getattr(c, name)[part] for c, part in zip(moved, slices, strict=True)])
             for name in ("times_ms", "unified", "texture", "activations")
         )
     )
@@ -134,7 +134,7 @@ class LoadRuns:
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """What a run lost, ms: layers waiting for the disk, and layers slowed by the loads beside their work."""
+    """The time a run lost (ms): waiting for the disk, and slowed by loads beside the layers' work."""
 
     disk: float
     transform: float
@@ -169,7 +169,7 @@ class RunTimeline:
 
     @cached_property
     def stalls(self) -> Stalls:
-        """What the execution lost: it takes the layers' own latencies and these."""
+        """The time lost: the execution takes the layers' own latencies and these."""
         return Stalls(float(self.layers.waits_ms.sum()), float(self.layers.slowed_ms.sum()))
 
     @property
@@ -216,7 +216,7 @@ MOST_BYTES = 2**60
 """Sums of bytes stay within 64 bits."""
 
 MOST_REQUESTS = 2**17
-"""Of larger models, one request reads more: the time that a simulation takes stays bounded."""
+"""In larger models a request reads more, so that the time of a simulation stays bounded."""
 
 
 def simulate_plan(
@@ -276,7 +276,7 @@ def simulate_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What is read at once: bytes of a weight (its place in the instance), for the layer that loads them."""
+    """One read: bytes of a weight (its place in the instance), for the layer that loads them."""
 
     layer: int
     first_use: int
@@ -333,14 +333,14 @@ def _pieces(instance: Instance, place: int, loads: Sequence[ChunkLoad], request:
 
 @dataclass
 class _Run:
-    """The state of a run: when disk and GPU are free, what waits in unified memory; times of all loads."""
+    """The state of a run: when disk and GPU are free, bytes in unified memory, times of all loads."""
 
     rates: Rates
     now: float = 0.0
     disk_free: float = 0.0
-    held: int = 0
+    unified: int = 0
     leaving: deque[tuple[float, int]] = field(default_factory=deque)
-    """When what is in unified memory leaves it, and its bytes; times rise."""
+    """When bytes leave unified memory, and how many; times rise."""
     read_starts: list[float] = field(default_factory=list)
     read_ends: list[float] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
@@ -351,11 +351,11 @@ class _Run:
         start = self.disk_free
         if self.rates.staging_bytes is not None:
             limit = max(self.rates.staging_bytes, alone)
-            while self.held + nbytes > limit and self.leaving:
+            while self.unified + nbytes > limit and self.leaving:
                 time, left = self.leaving.popleft()
-                self.held -= left
+                self.unified -= left
                 start = max(start, time)
-        self.held += nbytes
+        self.unified += nbytes
         self.disk_free = start + self.rates.read_ms(nbytes)
         self.read_starts.append(start)
         self.read_ends.append(self.disk_free)
@@ -409,7 +409,7 @@ def _memory(
     *,
     keep_preloaded: bool,
 ) -> MemoryCurve:
-    """Return what is in memory when, from the times at which bytes come and go."""
+    """Return the memory curve, from the times at which bytes come and go."""
     last_use = np.array([w.last_use for w in instance.weights], np.int64)
     leaves = layers.ends_ms[last_use[loads.weights] - 1]
     gone = np.ones(len(leaves), bool) if not keep_preloaded else loads.layers > 0

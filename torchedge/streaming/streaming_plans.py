@@ -50,9 +50,9 @@ class LayerRow:
 class StreamingPlan:
     """An overlap plan of a model on a device, verified, with its simulated run (FlashMem).
 
-    `plan` and `instance` are what the files hold; `timeline` is the simulated run, `preloading` that of
-    loading everything before, as existing frameworks do. `memory_limit` is in bytes. `relaxation` above 1
-    says that load capacities had to be exceeded, by that factor at most, for the limit to be kept.
+    `plan` and `instance` are written to files. `timeline` is the simulated run; `preloading` is the run of
+    existing frameworks, which load everything first. `memory_limit` is in bytes. `relaxation` above 1
+    means that layers load up to that factor of their capacity, to keep the limit.
     """
 
     graph: InferenceGraph
@@ -64,7 +64,7 @@ class StreamingPlan:
 
     @property
     def instance(self) -> Instance:
-        """The problem that the plan solves; its capacities are the relaxed ones where there are such."""
+        """The problem that the plan solves, with relaxed capacities if the limit needs them."""
         return self.budgeted.planned
 
     @property
@@ -74,7 +74,7 @@ class StreamingPlan:
 
     @property
     def rates(self) -> Rates:
-        """How fast weights move, and how much is read ahead."""
+        """How fast weights move, and how much memory reading ahead may take."""
         return self.budgeted.rates
 
     @property
@@ -84,7 +84,7 @@ class StreamingPlan:
 
     @property
     def relaxation(self) -> float:
-        """The factor by which load capacities may be exceeded: 1 unless the limit asked for more."""
+        """The factor by which layers may exceed their load capacities: 1 unless the limit needs more."""
         return self.budgeted.relaxation
 
     @property
@@ -127,7 +127,7 @@ class StreamingPlan:
         return describe(self)
 
     def summary(self) -> Document:
-        """Return what was planned, proven and simulated as plain data: bytes and ms, with its provenance."""
+        """Return the plan, its proof and its simulation as plain data: bytes and ms, with provenance."""
         plan, graph = self.plan, self.graph
         return {
             "model": graph.name,
@@ -191,14 +191,14 @@ class StreamingPlan:
         return draw_memory(self.timeline, limit_bytes=self.memory_limit)
 
     def sources(self) -> Sequence[str]:
-        """Where the figures behind the plan come from, with their provenance."""
+        """Return the sources of the figures behind the plan, with their provenance."""
         figures = (self.rates.disk_read, self.rates.inline_load, self.rates.weight_transform)
         names = ("disk read", "load inside a kernel", "transform before the run")
-        told = [
+        rates = [
             f"{name} {figure.value:g} {figure.unit} ({figure.provenance})"
             for name, figure in zip(names, figures, strict=True)
         ]
-        return [f"capacities: {self.capacities.source} ({self.capacities.provenance})", *told]
+        return [f"capacities: {self.capacities.source} ({self.capacities.provenance})", *rates]
 
     @property
     def streamed_weights(self) -> int:
@@ -215,31 +215,31 @@ _WIDTH = 80
 _INDENT = 15
 
 
-def describe(found: StreamingPlan) -> str:
-    """Return the lines that `print(plan)` shows: what is planned, proven, simulated, and on what grounds."""
-    graph = found.graph
+def describe(plan: StreamingPlan) -> str:
+    """Return the text that `print(plan)` shows."""
+    graph = plan.graph
     head = (
-        f"{graph.name} on {found.device.name}: {len(graph.operations):,} kernels, "
+        f"{graph.name} on {plan.device.name}: {len(graph.operations):,} kernels, "
         f"{_weights(len(graph.weights), graph.weight_bytes)} ({graph.precision})"
     )
     lines = [
         *textwrap.wrap(head, _WIDTH, break_on_hyphens=False),
         "",
-        *_comparison(found.timeline, found.preloading),
+        *_comparison(plan.timeline, plan.preloading),
         "",
-        *_loads(found),
-        *_entry("objective", f"{found.plan.objective:,.6g}, {_proven(found)} ({_settings(found.instance)})"),
+        *_loads(plan),
+        *_entry("objective", f"{plan.plan.objective:,.6g}, {_proven(plan)} ({_settings(plan.instance)})"),
     ]
-    if found.memory_limit is not None:
-        lines += _entry("memory limit", _limit(found, found.memory_limit))
-    lines += _entry("simulated", f"{found.timeline.provenance} figures. {'; '.join(found.sources())}")
-    for note in found.notes:
+    if plan.memory_limit is not None:
+        lines += _entry("memory limit", _limit(plan, plan.memory_limit))
+    lines += _entry("simulated", f"{plan.timeline.provenance} figures. {'; '.join(plan.sources())}")
+    for note in plan.notes:
         lines += _entry("note", note)
     return "\n".join(lines)
 
 
 def _comparison(run: RunTimeline, whole: RunTimeline) -> list[str]:
-    """Return a table of a run beside that of preloading everything."""
+    """Return a table of a run beside the run that preloads everything."""
     rows: list[tuple[str, float, float, str]] = [
         ("latency", run.latency_ms, whole.latency_ms, "ms"),
         ("  initialisation", run.initialisation_ms, whole.initialisation_ms, "ms"),
@@ -258,13 +258,13 @@ def _comparison(run: RunTimeline, whole: RunTimeline) -> list[str]:
     return lines
 
 
-def _loads(found: StreamingPlan) -> list[str]:
-    graph, before = found.graph, found.timeline.preloaded_bytes
-    count = len(graph.weights) - found.streamed_weights
-    streamed = _weights(found.streamed_weights, graph.weight_bytes - before)
+def _loads(plan: StreamingPlan) -> list[str]:
+    graph, before = plan.graph, plan.timeline.preloaded_bytes
+    count = len(graph.weights) - plan.streamed_weights
+    streamed = _weights(plan.streamed_weights, graph.weight_bytes - before)
     return [
         *_entry("preloaded", _weights(count, before)),
-        *_entry("streamed", f"{streamed}, loaded while layers run" if found.streamed_weights else streamed),
+        *_entry("streamed", f"{streamed}, loaded while layers run" if plan.streamed_weights else streamed),
     ]
 
 
@@ -274,13 +274,13 @@ def _weights(count: int, nbytes: int) -> str:
     return f"{count:,} {'weight' if count == 1 else 'weights'} of {_mib(nbytes)}"
 
 
-def _proven(found: StreamingPlan) -> str:
-    if found.plan.status == "OPTIMAL":
+def _proven(plan: StreamingPlan) -> str:
+    if plan.plan.status == "OPTIMAL":
         return "proven optimal"
-    if found.plan.gap is None:
+    if plan.plan.gap is None:
         return "no bound is known"
-    limited = " without a memory limit" if found.instance.memory_chunks is not None else ""
-    return f"at most {100 * found.plan.gap / (1 - found.plan.gap):.2g} % above the optimum{limited}"
+    limited = " without a memory limit" if plan.instance.memory_chunks is not None else ""
+    return f"at most {100 * plan.plan.gap / (1 - plan.plan.gap):.2g} % above the optimum{limited}"
 
 
 def _settings(instance: Instance) -> str:
@@ -288,18 +288,18 @@ def _settings(instance: Instance) -> str:
     return f"lambda {instance.lam:g}, M_peak {limit}"
 
 
-def _limit(found: StreamingPlan, limit: int) -> str:
-    told = f"{_mib(limit)}, of which {_mib(limit - found.budgeted.peak_bytes)} stay free"
-    if found.relaxation > 1:
-        told += f"; to keep it, layers load up to {found.relaxation:g} times their capacity"
-    staging = found.rates.staging_bytes
+def _limit(plan: StreamingPlan, limit: int) -> str:
+    text = f"{_mib(limit)}, of which {_mib(limit - plan.budgeted.peak_bytes)} stay free"
+    if plan.relaxation > 1:
+        text += f"; to keep it, layers load up to {plan.relaxation:g} times their capacity"
+    staging = plan.rates.staging_bytes
     if staging is not None and staging < STAGING_BYTES:
-        told += f"; at most {_mib(staging)} are read ahead"
-    return told
+        text += f"; at most {_mib(staging)} are read ahead"
+    return text
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """Return a name and, beside it, a text."""
+    """Return a name with a text beside it."""
     return textwrap.wrap(
         text,
         _WIDTH,

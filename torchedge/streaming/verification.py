@@ -1,4 +1,4 @@
-"""The independent check of overlap plans: every rule straight from its definition, none from the solver."""
+"""The independent check of overlap plans: every rule from its definition, no code from the solver."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LAMBDA_DENOMINATOR = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a plan really costs and holds, and every rule of its instance that it breaks.
+    """The true cost and memory of a plan, and every rule of its instance that it breaks.
 
     `objective` is exact and in the units of `Instance`; None for an INFEASIBLE plan. `preloaded_chunks`
     belong to the preload set W. `resident_chunks` is what is in flight at each layer (preloaded weights not
-    counted), `peak_chunks` its largest. They are worked out from those entries of the plan that make sense.
+    counted), `peak_chunks` its largest. Invalid entries of the plan are not counted.
     `problems` holds a sentence for each broken rule, the first hundred of them.
     """
 
@@ -43,30 +43,30 @@ class Verification:
 
 
 def check_plan(instance: Instance, plan: OverlapPlan) -> Verification:
-    """Verify a plan and return what was found.
+    """Verify a plan and return its verification.
 
     Raises:
         PlanError: the plan breaks a rule; the message names the first problems.
     """
-    found = verify_plan(instance, plan)
-    if not found.ok:
-        first = "; ".join(found.problems[:3])
-        more = "; and more" if len(found.problems) > 3 else ""
+    verified = verify_plan(instance, plan)
+    if not verified.ok:
+        first = "; ".join(verified.problems[:3])
+        more = "; and more" if len(verified.problems) > 3 else ""
         raise PlanError(f"the plan for {instance.name} breaks its rules: {first}{more}; plan it anew")
-    return found
+    return verified
 
 
 def verify_plan(instance: Instance, plan: OverlapPlan, *, limits: bool = True) -> Verification:
-    """Check a plan against every rule of its instance (FlashMem, section 3.1: C0 to C3), trusting nothing.
+    """Check a plan against every rule of its instance (FlashMem, section 3.1: C0 to C3).
 
-    `limits=False` leaves out what strategies for comparison ignore: capacities (C3), M_peak (C2) and the
-    memory limit. Takes time linear in layers, weights and loads (but for sorting each weight's ranges).
+    `limits=False` skips the limits that strategies for comparison ignore: capacities (C3), M_peak (C2) and
+    the memory limit. Takes time linear in layers, weights and loads (but for sorting each weight's ranges).
     """
     problems = _Problems()
     if plan.status == "INFEASIBLE":
         _check_infeasible(instance, plan, problems)
         empty = (0,) * len(instance.layers)
-        return Verification(None, 0, 0, empty, problems.told())
+        return Verification(None, 0, 0, empty, problems.listed())
     weights = {weight.name: weight for weight in instance.weights}
     preloaded = _preloaded(plan, weights, problems)
     loads = _loads(instance, plan, weights, preloaded, problems)
@@ -80,7 +80,7 @@ def verify_plan(instance: Instance, plan: OverlapPlan, *, limits: bool = True) -
         _check_limits(instance, chunks, resident, problems)
     objective = _objective(instance, chunks, loads)
     _check_claims(instance, plan, objective, max(resident), problems)
-    return Verification(objective, chunks, max(resident), resident, problems.told())
+    return Verification(objective, chunks, max(resident), resident, problems.listed())
 
 
 class _Problems:
@@ -95,7 +95,7 @@ class _Problems:
         if self.count <= MOST_PROBLEMS:
             self.texts.append(text)
 
-    def told(self) -> tuple[str, ...]:
+    def listed(self) -> tuple[str, ...]:
         rest = self.count - len(self.texts)
         return (*self.texts, f"{rest} problems more") if rest else tuple(self.texts)
 
@@ -117,7 +117,7 @@ def _check_infeasible(instance: Instance, plan: OverlapPlan, problems: _Problems
         problems.add("the plan is INFEASIBLE, but preloading every weight breaks no limit")
 
 
-# what the plan says -----------------------------------------------------------------------------------------
+# the plan's entries ---------------------------------------------------------------------------------------
 
 
 def _preloaded(plan: OverlapPlan, weights: dict[str, Weight], problems: _Problems) -> set[str]:
@@ -140,7 +140,7 @@ def _loads(
     preloaded: set[str],
     problems: _Problems,
 ) -> dict[str, list[ChunkLoad]]:
-    """Return the loads of each streamed weight that can be counted; name those that make no sense."""
+    """Return the valid loads of each streamed weight; report the others."""
     loads: dict[str, list[ChunkLoad]] = {}
     for place, load in enumerate(plan.loads):
         problem = _problem_of(load, len(instance.layers), weights, preloaded)
@@ -260,18 +260,18 @@ def _lambda(instance: Instance) -> Fraction:
     return Fraction(repr(float(instance.lam))).limit_denominator(LAMBDA_DENOMINATOR)
 
 
-# what the plan claims ---------------------------------------------------------------------------------------
+# the plan's claims ----------------------------------------------------------------------------------------
 
 
 def _check_claims(
     instance: Instance, plan: OverlapPlan, objective: Fraction, peak: int, problems: _Problems
 ) -> None:
-    """Hold status, objective, lower bound and peak against what was worked out."""
+    """Compare status, objective, lower bound and peak with the true ones."""
     if plan.status not in ("OPTIMAL", "FEASIBLE"):
         problems.add(f"status is {plan.status!r}, expected OPTIMAL, FEASIBLE or INFEASIBLE")
     if type(plan.peak_chunks) is not int or plan.peak_chunks != peak:
         problems.add(f"peak_chunks is {plan.peak_chunks!r}, in fact {peak}")
-    # Two objectives differ by a step or more: what is told has to be nearer to the true one than half of it.
+    # Two objectives differ by a step or more: the stated one must be within half a step of the true one.
     step = Fraction(1, _lambda(instance).denominator)
     near = max(min(TOLERANCE * objective, step / 2), ROUNDING * max(objective, Fraction(1)))
     stated, bound = _number(plan.objective), _number(plan.lower_bound)

@@ -19,16 +19,16 @@ def subsets(jobs):
 
 
 def cheapest(problem, part, room=None):
-    """The best choice of refusals by trying every one."""
+    """The best choice of preload_costs by trying every one."""
     best = None
-    for refused in subsets(part.jobs):
-        jobs = [job for job in part.jobs if job not in refused]
+    for preloaded in subsets(part.jobs):
+        jobs = [job for job in part.jobs if job not in preloaded]
         packing = pack(problem, jobs, ORDERS["fewest remaining"], end=part.end)
         if packing.unfinished:
             continue
         if room is not None and any(a > b for a, b in zip(residency(problem, jobs), room, strict=True)):
             continue
-        cost = packing.cost + sum(job.refusal for job in refused)
+        cost = packing.cost + sum(job.preload_cost for job in preloaded)
         best = cost if best is None else min(best, cost)
     return best
 
@@ -46,8 +46,8 @@ def test_search_finds_the_cheapest(seed):
         found = search(problem, part, most_states=10**6)
         assert found.proven
         assert found.cost == cheapest(problem, part)
-        lost = sum(job.refusal for job in part.jobs if job.weight in found.refused)
-        kept = [job for job in part.jobs if job.weight not in found.refused]
+        lost = sum(job.preload_cost for job in part.jobs if job.weight in found.preloaded)
+        kept = [job for job in part.jobs if job.weight not in found.preloaded]
         assert pack(problem, kept, end=part.end).cost + lost == found.cost
 
 
@@ -68,7 +68,7 @@ def test_search_keeps_a_limit(seed, limit):
 def test_bounds_hold_and_pruning_by_them_loses_nothing(seed):
     for problem, part in parts(seed):
         best = cheapest(problem, part)
-        everything = sum(job.refusal for job in part.jobs)
+        everything = sum(job.preload_cost for job in part.jobs)
         climbed = ascend(problem, part, everything, rounds=30)
         assert climbed.value <= best + 1e-6
         relaxation = Relaxation(problem, part)

@@ -72,8 +72,8 @@ def test_parts_are_independent(seed):
     assert sorted(j.weight for part in parts for j in part.jobs) == sorted(j.weight for j in problem.jobs)
     for one, other in pairwise(parts):
         assert one.end <= other.start
-    for refused in combinations(problem.jobs, min(2, len(problem.jobs))):
-        jobs = [job for job in problem.jobs if job not in refused]
+    for preloaded in combinations(problem.jobs, min(2, len(problem.jobs))):
+        jobs = [job for job in problem.jobs if job not in preloaded]
         together = pack(problem, jobs)
         apart = [pack(problem, [j for j in part.jobs if j in jobs], end=part.end) for part in parts]
         assert together.cost == sum(packing.cost for packing in apart)

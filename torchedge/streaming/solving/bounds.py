@@ -1,4 +1,16 @@
-"""Lower bounds of a subproblem: prices of capacity, by subgradient ascent and by column generation."""
+"""Lower bounds of a subproblem from prices of capacity; by weak duality any prices give a bound.
+
+`ascend` finds prices by subgradient ascent over prices that fall monotonically in reversed time: while work
+waits, capacity earlier in reversed time is worth no less than capacity later. The cheapest schedule that ends
+in slot t then takes the last T chunks up to t. All jobs of one size share a table over the slots, so a round
+costs (sizes x slots).
+
+`Relaxation` goes on from there where work does not always wait: a Dantzig-Wolfe relaxation whose columns are
+whole schedules of one job, coupled by slots' capacities and limits on memory. Its prices come from the linear
+programme over the schedules so far (column generation). The cheapest schedule that ends in slot t takes the
+cheapest T chunks of its window: max over theta of theta * T - sum of capacity * (theta - price)+, for every t
+at once; any choice of thetas bounds it from below.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +54,7 @@ class _Tables:
         before = np.concatenate([[0.0], self.total])[self.first]
         self.skipped = np.where(self.reachable, starts - before, 0.0)
         self.kind = np.array([place[job.chunks, job.late] for job in part.jobs])
-        self.refusal = np.array([job.refusal for job in part.jobs], dtype=float)
+        self.preload_cost = np.array([job.preload_cost for job in part.jobs], dtype=float)
         self.use = np.array([job.late * job.use for job in part.jobs], dtype=float)
         release = np.searchsorted(self.slots, [job.release for job in part.jobs], "left")
         needed = np.concatenate([[0.0], self.total])[release] + [job.chunks for job in part.jobs]
@@ -61,22 +73,22 @@ class _Tables:
         ends = np.where(table <= least, np.arange(table.shape[1])[None, :], table.shape[1] - 1)
         ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
         streaming = np.where(self.possible, self.use + least[self.kind, self.earliest], NEVER)
-        streamed = np.flatnonzero(streaming < self.refusal)
-        value = float(np.minimum(streaming, self.refusal).sum() - cost.sum())
+        streamed = np.flatnonzero(streaming < self.preload_cost)
+        value = float(np.minimum(streaming, self.preload_cost).sum() - cost.sum())
         kinds, end = self.kind[streamed], ends[self.kind, self.earliest][streamed]
         cover = np.zeros(len(prices) + 1)
         np.add.at(cover, self.first[kinds, end], 1.0)
         np.add.at(cover, end + 1, -1.0)
         used = np.cumsum(cover[:-1]) * self.capacity
         np.add.at(used, self.first[kinds, end], -self.skipped[kinds, end])
-        return value, used, streaming - self.refusal
+        return value, used, streaming - self.preload_cost
 
 
 @dataclass(frozen=True, slots=True)
 class Ascent:
     """A lower bound of a part's cost and the prices (by slot of the part) behind it.
 
-    `excess`: by job, what streaming it costs at these prices less what refusing it costs.
+    `excess`: by job, what streaming it costs at these prices less the cost of preloading it.
     """
 
     value: float
@@ -98,7 +110,7 @@ def ascend(problem: Problem, part: Subproblem, upper: int, *, rounds: int) -> As
         raise MissingExtraError.of("scipy", extra="plan", purpose="planning a stream of weights") from error
     tables = _Tables(problem, part)
     prices = np.zeros(len(tables.slots))
-    rate = max(job.refusal / job.chunks for job in part.jobs)
+    rate = max(job.preload_cost / job.chunks for job in part.jobs)
     best, best_prices = -NEVER, prices
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         trial = np.full(len(tables.slots), share * rate)
@@ -127,10 +139,10 @@ def ascend(problem: Problem, part: Subproblem, upper: int, *, rounds: int) -> As
         moved = prices + step * (upper - value) / length * direction
         fitted = isotonic_regression(moved, weights=tables.capacity, increasing=False).x
         prices = np.maximum(fitted, 0.0)
-    found = np.zeros(part.end - part.start)
-    found[tables.slots - part.start] = best_prices
+    by_slot = np.zeros(part.end - part.start)
+    by_slot[tables.slots - part.start] = best_prices
     _, _, excess = tables.evaluate(best_prices)
-    return Ascent(best, found, excess)
+    return Ascent(best, by_slot, excess)
 
 
 LEVELS = 64
@@ -152,7 +164,7 @@ class JobSchedule:
 
 @dataclass(frozen=True)
 class Bound:
-    """A proven lower bound, the prices behind it, and by job what streaming costs at them less refusing.
+    """A proven lower bound, the prices behind it, and by job what streaming costs at them, less preloading.
 
     `value` counts the costs of the relaxation's jobs only. `capacity_prices`: per chunk and slot.
     `shares`: how much of each job the relaxation streams.
@@ -208,14 +220,14 @@ class Relaxation:
         self._place = {int(slot): place for place, slot in enumerate(self._usable)}
         self._layers = self.problem.layers - self._usable
         self._chunks = np.array([job.chunks for job in self.jobs], dtype=float)
-        self._refusal = np.array([job.refusal for job in self.jobs], dtype=float)
+        self._preload_cost = np.array([job.preload_cost for job in self.jobs], dtype=float)
         total = np.concatenate([[0.0], np.cumsum(self._capacity)])
         self._first = np.searchsorted(self._usable, [job.release for job in self.jobs], "left")
         needed = total[self._first] + self._chunks - 0.5
         self._earliest = np.searchsorted(total, needed, "left") - 1
 
     def add(self, columns: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-        """Add one schedule for each job given: by the job's position, `(slot, chunks)` each."""
+        """Add one schedule a job: `(slot, chunks)` pairs by the job's position."""
         for position, served in columns.items():
             merged: dict[int, int] = {}
             for slot, chunks in served:
@@ -276,12 +288,12 @@ class Relaxation:
         exact, cost = self._values(self._prices, EXACT_LEVELS)
         capacity = np.zeros(self.end - self.start)
         capacity[self._usable - self.start] = self._prices.capacity
-        return Bound(max(self._best, exact), capacity, cost - self._refusal, self._shares)
+        return Bound(max(self._best, exact), capacity, cost - self._preload_cost, self._shares)
 
     def _unit_prices(self, prices: _Duals) -> tuple[Floats, Floats]:
         """Price of a chunk by usable slot, holding it to slot `start` included, and the holding by slot."""
-        held = np.concatenate([[0.0], np.cumsum(prices.in_flight)])
-        return prices.capacity + held[self._usable - self.start + 1], held
+        holding = np.concatenate([[0.0], np.cumsum(prices.in_flight)])
+        return prices.capacity + holding[self._usable - self.start + 1], holding
 
     def _income(self, prices: _Duals) -> float:
         income = float((prices.capacity * self._capacity).sum())
@@ -302,7 +314,7 @@ class Relaxation:
         job = self.jobs[position]
         low, high = int(self._earliest[position]), len(self._usable)
         if job.late:
-            reach = self.problem.layers - job.use + int((job.refusal + max(refund, 0.0)) // job.late) + 1
+            reach = self.problem.layers - job.use + int((job.preload_cost + max(refund, 0.0)) // job.late) + 1
             high = min(high, int(np.searchsorted(self._usable, reach, "right")))
         if low >= high:
             return float("inf"), -1
@@ -313,32 +325,32 @@ class Relaxation:
         end = int(costs.argmin())
         return float(costs[end]) - refund, low + end
 
-    def _refunds(self, held: Floats) -> Floats:
-        """What each job is not charged for: being held in slots before its last use."""
+    def _refunds(self, holding: Floats) -> Floats:
+        """By job: the price of the slots in which its chunks stay for its last use only."""
         last = np.array([max(job.last, self.start) - self.start for job in self.jobs], dtype=np.int64)
-        refunds: Floats = self._chunks * held[last]
+        refunds: Floats = self._chunks * holding[last]
         return refunds
 
     def _values(self, prices: _Duals, levels: int) -> tuple[float, Floats]:
         """The bound at some prices, and what streaming each job costs at them."""
-        unit, held = self._unit_prices(prices)
+        unit, holding = self._unit_prices(prices)
         thetas, table = self._tables(unit, levels)
-        refunds = self._refunds(held)
+        refunds = self._refunds(holding)
         cost = np.array(
             [self._cheapest(p, thetas, table, float(refunds[p]))[0] for p in range(len(self.jobs))]
         )
-        return float(np.minimum(cost, self._refusal).sum()) - self._income(prices), cost
+        return float(np.minimum(cost, self._preload_cost).sum()) - self._income(prices), cost
 
     def _price(self, prices: _Duals, levels: int) -> tuple[float, int]:
         """The bound at some prices; adds the schedules that it uses. Returns it and how many were new."""
-        unit, held = self._unit_prices(prices)
+        unit, holding = self._unit_prices(prices)
         thetas, table = self._tables(unit, levels)
-        refunds = self._refunds(held)
+        refunds = self._refunds(holding)
         total, added = -self._income(prices), 0
         for position, job in enumerate(self.jobs):
             cost, end = self._cheapest(position, thetas, table, float(refunds[position]))
-            total += min(cost, job.refusal)
-            if cost < job.refusal + TOLERANCE:
+            total += min(cost, job.preload_cost)
+            if cost < job.preload_cost + TOLERANCE:
                 slots, chunks = self._filled(position, end, unit)
                 added += self._store(position, slots, chunks)
         return total, added
@@ -350,8 +362,8 @@ class Relaxation:
         order = window[np.lexsort((-window, unit[first : end + 1]))]
         room = self._capacity[order]
         taken = np.minimum(room, np.maximum(self._chunks[position] - np.cumsum(room) + room, 0.0))
-        kept = taken > 0
-        slots, chunks = self._usable[order[kept]], taken[kept]
+        used = taken > 0
+        slots, chunks = self._usable[order[used]], taken[used]
         rank = np.argsort(slots)
         return tuple(int(s) for s in slots[rank]), tuple(int(c) for c in chunks[rank])
 
@@ -377,7 +389,7 @@ class Relaxation:
                 values.append(1.0)
                 self._limit_entries(place, rows, index, values)
                 starts.append(len(index))
-                cost.append(column.cost - self.jobs[column.job].refusal)
+                cost.append(column.cost - self.jobs[column.job].preload_cost)
             right = [*self._capacity, *np.ones(len(self.jobs)), *[self.in_flight] * len(self._limited)]
             matrix = csc_matrix((values, index, starts), shape=(len(right), len(cost)))
             solved = linprog(cost, A_ub=matrix, b_ub=right, bounds=(0, None), method="highs")
@@ -392,17 +404,17 @@ class Relaxation:
         prices.capacity = np.maximum(duals[: len(self._usable)], 0.0)
         for offset, slot in enumerate(self._limited):
             prices.in_flight[slot - self.start] = max(0.0, duals[rows + offset])
-        return float(solved.fun) + float(self._refusal.sum()), prices, shares
+        return float(solved.fun) + float(self._preload_cost.sum()), prices, shares
 
     def _limit_entries(self, place: int, rows: int, index: list[int], values: list[float]) -> None:
-        """Add what a column holds in the limited slots; what it holds does not change, so it is kept."""
+        """Add a column's chunks in flight in the limited slots; they never change, so they are cached."""
         known = self._known_held[place]
         for slot in self._limited[len(known) :]:
             known.append(self._held(self._columns[place], slot))
-        for offset, held in enumerate(known):
-            if held:
+        for offset, chunks in enumerate(known):
+            if chunks:
                 index.append(rows + offset)
-                values.append(float(held))
+                values.append(float(chunks))
 
     def _held(self, column: JobSchedule, slot: int) -> int:
         """Chunks of a column in flight in a slot."""
@@ -411,7 +423,7 @@ class Relaxation:
         return sum(column.chunks[bisect_left(column.slots, slot) :])
 
     def _separate(self, shares: Floats) -> bool:
-        """Add the slots in which the present solution holds most beyond the limit; False where none is."""
+        """Add the slots in which the solution exceeds the limit most; False if it exceeds it nowhere."""
         if self.in_flight is None:
             return False
         change = np.zeros(self.end - self.start + 1)

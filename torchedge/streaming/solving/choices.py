@@ -1,4 +1,10 @@
-"""Which jobs to preload: exact search over what is left unfinished, and search by single moves."""
+"""Which jobs to preload: exact search by dynamic programming, and local search.
+
+For a fixed set of streamed jobs, serving the fewest remaining chunks first is optimal (`pack`). A state of
+the exact search is therefore the sorted tuple of remaining chunks, and the only choice is how many of the
+equal jobs released in a slot are preloaded. A state is pruned if another state costs no more and has no more
+left, or if a lower bound of the cost still to come (`Outlook`) shows that it cannot beat the best known plan.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +28,10 @@ _Choice = tuple[object, tuple[int, ...]] | None
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What a search found: the cheapest cost, the jobs it refuses (weights), whether that is proven."""
+    """The result of a search: the lowest cost, the jobs (weights) preloaded, whether that is proven."""
 
     cost: int | None
-    refused: frozenset[int]
+    preloaded: frozenset[int]
     proven: bool
     states: int
 
@@ -44,7 +50,7 @@ class Outlook:
         income = np.concatenate([np.cumsum((prices * capacity)[::-1])[::-1], [0.0]])
         coming = np.zeros(end - start + 1)
         for job, over in zip(jobs, excess, strict=True):
-            coming[: job.release - start] += job.refusal + min(0.0, float(over))
+            coming[: job.release - start] += job.preload_cost + min(0.0, float(over))
         self._base = coming - income
         self._known: dict[tuple[int, int], float] = {}
 
@@ -54,18 +60,18 @@ class Outlook:
 
     def rest(self, slot: int, chunks: int) -> float:
         """Bound of finishing a job with so many chunks left, from `slot` on."""
-        found = self._known.get((slot, chunks))
-        if found is None:
+        bound = self._known.get((slot, chunks))
+        if bound is None:
             at = slot - self._start
             first = int(np.searchsorted(self._total, self._total[at] + chunks - 0.5, "left"))
             if first >= self._table.shape[1]:
-                found = float("inf")
+                bound = float("inf")
             else:
                 fills = self._table[:, at, None] - self._table[:, first:] + (self._thetas * chunks)[:, None]
                 slots = np.arange(first, self._table.shape[1]) - at
-                found = float((fills.max(axis=0) + self._late * slots).min())
-            self._known[slot, chunks] = found
-        return found
+                bound = float((fills.max(axis=0) + self._late * slots).min())
+            self._known[slot, chunks] = bound
+        return bound
 
 
 def search(
@@ -78,7 +84,7 @@ def search(
     width: int | None = None,
     room: Sequence[int] | None = None,
 ) -> Labels:
-    """Find the cheapest choice of refusals; every job must be late at the same price.
+    """Find the cheapest set of jobs to preload; all jobs must have the same price of lateness.
 
     best: the cost of a plan that is known; only a cheaper one is looked for. width: keep so many states a
     slot only (a beam; nothing is proven once it cuts). most_states: give up after so many. room: most chunks
@@ -97,18 +103,18 @@ def search(
         most = None if room is None or slot < 0 else room[slot]
         following: dict[_State, tuple[int, _Choice]] = {}
         for state, (cost, past) in states.items():
-            held = sum(state) if most is not None else 0
+            in_flight = sum(state) if most is not None else 0
             left = _serve(state, capacity)
-            for added, refusal, refused in choices:
-                total = cost + refusal + late * len(state)
+            for added, preload_cost, preloaded in choices:
+                total = cost + preload_cost + late * len(state)
                 if best is not None and total >= best:
                     continue
-                if most is not None and held + sum(added) > most:
+                if most is not None and in_flight + sum(added) > most:
                     continue
                 after = tuple(sorted(left + added)) if added else left
                 known = following.get(after)
                 if known is None or total < known[0]:
-                    following[after] = (total, (past, refused) if refused else past)
+                    following[after] = (total, (past, preloaded) if preloaded else past)
         seen += sum(1 + len(state) // 16 for state in following)
         if seen > most_states:
             return Labels(None, frozenset(), False, seen)
@@ -118,26 +124,26 @@ def search(
     if finished is None:
         return Labels(None, frozenset(), proven, seen)
     cost, past = finished
-    refused_weights: list[int] = []
+    weights: list[int] = []
     while past is not None:
-        refused_weights += past[1]
+        weights += past[1]
         past = past[0]  # type: ignore[assignment]
-    return Labels(cost, frozenset(refused_weights), proven, seen)
+    return Labels(cost, frozenset(weights), proven, seen)
 
 
 def _choices(jobs: list[Job]) -> Iterator[tuple[_State, int, tuple[int, ...]]]:
-    """Each way to refuse some of the jobs released together: chunks added, cost, weights refused."""
+    """Each way to preload some of the jobs released together: chunks added, cost, weights preloaded."""
     groups: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
-        groups.setdefault((job.chunks, job.refusal), []).append(job)
+        groups.setdefault((job.chunks, job.preload_cost), []).append(job)
     for counts in product(*(range(len(group) + 1) for group in groups.values())):
         added: list[int] = []
-        cost, refused = 0, []
+        cost, preloaded = 0, []
         for count, group in zip(counts, groups.values(), strict=True):
             added += [job.chunks for job in group[count:]]
-            cost += sum(job.refusal for job in group[:count])
-            refused += [job.weight for job in group[:count]]
-        yield tuple(added), cost, tuple(refused)
+            cost += sum(job.preload_cost for job in group[:count])
+            preloaded += [job.weight for job in group[:count]]
+        yield tuple(added), cost, tuple(preloaded)
 
 
 def _serve(left: _State, capacity: int) -> _State:
@@ -174,23 +180,23 @@ def _undominated(
                 continue
         ranked.append((value, cost, state))
     ranked.sort()
-    kept: dict[_State, tuple[int, _Choice]] = {}
+    undominated: dict[_State, tuple[int, _Choice]] = {}
     length = max((len(state) for _, _, state in ranked), default=0)
     rivals = np.zeros((COMPARED, length), dtype=np.int64)
     costs = np.zeros(COMPARED, dtype=np.int64)
     count = 0
     for _, cost, state in ranked:
-        if width is not None and len(kept) >= width:
+        if width is not None and len(undominated) >= width:
             break
         row = np.zeros(length, dtype=np.int64)
         row[length - len(state) :] = state
         if bool(((rivals[:count] <= row).all(axis=1) & (costs[:count] <= cost)).any()):
             continue
-        kept[state] = states[state]
+        undominated[state] = states[state]
         if count < COMPARED:
             rivals[count], costs[count] = row, cost
             count += 1
-    return kept
+    return undominated
 
 
 NEIGHBOURS = 60
@@ -199,10 +205,10 @@ NEIGHBOURS = 60
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The jobs (weights) refused, the order of service, and the cost in whole numbers."""
+    """The jobs (weights) preloaded, the order of service, and the cost in whole numbers."""
 
     cost: int
-    refused: frozenset[int]
+    preloaded: frozenset[int]
     order: str
 
 
@@ -210,51 +216,51 @@ Judge = Callable[[frozenset[int]], Choice | None]
 
 
 def judge(problem: Problem, part: Subproblem, room: Sequence[int] | None, orders: Sequence[str]) -> Judge:
-    """Return a function that prices a set of refusals by the best order; None for what breaks a limit.
+    """Return a function that prices a set of preloaded jobs by the best order; None: a limit is broken.
 
     room: most chunks in flight in each slot of the problem, None for no limit.
     """
 
-    def price(refused: frozenset[int]) -> Choice | None:
-        jobs = [job for job in part.jobs if job.weight not in refused]
+    def price(preloaded: frozenset[int]) -> Choice | None:
+        jobs = [job for job in part.jobs if job.weight not in preloaded]
         if room is not None and _overfull(problem, jobs, room):
             return None
-        lost = sum(job.refusal for job in part.jobs if job.weight in refused)
+        lost = sum(job.preload_cost for job in part.jobs if job.weight in preloaded)
         best: Choice | None = None
         for order in orders:
             packing = pack(problem, jobs, ORDERS[order], end=part.end)
             if packing.unfinished:
                 return None
             if best is None or packing.cost + lost < best.cost:
-                best = Choice(packing.cost + lost, refused, order)
+                best = Choice(packing.cost + lost, preloaded, order)
         return best
 
     return price
 
 
 def _overfull(problem: Problem, jobs: Iterable[Job], room: Sequence[int]) -> bool:
-    return any(held > most for held, most in zip(residency(problem, jobs), room, strict=True))
+    return any(chunks > most for chunks, most in zip(residency(problem, jobs), room, strict=True))
 
 
-def repair(part: Subproblem, price: Judge, refused: frozenset[int], eagerness: Sequence[float]) -> Choice:
-    """Refuse more jobs, the most eager first, until the rest fits; then take back what can be.
+def repair(part: Subproblem, price: Judge, preloaded: frozenset[int], eagerness: Sequence[float]) -> Choice:
+    """Preload more jobs, the most eager first, until the others fit.
 
-    eagerness: by job of the part. Refusing all of them always fits.
+    eagerness: by job of the subproblem. Preloading all of them always fits.
     """
     ranked = [part.jobs[k].weight for k in sorted(range(len(part.jobs)), key=lambda k: -eagerness[k])]
-    pending = [weight for weight in ranked if weight not in refused]
+    pending = [weight for weight in ranked if weight not in preloaded]
     low, high = 0, len(pending)
     while low < high:  # the fewest of the ranking that are enough: fitting is monotone
         middle = (low + high) // 2
-        if price(refused | frozenset(pending[:middle])) is None:
+        if price(preloaded | frozenset(pending[:middle])) is None:
             low = middle + 1
         else:
             high = middle
-    found = price(refused | frozenset(pending[:low]))
-    if found is None:
-        found = price(frozenset(ranked))
-    assert found is not None, "preloading everything is always possible"
-    return found
+    choice = price(preloaded | frozenset(pending[:low]))
+    if choice is None:
+        choice = price(frozenset(ranked))
+    assert choice is not None, "preloading everything is always possible"
+    return choice
 
 
 def improve(
@@ -262,24 +268,24 @@ def improve(
 ) -> Choice:
     """Flip single jobs, then swap pairs, first improvement first, until nothing pays or `target` is met.
 
-    excess: by job, what streaming it costs at the relaxation's prices less refusing it.
+    excess: by job, what streaming it costs at the relaxation's prices, less the cost of preloading it.
     """
     ranked = [part.jobs[k].weight for k in sorted(range(len(part.jobs)), key=lambda k: abs(excess[k]))]
     weights = ranked[:NEIGHBOURS]
     best, left, moved = start, evaluations, True
     while moved and left > 0 and best.cost > target:
         moved = False
-        inside = [w for w in weights if w in best.refused]
-        outside = [w for w in weights if w not in best.refused]
+        inside = [w for w in weights if w in best.preloaded]
+        outside = [w for w in weights if w not in best.preloaded]
         moves = [frozenset([w]) for w in ranked]
         moves += [frozenset([a, b]) for a in inside for b in outside]
         for move in moves:
             if left <= 0:
                 break
             left -= 1
-            found = price(best.refused ^ move)
-            if found is not None and found.cost < best.cost:
-                best, moved = found, True
+            neighbour = price(best.preloaded ^ move)
+            if neighbour is not None and neighbour.cost < best.cost:
+                best, moved = neighbour, True
                 if len(move) > 1 or best.cost <= target:
                     break
     return best

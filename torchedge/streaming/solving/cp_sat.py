@@ -11,7 +11,7 @@ from typing import Any
 
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.streaming.instances import Instance, Weight
-from torchedge.streaming.plans import Chunks, OverlapPlan, make_plan, refuse
+from torchedge.streaming.plans import Chunks, OverlapPlan, infeasible_plan, make_plan
 
 __all__ = [
     "MAX_PAIRS",
@@ -137,7 +137,9 @@ def direct_cp_sat(
         bound = None if cut else answer.bound
         return make_plan(instance, answer.streamed, facts, optimal=optimal, bound=bound)
     if answer.status == "INFEASIBLE" and not cut:
-        return refuse(facts, f"no plan keeps {instance.memory_chunks} chunks of memory; raise memory_chunks")
+        return infeasible_plan(
+            facts, f"no plan keeps {instance.memory_chunks} chunks of memory; raise memory_chunks"
+        )
     return None
 
 
@@ -179,10 +181,10 @@ def ask(window: Window, limits: SolverLimits, *, reach: int, hint: Chunks | None
         parameters.max_time_in_seconds = limits.seconds
     status = solver.solve(model.model)
     name = solver.status_name(status)
-    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    solved = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     # The objective is whole, but its float may come as 6.999.
-    bound = math.ceil(solver.best_objective_bound - 1e-3) if found else None
-    return Answer(name, model.read(solver) if found else None, bound)
+    bound = math.ceil(solver.best_objective_bound - 1e-3) if solved else None
+    return Answer(name, model.read(solver) if solved else None, bound)
 
 
 def _import_cp_model() -> ModuleType:
@@ -269,11 +271,11 @@ class _Model:
             self.model.add(sum(xs) <= self.window.capacity[layer])
 
     def _by_layer(self) -> dict[int, list[Any]]:
-        found: dict[int, list[Any]] = {}
+        by_layer: dict[int, list[Any]] = {}
         for loaded in self.loaded:
             for layer, x in loaded.items():
-                found.setdefault(layer, []).append(x)
-        return found
+                by_layer.setdefault(layer, []).append(x)
+        return by_layer
 
     def _preloaded_chunks(self) -> Any:  # noqa: ANN401
         return sum(w.chunks * b for w, b in zip(self.window.weights, self.preloaded, strict=True))

@@ -1,4 +1,8 @@
-"""The solver: an overlap plan with a proven lower bound, exact where it can be, always valid."""
+"""The solver: an overlap plan with a proven lower bound, exact where it can be, always valid.
+
+An instance falls into subproblems that share no slot (`segments`); each is solved on its own (`solve_part`).
+Limits on memory couple them: `solve` tries drafts that preload more. Small instances go to CP-SAT whole.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import numpy as np
 
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.plans import OverlapPlan, make_plan, refuse
+from torchedge.streaming.plans import OverlapPlan, infeasible_plan, make_plan
 from torchedge.streaming.solving.bounds import Ascent, Bound, Floats, Relaxation, ascend
 from torchedge.streaming.solving.choices import Choice, Judge, Outlook, improve, judge, repair, search
 from torchedge.streaming.solving.cp_sat import count_pairs, direct_cp_sat, whole_window
@@ -47,10 +51,10 @@ NODES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """The smallest limit on memory found, the jobs (weights) refused with it, whether none is smaller."""
+    """A memory limit that works, the jobs (weights) preloaded with it, whether none smaller works."""
 
     chunks: int
-    refused: frozenset[int]
+    preloaded: frozenset[int]
     proven: bool
 
 
@@ -88,8 +92,8 @@ def rooms(problem: Problem, part: Subproblem, limit: int, staying: Sequence[int]
 def smallest_memory(problem: Problem) -> Smallest:
     """Find the smallest limit on preloaded chunks and chunks in flight together that allows a plan.
 
-    A whole-number programme: which jobs to refuse; what waits in each slot is at least what waited before
-    less the capacity, plus what is released (no packing has less in flight, see `packing.residency`).
+    An integer programme over which jobs to preload. The chunks waiting in a slot are at least those of the
+    slot before, less its capacity, plus those released (`residency`: no packing has less in flight).
     """
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -99,11 +103,11 @@ def smallest_memory(problem: Problem) -> Smallest:
     jobs, slots = problem.jobs, problem.layers
     count = len(jobs)
     total = sum(job.chunks for job in jobs) + problem.fixed_chunks
-    preloaded = count + slots  # variables: streamed (count), waiting (slots), preloaded, the limit
-    limit = preloaded + 1
+    preload = count + slots  # variables: streamed (count), waiting (slots), preloaded, the limit
+    limit = preload + 1
     chunks = {k: float(job.chunks) for k, job in enumerate(jobs)}
     rows: list[tuple[dict[int, float], float]] = []  # sum <= side
-    rows.append(({**{k: -v for k, v in chunks.items()}, preloaded: -1.0}, -float(total)))
+    rows.append(({**{k: -v for k, v in chunks.items()}, preload: -1.0}, -float(total)))
     released: dict[int, dict[int, float]] = {}
     staying: dict[int, dict[int, float]] = {}
     for k, job in enumerate(jobs):
@@ -115,10 +119,10 @@ def smallest_memory(problem: Problem) -> Smallest:
         rows.append((waits, 0.0))
         if slot:
             rows.append(({**waits, count + slot - 1: 1.0}, float(problem.capacity[slot - 1])))
-        held = {**staying.get(slot, {}), count + slot: 1.0}
+        in_flight = {**staying.get(slot, {}), count + slot: 1.0}
         if problem.in_flight is not None:
-            rows.append((held, float(problem.in_flight)))
-        rows.append(({**held, preloaded: 1.0, limit: -1.0}, 0.0))
+            rows.append((in_flight, float(problem.in_flight)))
+        rows.append(({**in_flight, preload: 1.0, limit: -1.0}, 0.0))
     rows.append(({count + slots - 1: 1.0}, float(problem.capacity[slots - 1])))
     index = [(r, k) for r, (entries, _) in enumerate(rows) for k in entries]
     values = [v for entries, _ in rows for v in entries.values()]
@@ -132,15 +136,15 @@ def smallest_memory(problem: Problem) -> Smallest:
     )
     if solved.x is None:
         return Smallest(total, frozenset(job.weight for job in jobs), False)
-    refused = frozenset(job.weight for k, job in enumerate(jobs) if solved.x[k] < 0.5)
-    return Smallest(_needed(problem, jobs, refused), refused, bool(solved.status == 0))
+    preloaded = frozenset(job.weight for k, job in enumerate(jobs) if solved.x[k] < 0.5)
+    return Smallest(_needed(problem, jobs, preloaded), preloaded, bool(solved.status == 0))
 
 
-def _needed(problem: Problem, jobs: Iterable[Job], refused: frozenset[int]) -> int:
-    """Memory that refusing these jobs takes."""
-    kept = [job for job in jobs if job.weight not in refused]
-    preloaded = problem.fixed_chunks + sum(job.chunks for job in jobs if job.weight in refused)
-    return preloaded + max(residency(problem, kept), default=0)
+def _needed(problem: Problem, jobs: Iterable[Job], preloaded: frozenset[int]) -> int:
+    """Memory that preloading these jobs takes, in chunks."""
+    streamed = [job for job in jobs if job.weight not in preloaded]
+    chunks = problem.fixed_chunks + sum(job.chunks for job in jobs if job.weight in preloaded)
+    return chunks + max(residency(problem, streamed), default=0)
 
 
 SMALL_STATES = 1_500
@@ -164,7 +168,7 @@ BEAM_WORK = 40_000
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A part's best choice, its lower bound (whole), and how it was found."""
+    """The best choice of a subproblem, its lower bound (whole), and the method behind it."""
 
     choice: Choice
     bound: int
@@ -179,7 +183,7 @@ def solve_part(
     room: Sequence[int] | None = None,
     effort: float,
 ) -> Solved:
-    """Choose what to refuse of a part; `limit` on chunks in flight binds where `room` is given.
+    """Choose what to preload of a subproblem; `limit` on chunks in flight binds if `room` is given.
 
     room: most chunks in flight in each slot, at most `limit` (less where other parts' weights stay longer).
     """
@@ -188,7 +192,7 @@ def solve_part(
     if uniform:
         quick = search(problem, part, most_states=int(SMALL_STATES * effort), room=room)
         if quick.cost is not None and quick.proven:
-            return Solved(Choice(quick.cost, quick.refused, orders[0]), quick.cost, "exact")
+            return Solved(Choice(quick.cost, quick.preloaded, orders[0]), quick.cost, "exact")
     price = judge(problem, part, room, orders)
     choice = repair(part, price, frozenset(), [float(job.chunks) for job in part.jobs])
     rounds = min(ASCENT, CLIMBED // (part.end - part.start))
@@ -212,7 +216,7 @@ def solve_part(
             states = int((10 if final else 1) * SMALL_STATES * effort)
             last = search(problem, part, most_states=states, best=choice.cost, outlook=outlook)
             if last.cost is not None:
-                choice = Choice(last.cost, last.refused, orders[0])
+                choice = Choice(last.cost, last.preloaded, orders[0])
             if last.proven:
                 lowest, method = choice.cost, "exact with bounds"
         if choice.cost > lowest and (stage == 1 or final):
@@ -225,7 +229,7 @@ def solve_part(
 def _ascended(
     part: Subproblem, price: Judge, first: Choice, climbed: Ascent, effort: float, target: int
 ) -> Choice:
-    """Refuse what is dearer to stream at the ascent's prices, and flip every job a few times."""
+    """Preload what costs more to stream at the ascent's prices, then flip every job a few times."""
     dear = frozenset(job.weight for job, over in zip(part.jobs, climbed.excess, strict=True) if over > 0)
     excess = [min(float(over), 1e15) for over in climbed.excess]
     flips = min(PASSES * len(part.jobs), PACKED // (len(part.jobs) + part.end - part.start))
@@ -236,9 +240,9 @@ def _ascended(
 def _begin(
     problem: Problem, part: Subproblem, choice: Choice, prices: Floats, relaxation: Relaxation
 ) -> None:
-    """Give a relaxation the schedules of a plan, and prices to start from."""
+    """Start a relaxation from the schedules of a plan and from prices."""
     positions = {job.weight: k for k, job in enumerate(part.jobs)}
-    streamed = [job for job in part.jobs if job.weight not in choice.refused]
+    streamed = [job for job in part.jobs if job.weight not in choice.preloaded]
     served: dict[int, list[tuple[int, int]]] = {}
     for slot, weight, chunks in pack(
         problem, streamed, ORDERS[choice.order], end=part.end, record=True
@@ -249,28 +253,30 @@ def _begin(
 
 
 def _beam(problem: Problem, part: Subproblem, choice: Choice, outlook: Outlook, width: int) -> Choice:
-    """Look for something better with few states a slot, where that is affordable."""
+    """Search with few states a slot, if the subproblem is small enough."""
     if (part.end - part.start) * len(part.jobs) > BEAM_WORK:
         return choice
-    found = search(problem, part, most_states=10**9, best=choice.cost, outlook=outlook, width=max(2, width))
-    return choice if found.cost is None else Choice(found.cost, found.refused, choice.order)
+    labels = search(problem, part, most_states=10**9, best=choice.cost, outlook=outlook, width=max(2, width))
+    return choice if labels.cost is None else Choice(labels.cost, labels.preloaded, choice.order)
 
 
 def _refined(part: Subproblem, price: Judge, first: Choice, bound: Bound, effort: float) -> Choice:
-    """Refuse what the relaxation streams less than half of, and search on from there."""
+    """Preload what the relaxation streams less than half of, then improve that choice."""
     excess = [float(x) for x in bound.excess]
-    refused = frozenset(job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5)
+    preloaded = frozenset(
+        job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5
+    )
     eager = [1.0 - float(share) + 1e-6 * x for share, x in zip(bound.shares, excess, strict=True)]
     work = max(1, len(part.jobs) * (part.end - part.start) // 100_000)
     evaluations = int(EVALUATIONS * effort / work)
-    rounded = repair(part, price, refused, eager)
-    found = improve(part, price, rounded, excess, evaluations=evaluations, target=bound.whole)
-    return _cheaper(first, found)
+    rounded = repair(part, price, preloaded, eager)
+    improved = improve(part, price, rounded, excess, evaluations=evaluations, target=bound.whole)
+    return _cheaper(first, improved)
 
 
 def _cheaper(one: Choice, other: Choice) -> Choice:
     """Return the choice that costs less; of equal ones always the same."""
-    return min(one, other, key=lambda choice: (choice.cost, sorted(choice.refused)))
+    return min(one, other, key=lambda choice: (choice.cost, sorted(choice.preloaded)))
 
 
 MAX_PAIRS = 400
@@ -286,8 +292,7 @@ def _pairs(instance: Instance) -> int:
 def settle(instance: Instance, known: OverlapPlan | None, *, effort: float = 1.0) -> OverlapPlan | None:
     """Solve a small instance exactly, starting from a plan; None where it is too large or stays open.
 
-    effort: scales the time of CP-SAT. An infeasible instance gives None, too: what works instead is for the
-    caller to tell.
+    effort: scales the time of CP-SAT. None for an infeasible instance, too.
     """
     if _pairs(instance) > MAX_PAIRS:
         return None
@@ -318,35 +323,35 @@ def settle_memory(instance: Instance) -> Smallest:
 
 STRATEGY = "optimal"
 PREMIUMS = (0, 1, 4, 1000)
-"""What preloading is made dearer by, in whole prices per chunk, where memory limits preloaded weights too."""
+"""What is added to the price of preloading a chunk, if memory limits preloaded weights too."""
 FLIGHTS = 8
-"""How many limits on chunks in flight are tried there."""
+"""How many limits on chunks in flight are tried then."""
 SWEEP = 0.05
-"""The share of the effort that each of these drafts gets."""
+"""The share of the effort for each of these drafts."""
 MOST_FORCED = 1_000
-"""Refusals forced one by one; beyond them everything is refused."""
+"""Preloads forced one by one; beyond them everything is preloaded."""
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """Refusals and order of service by part, with the cost of everything and a lower bound of it."""
+    """Preloads and order of service by subproblem, with the whole cost and a lower bound of it."""
 
     parts: tuple[tuple[Subproblem, Solved], ...]
     cost: int
     bound: int
 
     @cached_property
-    def refused(self) -> frozenset[int]:
-        return frozenset(w for _, solved in self.parts for w in solved.choice.refused)
+    def preloaded(self) -> frozenset[int]:
+        return frozenset(w for _, solved in self.parts for w in solved.choice.preloaded)
 
 
 def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
-    """Plan an instance: the least objective found, a lower bound that holds, and who loads what.
+    """Plan an instance: minimise the objective, prove a lower bound, assign loads to layers.
 
     effort: scales every limit on work (states, rounds, evaluations); the same effort gives the same plan.
-    Status OPTIMAL: the bound is met. INFEASIBLE, only where `memory_chunks` is too small: `solver` holds the
-    reason and `smallest_memory_chunks`, the smallest limit that was found to work. Its other facts: how the
-    parts were solved, jobs, segments.
+    Status OPTIMAL: the objective meets the bound. INFEASIBLE: `memory_chunks` is too small; `solver` holds
+    the reason and `smallest_memory_chunks`, a limit that works. Its other facts say how subproblems were
+    solved.
 
     Raises:
         InputError: effort is not a number from 0.01 to 1000.
@@ -357,14 +362,14 @@ def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
     problem = make_problem(instance)
     whole = instance.residency == "weights"
     free = _draft(problem, None, effort)
-    found: _Draft | None = free
+    draft: _Draft | None = free
     bound, smallest = free.bound, None
     if not _kept(problem, free, whole):
         if instance.memory_chunks is not None and not whole:
             # without the limit: under it weights larger than it are preloaded for good
             smallest = smallest_memory(make_problem(replace(instance, memory_chunks=None)))
-        found, bound = _limited(problem, free, whole, effort, smallest)
-    plan = None if found is None else _plan(instance, problem, found, bound)
+        draft, bound = _limited(problem, free, whole, effort, smallest)
+    plan = None if draft is None else _plan(instance, problem, draft, bound)
     if plan is None or plan.status != "OPTIMAL":
         plan = settle(instance, plan, effort=effort) or plan
     return plan if plan is not None else _infeasible(instance, smallest or settle_memory(instance))
@@ -399,9 +404,9 @@ def _draft(problem: Problem, limit: int | None, effort: float) -> _Draft:
 
 
 def _signature(problem: Problem, part: Subproblem, room: Sequence[int] | None) -> object:
-    """What a part's solution depends on, wherever it lies."""
+    """All that the solution of a subproblem depends on; its place in time is not part of it."""
     start, end = part.start, part.end
-    jobs = tuple((j.release - start, j.chunks, j.refusal, j.late, j.last - start) for j in part.jobs)
+    jobs = tuple((j.release - start, j.chunks, j.preload_cost, j.late, j.last - start) for j in part.jobs)
     capacity = problem.capacity[start:end].tobytes()
     if room is None:
         return tuple(job[:-1] for job in jobs), capacity
@@ -409,7 +414,7 @@ def _signature(problem: Problem, part: Subproblem, room: Sequence[int] | None) -
 
 
 def _by_rank(part: Subproblem, solved: Solved) -> Solved:
-    """Tell refused jobs by their rank in the part, which equal parts share."""
+    """Name preloaded jobs by their rank in the subproblem, which equal ones share."""
     ranks = {job.weight: rank for rank, job in enumerate(part.jobs)}
     return _renamed(solved, ranks.__getitem__)
 
@@ -419,44 +424,44 @@ def _by_weight(part: Subproblem, solved: Solved) -> Solved:
 
 
 def _renamed(solved: Solved, rename: Callable[[int], int]) -> Solved:
-    refused = frozenset(rename(x) for x in solved.choice.refused)
-    return replace(solved, choice=replace(solved.choice, refused=refused))
+    preloaded = frozenset(rename(x) for x in solved.choice.preloaded)
+    return replace(solved, choice=replace(solved.choice, preloaded=preloaded))
 
 
 def _kept(problem: Problem, draft: _Draft, whole: bool) -> bool:
     """Whether a draft keeps the limits on memory."""
     if problem.in_flight is None and problem.memory is None:
         return True
-    held = max(_held(problem, draft, whole), default=0)
-    preloaded = problem.fixed_chunks + sum(j.chunks for j in problem.jobs if j.weight in draft.refused)
-    return (problem.in_flight is None or held <= problem.in_flight) and (
-        problem.memory is None or preloaded + held <= problem.memory
+    in_flight = max(_held(problem, draft, whole), default=0)
+    chunks = problem.fixed_chunks + sum(j.chunks for j in problem.jobs if j.weight in draft.preloaded)
+    return (problem.in_flight is None or in_flight <= problem.in_flight) and (
+        problem.memory is None or chunks + in_flight <= problem.memory
     )
 
 
 def _held(problem: Problem, draft: _Draft, whole: bool) -> list[int]:
     """Chunks in flight by slot."""
-    refused = draft.refused
+    preloaded = draft.preloaded
     if not whole:
-        return residency(problem, [job for job in problem.jobs if job.weight not in refused])
-    held = [0] * problem.layers
+        return residency(problem, [job for job in problem.jobs if job.weight not in preloaded])
+    in_flight = [0] * problem.layers
     for part, solved in draft.parts:
-        jobs = [job for job in part.jobs if job.weight not in refused]
+        jobs = [job for job in part.jobs if job.weight not in preloaded]
         packing = pack(problem, jobs, ORDERS[solved.choice.order], end=part.end)
-        held = [a + b for a, b in zip(held, whole_chunks(problem, jobs, packing), strict=True)]
-    return held
+        in_flight = [a + b for a, b in zip(in_flight, whole_chunks(problem, jobs, packing), strict=True)]
+    return in_flight
 
 
 def _limited(
     problem: Problem, free: _Draft, whole: bool, effort: float, smallest: Smallest | None
 ) -> tuple[_Draft | None, int]:
-    """The cheapest draft that keeps the limits (None: none was found), and a lower bound."""
+    """The cheapest draft that keeps the limits (None: there is none), and a lower bound."""
     bound = free.bound
     drafts: list[_Draft] = []
     if problem.memory is not None and smallest is not None:
         if smallest.proven and smallest.chunks > problem.memory:
             return None, bound
-        drafts += _refusing(problem, smallest.refused)
+        drafts += _preloading(problem, smallest.preloaded)
     if problem.memory is None and not whole:
         draft = _draft(problem, problem.in_flight, effort)
         bound = max(bound, draft.bound)
@@ -468,40 +473,40 @@ def _limited(
                 drafts.append(draft)
                 if _kept(problem, draft, whole):
                     break
-    kept = [draft for draft in drafts if _kept(problem, draft, whole)]
-    if not kept:
+    within = [draft for draft in drafts if _kept(problem, draft, whole)]
+    if not within:
         drafts = [_forced(problem, free, whole)]
-        kept = [draft for draft in drafts if _kept(problem, draft, whole)]
-    return (min(kept, key=lambda d: d.cost) if kept else None), bound
+        within = [draft for draft in drafts if _kept(problem, draft, whole)]
+    return (min(within, key=lambda d: d.cost) if within else None), bound
 
 
 def _forced(problem: Problem, draft: _Draft, whole: bool) -> _Draft:
-    """Refuse the largest of what is in flight where most is, until the limits are kept or nothing is left."""
+    """Preload the largest job in flight in the fullest slot, until the limits hold or nothing is left."""
     for _ in range(MOST_FORCED):
         if _kept(problem, draft, whole):
             return draft
-        held = _held(problem, draft, whole)
-        worst = max(range(len(held)), key=held.__getitem__)
-        streamed = [job for job in problem.jobs if job.weight not in draft.refused]
+        in_flight = _held(problem, draft, whole)
+        worst = max(range(len(in_flight)), key=in_flight.__getitem__)
+        streamed = [job for job in problem.jobs if job.weight not in draft.preloaded]
         there = [job for job in streamed if job.last <= worst] or streamed
         if not there:
             return draft
         victim = max(there, key=lambda job: (job.release > worst, job.chunks, job.weight))
         draft = _without(draft, problem, victim)
-    return _refusing(problem, frozenset(job.weight for job in problem.jobs))[0]
+    return _preloading(problem, frozenset(job.weight for job in problem.jobs))[0]
 
 
 def _without(draft: _Draft, problem: Problem, victim: Job) -> _Draft:
-    """Refuse one more job."""
+    """Preload one more job."""
     parts, cost = [], problem.fixed_cost
     for part, solved in draft.parts:
         choice = solved.choice
         if any(job.weight == victim.weight for job in part.jobs):
-            refused = choice.refused | {victim.weight}
-            jobs = [job for job in part.jobs if job.weight not in refused]
-            lost = sum(job.refusal for job in part.jobs if job.weight in refused)
+            preloaded = choice.preloaded | {victim.weight}
+            jobs = [job for job in part.jobs if job.weight not in preloaded]
+            lost = sum(job.preload_cost for job in part.jobs if job.weight in preloaded)
             packing = pack(problem, jobs, ORDERS[choice.order], end=part.end)
-            solved = replace(solved, choice=replace(choice, cost=packing.cost + lost, refused=refused))
+            solved = replace(solved, choice=replace(choice, cost=packing.cost + lost, preloaded=preloaded))
         parts.append((part, solved))
         cost += solved.choice.cost
     return _Draft(tuple(parts), cost, 0)
@@ -516,30 +521,30 @@ def _flights(problem: Problem) -> list[int]:
 
 
 def _dearer(problem: Problem, premium: int) -> Problem:
-    jobs = tuple(replace(job, refusal=job.refusal + premium * job.chunks) for job in problem.jobs)
+    jobs = tuple(replace(job, preload_cost=job.preload_cost + premium * job.chunks) for job in problem.jobs)
     return replace(problem, jobs=jobs)
 
 
 def _repriced(problem: Problem, draft: _Draft) -> _Draft:
-    """Give a draft of a dearer problem the true costs."""
-    true = {job.weight: job.refusal for job in problem.jobs}
+    """Restore the true costs in a draft of a dearer problem."""
+    true = {job.weight: job.preload_cost for job in problem.jobs}
     less = 0
     for part, solved in draft.parts:
-        refusals = {job.weight: job.refusal for job in part.jobs}
-        less += sum(refusals[w] - true[w] for w in solved.choice.refused)
+        preload_costs = {job.weight: job.preload_cost for job in part.jobs}
+        less += sum(preload_costs[w] - true[w] for w in solved.choice.preloaded)
     return replace(draft, cost=draft.cost - less, bound=0)
 
 
-def _refusing(problem: Problem, refused: frozenset[int]) -> list[_Draft]:
-    """Drafts of one part that refuse given jobs, one for each order of service."""
+def _preloading(problem: Problem, preloaded: frozenset[int]) -> list[_Draft]:
+    """Drafts of one subproblem that preload these jobs, one for each order of service."""
     part = Subproblem(0, problem.layers, problem.jobs)
-    jobs = [job for job in problem.jobs if job.weight not in refused]
-    lost = sum(job.refusal for job in problem.jobs if job.weight in refused)
+    jobs = [job for job in problem.jobs if job.weight not in preloaded]
+    lost = sum(job.preload_cost for job in problem.jobs if job.weight in preloaded)
     drafts = []
     for order in ORDERS:
         packing = pack(problem, jobs, ORDERS[order])
         if not packing.unfinished:
-            solved = Solved(Choice(packing.cost + lost, refused, order), 0, "smallest memory")
+            solved = Solved(Choice(packing.cost + lost, preloaded, order), 0, "smallest memory")
             drafts.append(_Draft(((part, solved),), packing.cost + lost + problem.fixed_cost, 0))
     return drafts
 
@@ -549,9 +554,9 @@ def _refusing(problem: Problem, refused: frozenset[int]) -> list[_Draft]:
 
 def _plan(instance: Instance, problem: Problem, draft: _Draft, bound: int) -> OverlapPlan:
     streamed: dict[str, dict[int, int]] = {}
-    refused = draft.refused
+    preloaded = draft.preloaded
     for part, solved in draft.parts:
-        jobs = [job for job in part.jobs if job.weight not in refused]
+        jobs = [job for job in part.jobs if job.weight not in preloaded]
         packing = pack(problem, jobs, ORDERS[solved.choice.order], end=part.end, record=True)
         for slot, weight, chunks in packing.served:
             loads = streamed.setdefault(instance.weights[weight].name, {})
@@ -573,6 +578,6 @@ def _infeasible(instance: Instance, smallest: Smallest) -> OverlapPlan:
         "smallest_memory_chunks": smallest.chunks,
         "smallest_is_proven": smallest.proven,
     }
-    return refuse(
+    return infeasible_plan(
         facts, f"{instance.memory_chunks} chunks of memory are too few for any choice of what is preloaded"
     )

@@ -1,4 +1,10 @@
-"""The overlap problem in reversed time, and the loads of a given set of streamed weights."""
+"""The overlap problem in reversed time: one machine of varying speed, jobs that are served or preloaded.
+
+Slot t is layer N - t. A weight is a job of T(w) chunks, released in the slot of the layer before its first
+use. Preemption is free. A job costs `late` for every layer from its first use back to the slot in which its
+last remaining chunk is served (its first load, z_w), or `preload_cost` if it is preloaded. Costs are whole
+numbers: `Instance.prices`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +42,7 @@ class Job:
     release: int
     use: int
     last: int
-    refusal: int
+    preload_cost: int
     late: int
 
 
@@ -74,7 +80,7 @@ class Subproblem:
 
 
 def make_problem(instance: Instance) -> Problem:
-    """Turn an instance round; weights that no capacity comes before are preloaded for good."""
+    """Reverse an instance in time; a weight that cannot be streamed at all is a fixed preload."""
     count = len(instance.layers)
     preload_price, distance_price, _ = instance.prices
     capacity = np.array([layer.capacity_chunks for layer in reversed(instance.layers)], dtype=np.int64)
@@ -82,15 +88,15 @@ def make_problem(instance: Instance) -> Problem:
     limits = [x for x in (instance.m_peak_chunks, instance.memory_chunks) if x is not None]
     jobs, cost, chunks = [], 0, 0
     for place, weight in enumerate(instance.weights):
-        refusal = preload_price * weight.chunks
+        preload_cost = preload_price * weight.chunks
         if before[weight.first_use - 1] < weight.chunks or any(weight.chunks > x for x in limits):
-            cost += refusal
+            cost += preload_cost
             chunks += weight.chunks
             continue
         late = distance_price * (weight.chunks if instance.distance == "chunks" else 1)
         release = count - weight.first_use + 1
         jobs.append(
-            Job(place, weight.chunks, release, weight.first_use, count - weight.last_use, refusal, late)
+            Job(place, weight.chunks, release, weight.first_use, count - weight.last_use, preload_cost, late)
         )
     jobs.sort(key=lambda job: (job.release, job.chunks, job.weight))
     return Problem(count, capacity, tuple(jobs), instance.m_peak_chunks, instance.memory_chunks, cost, chunks)
@@ -99,7 +105,7 @@ def make_problem(instance: Instance) -> Problem:
 def segments(problem: Problem, limit: int | None = None) -> list[Subproblem]:
     """Split time where nothing waits even if all jobs are streamed.
 
-    No schedule without idling carries work across such a point, whichever jobs it refuses, so that the parts
+    No schedule without idling carries work across such a point, whichever jobs are preloaded: the parts
     are independent. With a `limit` on chunks in flight they are, too, unless streaming all breaks it at the
     very point: then there is no cut. A last part may be left with more work than capacity.
     """
@@ -180,7 +186,10 @@ def pack(
     end: int | None = None,
     record: bool = False,
 ) -> Packing:
-    """Serve jobs without idling, each told by the index of its weight. `record` keeps who loads what."""
+    """Serve jobs without idling; `served` and `finish` name jobs by the index of their weight.
+
+    record: also list what each slot loads.
+    """
     queue = sorted(jobs, key=lambda job: job.release)
     capacity = problem.capacity
     end = problem.layers if end is None else end
@@ -225,14 +234,14 @@ def residency(problem: Problem, jobs: Iterable[Job]) -> list[int]:
     """
     count = problem.layers
     arriving = [0] * (count + 1)
-    held = [0] * (count + 2)
+    staying = [0] * (count + 2)
     for job in jobs:
         arriving[job.release] += job.chunks
-        held[job.last] += job.chunks
-        held[job.release] -= job.chunks
+        staying[job.last] += job.chunks
+        staying[job.release] -= job.chunks
     resident, waiting, shared = [], 0, 0
     for slot in range(count):
-        shared += held[slot]
+        shared += staying[slot]
         waiting += arriving[slot]
         resident.append(waiting + shared)
         waiting -= min(waiting, int(problem.capacity[slot]))
