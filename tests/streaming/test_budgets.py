@@ -279,5 +279,5 @@ def test_a_strategy_whose_plan_is_none():
     def forgetful(instance):
         return replace(preload_everything(instance), preload=())
 
-    with pytest.raises(PlanError, match="the plan of preload-all is none"):
+    with pytest.raises(PlanError, match="the plan of preload-all does not load"):
         plan_by_strategy(narrow(), None, RATES, ALIVE, partial(forgetful))
