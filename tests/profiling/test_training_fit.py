@@ -31,7 +31,7 @@ def test_the_forest_is_left_out_where_it_only_learns_noise():
     from dataclasses import replace
 
     from torchedge.devices import find_device
-    from torchedge.prediction.memory.model import Peaks
+    from torchedge.prediction.memory.peaks import Peaks
     from torchedge.profiling.public_data import table_samples
     from torchedge.profiling.training_fit import NO_FOREST, OWN, fit_memory
 

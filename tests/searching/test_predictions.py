@@ -10,9 +10,8 @@ from torch import nn
 import torchedge
 from torchedge.graphs import Affine, ForwardGraph, GraphFamily, Op, Size, Value
 from torchedge.prediction.families import FamilyAnalysis, FamilyPredictor
-from torchedge.prediction.memory import compiled_pools
-from torchedge.prediction.memory.family_tapes import family_peaks
-from torchedge.prediction.memory.model import graph_traits, simulate_peaks
+from torchedge.prediction.memory import compiled_replay
+from torchedge.prediction.memory.peaks import family_peaks, graph_traits, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.workspaces import PHASES, WORKSPACE_FEATURES, WorkspaceModel
@@ -45,7 +44,7 @@ SPACES = {
 
 @pytest.fixture(params=["compiled", "python"])
 def replaying(request, monkeypatch):
-    monkeypatch.setattr(compiled_pools, "_WORTH", 0 if request.param == "compiled" else 10**9)
+    monkeypatch.setattr(compiled_replay, "_WORTH", 0 if request.param == "compiled" else 10**9)
 
 
 @pytest.mark.parametrize("device", ["jetson-tx2", "rtx-3090"])

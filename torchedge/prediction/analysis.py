@@ -8,7 +8,7 @@ from torchedge.graphs import ForwardGraph
 from torchedge.ops import call_of, registry
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
-from torchedge.prediction.memory.model import Traits, graph_traits
+from torchedge.prediction.memory.peaks import Traits, graph_traits
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import Tape

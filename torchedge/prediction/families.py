@@ -25,7 +25,7 @@ from torchedge.prediction.latency.workload import (
     Workload,
     count_amounts,
 )
-from torchedge.prediction.memory.family_tapes import FamilyTape, family_peaks
+from torchedge.prediction.memory.peaks import FamilyTape, family_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.profiles import load_models

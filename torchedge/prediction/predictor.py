@@ -16,7 +16,8 @@ from torchedge.graphs.garbage import collection_paused
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.latency.model import Times
-from torchedge.prediction.memory.model import Memory, Peaks, simulate_peaks
+from torchedge.prediction.memory.model import Memory
+from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspace_files import load_workspaces

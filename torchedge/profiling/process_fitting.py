@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.prediction.memory.model import UNLIMITED, Peaks, Process
+from torchedge.prediction.memory.model import UNLIMITED, Process
+from torchedge.prediction.memory.peaks import Peaks
 
 __all__ = ["adapt_process"]
 

@@ -24,7 +24,7 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
-from torchedge.prediction.memory.model import Peaks, graph_traits, simulate_peaks
+from torchedge.prediction.memory.peaks import Peaks, graph_traits, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings

@@ -14,7 +14,7 @@ from torchedge.graphs import ForwardGraph
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.memory.caching_allocator import replay
-from torchedge.prediction.memory.model import Peaks, Traits, simulate_peaks
+from torchedge.prediction.memory.peaks import Peaks, Traits, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings

@@ -31,7 +31,8 @@ from torchedge.prediction.latency.roofline import (
     work_times,
 )
 from torchedge.prediction.latency.shares import SHARE_NAMES
-from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Peaks
+from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel
+from torchedge.prediction.memory.peaks import Peaks
 from torchedge.prediction.step_models import FittedModels
 from torchedge.profiling.designs import NOISE, choose_points
 from torchedge.profiling.latency_fitting import fit_coefficients

@@ -1,75 +1,15 @@
 """The allocator's replay against a plain reference of its own, and its invariants on random traces."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.caching_allocator import AllocatorReference
 
-from torchedge.prediction.memory.caching_allocator import CachingAllocator, replay
+from torchedge.prediction.memory.caching_allocator import CachingAllocator, ReplayRows, replay, replay_rows
 from torchedge.prediction.memory.tape import TapeWriter
 
 MIB = 1 << 20
-
-
-@dataclass
-class Segment:
-    small: bool
-    blocks: list  # [size, owner or None], in order of address
-
-
-class Reference:
-    """The allocator written down the slow way: segments as lists of blocks, every search a scan."""
-
-    def __init__(self):
-        self.segments: list[Segment] = []
-        self.peak = 0
-
-    def malloc(self, owner, request):
-        size = -(-request // 512) * 512
-        small = size <= MIB
-        fits = [
-            (block[0], number, place)
-            for number, segment in enumerate(self.segments)
-            if segment.small == small
-            for place, block in enumerate(segment.blocks)
-            if block[1] is None and block[0] >= size
-        ]
-        if fits:
-            _, number, place = min(fits)
-        else:
-            width = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
-            self.segments.append(Segment(small, [[width, None]]))
-            number, place = len(self.segments) - 1, 0
-        blocks = self.segments[number].blocks
-        rest = blocks[place][0] - size
-        if rest >= 512 if small else rest > MIB:
-            blocks[place : place + 1] = [[size, owner], [rest, None]]
-        else:
-            blocks[place][1] = owner
-        self.peak = max(self.peak, self.allocated)
-
-    def free(self, owner):
-        for segment in self.segments:
-            for block in segment.blocks:
-                if block[1] == owner:
-                    block[1] = None
-            merged = []
-            for block in segment.blocks:
-                if merged and merged[-1][1] is None and block[1] is None:
-                    merged[-1][0] += block[0]
-                else:
-                    merged.append(block)
-            segment.blocks = merged
-
-    @property
-    def allocated(self):
-        return sum(b[0] for s in self.segments for b in s.blocks if b[1] is not None)
-
-    @property
-    def reserved(self):
-        return sum(b[0] for s in self.segments for b in s.blocks)
 
 
 sizes = st.one_of(
@@ -100,7 +40,7 @@ def traces(draw):
 def test_agrees_with_the_reference(trace):
     found, events = trace
     units = [-(-s // 512) for s in found]
-    fast, slow = CachingAllocator(), Reference()
+    fast, slow = CachingAllocator(), AllocatorReference()
     address, block = [0] * len(found), [0] * len(found)
     for event in events:
         fast.run([event], units, address, block)
@@ -184,3 +124,37 @@ def test_steps_reach_a_steady_state_and_empty_cache_gives_back():
     allocator.run(tape.event_list, (np.array([3, 30]) * 2048).tolist(), address, block)
     allocator.empty_cache()
     assert allocator.reserved == 0 and not allocator.free_from and not allocator.small and not allocator.large
+
+
+@given(
+    st.lists(st.one_of(st.just(0), sizes), min_size=1, max_size=8),
+    st.lists(st.tuples(st.one_of(st.just(0), sizes), st.booleans()), max_size=40),
+    st.integers(0, 40),
+)
+def test_rows_agree_with_the_reference(persistent, steps, counted_from):
+    requests, events, alive = list(persistent), [], []
+    for size, frees in steps:
+        if frees and alive:
+            events.append(-1 - alive.pop(size % len(alive)))
+        else:
+            alive.append(len(requests))
+            requests.append(size)
+            events.append(len(requests))
+    counted_from = min(counted_from, len(events))
+    slow = AllocatorReference()
+    for storage in range(len(persistent)):
+        slow.malloc(storage, requests[storage])
+    for place, event in enumerate(events):
+        if place == counted_from:
+            slow.peak = slow.allocated
+        if event > 0:
+            slow.malloc(event - 1, requests[event - 1])
+        else:
+            slow.free(-1 - event)
+    if counted_from == len(events):
+        slow.peak = slow.allocated
+    units = np.array([[-(-size // 512) for size in requests]])
+    rows = ReplayRows(
+        np.array(events, dtype=np.int32), np.arange(len(persistent), dtype=np.int32), units, counted_from
+    )
+    assert replay_rows(rows).tolist() == [[slow.peak, slow.reserved]]

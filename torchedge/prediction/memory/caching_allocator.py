@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from torchedge.prediction.memory.tape import ALIGNMENT, Tape
 
@@ -26,8 +27,8 @@ SMALL, SMALL_SEGMENT, LARGE_SEGMENT, OWN_SEGMENT, SEGMENT_STEP = (
     10 * _MIB,
     2 * _MIB,
 )
-"""In units: the largest request of the small pool; the segments of both pools; from which request on a
-segment is made for it alone, and what that is rounded up to."""
+"""In units: the largest request of the small pool; the segments of both pools; the smallest request with a
+segment of its own, and the multiple that such segments are rounded up to."""
 
 _SHIFT = 32
 _ADDRESS = (1 << _SHIFT) - 1
@@ -137,7 +138,7 @@ class CachingAllocator:
         return start, width
 
     def empty_cache(self) -> None:
-        """Give back every segment that is free as a whole."""
+        """Return every wholly free segment to the device."""
         for start, width in list(self.segments.items()):
             if self.free_from.get(start) == width:
                 pool = (
@@ -150,7 +151,7 @@ class CachingAllocator:
                 self.reserved -= width
 
     def reset_peaks(self) -> None:
-        """Start new peaks from what is held now (`torch.cuda.reset_peak_memory_stats`)."""
+        """Start new peaks from the present state (`torch.cuda.reset_peak_memory_stats`)."""
         self.peak, self.peak_reserved, self.peak_event = self.allocated, self.reserved, -1
 
 
@@ -165,7 +166,7 @@ def replay(
     """
     allocator = CachingAllocator()
     program = [tape] * steps if first is None else [first] + [tape] * steps
-    found: list[tuple[int, int]] = []
+    peaks: list[tuple[int, int]] = []
     address: list[int] = []
     block: list[int] = []
     sizes: list[int] = []
@@ -185,14 +186,42 @@ def replay(
         if empty_cache:
             allocator.empty_cache()
         allocator.run(current.event_list, sizes, address, block)
-        found.append((allocator.peak * ALIGNMENT, allocator.peak_reserved * ALIGNMENT))
+        peaks.append((allocator.peak * ALIGNMENT, allocator.peak_reserved * ALIGNMENT))
         before = current
-    return Replay(*found[-1], allocator.peak_event, tuple(found))
+    return Replay(*peaks[-1], allocator.peak_event, tuple(peaks))
 
 
 def _carry(
     before: Tape, after: Tape, old: tuple[list[int], list[int]], new: tuple[list[int], list[int]]
 ) -> None:
-    """Tell the next step where what the last one left lies."""
-    for left, found in zip(before.remaining.tolist(), after.persistent.tolist(), strict=True):
-        new[0][found], new[1][found] = old[0][left], old[1][left]
+    """Pass the addresses and blocks of storages that one step leaves on to the next step."""
+    for left, persistent in zip(before.remaining.tolist(), after.persistent.tolist(), strict=True):
+        new[0][persistent], new[1][persistent] = old[0][left], old[1][left]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRows:
+    """One order of events (E,) for R rows of sizes: units (R, S), in units of 512 bytes.
+
+    persistent: storages (P,) that are allocated before the first event. counted_from: the event from which on
+    allocated peaks count.
+    """
+
+    events: npt.NDArray[np.int32]
+    persistent: npt.NDArray[np.int32]
+    units: npt.NDArray[np.int64]
+    counted_from: int = 0
+
+
+def replay_rows(rows: ReplayRows, which: slice = slice(None)) -> npt.NDArray[np.int64]:
+    """Return the allocated and the reserved peak of each row in bytes, (R, 2)."""
+    before, events = (rows.persistent + 1).tolist(), rows.events.tolist()
+    peaks = []
+    for sizes in rows.units[which].tolist():
+        allocator = CachingAllocator()
+        address, block = [0] * len(sizes), [0] * len(sizes)
+        allocator.run([*before, *events[: rows.counted_from]], sizes, address, block)
+        allocator.reset_peaks()
+        allocator.run(events[rows.counted_from :], sizes, address, block)
+        peaks.append((allocator.peak, allocator.peak_reserved))
+    return np.array(peaks, dtype=np.int64).reshape(-1, 2) * ALIGNMENT

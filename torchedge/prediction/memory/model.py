@@ -8,19 +8,15 @@ follows what the run asks for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.forests.trees import Forest, evaluate, features_outside, outside_hull
-from torchedge.graphs import ForwardGraph
 from torchedge.prediction.feature_sets import set_of_names
 from torchedge.prediction.intervals import ErrorModel
-from torchedge.prediction.memory.anchors import peaks_mib
-from torchedge.prediction.memory.step_tapes import multiplies
-from torchedge.prediction.memory.tape import Tape
+from torchedge.prediction.memory.peaks import Peaks
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -53,27 +49,6 @@ class Process:
         beside = np.where(linear, self.beside[1], self.beside[0])
         floor = np.where(linear, self.floor[1], self.floor[0])
         return np.asarray(np.minimum(np.maximum(reserved + beside, floor), self.ceiling))
-
-
-@dataclass(frozen=True, slots=True)
-class Peaks:
-    """Simulated figures of R rows: allocated, reserved and parameters (R,) MiB, has linear layers (R,)."""
-
-    batch: FloatArray
-    allocated: FloatArray
-    reserved: FloatArray
-    parameters: FloatArray
-    linear: npt.NDArray[np.bool_]
-
-    def some(self, rows: npt.NDArray[np.bool_]) -> Peaks:
-        """Return the figures of some rows."""
-        return Peaks(
-            self.batch[rows],
-            self.allocated[rows],
-            self.reserved[rows],
-            self.parameters[rows],
-            self.linear[rows],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,29 +128,3 @@ class MemoryModel:
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:
         """Name the features of rows (R, F), as `Memory.features`, that leave the training hull."""
         return () if self.forest is None else tuple(features_outside(self.forest, features))
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What Γ needs of a graph beside its tape: parameters in MiB, and whether it multiplies matrices."""
-
-    parameters_mib: float
-    multiplies: bool
-
-
-def graph_traits(graph: ForwardGraph) -> Traits:
-    """Return the traits of a graph."""
-    return Traits(sum(v.nbytes[0] for v in graph.parameters) / 2**20, multiplies(graph))
-
-
-def simulate_peaks(
-    tapes: Sequence[Tape], traits: Sequence[Traits], which: npt.NDArray[np.intp], batch: FloatArray
-) -> Peaks:
-    """Return the simulated peaks of rows: the graph of `tapes[which[r]]` and its traits, at `batch[r]`."""
-    allocated, reserved = np.empty(len(which)), np.empty(len(which))
-    for index in np.unique(which):
-        rows = which == index
-        allocated[rows], reserved[rows] = peaks_mib(tapes[index], batch[rows].astype(np.int64))
-    parameters = np.array([t.parameters_mib for t in traits])
-    linear = np.array([t.multiplies for t in traits])
-    return Peaks(np.asarray(batch, dtype=float), allocated, reserved, parameters[which], linear[which])

@@ -70,6 +70,11 @@ class Tape:
         return np.flatnonzero(self.sizes[:, 2])
 
     @cached_property
+    def replayed(self) -> dict[int, tuple[int, int]]:
+        """Allocated and reserved peaks in bytes by batch size, as far as they were replayed."""
+        return {}
+
+    @cached_property
     def event_list(self) -> list[int]:
         """The events as plain numbers, for replays."""
         events: list[int] = self.events.tolist()

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from torchedge.prediction.memory import compiled_pools
-from torchedge.prediction.memory.compiled_pools import Task, replay_tasks
-from torchedge.prediction.memory.pools import PoolReplay
+from torchedge.prediction.memory import compiled_replay
+from torchedge.prediction.memory.caching_allocator import ReplayRows, replay_rows
+from torchedge.prediction.memory.compiled_replay import replay_all
 
 
 @pytest.fixture
 def compiled(monkeypatch):
-    kernel = compiled_pools._compiled()
+    kernel = compiled_replay._compiled()
     if kernel is None:
         pytest.skip("no OpenCL CPU device")
-    monkeypatch.setattr(compiled_pools, "_asked", compiled_pools._WORTH)
+    monkeypatch.setattr(compiled_replay, "_asked", compiled_replay._WORTH)
     runs = []
     run = kernel.run
     monkeypatch.setattr(kernel, "run", lambda *given: runs.append(given[0]) or run(*given))
@@ -33,23 +33,23 @@ def tape(seed, steps=300, freed=0.6):
     return np.array(events, dtype=np.int32), np.arange(10, dtype=np.int32), sizes
 
 
-def slow(events, persistent, sizes, counted_from=0):
-    return np.array(PoolReplay(events, persistent, counted_from).peaks(sizes))
+def in_python(events, persistent, sizes, counted_from=0):
+    return replay_rows(ReplayRows(events, persistent, sizes, counted_from))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_tapes(compiled, seed):
     given = tape(seed, freed=(0.3, 0.5, 0.7)[seed % 3])
     other = (*tape(100 + seed, steps=50), 30)
-    found = replay_tasks([Task(*given), Task(*other)])
-    assert np.array_equal(found[0], slow(*given)) and np.array_equal(found[1], slow(*other))
+    found = replay_all([ReplayRows(*given), ReplayRows(*other)])
+    assert np.array_equal(found[0], in_python(*given)) and np.array_equal(found[1], in_python(*other))
     assert compiled == [12]
 
 
 def test_rows_whose_lists_are_full_are_left_to_python(compiled, monkeypatch):
-    monkeypatch.setattr(compiled_pools, "_FREE_BLOCKS", 3)
+    monkeypatch.setattr(compiled_replay, "_FREE_BLOCKS", 3)
     given = tape(1, freed=0.4)
-    assert np.array_equal(replay_tasks([Task(*given)])[0], slow(*given))
+    assert np.array_equal(replay_all([ReplayRows(*given)])[0], in_python(*given))
 
 
 @pytest.mark.parametrize("case", ["huge", "no events", "nothing there before"])
@@ -61,19 +61,19 @@ def test_odd_tapes(compiled, case):
         events = events[:0]
     else:
         persistent = persistent[:0]
-    (found,) = replay_tasks([Task(events, persistent, sizes)])
-    assert np.array_equal(found, slow(events, persistent, sizes))
+    (found,) = replay_all([ReplayRows(events, persistent, sizes)])
+    assert np.array_equal(found, in_python(events, persistent, sizes))
 
 
 def test_a_few_rows_pay_for_no_compiler(monkeypatch):
-    monkeypatch.setattr(compiled_pools, "_asked", 0)
-    monkeypatch.setattr(compiled_pools, "_compiled", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr(compiled_replay, "_asked", 0)
+    monkeypatch.setattr(compiled_replay, "_compiled", lambda: pytest.fail("compiled"))
     given = tape(3)
-    assert np.array_equal(replay_tasks([Task(*given)])[0], slow(*given))
+    assert np.array_equal(replay_all([ReplayRows(*given)])[0], in_python(*given))
 
 
 def test_without_opencl_python_does_it(monkeypatch):
-    monkeypatch.setattr(compiled_pools, "_asked", compiled_pools._WORTH)
-    monkeypatch.setattr(compiled_pools, "_compiled", lambda: None)
+    monkeypatch.setattr(compiled_replay, "_asked", compiled_replay._WORTH)
+    monkeypatch.setattr(compiled_replay, "_compiled", lambda: None)
     given = tape(4)
-    assert np.array_equal(replay_tasks([Task(*given)])[0], slow(*given))
+    assert np.array_equal(replay_all([ReplayRows(*given)])[0], in_python(*given))

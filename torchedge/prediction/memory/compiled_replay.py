@@ -1,34 +1,35 @@
-"""The replay of `pools`, compiled for this machine's processor: for thousands of candidates.
+"""The replay of `caching_allocator`, compiled for this machine's processor: for thousands of candidates.
 
-Results are the same to the byte; a kernel that gives anything else on a trial is not used. Where OpenCL is
-missing, or little is to be replayed, Python does it.
+Results are the same to the byte; a kernel that differs on a trial is not used. Without OpenCL, and for a few
+rows, Python replays them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.opencl.cpu import CpuKernel, compile_kernel
-from torchedge.prediction.memory.pools import PoolReplay, Units
+from torchedge.prediction.memory import caching_allocator
+from torchedge.prediction.memory.caching_allocator import ReplayRows, replay_rows
 from torchedge.prediction.memory.tape import ALIGNMENT
 
 _WORTH = 400
 """Rows that Python replays before a kernel is compiled, which takes about as long."""
 
 _FREE_BLOCKS = 256
-"""Free blocks a pool may have in the kernel; a row that has more is left to Python."""
+"""Free blocks a pool may have in the kernel; Python replays a row that has more."""
 
 _LARGEST = 1 << 24
 """Units of a storage, and storages of a row, up to which the kernel's 32 bits suffice."""
 
-SOURCE = r"""
-#define MIB 2048u
-#define SMALL MIB
+_CONSTANTS = ("SMALL", "SMALL_SEGMENT", "LARGE_SEGMENT", "OWN_SEGMENT", "SEGMENT_STEP")
+SOURCE = (
+    "\n".join(f"#define {name} {getattr(caching_allocator, name)}u" for name in _CONSTANTS)
+    + r"""
 
 /* One work-item replays one row of sizes: persistent storages first, then the events (+s allocates storage
    s - 1, -s frees it). rows: for each where its events begin and how many there are, the same of its
@@ -75,8 +76,8 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
         }
       }
       if (best < 0) {
-        const uint own = (size + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
-        best_width = !pool ? 2 * MIB : size < 10 * MIB ? 20 * MIB : own;
+        const uint own = (size + SEGMENT_STEP - 1) / SEGMENT_STEP * SEGMENT_STEP;
+        best_width = !pool ? SMALL_SEGMENT : size < OWN_SEGMENT ? LARGE_SEGMENT : own;
         start = top;
         top += best_width + 1;
         reserved += best_width;
@@ -133,51 +134,37 @@ __kernel void replay(__global const int *rows, __global const int *events, __glo
   out[1] = reserved;
 }
 """
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Rows of one tape to replay: events (E,), persistent storages (P,), sizes (R, S) in 512 bytes.
-
-    counted_from: the event from which allocated peaks count.
-    """
-
-    events: npt.NDArray[np.int32]
-    persistent: npt.NDArray[np.int32]
-    units: Units
-    counted_from: int = 0
+Peaks = npt.NDArray[np.int64]
 
 
-def replay_tasks(tasks: Sequence[Task]) -> list[Units]:
-    """Return for each task the allocated and reserved peaks of its rows in bytes, (R, 2)."""
-    kernel = _kernel(sum(len(task.units) for task in tasks))
-    fits = all(int(task.units.max(initial=0)) < _LARGEST for task in tasks)
+def replay_all(batches: Sequence[ReplayRows]) -> list[Peaks]:
+    """Return for each batch the allocated and reserved peaks of its rows in bytes, (R, 2)."""
+    kernel = _kernel(sum(len(batch.units) for batch in batches))
+    fits = all(int(batch.units.max(initial=0)) < _LARGEST for batch in batches)
     if kernel is None or not fits:
-        return [_slow(task, slice(None)) for task in tasks]
-    ends = np.cumsum([len(task.units) for task in tasks])[:-1]
-    found = np.split(_run(kernel, tasks), ends)
-    for task, peaks in zip(tasks, found, strict=True):
+        return [replay_rows(batch) for batch in batches]
+    ends = np.cumsum([len(batch.units) for batch in batches])[:-1]
+    replayed = np.split(_run(kernel, batches), ends)
+    for batch, peaks in zip(batches, replayed, strict=True):
         for row in np.flatnonzero(peaks[:, 0] < 0):
-            peaks[row] = _slow(task, slice(row, row + 1))[0]
-    return found
+            peaks[row] = replay_rows(batch, slice(row, row + 1))[0]
+    return replayed
 
 
-def _slow(task: Task, rows: slice) -> Units:
-    peaks = PoolReplay(task.events, task.persistent, task.counted_from).peaks(task.units[rows])
-    return np.array(peaks, dtype=np.int64).reshape(-1, 2)
-
-
-def _run(kernel: CpuKernel, tasks: Sequence[Task]) -> Units:
-    """Return both peaks in bytes of all rows of all tasks, (R, 2); negative where a list was full."""
+def _run(kernel: CpuKernel, batches: Sequence[ReplayRows]) -> Peaks:
+    """Return both peaks in bytes of all rows of all batches, (R, 2); negative where a list was full."""
     rows, firsts = [], np.zeros(3, dtype=np.int64)
-    for task in tasks:
-        count, storages = task.units.shape
+    for batch in batches:
+        count, storages = batch.units.shape
         table = np.empty((count, 6), dtype=np.int32)
-        table[:, :4] = firsts[0], len(task.events), firsts[1], len(task.persistent)
+        table[:, :4] = firsts[0], len(batch.events), firsts[1], len(batch.persistent)
         table[:, 4] = firsts[2] + np.arange(count) * storages
-        table[:, 5] = task.counted_from
+        table[:, 5] = batch.counted_from
         rows.append(table)
-        firsts += len(task.events), len(task.persistent), task.units.size
+        firsts += len(batch.events), len(batch.persistent), batch.units.size
     filler = np.zeros(1, dtype=np.int32)  # no empty buffers
     table = np.concatenate(rows)
     out = np.empty((len(table), 2), dtype=np.int64)
@@ -186,9 +173,9 @@ def _run(kernel: CpuKernel, tasks: Sequence[Task]) -> Units:
         len(table),
         [
             table,
-            np.concatenate([*(task.events for task in tasks), filler]),
-            np.concatenate([*(task.persistent for task in tasks), filler]),
-            np.concatenate([*(task.units.reshape(-1) for task in tasks), filler]).astype(np.uint32),
+            np.concatenate([*(batch.events for batch in batches), filler]),
+            np.concatenate([*(batch.persistent for batch in batches), filler]),
+            np.concatenate([*(batch.units.reshape(-1) for batch in batches), filler]).astype(np.uint32),
         ],
         [blocks, blocks, lists, lists],
         [_FREE_BLOCKS],
@@ -229,9 +216,12 @@ def _passes(kernel: CpuKernel) -> bool:
             events.append(-1 - alive.pop(int(rng.integers(len(alive)))))
     sizes = np.exp(rng.uniform(0, np.log(60_000), size=(4, storages))).astype(np.int64)
     order = np.array(events, dtype=np.int32)
-    tasks = [Task(order, persistent, sizes[:1]), Task(order[:50], persistent[:5], sizes[1:], 20)]
+    batches = [
+        ReplayRows(order, persistent, sizes[:1]),
+        ReplayRows(order[:50], persistent[:5], sizes[1:], 20),
+    ]
     try:
-        found = _run(kernel, tasks)
-    except Exception:  # whatever a driver says: there is another way
+        peaks = _run(kernel, batches)
+    except Exception:  # a driver may raise anything; Python replays instead
         return False
-    return np.array_equal(found, np.concatenate([_slow(task, slice(None)) for task in tasks]))
+    return np.array_equal(peaks, np.concatenate([replay_rows(batch) for batch in batches]))

@@ -1,29 +1,131 @@
-"""The allocations of a family's graphs: one order of events for all of them, sizes by symbols."""
+"""Simulated allocator peaks of graphs and of families of graphs at any batch size.
+
+The peak of live tensors is exact at every batch size and cheap. Blocks and segments add to it; that ratio is
+replayed at four batch sizes and interpolated between them over log2(N), so that a result does not depend on
+the batch sizes asked for before. Where the workspaces of the device's library are known, every batch size is
+replayed, from the first step on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.graphs import GraphFamily, Poly, Size
+from torchedge.graphs import ForwardGraph, GraphFamily, Poly, Size
 from torchedge.graphs.sizes import Amount, Amounts
-from torchedge.prediction.memory.anchors import ANCHORS, anchor_weights
-from torchedge.prediction.memory.compiled_pools import Task, replay_tasks
-from torchedge.prediction.memory.model import Peaks
+from torchedge.prediction.memory.caching_allocator import ReplayRows, replay
+from torchedge.prediction.memory.compiled_replay import replay_all
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import multiplies, write_step
-from torchedge.prediction.memory.tape import ALIGNMENT, TapeWriter
+from torchedge.prediction.memory.tape import ALIGNMENT, Tape, TapeWriter
 from torchedge.prediction.memory.workspaces import PHASES, WorkspaceModel
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
+ANCHORS = (4, 16, 64, 256)
+"""Batch sizes whose allocator is replayed. Chosen by cross-validation of Γ: four do as well as replaying
+every row."""
+
 _BATCH = "N"
 _MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Simulated figures of R rows: allocated, reserved and parameters (R,) MiB, has linear layers (R,)."""
+
+    batch: FloatArray
+    allocated: FloatArray
+    reserved: FloatArray
+    parameters: FloatArray
+    linear: npt.NDArray[np.bool_]
+
+    def some(self, rows: npt.NDArray[np.bool_]) -> Peaks:
+        """Return the figures of some rows."""
+        return Peaks(
+            self.batch[rows],
+            self.allocated[rows],
+            self.reserved[rows],
+            self.parameters[rows],
+            self.linear[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What Γ needs of a graph beside its tape: parameters in MiB, and whether it multiplies matrices."""
+
+    parameters_mib: float
+    multiplies: bool
+
+
+def graph_traits(graph: ForwardGraph) -> Traits:
+    """Return the traits of a graph."""
+    return Traits(sum(v.nbytes[0] for v in graph.parameters) / 2**20, multiplies(graph))
+
+
+def simulate_peaks(
+    tapes: Sequence[Tape], traits: Sequence[Traits], which: npt.NDArray[np.intp], batch: FloatArray
+) -> Peaks:
+    """Return the simulated peaks of rows: the graph of `tapes[which[r]]` and its traits, at `batch[r]`."""
+    allocated, reserved = np.empty(len(which)), np.empty(len(which))
+    for index in np.unique(which):
+        rows = which == index
+        allocated[rows], reserved[rows] = peaks_mib(tapes[index], batch[rows].astype(np.int64))
+    parameters = np.array([t.parameters_mib for t in traits])
+    linear = np.array([t.multiplies for t in traits])
+    return Peaks(np.asarray(batch, dtype=float), allocated, reserved, parameters[which], linear[which])
+
+
+def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    """Return the allocated and the reserved peak in MiB, (B,) each, at batch sizes (B,)."""
+    if tape.scratch is not None:  # workspaces change with the batch size in leaps
+        pairs = np.array([_replayed(tape, size) for size in batch.tolist()]) / _MIB
+        return pairs[:, 0], pairs[:, 1]
+    live = tape.peak_bytes(batch) / _MIB
+    needed, weights = anchor_weights(batch)
+    ratios = _ratios(tape, [ANCHORS[index] for index in needed])
+    allocated, reserved = (
+        live * sum(weights[:, place] * pair[which] for place, pair in enumerate(ratios)) for which in (0, 1)
+    )
+    return allocated, reserved
+
+
+def anchor_weights(batch: npt.NDArray[np.int64]) -> tuple[list[int], FloatArray]:
+    """Return the A anchors that batch sizes (B,) lie on or between, as indices, and their weights (B, A)."""
+    position = np.log2(np.clip(batch, ANCHORS[0], ANCHORS[-1]))
+    knots = np.log2(ANCHORS)
+    weights = np.stack([np.interp(position, knots, row) for row in np.eye(len(ANCHORS))], axis=1)
+    needed: list[int] = np.flatnonzero(weights.any(axis=0)).tolist()
+    return needed, weights[:, needed]
+
+
+def _replayed(tape: Tape, batch: int) -> tuple[int, int]:
+    """Return both replayed peaks in bytes; each batch size is replayed once."""
+    peaks = tape.replayed.get(batch)
+    if peaks is None:
+        run = replay(tape, batch, first=tape.first, steps=1)
+        peaks = tape.replayed[batch] = run.allocated_bytes, run.reserved_bytes
+    return peaks
+
+
+def _ratios(tape: Tape, batches: Sequence[int]) -> list[tuple[float, float]]:
+    """Return both replayed peaks over the live peak at anchors."""
+    live = tape.peak_bytes(np.array(batches)).tolist()
+    replayed = [_replayed(tape, batch) for batch in batches]
+    return [
+        (allocated / alone, reserved / alone)
+        for alone, (allocated, reserved) in zip(live, replayed, strict=True)
+    ]
+
+
+# families of graphs ---------------------------------------------------------------------------------------
 
 
 def family_peaks(groups: Sequence[tuple[FamilyTape, IntArray]], batch_size: int) -> Peaks:
@@ -31,11 +133,11 @@ def family_peaks(groups: Sequence[tuple[FamilyTape, IntArray]], batch_size: int)
 
     Each group: a tape and the values (D, C) of its symbols. The allocator is replayed for all at once.
     """
-    prepared = [tape.task(values, batch_size) for tape, values in groups]
-    replayed = replay_tasks([task for task, _ in prepared])
+    prepared = [tape.rows(values, batch_size) for tape, values in groups]
+    replayed = replay_all([rows for rows, _ in prepared])
     peaks = [
-        tape.peaks(values, batch_size, live, found)
-        for (tape, values), (_, live), found in zip(groups, prepared, replayed, strict=True)
+        tape.peaks(values, batch_size, live, bytes_of_rows)
+        for (tape, values), (_, live), bytes_of_rows in zip(groups, prepared, replayed, strict=True)
     ]
     return Peaks(
         *(
@@ -46,7 +148,7 @@ def family_peaks(groups: Sequence[tuple[FamilyTape, IntArray]], batch_size: int)
 
 
 class FamilyTape:
-    """The allocations of a step of each of a family's graphs, as `memory.anchors` simulates them.
+    """The allocations of a step of each of a family's graphs: one order of events, sizes by symbols.
 
     Where the workspaces of the device's library are known, the first step comes before the steady one whose
     peaks count, and every batch size is replayed itself.
@@ -70,24 +172,24 @@ class FamilyTape:
         self.parameters = Amounts([parameters], family.symbols)
         self.multiplies = multiplies(family.template)
 
-    def task(self, values: IntArray, batch_size: int) -> tuple[Task, FloatArray]:
-        """Return what is to be replayed of candidates (D, C), and their live peaks in MiB (C, 1 + A).
+    def rows(self, values: IntArray, batch_size: int) -> tuple[ReplayRows, FloatArray]:
+        """Return the rows to replay for candidates (D, C), and live peaks in MiB (C, 1 + A).
 
-        The first live peak is that at the batch size; the others, and the task's rows, are at its A anchors.
-        With workspaces the task's rows are at the batch size, and no live peaks are needed.
+        The first live peak is that at the batch size; the others, and the rows, are at its A anchors. With
+        workspaces the rows are at the batch size, and no live peaks are needed.
         """
         count = values.shape[1]
         batches = np.array([batch_size, *([] if self.workspaces is not None else _anchors(batch_size)[0])])
         columns = np.concatenate([np.repeat(values, len(batches), axis=1), [np.tile(batches, count)]])
         units = -(-self._bytes(columns) // ALIGNMENT)
         if self.workspaces is not None:
-            return Task(self.events, self.persistent, units.T, self.counted_from), np.zeros((count, 0))
+            return ReplayRows(self.events, self.persistent, units.T, self.counted_from), np.zeros((count, 0))
         live = np.asarray(self._live(units) * (ALIGNMENT / _MIB)).reshape(count, -1)
-        rows = units.T.reshape(count, len(batches), -1)[:, 1:].reshape(-1, len(units))
-        return Task(self.events, self.persistent, rows), live
+        at_anchors = units.T.reshape(count, len(batches), -1)[:, 1:].reshape(-1, len(units))
+        return ReplayRows(self.events, self.persistent, at_anchors), live
 
     def peaks(self, values: IntArray, batch_size: int, live: FloatArray, replayed: IntArray) -> Peaks:
-        """Return the simulated peaks of candidates from what `task` gave and its rows' peaks (R, 2)."""
+        """Return the simulated peaks of candidates from the live peaks and the peaks (R, 2) of `rows`."""
         count = values.shape[1]
         if self.workspaces is not None:
             allocated, reserved = replayed.T / _MIB
@@ -120,7 +222,7 @@ class FamilyTape:
 
 
 class _Program:
-    """Events of a steady step, or of the first step and a steady one that finds what it left."""
+    """Events of a steady step, or of the first step and a steady one after it."""
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
         steady, _ = _written(family, settings, first=False)
@@ -155,7 +257,7 @@ _known: WeakKeyDictionary[WorkspaceModel, dict[bytes, int]] = WeakKeyDictionary(
 
 
 def _known_bytes(model: WorkspaceModel, phases: npt.NDArray[np.intp], geometry: FloatArray) -> IntArray:
-    """Return (R, W) bytes of workspaces of convolutions (R, W, 8): each different one is worked out once."""
+    """Return (R, W) bytes of workspaces of convolutions (R, W, 9); each different one is evaluated once."""
     known = _known.setdefault(model, {})
     lines = np.concatenate([geometry, np.broadcast_to(phases[:, None], (*geometry.shape[:2], 1))], axis=2)
     lines = np.ascontiguousarray(lines.reshape(-1, lines.shape[-1]))
