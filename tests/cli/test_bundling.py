@@ -46,7 +46,10 @@ def exported(nets, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundles")
     for name, words in (
         ("infer", (f"{nets}:small", *SIZE, "-b", "2")),
-        ("train", (f"{nets}:small", *SIZE, "-b", "2", "--train", "--optimizer", "adam", "--lr", "0.01")),
+        (
+            "train",
+            (f"{nets}:small", *SIZE, "-b", "2", "--mode", "train", "--optimizer", "adam", "--lr", "0.01"),
+        ),
         ("heads", (f"{nets}:heads", "--input-size", "3", "--device", "local-cpu", "--no-onnx")),
     ):
         assert main(["export", *words, "--out", str(folder / name)]) == 0
@@ -100,7 +103,7 @@ def test_a_bundle_is_shown_and_run(run, exported, tmp_path):
     x = np.random.default_rng(0).standard_normal((2, 3, 8, 8))
     words = ("run", str(exported / "infer"), "--input", save(tmp_path / "x.npy", x))
     assert "highest at" in run(*words)
-    result = json.loads(run(*words, "--output", str(tmp_path / "y.npy"), "--json"))
+    result = json.loads(run(*words, "--out", str(tmp_path / "y.npy"), "--json"))
     y = np.load(tmp_path / "y.npy")
     (expected,) = torchedge.load_bundle(exported / "infer").run(x)
     np.testing.assert_array_equal(y, expected)
@@ -111,7 +114,7 @@ def test_a_bundle_is_shown_and_run(run, exported, tmp_path):
 def test_several_outputs_are_written_together(run, exported, tmp_path):
     x = np.ones((1, 3), np.float32)
     words = ("run", str(exported / "heads"), "--input", "x=" + save(tmp_path / "x.npy", x))
-    run(*words, "--output", str(tmp_path / "y.npz"))
+    run(*words, "--out", str(tmp_path / "y.npz"))
     with np.load(tmp_path / "y.npz") as file:
         assert sorted(file) == ["output_0", "output_1"]
         np.testing.assert_array_equal(file["output_1"], x + 1)
@@ -133,6 +136,18 @@ def test_training_goes_down_and_is_saved(run, exported, tmp_path):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_lines_fit_whatever_the_device_and_the_model_are_called(capsys):
+    from torchedge.cli.bundling import _print
+
+    long = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz with 104 cores and a long name"
+    kernel = {"kernel": "k" * 90, "kind": "x" * 90, "launches": 1, "ms": 1.0}
+    output = {"name": "y" * 70, "dtype": "float32", "shape": [1, 2], "argmax": [1] * 60}
+    result = {"model": "nets:small", "device": long, "steps": 20, "step_ms": 1.0, "kernels": [kernel]}
+    _print({**result, "mode": "train", "losses": [0.123456] * 50, "outputs": []})
+    _print({**result, "mode": "infer", "outputs": [output]})
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 WRONG_RUNS = [
     (("--input", "{x}", "--input", "{x}"), "is one too many; expected input float32"),
     (("--input", "y={x}"), "y=.*cannot be read"),
@@ -143,12 +158,12 @@ WRONG_RUNS = [
     (("--input", "{flat}"), r"input input has shape \[384\], expected \[2, 3, 8, 8\]"),
     (("--input", "{whole}"), "input input has dtype int64, expected float32"),
     (("--input", "{x}", "--random"), "--random is given beside --input"),
-    (("--random", "--output", "{dir}/y.txt"), "expected a file that ends in .npy or .npz"),
-    (("--random", "--output", "{dir}/no/y.npy"), "expected a file in a folder that exists"),
+    (("--random", "--out", "{dir}/y.txt"), "expected a file that ends in .npy or .npz"),
+    (("--random", "--out", "{dir}/no/y.npy"), "expected a file in a folder that exists"),
     (("--random", "--save", "{dir}/y.pt"), "expected a file that ends in .safetensors"),
     (("--random", "--set", "lr"), "expected NAME=VALUE with a number"),
     (("--random", "--set", "lr=1"), "'lr' is no hyperparameter"),
-    (("--random", "--steps", "0"), "is not a whole number from 1 on"),
+    (("--random", "--steps", "0"), "0 is too small; expected a whole number from 1"),
     (("--random", "--device", "no such device"), "no such device"),
 ]
 
@@ -178,13 +193,13 @@ def test_wrong_runs_are_told(capsys, exported, tmp_path, words, message):
 
 
 WRONG_EXPORTS = [
-    ((), "arguments are required: --out"),
-    (("--out", "{out}", "--lr", "1"), "--lr is given without --train"),
-    (("--out", "{out}", "--loss", "mse"), "--loss is given without --train"),
-    (("--out", "{out}", "--train", "--loss", "huber"), "expected one of cross-entropy, mse, model"),
-    (("--out", "{out}", "--train", "--optimizer", "lbfgs"), "expected one of sgd-momentum"),
-    (("--out", "{out}", "--train", "--lr", "-1"), "--lr is -1.0; expected a number from 0 on"),
-    (("--out", "{out}", "--train", "--lr", "nan"), "--lr is nan"),
+    ((), "Missing option '--out'"),
+    (("--out", "{out}", "--lr", "1"), "--lr is given without --mode train"),
+    (("--out", "{out}", "--loss", "mse"), "--loss is given without --mode train"),
+    (("--out", "{out}", "--mode", "train", "--loss", "huber"), "'cross-entropy', 'mse', 'model'"),
+    (("--out", "{out}", "--mode", "train", "--optimizer", "lbfgs"), "'sgd-momentum', 'sgd', 'adam', 'adamw'"),
+    (("--out", "{out}", "--mode", "train", "--lr", "-1"), "--lr is -1.0; expected a number from 0 on"),
+    (("--out", "{out}", "--mode", "train", "--lr", "nan"), "--lr is nan"),
     (("--out", "{out}/a/b"), "there is no folder"),
     (("--out", "{out}", "--device", "nokia"), "is unknown"),
     (("--out", "{out}", "--weights", "{out}.pt"), "cannot be read"),
@@ -217,7 +232,7 @@ def test_models_without_weights_are_not_exported(capsys, tmp_path):
 
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
 def test_losses_by_name(run, nets, tmp_path, loss):
-    words = ("export", f"{nets}:small", *SIZE, "--train", "--loss", loss, "--optimizer", "sgd")
+    words = ("export", f"{nets}:small", *SIZE, "--mode", "train", "--loss", loss, "--optimizer", "sgd")
     document = json.loads(run(*words, "--out", str(tmp_path / "b"), "--json"))
     wanted = {"mse": [1, 5], "cross-entropy": [1]}[loss]
     assert document["inputs"][1]["shape"] == wanted and document["hyperparameters"]["lr"] == pytest.approx(
@@ -227,7 +242,17 @@ def test_losses_by_name(run, nets, tmp_path, loss):
 
 def test_gradients_are_added_up_over_batches(run, nets, tmp_path):
     out = str(tmp_path / "b")
-    words = ("export", f"{nets}:small", *SIZE, "--train", "--accumulate", "2", "--precision", "float16")
+    words = (
+        "export",
+        f"{nets}:small",
+        *SIZE,
+        "--mode",
+        "train",
+        "--accumulation",
+        "2",
+        "--precision",
+        "float16",
+    )
     document = json.loads(run(*words, "--out", out, "--json"))
     assert document["accumulate"] == 2 and "accumulating.json" in document["files"]
     losses = json.loads(run("run", out, "--random", "--steps", "4", "--json"))["losses"]

@@ -76,7 +76,13 @@ def test_what_cannot_be_parsed_is_one_line(name, capsys):
     assert "--no-such-option" in err and f"torchedge {name} --help" in err
 
 
-PYTHON = {"predict": "predict", "simulate": "simulate", "features": "features", "plan model": "plan"}
+PYTHON = {
+    "predict": "predict",
+    "simulate": "simulate",
+    "features": "features",
+    "plan model": "plan",
+    "export": "export",
+}
 
 
 DEFAULTS = {"optimizer", "mode", "amp", "accumulation", "precision", "fusion", "effort", "lam", "seed"}
@@ -84,6 +90,7 @@ ONLY_SHELL = {
     "predict": {"memory_limit", "confidence", "max_batch_size"},
     "simulate": {"plot"},
     "features": set(),
+    "export": {"batch_size", "input_size", "weights", "lr", "mode", "accumulation"},
     "plan model": {"plot", "picture", "layers", "out", "write_instance", "strategy"},
 }
 

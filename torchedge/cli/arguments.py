@@ -46,11 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; each command's module is light to import."""
     from torchedge import __version__
     from torchedge.cli import (
-        bundling,
         fitting,
         measuring,
         reporting,
-        running,
         scoring,
         searching,
     )
@@ -70,8 +68,6 @@ def build_parser() -> argparse.ArgumentParser:
         scoring,
         reporting,
         searching,
-        bundling,
-        running,
     )
     for module in modules:
         command = commands.add_parser(

@@ -36,5 +36,5 @@ def _legacy(name: str) -> click.Command:
     return call
 
 
-search, export, run = _legacy("search"), _legacy("export"), _legacy("run")
+search = _legacy("search")
 profile, fit, accuracy, report = _legacy("profile"), _legacy("fit"), _legacy("accuracy"), _legacy("report")
