@@ -16,7 +16,7 @@ import numpy as np
 
 import torchedge
 from torchedge.devices import Device, find_device
-from torchedge.profiling.load_tables import LoadTable, read_loads
+from torchedge.profiling.load_fitting import LoadTable, read_loads
 from torchedge.streaming.capacities import rate_capacities
 from torchedge.streaming.layering import lay_out
 from torchedge.streaming.rates import THRESHOLDS

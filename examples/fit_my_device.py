@@ -39,7 +39,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "folder", type=Path, help="new folder for the measurements, the profile and the report"
+        "folder", type=Path, help="new folder for the measurements, the profile and the picture"
     )
     parser.add_argument("--name", default="my-device", help="what to call the device")
     parser.add_argument("--over", default="local", help="local (default), ssh://HOST or adb")
@@ -60,9 +60,9 @@ def main() -> None:
     few = ("--base", arguments.base, "--points", arguments.points)
     torchedge("fit", measured, *few, "--device", arguments.name, "--out", profile, "--force")
 
-    # 3. Predicted against measured, in one file to open in a browser.
+    # 3. Predicted against measured, as a table and a picture.
     compared = ("--device", profile, "--protocol", "profile")
-    torchedge("report", measured, *compared, "--out", folder / "report.html")
+    torchedge("accuracy", measured, *compared, "--out", folder / "accuracy.png")
 
     # 4. What a network that was never measured takes from this device.
     torchedge("predict", "resnet34", "--input-size", "3x64x64", "-b", "1,4,8", "--device", profile)

@@ -45,9 +45,9 @@ def test_the_transfer_predicts_like_the_device(small_dataset, fitted, tmp_path, 
     assert adapt(small_dataset, fitted, out, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["training"]["points"] == 80 and "accuracy" not in document["training"]
-    assert main(["report", str(small_dataset), "-d", str(out), "--protocol", "profile", "--json"]) == 0
+    assert main(["accuracy", str(small_dataset), "-d", str(out), "--protocol", "profile", "--json"]) == 0
     figures = {f["symbol"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
-    assert main(["report", str(small_dataset), "-d", str(fitted), "--protocol", "profile", "--json"]) == 0
+    assert main(["accuracy", str(small_dataset), "-d", str(fitted), "--protocol", "profile", "--json"]) == 0
     before = {f["symbol"]: f for f in json.loads(capsys.readouterr().out)["figures"]}
     for symbol in ("Γ", "Φ"):
         assert figures[symbol]["error"]["median"] < before[symbol]["error"]["median"]

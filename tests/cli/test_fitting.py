@@ -1,4 +1,4 @@
-"""`torchedge fit` and `torchedge accuracy` on a small made-up dataset, and the profile they leave."""
+"""`torchedge fit` on a small made-up dataset, and the profile it leaves."""
 
 import json
 
@@ -84,7 +84,7 @@ def test_the_accuracy_table_goes_into_the_profile(made, small_dataset, tmp_path,
     from torchedge.profiling.accuracy import Score
     from torchedge.profiling.profile_folders import Accuracy
 
-    scores = {("gamma", "own"): Score("gamma", "own", {"one": 1.234, "two": 2.0}, {"one": 90.0, "two": 80.0})}
+    scores = {("gamma", "own"): Score({"one": 1.234, "two": 2.0}, {"one": 90.0, "two": 80.0})}
     found = Accuracy(scores, ("phi, basis: not scored (too few rows)",))
     monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
     monkeypatch.setattr("torchedge.profiling.profile_folders.score_all", lambda *_: found)
@@ -120,26 +120,3 @@ def test_a_fit_that_fails_leaves_nothing(made, small_dataset, tmp_path, monkeypa
     assert main(["fit", str(small_dataset), "--out", str(out), "--no-accuracy"]) == 2
     assert "the disk is full" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == []
-
-
-def test_accuracy_as_json_and_as_tables(small_dataset, capsys, monkeypatch):
-    """Two networks: the protocol of the basis has no rows and is told as a note."""
-    from torchedge.cli import scoring
-
-    report = scoring.score_dataset(small_dataset, None, ablation=True)
-    monkeypatch.setattr(scoring, "score_dataset", lambda *_, **__: report)
-    assert main(["accuracy", str(small_dataset), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert set(document) == {
-        *("dataset", "dataset_sha256", "ours", "published", "fits", "requirements", "ablation", "problems"),
-    }
-    assert set(document["ours"]["gamma"]) == set(document["published"]["gamma"])
-    assert set(document["ours"]["gamma"]["own"]["networks"]) == {"one", "two"}
-    assert any("basis" in problem for problem in document["problems"])
-    assert {row["method"] for row in document["ablation"]} >= {"ours", "ours without forest"}
-    assert all(set(v) == {"name", "low", "high", "reached", "met"} for v in document["requirements"])
-    assert main(["accuracy", str(small_dataset)]) == 0
-    out = capsys.readouterr().out
-    assert all(word in out for word in ("Γ, training memory", "Φ, training latency", "requirements", "publ."))
-    assert "what each part contributes" in out
-    assert max(map(len, out.splitlines())) <= 80

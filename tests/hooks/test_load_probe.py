@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from torchedge.profiling.load_tables import read_loads
+from torchedge.profiling.load_fitting import read_loads
 
 EXTRA = (0, 1, 100, 5000)
 

@@ -9,8 +9,7 @@ import pytest
 from torchedge.errors import ProfileError
 from torchedge.profiling import datasets
 from torchedge.profiling.campaigns.recording import COLUMNS
-from torchedge.profiling.datasets import read_dataset
-from torchedge.profiling.layer_times import KINDS
+from torchedge.profiling.datasets import KINDS, read_dataset
 from torchedge.tracing.vision import prepare_torchvision
 
 NODES = [

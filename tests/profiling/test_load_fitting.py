@@ -11,8 +11,7 @@ from torchedge.devices import Provenance, find_device
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import evaluate
 from torchedge.profiling import load_fitting
-from torchedge.profiling.load_fitting import fit_loads, score_loads
-from torchedge.profiling.load_tables import read_loads
+from torchedge.profiling.load_fitting import fit_loads, read_loads, score_loads
 from torchedge.storage import file_sha256
 from torchedge.streaming.capacities import (
     FILE,
@@ -206,7 +205,7 @@ def test_a_wrong_line_is_named(line, tmp_path):
 
 
 def test_too_few_rows_are_refused(tmp_path):
-    with pytest.raises(ProfileError, match='expected a row "environment" first'):
+    with pytest.raises(ProfileError, match='has no row "environment", expected it first'):
         read_loads(write(tmp_path / "none.jsonl", [changed()]))
     few = [line for line in rows() if line.get("class") != "reusable" or line["size"][0] < 1 << 15]
     with pytest.raises(ProfileError, match=r"3 reusable kernels of different sizes .* expected at least 4"):
@@ -261,7 +260,7 @@ def test_another_fit_keeps_the_loads(file, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "is not called after a device, expected to be told which; add --device NAME"),
+        ([], "the folder's name is not that of a device; add --device NAME"),
         (["--device", "nonesuch"], "device 'nonesuch' is unknown"),
         (["--device", "jetson-tx2"], "not a row of measured loads"),
     ],

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from torchedge.errors import ProfileError
-from torchedge.prediction.memory.workspaces import PHASES, WorkspaceModel, tensor_bytes
+from torchedge.prediction.memory.workspaces import PHASES, tensor_bytes
 from torchedge.profiling import workspace_fitting
-from torchedge.profiling.workspace_fitting import fit_workspaces, read_workspaces, score_workspaces
+from torchedge.profiling.workspace_fitting import fit_workspaces, read_workspaces
 
 MIB = 2**20
 
@@ -64,13 +64,9 @@ def test_a_rule_is_found_and_holds_for_other_shapes(tables):
     pytest.importorskip("sklearn")
     learnt, unseen = tables
     model = fit_workspaces(learnt)
-    assert score_workspaces(model, learnt) == {"forward": pytest.approx(0, abs=1e-3)}
-    assert score_workspaces(model, unseen) == {"forward": pytest.approx(0, abs=1e-3)}
+    for table in (learnt, unseen):
+        assert model.bytes_of("forward", table.geometry) == pytest.approx(table.measured["forward"], rel=1e-5)
     assert not model.bytes_of("backward_x", unseen.geometry).any()
-
-
-def test_error_is_the_share_of_all_bytes(tables):
-    assert score_workspaces(WorkspaceModel({}), tables[0]) == {"forward": 100.0}
 
 
 def test_geometry_is_worked_out_from_the_shapes(tmp_path):

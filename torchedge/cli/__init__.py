@@ -43,8 +43,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "devices": ("listing:devices", "List devices, or one with the source of every figure."),
         "profile": ("legacy:profile", "Measure this machine's processor (20 s)."),
         "fit": ("legacy:fit", "Fit a device's profile to measurements."),
-        "accuracy": ("legacy:accuracy", "Score a dataset's models on unseen rows."),
-        "report": ("legacy:report", "Compare predictions with measurements."),
+        "accuracy": ("legacy:accuracy", "Compare predictions with the measurements of a dataset."),
     },
     "Shell": {
         "completion": ("completing:completion", "Print the completion script of a shell."),

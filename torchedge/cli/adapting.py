@@ -14,7 +14,7 @@ from torchedge.errors import InputError
 
 if TYPE_CHECKING:
     from torchedge.prediction.step_models import Mode
-    from torchedge.profiling.transfer_folders import Transfer
+    from torchedge.profiling.transfer import Transfer
 
 __all__ = ["add_transfer", "fit_from_base", "is_transfer"]
 
@@ -47,17 +47,11 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
     """Read, choose points, adapt, score, write."""
     from torchedge.devices.device import thaw
     from torchedge.prediction.step_models import MODE_TABLES
-    from torchedge.profiling.datasets import read_dataset
-    from torchedge.profiling.measured import holds_measurements, measured_device, read_measured
-    from torchedge.profiling.profile_folders import (
-        check_target,
-        fit_device_workspaces,
-        one_thread,
-        write_profile,
-    )
-    from torchedge.profiling.samples import PROTOCOL
-    from torchedge.profiling.transfer import FEWEST
-    from torchedge.profiling.transfer_folders import adapt_mode, base_of, describe_transfer
+    from torchedge.profiling.datasets import is_dataset, read_dataset
+    from torchedge.profiling.profile_folders import check_target, one_thread, write_profile
+    from torchedge.profiling.samples import PROTOCOL, measured_device, read_samples
+    from torchedge.profiling.transfer import FEWEST, adapt_mode, base_of, describe_transfer
+    from torchedge.profiling.workspace_fitting import fit_device_workspaces
 
     points, seed = _points(arguments.points), _seed(arguments.seed)
     if points is not None and points < FEWEST:
@@ -71,15 +65,15 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
         Progress(6, "adapting") as progress,
     ):
         progress.doing("reading")
-        if not holds_measurements(arguments.dataset):
-            read_dataset(arguments.dataset)  # says what it expects
+        if not is_dataset(arguments.dataset):
+            read_dataset(arguments.dataset)  # raises: says what it expects
         device = measured_device(arguments.dataset, arguments.device, Path(aside))
         workspaces = fit_device_workspaces(arguments.dataset)
         settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
-        measured = read_measured(arguments.dataset, device, settings)
+        measured = read_samples(arguments.dataset, device, settings)
         progress.step()
         fits = {}
-        for mode, (samples, source) in measured.items():
+        for mode, samples in measured.items():
             base = base_of(arguments.base, mode)
             if base is None:
                 warn(f"{arguments.base} has no models of mode {mode}; these measurements are not used")
@@ -93,7 +87,7 @@ def fit_from_base(arguments: argparse.Namespace) -> int:
             used = int(transfer.used.sum())
             if points is not None and used < points:
                 warn(f"{points} points of mode {mode} are asked for, {used} are there; all are used")
-            fits[mode] = describe_transfer(arguments.out, transfer, source, points, seed)
+            fits[mode] = describe_transfer(arguments.out, transfer, points, seed)
             transfers.append(transfer)
         if not fits:
             raise InputError(

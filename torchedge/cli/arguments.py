@@ -48,7 +48,6 @@ def build_parser() -> argparse.ArgumentParser:
     from torchedge.cli import (
         fitting,
         measuring,
-        reporting,
         scoring,
         searching,
     )
@@ -66,7 +65,6 @@ def build_parser() -> argparse.ArgumentParser:
         measuring,
         fitting,
         scoring,
-        reporting,
         searching,
     )
     for module in modules:

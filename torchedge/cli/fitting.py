@@ -22,11 +22,10 @@ provenance, digests and accuracy, into a profile folder that `--device FOLDER`
 accepts. DATASET is the folder of a campaign (`torchedge profile --plan`), or
 one with measurements.csv (network, pruning_level, batch_size, memory_fits,
 gamma_mb, allocated_mb, reserved_mb, latency_fits, phi_ms) and
-topologies.jsonl, or that of a public table (docs/public-data.md): latency.csv,
-steps.csv or memory.csv. Where DATASET is a file, the rows of
-hooks/load_probe.py, the latency under load that streaming plans with is fitted.
-The same data gives the same bytes, but for the date (SOURCE_DATE_EPOCH fixes
-it). Needs torchedge[fit]."""
+topologies.jsonl. If DATASET is a file written by load_probe.py, fit the
+latency-under-load model that streaming plans with. The same data gives the
+same bytes except for the date (SOURCE_DATE_EPOCH fixes it). Needs
+torchedge[fit]."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,14 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         from torchedge.cli.load_fitting import fit_load_table
 
         return fit_load_table(arguments)
-    from torchedge.profiling.public_data import find_public_table
-
-    if find_public_table(arguments.dataset) is not None:
-        from torchedge.cli.public_fitting import fit_public_table
-
-        return fit_public_table(arguments)
     from torchedge.profiling.datasets import read_dataset
-    from torchedge.profiling.profile_folders import check_target, device_of
+    from torchedge.profiling.profile_folders import check_target
+    from torchedge.profiling.samples import device_of
 
     check_target(arguments.out, force=arguments.force)
     if not arguments.dataset.is_dir():
@@ -88,6 +82,7 @@ def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list
     from torchedge.profiling import profile_folders
     from torchedge.profiling.datasets import read_dataset
     from torchedge.profiling.samples import PROTOCOL, prepare
+    from torchedge.profiling.workspace_fitting import fit_device_workspaces
 
     problems: list[str] = []
     with profile_folders.one_thread(), Progress(2, "fitting") as progress:
@@ -95,7 +90,7 @@ def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list
         dataset = read_dataset(arguments.dataset)
         progress.step()
         progress.doing("workspaces")
-        workspaces = profile_folders.fit_device_workspaces(arguments.dataset)
+        workspaces = fit_device_workspaces(arguments.dataset)
         settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
         progress.step()
         steps = 3 if arguments.no_accuracy else 3 + profile_folders.SCORES
@@ -116,9 +111,7 @@ def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list
                 progress.doing("accuracy")
                 accuracy = profile_folders.score_all(samples, progress.step)
                 problems += accuracy.problems
-            fits[mode] = profile_folders.describe_fit(
-                arguments.out, device, dataset, samples, models, accuracy
-            )
+            fits[mode] = profile_folders.describe_fit(arguments.out, samples, models, accuracy)
         written = profile_folders.write_profile(arguments.out, device, fits, workspaces)
         return written, [MODE_TABLES[mode] for mode in fits], problems
 

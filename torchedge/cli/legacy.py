@@ -37,4 +37,4 @@ def _legacy(name: str) -> click.Command:
 
 
 search = _legacy("search")
-profile, fit, accuracy, report = _legacy("profile"), _legacy("fit"), _legacy("accuracy"), _legacy("report")
+profile, fit, accuracy = _legacy("profile"), _legacy("fit"), _legacy("accuracy")

@@ -12,7 +12,8 @@ def fit_load_table(arguments: argparse.Namespace) -> int:
     """Read, fit, score, write; `arguments` as of `torchedge fit`."""
     from torchedge.devices.device import thaw
     from torchedge.profiling.load_fitting import fit_device_loads
-    from torchedge.profiling.profile_folders import check_target, device_of, write_profile
+    from torchedge.profiling.profile_folders import check_target, write_profile
+    from torchedge.profiling.samples import device_of
     from torchedge.streaming.capacities import TABLE
     from torchedge.streaming.rates import THRESHOLDS
 

@@ -1,30 +1,57 @@
-"""How accurate fitted models are on unseen rows: perf4sight's protocols, its own method beside ours."""
+"""How accurate predictions of measured rows are: a profile's own, or those of models fitted without the rows.
+
+The protocols are perf4sight's: a network's other pruning levels from its own rows (section 6.2), networks
+from a basis of three, and networks left out in turn (section 6.3).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import ProfileError
-from torchedge.prediction.latency.model import Times
-from torchedge.prediction.memory.model import Memory
-from torchedge.profiling.samples import Mask, Samples, simulate_records
-from torchedge.profiling.training_fit import (
+from torchedge.devices import Device
+from torchedge.errors import InputError, ProfileError
+from torchedge.prediction.latency.model import LatencyModel, Times
+from torchedge.prediction.memory.model import Memory, MemoryModel
+from torchedge.prediction.profiles import load_models
+from torchedge.prediction.step_models import MODE_TABLES, Mode, StepModels
+from torchedge.profiling.latency_fitting import fit_latency, predict_latency
+from torchedge.profiling.memory_fitting import fit_memory, predict_memory
+from torchedge.profiling.samples import (
     MOST_FOLDS,
-    fit_latency,
-    fit_memory,
-    latency_of,
-    latency_rows,
-    memory_of,
-    memory_rows,
+    QUANTITIES,
+    Mask,
+    Quantity,
+    Samples,
     network_groups,
+    simulate_records,
 )
 
+__all__ = [
+    "PROTOCOLS",
+    "TRAINING_LEVELS",
+    "Comparison",
+    "Report",
+    "Score",
+    "compare",
+    "compare_profile",
+    "compare_unseen",
+    "many_networks",
+    "predict_rows",
+    "predict_unseen",
+    "report_document",
+    "score",
+    "score_simulation",
+    "splits",
+]
+
 FloatArray = npt.NDArray[np.float64]
+StringArray = npt.NDArray[np.str_]
 
 TRAINING_LEVELS = (0, 30, 50, 70, 90)
 """perf4sight, section 6.1: the pruning levels models are trained on; all others test."""
@@ -32,15 +59,38 @@ TRAINING_LEVELS = (0, 30, 50, 70, 90)
 BASIS = ("resnet18", "mobilenetv2", "squeezenet")
 """perf4sight, section 6.3: the networks a model for unseen networks is trained on."""
 
-PROTOCOLS = ("own", "basis", "left-out")
+PROTOCOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "own": "predictions of pruning levels not trained on, each network by a model of its own "
+        "(perf4sight, section 6.2)",
+        "basis": "predictions by one model of three networks (perf4sight, section 6.3)",
+        "left-out": "predictions of networks not trained on, by models of the others "
+        "(perf4sight, section 6.3)",
+    }
+)
+"""How rows are predicted by models that were fitted without them."""
+
+GROUPS = 20
+"""A campaign's networks are left out in so many groups."""
+
+_NAMES: Mapping[tuple[Mode, Quantity], tuple[str, str, str]] = MappingProxyType(
+    {
+        ("train", "memory"): ("Γ", "training memory", "MiB"),
+        ("train", "latency"): ("Φ", "training latency", "ms"),
+        ("infer", "memory"): ("γ", "inference memory", "MiB"),
+        ("infer", "latency"): ("φ", "inference latency", "ms"),
+    }
+)
+_WORST = 15
+
+
+# comparisons ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Score:
     """Mean absolute percentage error and interval coverage by network, in %."""
 
-    target: str
-    protocol: str
     error: Mapping[str, float]
     coverage: Mapping[str, float] = field(default_factory=dict)
 
@@ -55,163 +105,315 @@ class Score:
         return float(np.mean(list(self.coverage.values()))) if self.coverage else float("nan")
 
 
-def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
-    """Yield (training rows, test rows): "own" network, "basis" of three, "left-out".
+@dataclass(frozen=True)
+class Comparison:
+    """One quantity of one mode over R rows: labels, measured and predicted values, intervals (NaN: none)."""
 
-    Levels are disjoint, and training rows are pruned at random (perf4sight, section 6.2). Of a campaign,
-    which need not have the paper's levels, networks are left out with all they have, in `GROUPS` groups.
+    mode: Mode
+    quantity: Quantity
+    network: StringArray
+    level: npt.NDArray[np.int64]
+    strategy: StringArray
+    label: StringArray
+    batch: FloatArray
+    measured: FloatArray
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+    @property
+    def symbol(self) -> str:
+        """Γ, Φ, γ or φ."""
+        return _NAMES[self.mode, self.quantity][0]
+
+    @property
+    def name(self) -> str:
+        """The quantity in words."""
+        return _NAMES[self.mode, self.quantity][1]
+
+    @property
+    def unit(self) -> str:
+        """MiB or ms."""
+        return _NAMES[self.mode, self.quantity][2]
+
+    @property
+    def error(self) -> FloatArray:
+        """(R,) relative errors of the predictions in %, signed."""
+        return np.asarray(100 * (self.value / self.measured - 1))
+
+    @property
+    def size(self) -> FloatArray:
+        """(R,) absolute percentage errors."""
+        return np.abs(self.error)
+
+    @property
+    def inside(self) -> Mask:
+        """(R,) whether the measurement lies in the interval."""
+        return np.asarray((self.measured >= self.low) & (self.measured <= self.high))
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether any row has one."""
+        return bool(np.isfinite(self.low).any())
+
+    @property
+    def coverage(self) -> float:
+        """Share of rows inside their intervals in %; NaN without intervals."""
+        return 100 * float(self.inside.mean()) if self.has_intervals else float("nan")
+
+    @property
+    def score(self) -> Score:
+        """Errors and coverage by network."""
+        coverage = _means(self.network, 100.0 * self.inside) if self.has_intervals else {}
+        return Score(_means(self.network, self.size), coverage)
+
+    def worst(self) -> list[tuple[str, int, float, float, float]]:
+        """Return label, batch size, measured and predicted value and error of the rows that err most."""
+        columns = (self.label, self.batch.astype(np.int64), self.measured, self.value, self.error)
+        order = np.argsort(-self.size, kind="stable")[:_WORST]
+        return list(zip(*(column[order].tolist() for column in columns), strict=True))
+
+
+def _means(keys: npt.NDArray[Any], values: FloatArray) -> dict[Any, float]:
+    return {key: float(values[keys == key].mean()) for key in sorted(set(keys.tolist()))}
+
+
+def predict_rows(model: MemoryModel | LatencyModel, samples: Samples, rows: Mask) -> Memory | Times:
+    """Return what a model of either quantity predicts for some rows."""
+    if isinstance(model, MemoryModel):
+        return predict_memory(model, samples, rows)
+    return predict_latency(model, samples, rows)
+
+
+def compare(
+    samples: Samples, quantity: Quantity, rows: Mask, value: FloatArray, low: FloatArray, high: FloatArray
+) -> Comparison:
+    """Return predictions (R,) of some rows beside what was measured there."""
+    columns = (samples.network, samples.level, samples.strategy, samples.label, samples.batch)
+    labels = (column[rows] for column in (*columns, samples.measured(quantity)))
+    return Comparison(samples.mode, quantity, *labels, value, low, high)
+
+
+# predictions of rows that a model has not seen --------------------------------------------------------------
+
+
+def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
+    """Yield (training rows, test rows) of a protocol of `PROTOCOLS`.
+
+    Levels are disjoint, and training rows are pruned at random (perf4sight, section 6.2). In a campaign,
+    which need not have the paper's levels, networks are left out with all their rows, in `GROUPS` groups.
     """
     training = np.isin(samples.level, TRAINING_LEVELS) & (samples.strategy != "l1")
     test = ~np.isin(samples.level, TRAINING_LEVELS)
     if protocol == "basis":
         if set(BASIS) <= set(samples.networks):
             yield training & np.isin(samples.network, BASIS), test
-        return
-    if protocol == "left-out" and samples.steady:
+    elif protocol == "left-out" and samples.steady:
         for group in network_groups(samples.networks, GROUPS):
-            out = np.isin(samples.network, group)
-            yield ~out, out
-        return
-    for name in samples.networks:
-        own = samples.network == name
-        if (test & own).any():
-            yield training & (own if protocol == "own" else ~own), test & own
+            left_out = np.isin(samples.network, group)
+            yield ~left_out, left_out
+    else:
+        for name in samples.networks:
+            own = samples.network == name
+            if (test & own).any():
+                yield training & (own if protocol == "own" else ~own), test & own
 
 
-GROUPS = 20
-"""So many groups are left out where there are many networks."""
-
-
-def grouped(samples: Samples) -> bool:
-    """Whether networks are too many to be left out one by one."""
+def many_networks(samples: Samples) -> bool:
+    """Whether networks are too many to leave them out one by one."""
     return len(samples.networks) > MOST_FOLDS
-
-
-def score(
-    samples: Samples,
-    target: str,
-    protocol: str,
-    *,
-    forest: bool = True,
-    errors: bool = True,
-    tell: Callable[[], Any] = lambda: None,
-) -> Score:
-    """Fit on every split's training rows and score its test rows.
-
-    `target` is "gamma" or "phi"; `tell` is called once a split.
-    """
-    measured = samples.gamma if target == "gamma" else samples.phi
-    told = predict_unseen(samples, target, protocol, forest=forest, errors=errors, tell=tell)
-    done = np.isfinite(told.value)
-    if not done.any():
-        raise ProfileError("the dataset has no rows to test on: its networks or pruning levels are too few")
-    kept = Told(told.value[done], told.low[done], told.high[done])
-    scored = compare(target, protocol, samples.network[done], measured[done], kept)
-    return scored if errors else replace(scored, coverage={})
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a model says of R rows: value and interval, (R,) each."""
-
-    value: FloatArray
-    low: FloatArray
-    high: FloatArray
 
 
 def predict_unseen(
     samples: Samples,
-    target: str,
+    quantity: Quantity,
     protocol: str,
     *,
     forest: bool = True,
-    errors: bool = True,
-    tell: Callable[[], Any] = lambda: None,
+    intervals: bool = True,
+    step: Callable[[], Any] = lambda: None,
     failed: Callable[[ProfileError], Any] | None = None,
-) -> Told:
-    """Return what models fitted on every split's training rows say of its test rows, NaN of rows untested.
+) -> Comparison | None:
+    """Predict every split's test rows with a model fitted on its training rows; call `step` after each split.
 
-    errors: cross-validate inside every fit for its intervals, else they mean nothing. failed: hears of fits
-    that cannot be made; without it they raise.
+    intervals: cross-validate inside every fit for its intervals, which takes ten times as long. failed:
+    receives the error of a fit that cannot be made; without it the error is raised. None: no row is tested.
     """
-    every = np.ones(len(samples.batch), dtype=np.bool_)
-    usable = (memory_rows if target == "gamma" else latency_rows)(samples, every)
-    found = Told(*(np.full(len(every), np.nan) for _ in range(3)))
+    fit = fit_memory if quantity == "memory" else fit_latency
+    usable = samples.usable(quantity)
+    value, low, high = (np.full(len(samples.batch), np.nan) for _ in range(3))
     for train, test in splits(samples, protocol):
         rows = test & usable
         if not rows.any():
             continue
         try:
-            told: Memory | Times
-            if target == "gamma":
-                told = memory_of(fit_memory(samples, train, errors=errors, forest=forest), samples, rows)
-            else:
-                told = latency_of(fit_latency(samples, train, errors=errors, forest=forest), samples, rows)
+            model = fit(samples, train, errors=intervals, forest=forest)
         except ProfileError as error:
             if failed is None:
                 raise
             failed(error)
         else:
-            found.value[rows], found.low[rows], found.high[rows] = told.value, told.low, told.high
-        tell()
-    return found
+            predicted = predict_rows(model, samples, rows)
+            value[rows] = predicted.value
+            if intervals:
+                low[rows], high[rows] = predicted.low, predicted.high
+        step()
+    tested = np.isfinite(value)
+    if not tested.any():
+        return None
+    return compare(samples, quantity, tested, value[tested], low[tested], high[tested])
 
 
-def compare(
-    target: str, protocol: str, network: npt.NDArray[np.str_], measured: FloatArray, told: Told
+def score(
+    samples: Samples, quantity: Quantity, protocol: str, *, forest: bool = True, intervals: bool = True
 ) -> Score:
-    """Return the error and the interval coverage of rows by network; network, measured: (R,)."""
-    inside = (measured >= told.low) & (measured <= told.high)
-    error = 100 * np.abs(told.value / measured - 1)
-    return Score(target, protocol, _by_network(error, network), _by_network(100.0 * inside, network))
+    """Fit on every split's training rows and score its test rows; ProfileError where there are too few."""
+    unseen = predict_unseen(samples, quantity, protocol, forest=forest, intervals=intervals)
+    if unseen is None:
+        raise ProfileError("the dataset has no rows to test on: its networks or pruning levels are too few")
+    return unseen.score
 
 
-def score_allocated(samples: Samples) -> Score:
-    """Score the simulated allocated peak over all measured rows; ProfileError where none tells it."""
-    rows = memory_rows(samples, np.ones(len(samples.gamma), dtype=np.bool_)) & np.isfinite(samples.allocated)
-    if not rows.any():
-        raise ProfileError("allocated memory was not measured")
-    error = 100 * np.abs(simulate_records(samples, rows) / samples.allocated[rows] - 1)
-    network = samples.network[rows]
-    return Score("allocated", "simulated", _by_network(error, network))
+def score_simulation(samples: Samples, peak: str) -> Score:
+    """Score the simulated "allocated" or "reserved" peak over all measured rows; nothing is fitted.
 
-
-def score_reserved(samples: Samples) -> Score:
-    """Score the simulated reserved peak over all measured rows; ProfileError where none tells it."""
-    rows = memory_rows(samples, np.ones(len(samples.gamma), dtype=np.bool_)) & np.isfinite(samples.reserved)
-    if not rows.any():
-        raise ProfileError("reserved memory was not measured")
-    error = 100 * np.abs(samples.peaks.reserved[rows] / samples.reserved[rows] - 1)
-    return Score("reserved", "simulated", _by_network(error, samples.network[rows]))
-
-
-def _by_network(error: npt.NDArray[np.floating[Any]], network: npt.NDArray[np.str_]) -> dict[str, float]:
-    return {n: float(error[network == n].mean()) for n in sorted(set(network.tolist()))}
-
-
-@dataclass(frozen=True, slots=True)
-class FitScore:
-    """Share of runs out of memory called fitting, and of fitting runs refused; in %, with counts."""
-
-    confidence: float
-    missed: float
-    refused: float
-    failed_runs: int
-    passed_runs: int
-
-
-def score_fits(samples: Samples, confidence: float) -> FitScore:
-    """Score `fits` for each network with a model fitted on the training levels of the others.
-
-    All levels of the network are tested.
+    Raises ProfileError where the peak was not measured.
     """
-    says = np.zeros(len(samples.gamma), dtype=np.bool_)
-    training = np.isin(samples.level, TRAINING_LEVELS)
-    for name in samples.networks:
-        rows = samples.network == name
-        model = fit_memory(samples, training & ~rows)
-        peaks = samples.peaks_of(rows)
-        says[rows] = model.required(peaks, confidence) <= model.limits(peaks.linear)
-    passed, failed = samples.fits == 1, samples.fits == 0
-    missed, refused = 100 * float(says[failed].mean()), 100 * float((~says[passed]).mean())
-    return FitScore(confidence, missed, refused, int(failed.sum()), int(passed.sum()))
+    measured: FloatArray = getattr(samples, peak)
+    rows = samples.usable("memory") & np.isfinite(measured)
+    if not rows.any():
+        raise ProfileError(f"{peak} memory was not measured")
+    simulated = simulate_records(samples, rows) if peak == "allocated" else samples.peaks.reserved[rows]
+    return Score(_means(samples.network[rows], 100 * np.abs(simulated / measured[rows] - 1)))
+
+
+# reports ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """Predictions beside measurements of a dataset.
+
+    method: where the predictions come from. seen: the models were fitted to these very rows.
+    """
+
+    device: Device
+    dataset: str
+    digest: str
+    method: str
+    comparisons: tuple[Comparison, ...]
+    seen: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def compare_profile(measured: Mapping[Mode, Samples], device: Device) -> Report:
+    """Predict every measured row with a device's profile; only rows that it was not adapted to, if any."""
+    comparisons: list[Comparison] = []
+    notes: list[str] = []
+    seen = []
+    for mode, samples in measured.items():
+        models = load_models(device, mode)
+        notes += models.notes
+        unused = _unused(device, mode, samples)
+        seen.append(unused is None)
+        rows = samples.every if unused is None else unused
+        comparisons += _compare_models(samples, models, rows)
+        if not rows.all():
+            notes.append(
+                f"{MODE_TABLES[mode]}: compared on the {int(rows.sum())} of {len(rows)} rows that the "
+                "profile was not adapted to"
+            )
+    method = f"predictions of the profile {device.name}"
+    if any(seen):
+        method += f", which was fitted to {'' if all(seen) else 'part of '}these very measurements"
+        method += ": errors on unseen networks are larger" if all(seen) else ""
+    source = next(iter(measured.values())).source
+    notes = list(dict.fromkeys(notes))
+    return Report(device, source.name, source.digest, method, tuple(comparisons), any(seen), tuple(notes))
+
+
+def _unused(device: Device, mode: Mode, samples: Samples) -> Mask | None:
+    """Return which rows (R,) a profile was not fitted to, None where it was fitted to all of them."""
+    described = device.profile.get(MODE_TABLES[mode])
+    if not isinstance(described, Mapping) or described.get("dataset_sha256") != samples.source.digest:
+        return samples.every
+    used = described.get("used")
+    if not isinstance(used, (tuple, list)):
+        return None
+    unused: Mask = ~np.isin(np.array(samples.points(samples.every)), [str(point) for point in used])
+    return unused if any(samples.usable(q, unused).any() for q in QUANTITIES) else None
+
+
+def _compare_models(samples: Samples, models: StepModels, rows: Mask) -> Iterator[Comparison]:
+    for quantity, model in zip(QUANTITIES, (models.memory, models.latency), strict=True):
+        usable = samples.usable(quantity, rows)
+        if usable.any():
+            p = predict_rows(model, samples, usable)
+            yield compare(samples, quantity, usable, p.value, p.low, p.high)
+
+
+def compare_unseen(
+    measured: Mapping[Mode, Samples],
+    device: Device,
+    protocol: str,
+    *,
+    intervals: bool = False,
+    step: Callable[[], Any] = lambda: None,
+) -> Report:
+    """Predict rows with models fitted without them, by a protocol of `PROTOCOLS`; see `predict_unseen`.
+
+    Raises InputError for another protocol and ProfileError where there are too few rows.
+    """
+    if protocol not in PROTOCOLS:
+        raise InputError(f"protocol is {protocol!r}, expected one of: {', '.join(PROTOCOLS)}")
+    problems: dict[str, None] = {}
+    unseen = [
+        predict_unseen(
+            samples, quantity, protocol, intervals=intervals, step=step,
+            failed=lambda error: problems.setdefault(str(error)),
+        )
+        for samples in measured.values() for quantity in QUANTITIES
+    ]  # fmt: skip
+    comparisons = tuple(comparison for comparison in unseen if comparison is not None)
+    source = next(iter(measured.values())).source
+    if not comparisons:
+        reason = next(iter(problems), "it has no rows to test")
+        raise ProfileError(
+            f"{source.name}: too small for protocol {protocol} ({reason}); measure more, or compare with a "
+            "profile"
+        )
+    return Report(device, source.name, source.digest, PROTOCOLS[protocol], comparisons, notes=tuple(problems))
+
+
+def report_document(report: Report) -> list[dict[str, Any]]:
+    """Return the figures of a report as plain data."""
+    return [_figure_document(comparison) for comparison in report.comparisons]
+
+
+def _figure_document(compared: Comparison) -> dict[str, Any]:
+    counts = {n: int((compared.network == n).sum()) for n in compared.score.error}
+    levels = _means(compared.level, compared.size)
+    columns = ("network", "batch_size", "measured", "predicted", "error")
+    return {
+        "mode": compared.mode,
+        "figure": compared.name,
+        "symbol": compared.symbol,
+        "unit": compared.unit,
+        "rows": len(compared.batch),
+        "error": {
+            "mean_over_networks": compared.score.mean,
+            "median": float(np.median(compared.size)),
+            "90th_percentile": float(np.quantile(compared.size, 0.9)),
+            "largest": float(compared.size.max()),
+        },
+        "coverage": compared.coverage,
+        "networks": {
+            name: {"rows": counts[name], "error": error, "coverage": compared.score.coverage.get(name)}
+            for name, error in compared.score.error.items()
+        },
+        "levels": {
+            str(level): {"rows": int((compared.level == level).sum()), "error": error}
+            for level, error in levels.items()
+        },
+        "worst": [dict(zip(columns, row, strict=True)) for row in compared.worst()],
+    }

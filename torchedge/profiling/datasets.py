@@ -1,7 +1,8 @@
-"""Measured steps read from a dataset folder: what a campaign leaves, or the public Jetson TX2 data.
+"""Measured steps read from a dataset folder: a campaign's, or the public Jetson TX2 data.
 
 A campaign's folder holds `measurements.csv` (one row a point) and `networks.jsonl` (one line a network); the
-public one holds `measurements.csv` with columns of its own and `topologies.jsonl`. Files may be compressed
+public one holds `measurements.csv` with other columns and `topologies.jsonl`. The times of layers
+(`layers.jsonl`, or their sums in `layer_times.csv`) are optional. Files may be compressed
 (`measurements.csv.gz`).
 """
 
@@ -20,34 +21,54 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.step_models import Mode
-from torchedge.profiling.layer_times import LAYER_TIMES, LAYERS, LayerTimes, read_layer_times, sum_layers
 from torchedge.profiling.topologies import TopologyModule
 from torchedge.storage.documents import read_unpacked
 from torchedge.tracing.capturing import capture
 
-__all__ = ["MEASUREMENTS", "NETWORKS", "Dataset", "Network", "read_dataset"]
+__all__ = [
+    "ENVIRONMENT",
+    "KINDS",
+    "MEASUREMENTS",
+    "NETWORKS",
+    "Dataset",
+    "Network",
+    "is_dataset",
+    "read_dataset",
+]
 
 MEASUREMENTS, NETWORKS, TOPOLOGIES = "measurements.csv", "networks.jsonl", "topologies.jsonl"
+LAYERS, LAYER_TIMES = "layers.jsonl", "layer_times.csv"
+ENVIRONMENT = "environment.json"
+"""What a campaign's probe reported of the machine; public data has no such file."""
+
 FIGURES = ("fits", "memory", "allocated", "reserved", "latency")
 """What a row measures: 1 or 0, then MiB, MiB, MiB, ms."""
 
+KINDS = ("product_forward", "product_backward", "depthwise", "norm", "activation", "pool")
+"""Kinds of layers: dense convolutions and linear layers, forward and backward; others, both together."""
+
 _MOST_BYTES = 256 * 2**20
+_MOST_LAYER_BYTES = 512 * 2**20
 _CAMPAIGN = ("id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms")
 _PUBLIC = (
-    "network",
-    "pruning_level",
-    "batch_size",
-    "memory_fits",
-    "gamma_mb",
-    "allocated_mb",
-    "reserved_mb",
-    "phi_ms",
+    *("network", "pruning_level", "batch_size"),
+    *("memory_fits", "gamma_mb", "allocated_mb", "reserved_mb", "phi_ms"),
 )
+_ACTIVATIONS = ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "Hardsigmoid", "Sigmoid", "LeakyReLU", "Mish")
+
 FloatArray = npt.NDArray[np.float64]
 StringArray = npt.NDArray[np.str_]
+LayerTimes = dict[tuple[str, str, int], FloatArray]
+"""(id, mode, batch size) to ms (6,) by `KINDS`, NaN where grouped convolutions mix with the dense ones.
+
+The probe times every layer. A step's time alone leaves open which work took it; the sums by kind are targets
+of their own for the time model.
+"""
+
 _Row = tuple[str, str, int, list[float]]
 
 
@@ -55,7 +76,7 @@ _Row = tuple[str, str, int, list[float]]
 class Network:
     """One measured network: architecture (what is left out together), pruning level in %, how it was pruned.
 
-    capture: mode to the ForwardGraph of a step. recipe: how it is built, where the file tells that.
+    capture: mode to the ForwardGraph of a step. recipe: how to build it, None in the public format.
     """
 
     architecture: str
@@ -71,9 +92,8 @@ class Dataset:
     """Measured points and the networks they were measured on.
 
     Arrays are over the R rows of the table: which network (`id`), mode ("train" or "infer"), batch size, and
-    `FIGURES`, NaN where a run gave none. `networks` holds those of which the dataset tells the topology,
-    `digest` the sha256 of both files, `probed` whether our probes measured them, `layers` the times of layers
-    summed by kind, of the points that have them.
+    `FIGURES`, NaN where a run gave none. `networks` holds those with a known topology, `digest` the sha256 of
+    both files, `probed` whether the folder is a campaign's.
     """
 
     name: str
@@ -84,6 +104,7 @@ class Dataset:
     networks: Mapping[str, Network]
     digest: str
     probed: bool = True
+    provenance: Provenance = Provenance.MEASURED
     layers: LayerTimes = field(default_factory=dict, repr=False)
     known: dict[tuple[str, Mode], ForwardGraph] = field(default_factory=dict, repr=False)
 
@@ -99,35 +120,40 @@ class Dataset:
 
     @property
     def has_graph(self) -> npt.NDArray[np.bool_]:
-        """(R,) whether the dataset tells the topology of a row's network."""
+        """(R,) whether the topology of a row's network is known."""
         return np.isin(self.id, list(self.networks))
 
     def graph_of(self, name: str, mode: Mode) -> ForwardGraph:
-        """Return the ForwardGraph of a network's step, captured when first asked for."""
-        found = self.known.get((name, mode))
-        if found is None:
-            found = self.known[name, mode] = self.networks[name].capture(mode)
-        return found
+        """Return the ForwardGraph of a network's step, captured on first use."""
+        if (name, mode) not in self.known:
+            self.known[name, mode] = self.networks[name].capture(mode)
+        return self.known[name, mode]
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether a folder holds a table of measurements."""
+    return _present(folder / MEASUREMENTS).is_file()
 
 
 def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 224)) -> Dataset:
     """Read a dataset folder; ProfileError says which file and line, and why.
 
-    input_size: of the public format's networks, whose file does not tell it.
+    input_size: of the public format's networks, which that format does not record.
     """
     root = Path(folder)
     if not root.is_dir():
         raise ProfileError(
             f"{root} is no folder; expected one with {MEASUREMENTS} and {NETWORKS} (or {TOPOLOGIES})"
         )
-    public = not _found(root / NETWORKS).exists() and _found(root / TOPOLOGIES).exists()
-    files = (_found(root / MEASUREMENTS), _found(root / (TOPOLOGIES if public else NETWORKS)))
+    public = not _present(root / NETWORKS).exists() and _present(root / TOPOLOGIES).exists()
+    files = (_present(root / MEASUREMENTS), _present(root / (TOPOLOGIES if public else NETWORKS)))
     table, described = (read_unpacked(file, max_bytes=_MOST_BYTES) for file in files)
     rows = _read_rows(files[0], table, _PUBLIC if public else _CAMPAIGN, _public_row if public else _row)
     networks = (
         _read_topologies(files[1], described, input_size) if public else _read_networks(files[1], described)
     )
     figures = np.array([row[3] for row in rows], dtype=float)
+    measured_by_us = (root / ENVIRONMENT).is_file()
     return Dataset(
         root.resolve().name,
         np.array([row[0] for row in rows]),
@@ -137,21 +163,13 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
         networks,
         hashlib.sha256(table + described).hexdigest(),
         not public,
+        Provenance.MEASURED if measured_by_us else Provenance.PUBLIC_DATA,
         _read_layers(root, networks),
     )
 
 
-def _read_layers(root: Path, networks: Mapping[str, Network]) -> LayerTimes:
-    """Read the sums of layer times by kind where the folder has them, else sum up the layers it has."""
-    table, layers = _found(root / LAYER_TIMES), _found(root / LAYERS)
-    if table.exists():
-        return read_layer_times(table)
-    recipes = {name: n.recipe for name, n in networks.items() if n.recipe is not None}
-    return sum_layers(layers, recipes) if recipes and layers.exists() else {}
-
-
-def _found(file: Path) -> Path:
-    """Return the file, or its compressed form where only that is there."""
+def _present(file: Path) -> Path:
+    """Return the file, or its compressed form where only that exists."""
     packed = file.with_name(file.name + ".gz")
     return packed if packed.exists() and not file.exists() else file
 
@@ -286,3 +304,85 @@ def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str
 
         networks[name] = Network(architecture, level, "random", "sgd-momentum", captured)
     return networks
+
+
+# the times of layers ----------------------------------------------------------------------------------------
+
+
+def _read_layers(root: Path, networks: Mapping[str, Network]) -> LayerTimes:
+    """Read the sums of layer times by kind if the folder has them, else sum the layers it has."""
+    table, layers = _present(root / LAYER_TIMES), _present(root / LAYERS)
+    if table.exists():
+        return _read_sums(table)
+    recipes = {name: n.recipe for name, n in networks.items() if n.recipe is not None}
+    return _sum_layers(layers, recipes) if recipes and layers.exists() else {}
+
+
+def _read_sums(file: Path) -> LayerTimes:
+    text = read_unpacked(file, max_bytes=_MOST_LAYER_BYTES).decode("utf-8", "replace")
+    reader = csv.DictReader(text.splitlines())
+    times: LayerTimes = {}
+    try:
+        for row in reader:
+            sums = [float(row[kind]) if row[kind] != "" else math.nan for kind in KINDS]
+            times[row["id"], row["mode"], int(row["batch_size"])] = np.array(sums)
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise ProfileError(
+            f"{file} line {reader.line_num}: not a row of layer times ({error}); "
+            f"expected id, mode, batch_size, {', '.join(KINDS)}"
+        ) from error
+    return times
+
+
+def _sum_layers(file: Path, recipes: Mapping[str, Mapping[str, Any]]) -> LayerTimes:
+    """Sum the layers of every point by kind; recipes: how to build each network, by its id."""
+    kinds: dict[str, dict[str, str]] = {}
+    times: LayerTimes = {}
+    for number, line in enumerate(read_unpacked(file, max_bytes=_MOST_LAYER_BYTES).splitlines(), 1):
+        try:
+            row = json.loads(line)
+            name, layers = str(row["id"]), row["layers"]
+            if layers is None or name not in recipes:
+                continue
+            if name not in kinds:
+                kinds[name] = _kinds_of(recipes[name])
+            times[name, str(row["mode"]), int(row["batch_size"])] = _sums(layers, kinds[name])
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ProfileError(
+                f"{file} line {number}: not the layers of a point ({error}); expected id, mode, batch_size, "
+                "layers"
+            ) from error
+    return times
+
+
+def _sums(layers: list[tuple[str, float, float | None]], kinds: Mapping[str, str]) -> FloatArray:
+    names = ("product", "grouped", "depthwise", "norm", "activation", "pool", "other")
+    forward, backward = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for path, fore, back in layers:
+        kind = kinds.get(path, "other")
+        forward[kind] += float(fore or 0.0)
+        backward[kind] += float(back or 0.0)
+    both = [forward[k] + backward[k] for k in ("depthwise", "norm", "activation", "pool")]
+    products = [forward["product"], backward["product"]] if forward["grouped"] == 0 else [math.nan] * 2
+    return np.array([*products, *both])
+
+
+def _kinds_of(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kind of each layer of a network by its path."""
+    from torchedge.profiling.campaigns.networks import build_network
+
+    modules = build_network(recipe).named_modules()
+    return {path: _kind(module) for path, module in modules if not list(module.children())}
+
+
+def _kind(module: Any) -> str:  # noqa: ANN401 - a module
+    name = type(module).__name__
+    if name == "Conv2d" and module.groups > 1:
+        return "depthwise" if module.groups == module.in_channels else "grouped"
+    if name in ("Conv2d", "Linear"):
+        return "product"
+    if "Norm" in name:
+        return "norm"
+    if "Pool" in name:
+        return "pool"
+    return "activation" if name in _ACTIVATIONS else "other"

@@ -1,23 +1,57 @@
-"""Fits the time model's coefficients to measured steps: maximum a posteriori under the hardware's priors."""
+"""Fits the latency of a device to measured steps: the time model's coefficients, a forest, and errors.
+
+The coefficients are the maximum a posteriori under priors from the hardware's figures.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from torchedge.errors import ProfileError
+from torchedge.prediction.feature_sets import find_feature_set
+from torchedge.prediction.intervals import (
+    GRID,
+    DistanceScale,
+    ErrorModel,
+    distance_scale,
+    fit_errors,
+    fit_law,
+)
+from torchedge.prediction.latency.model import LatencyModel, Times
 from torchedge.prediction.latency.roofline import (
     Rows,
     WorkTimes,
     named,
+    pack,
+    prior_mean,
     prior_spread,
     step_time,
     work_times,
 )
+from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.latency.workload import PASSES
-from torchedge.profiling.layer_times import KINDS
+from torchedge.profiling.datasets import KINDS
+from torchedge.profiling.forest_fitting import fit_forest
+from torchedge.profiling.memory_fitting import FEWEST_ROWS, TREES
+from torchedge.profiling.samples import (
+    MOST_FOLDS,
+    NO_FOREST,
+    OWN,
+    Mask,
+    Samples,
+    candidate_sets,
+    columns_of,
+    cross_validate,
+    network_weights,
+)
+
+__all__ = ["any_scale", "fit_candidates", "fit_coefficients", "fit_latency", "predict_latency"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -25,15 +59,111 @@ DELTA = 0.03
 """Relative error at which the loss turns from squared to linear."""
 
 RIDGE, RIDGE_ONE_NETWORK = 0.4, 1.5
-"""Weight of the priors; a single network pins little down and leans on them more. Chosen by cross-validation
+"""Weight of the priors; a single network determines less and relies on them more. Chosen by cross-validation
 inside the training levels."""
 
-PARTS, RIDGE_PARTS = 0.3, 0.15
+LAYERS, RIDGE_LAYERS = 0.3, 0.15
 """Weight of the times of layers by kind beside those of steps, and of the priors where these are known."""
 
-_PARTS_DELTA = 0.06
+_LAYERS_DELTA = 0.06
 _BOUND = 6.0
 _ITERATIONS = 200
+
+
+_NO_ERRORS = ErrorModel(np.zeros(len(GRID)), np.zeros(len(GRID)))
+
+
+def predict_latency(model: LatencyModel, samples: Samples, rows: Mask) -> Times:
+    """Return what a model predicts for some rows."""
+    columns = columns_of(samples, rows, model.feature_set)
+    return model.predict(samples.work, samples.which[rows], samples.batch[rows], columns)
+
+
+def fit_latency(
+    samples: Samples,
+    rows: Mask,
+    *,
+    errors: bool = True,
+    forest: bool = True,
+    feature_sets: Sequence[str] | None = None,
+) -> LatencyModel:
+    """Fit Φ (or φ) to rows; raises ProfileError where there are too few. feature_sets: as in `fit_memory`."""
+    used = samples.usable("latency", rows)
+    if used.sum() < FEWEST_ROWS:
+        raise ProfileError(
+            f"only {int(used.sum())} rows with measured latency; expected at least {FEWEST_ROWS} for a fit"
+        )
+    sets = (candidate_sets(samples) if feature_sets is None else feature_sets) if forest else ()
+    models = fit_candidates(samples, used, sets if errors else sets[:1])
+    return _with_errors(samples, used, models, sets) if errors else models[0]
+
+
+def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[LatencyModel]:
+    """Fit Φ to rows once for each feature set, all with the same coefficients; without any set, no forest."""
+    several = len(set(samples.network[used].tolist())) > 1
+    # Times of layers help where networks differ; for one network's prunings, times of steps alone are better.
+    layers = samples.layers[used] if samples.layers is not None and several else None
+    ridge = RIDGE_ONE_NETWORK if not several else RIDGE if layers is None else RIDGE_LAYERS
+    coefficients = fit_coefficients(
+        pack(samples.work, samples.which[used], samples.batch[used]),
+        samples.phi[used],
+        network_weights(samples, used),
+        prior_mean(samples.device, samples.settings.amp),
+        ridge=ridge,
+        layers=layers,
+    )
+    analytic, shares = LatencyModel(coefficients, _NO_ERRORS, None, any_scale()).analytic(
+        samples.work, samples.which[used], samples.batch[used]
+    )
+    bare = LatencyModel(coefficients, _NO_ERRORS, None, distance_scale(shares), samples.settings.amp)
+    target = np.log(samples.phi[used] / analytic)
+    models = []
+    for name in sets or (NO_FOREST,):
+        if name == NO_FOREST:
+            models.append(bare)
+            continue
+        columns = columns_of(samples, used, name)
+        forest = fit_forest(
+            shares if columns is None else columns,
+            target,
+            feature_names=SHARE_NAMES if name == OWN else find_feature_set(name).names,
+            trees=TREES,
+            min_samples_leaf=4,
+            max_features=0.5,
+        )
+        models.append(replace(bare, forest=forest))
+    return models
+
+
+def any_scale() -> DistanceScale:
+    """Return a scale that only makes a model describe its rows."""
+    count = len(SHARE_NAMES)
+    return DistanceScale(1.0, 0.0, np.zeros(count), np.ones(count), np.zeros((1, count)))
+
+
+def _with_errors(
+    samples: Samples, used: Mask, models: Sequence[LatencyModel], sets: Sequence[str]
+) -> LatencyModel:
+    """Choose among models by the errors on levels and networks left out; add these, scaled by distance."""
+
+    def predict(training: Mask, left_out: Mask) -> tuple[list[FloatArray], FloatArray]:
+        fitted = fit_candidates(samples, training, sets)
+        times = [predict_latency(model, samples, left_out) for model in fitted]
+        assert fitted[-1].scale is not None
+        return [t.value for t in times], fitted[-1].scale.distance(times[-1].features)
+
+    many = len(set(samples.network[used].tolist())) > MOST_FOLDS
+    best, errors, distance, weights = cross_validate(
+        samples, "latency", used, predict, levels=not many, networks=True
+    )
+    model = models[best]
+    assert model.scale is not None
+    scale = fit_law(model.scale, errors, distance, weights)
+    quantiles = fit_errors(errors, scale.floor + scale.slope * distance, weights)
+    return LatencyModel(model.coefficients, quantiles, model.forest, scale, model.amp)
+
+
+# coefficients -----------------------------------------------------------------------------------------------
 
 
 def fit_coefficients(
@@ -44,7 +174,7 @@ def fit_coefficients(
     *,
     ridge: float = RIDGE,
     spread: FloatArray | None = None,
-    parts: FloatArray | None = None,
+    layers: FloatArray | None = None,
 ) -> FloatArray:
     """Return the coefficients (K,) that explain measured times (R,) in ms best.
 
@@ -52,15 +182,15 @@ def fit_coefficients(
     distance from the prior in standard deviations, by L-BFGS in float64 from the prior. Deterministic.
 
     spread: (K, Z) what Z independent standard deviations add to the coefficients; default: the hardware's
-    priors, one a coefficient. parts: (R, 6) measured ms of layers by `layer_times.KINDS` (NaN: not known),
-    which then join the loss.
+    priors, one a coefficient. layers: (R, 6) measured ms of layers by `KINDS` (NaN: unknown), which
+    then join the loss.
     """
     fitted = rows.mapped(lambda a: torch.from_numpy(np.ascontiguousarray(a)))
     moves = torch.from_numpy(np.diag(prior_spread()) if spread is None else spread)
     mean = torch.from_numpy(prior)
     target = torch.from_numpy(np.log(measured))
     share = torch.from_numpy(weights / weights.sum())
-    apart = None if parts is None else torch.from_numpy(np.log(parts))
+    by_kind = None if layers is None else torch.from_numpy(np.log(layers))
     distance = torch.zeros(moves.shape[1], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [distance],
@@ -79,13 +209,13 @@ def fit_coefficients(
         times = work_times(fitted, p, torch, _torch_segments)
         error = (torch.log(step_time(times.busy, times.launch, p, torch)) - target) / DELTA
         loss = (share * (torch.sqrt(1 + error * error) - 1)).sum() + ridge * (distance * distance).mean()
-        if apart is not None:
-            loss = loss + PARTS * _parts_loss(fitted, times, apart, share)
+        if by_kind is not None:
+            loss = loss + LAYERS * _layers_loss(fitted, times, by_kind, share)
         loss.backward()
         return loss
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the arrays are small: more threads only wait for each other
+    torch.set_num_threads(1)  # the arrays are small: more threads would only wait for each other
     try:
         optimizer.step(closure)
     finally:
@@ -94,7 +224,7 @@ def fit_coefficients(
         return np.asarray(coefficients().numpy(), dtype=np.float64)
 
 
-def _parts_loss(rows: Rows, times: WorkTimes, measured: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def _layers_loss(rows: Rows, times: WorkTimes, measured: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """Return the loss of the times by kind; measured: (R, 6) logarithms, NaN where there is none."""
     products, passes = times.products, dict(zip(PASSES, times.passes, strict=True))
     sums = {
@@ -112,7 +242,7 @@ def _parts_loss(rows: Rows, times: WorkTimes, measured: torch.Tensor, share: tor
     for name, predicted in sums.items():
         column = measured[:, KINDS.index(name)]
         known = torch.isfinite(column)
-        error = (torch.log(predicted[known].clamp_min(1e-9)) - column[known]) / _PARTS_DELTA
+        error = (torch.log(predicted[known].clamp_min(1e-9)) - column[known]) / _LAYERS_DELTA
         total = total + (share[known] * (torch.sqrt(1 + error * error) - 1)).sum()
     return total
 

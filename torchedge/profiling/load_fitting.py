@@ -1,9 +1,11 @@
-"""Fits a device's latency under load to what `hooks/load_probe.py` measured there (FlashMem, section 4.2)."""
+"""Fits a device's latency under load to the rows of `hooks/load_probe.py` (FlashMem, section 4.2)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +13,186 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
-from torchedge.errors import MissingExtraError
+from torchedge.errors import MissingExtraError, ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.profiling.forest_fitting import convert_model
-from torchedge.profiling.load_tables import LoadCase, LoadTable, read_loads
-from torchedge.profiling.profile_folders import LoadingFit, package_versions, today
+from torchedge.profiling.profile_folders import PartFit, describe
+from torchedge.profiling.samples import Source
 from torchedge.storage import file_sha256
+from torchedge.storage.documents import read_unpacked
 from torchedge.streaming.capacities import (
     GROUP_ITEMS,
     LOAD_FEATURES,
     LOADS,
     THRESHOLDS,
     FittedLoads,
+    KernelWork,
     load_features,
 )
 from torchedge.streaming.instances import LoadClassName
 
-__all__ = ["FOLDS", "LoadScore", "fit_device_loads", "fit_loads", "score_loads"]
+__all__ = [
+    "DISTURBED", "FOLDS", "LoadCase", "LoadScore", "LoadTable", "fit_device_loads", "fit_loads", "read_loads",
+    "score_loads",
+]  # fmt: skip
+
+DISTURBED = 1.5
+"""A point whose median run takes over so many times its shortest run was disturbed and is omitted."""
+
+_MOST_BYTES, _MOST_LOADS, _MOST_SIZES = 32 * 2**20, 64, 8
+_LEAST_SIZES = 4
+_HIGHEST = 1e18
+_DAMAGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_ENVIRONMENT = ("device", "driver", "texture", "command", "date")
 
 FOLDS = 10
-"""Parts in which kernel sizes are left out, every launch shape of a size together."""
+"""Parts of the cross-validation; all launch shapes of a kernel size are in one part."""
 
 _SETTINGS: Mapping[str, Any] = {"max_iter": 100, "max_leaf_nodes": 15, "min_samples_leaf": 10}
 _RATE = "unified_to_texture_gb_s"
-_MOST_BYTES = 32 * 2**20
 
 FloatArray = npt.NDArray[np.float64]
-Tell = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class LoadCase:
+    """One kernel of one size and launch shape: loads in bytes (n,), ascending from 0, and times (n,), ms."""
+
+    kernel: str
+    size: tuple[int, ...]
+    load_class: LoadClassName
+    work: KernelWork
+    extra_bytes: FloatArray
+    times_ms: FloatArray
+
+    @property
+    def increases(self) -> FloatArray:
+        """By how much of its own latency the kernel slowed under each load, (n,)."""
+        increases: FloatArray = self.times_ms / self.times_ms[0] - 1
+        return increases
+
+
+@dataclass(frozen=True)
+class LoadTable:
+    """Measurements of one device: cases, and the rate of a copy to texture (GB/s, None: no copy).
+
+    `environment` names the device, its driver, the texture's kind, the probe's command and the date. Of the
+    `points` measured, `disturbed` are omitted.
+    """
+
+    environment: Mapping[str, str]
+    cases: tuple[LoadCase, ...]
+    copy_gb_s: float | None
+    points: int
+    disturbed: int
+
+    def of_class(self, load_class: LoadClassName) -> tuple[LoadCase, ...]:
+        """The cases of one operator class."""
+        return tuple(case for case in self.cases if case.load_class == load_class)
+
+
+def read_loads(file: str | Path) -> LoadTable:
+    """Read the probe's rows (also compressed).
+
+    Raises:
+        ProfileError: a line is not one of the probe's rows; the rows are too few, or of several devices.
+    """
+    data = read_unpacked(file, max_bytes=_MOST_BYTES)
+    environment: dict[str, str] = {}
+    cases: list[LoadCase] = []
+    copies: list[tuple[float, float]] = []
+    points = calm = 0
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            if row.get("row") == "environment":
+                reported = {key: _text(row[key]) for key in _ENVIRONMENT}
+                if environment.get("device", reported["device"]) != reported["device"]:
+                    raise ValueError(f"another device, {reported['device'][:40]!r}")
+                environment = environment or reported
+            elif row["kernel"] == "copy":
+                copies.append((_number(row["size"][0], 1), _number(row["ms"])))
+            elif "reason" not in row:
+                case = _case(row)
+                points += len(row["loads"])
+                if case is not None:
+                    calm += len(case.times_ms)
+                    cases.append(case)
+        except _DAMAGE as error:
+            raise ProfileError(
+                f"{file} line {number}: not a row of measured loads ({_reason(error)}); "
+                "expected what hooks/load_probe.py writes"
+            ) from error
+    _check(file, environment, cases)
+    return LoadTable(environment, tuple(cases), _rate(copies), points, points - calm)
+
+
+def _case(row: Mapping[str, Any]) -> LoadCase | None:
+    """Return a row's case without disturbed points; None if only disturbed ones are left."""
+    if row["class"] not in THRESHOLDS:
+        raise ValueError(f"class {str(row['class'])[:20]!r}")
+    if len(row["loads"]) > _MOST_LOADS or len(row["size"]) > _MOST_SIZES:
+        raise ValueError(f"{len(row['loads'])} loads of {len(row['size'])} sizes")
+    loads = [(_number(extra, 0), _number(ms), _number(least)) for extra, ms, least in row["loads"]]
+    extra, times, least = np.array(loads, np.float64).reshape(-1, 3).T
+    if len(extra) < 2 or extra[0] != 0 or (np.diff(extra) <= 0).any():
+        raise ValueError("loads that do not ascend from 0 bytes")
+    items, group = (prod(int(_number(n, 1)) for n in row[key]) for key in ("global", "local"))
+    flops, read, written = (_number(row[key], 1) for key in ("flops", "input_bytes", "output_bytes"))
+    calm = times <= DISTURBED * least
+    if not calm[0] or calm.sum() < 2:
+        return None
+    work = KernelWork(flops, read, written, _number(items, 1), _number(group, 1), float(times[0]))
+    size = tuple(int(_number(n, 1)) for n in row["size"])
+    return LoadCase(_text(row["kernel"]), size, row["class"], work, extra[calm], times[calm])
+
+
+def _number(value: object, low: float = 1e-9) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= _HIGHEST:
+        raise ValueError(f"the number {str(value)[:20]}")
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 256 or not value.isprintable():
+        raise ValueError(f"the text {str(value)[:20]!r}")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:120]
+
+
+def _check(file: str | Path, environment: Mapping[str, str], cases: list[LoadCase]) -> None:
+    if not environment:
+        raise ProfileError(f'{file}: has no row "environment", expected it first')
+    for load_class in THRESHOLDS:
+        sizes = {(case.kernel, case.size) for case in cases if case.load_class == load_class}
+        if len(sizes) < _LEAST_SIZES:
+            raise ProfileError(
+                f"{file}: {len(sizes)} {load_class} kernels of different sizes measured undisturbed, "
+                f"expected at least {_LEAST_SIZES}; measure again with hooks/load_probe.py"
+            )
+
+
+def _rate(copies: list[tuple[float, float]]) -> float | None:
+    """Return the rate of the fastest copy of the largest size in GB/s."""
+    largest = max((size for size, _ in copies), default=0.0)
+    rate = max((size / ms / 1e6 for size, ms in copies if size == largest), default=None)
+    return rate if rate is not None and isfinite(rate) else None
+
+
+# fits -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LoadScore:
-    """How far a model is off on kernel sizes that it has not seen, of one operator class.
+    """Errors of a model on kernel sizes left out of its fit, for one operator class.
 
-    `mean` and `median`: absolute error of the latency under load, %. For classes that load: by how much (%)
-    left-out kernels slowed, as measured, at the capacity that the model gives (`at_capacity`, and the 90th
-    percentile `at_capacity_p90`), at the one that the threshold alone gives (`at_threshold`,
-    `at_threshold_p90`), and the model's capacity over the measured one (`share`, a median, %).
+    `mean` and `median`: absolute error of the latency under load, %. For classes that load: the measured
+    slowdown of left-out kernels (%, median and 90th percentile) at the model's capacity (`at_capacity`) and
+    at the capacity by the threshold alone (`at_threshold`), and the model's capacity over the measured one
+    (`share`, a median, %).
     """
 
     sizes: int
@@ -60,8 +205,10 @@ class LoadScore:
     share: float | None = None
 
 
-def fit_device_loads(file: Path, device: Device, out: Path, tell: Tell = lambda: None) -> LoadingFit:
-    """Fit a table of measured loads and score the fit; `tell` is called after each class.
+def fit_device_loads(
+    file: Path, device: Device, out: Path, step: Callable[[], Any] = lambda: None
+) -> PartFit:
+    """Fit a table of measured loads and score the fit; call `step` after each class.
 
     Raises:
         ProfileError: the table cannot be used.
@@ -72,33 +219,30 @@ def fit_device_loads(file: Path, device: Device, out: Path, tell: Tell = lambda:
     scores = {}
     for load_class in THRESHOLDS:
         scores[load_class] = score_loads(table, load_class)
-        tell()
-    told = table.environment
-    described: dict[str, Any] = {
-        "provenance": str(Provenance.MEASURED),
-        "dataset": file.name,
-        "dataset_sha256": file_sha256(file, max_bytes=_MOST_BYTES),
-        "measured": told["date"],
-        "probe": told["command"],
-        "on": f"{told['device']}, driver {told['driver']}, {told['texture']}",
-        "date": today(),
-        "command": f"torchedge fit {file.name} --device {device.name} --out {out.resolve().name}",
-        "rows": len(table.cases),
-        "points": table.points,
-        "disturbed": table.disturbed,
-        "versions": package_versions(),
-        "accuracy": {name: _rounded(score) for name, score in scores.items()},
-    }
+        step()
+    measured_on = table.environment
+    source = Source(file.name, file_sha256(file, max_bytes=_MOST_BYTES), Provenance.MEASURED)
+    described = describe(
+        source,
+        f"torchedge fit {file.name} --device {device.name} --out {out.resolve().name}",
+        measured=measured_on["date"],
+        probe=measured_on["command"],
+        on="{device}, driver {driver}, {texture}".format(**measured_on),
+        rows=len(table.cases),
+        points=table.points,
+        disturbed=table.disturbed,
+    )
+    described["accuracy"] = {name: _rounded(score) for name, score in scores.items()}
     figures = {}
     if table.copy_gb_s is not None:
-        source = f"{told['command']} on {told['date']}: stand-alone copy from buffer to {told['texture']}, "
         figures[_RATE] = {
             "value": float(f"{table.copy_gb_s:.4g}"),
             "unit": "GB/s",
             "provenance": str(Provenance.MEASURED),
-            "source": source + f"{told['device']}, driver {told['driver']}",
+            "source": "{command} on {date}: stand-alone copy from buffer to {texture}, {device}, "
+            "driver {driver}".format(**measured_on),
         }
-    return LoadingFit(forests, described, figures)
+    return PartFit(forests, described, figures)
 
 
 def fit_loads(table: LoadTable) -> dict[LoadClassName, Forest]:
@@ -123,14 +267,16 @@ def _grow(cases: Sequence[LoadCase]) -> Forest:
     model = HistGradientBoostingRegressor(
         early_stopping=False, monotonic_cst=rising, random_state=0, **_SETTINGS
     )
-    with threadpool_limits(1):  # so little data is fitted fastest, and alike everywhere, by one thread
+    with threadpool_limits(1):  # fastest for so little data, and the same result everywhere
         model.fit(rows, targets)
-    told = {GROUP_ITEMS: str(_fastest_group(cases))}
-    return convert_model(model, rows, feature_names=LOAD_FEATURES, learner="gradient boosting", metadata=told)
+    metadata = {GROUP_ITEMS: str(_fastest_group(cases))}
+    return convert_model(
+        model, rows, feature_names=LOAD_FEATURES, learner="gradient boosting", metadata=metadata
+    )
 
 
 def _fastest_group(cases: Sequence[LoadCase]) -> int:
-    """The work-group whose kernels were fastest without load, over the sizes measured with several."""
+    """Return the work-group size whose kernels were fastest without load, over all kernel sizes."""
     best: dict[object, float] = {}
     for case in cases:
         key = case.kernel, case.size
@@ -153,8 +299,8 @@ def score_loads(table: LoadTable, load_class: LoadClassName) -> LoadScore:
     reached: list[tuple[float, float, float]] = []
     for number in range(parts):
         left_out = [case for case in cases if part[case.kernel, case.size] == number]
-        kept = [case for case in cases if part[case.kernel, case.size] != number]
-        model = FittedLoads({load_class: _grow(kept)}, "")
+        training = [case for case in cases if part[case.kernel, case.size] != number]
+        model = FittedLoads({load_class: _grow(training)}, "")
         for case in left_out:
             predicted = model.increase(load_class, case.work, case.extra_bytes[1:])
             errors += np.abs((1 + predicted) / (1 + case.increases[1:]) - 1).tolist()
@@ -172,19 +318,19 @@ def score_loads(table: LoadTable, load_class: LoadClassName) -> LoadScore:
 
 
 def _reached(model: FittedLoads, case: LoadCase, copy_gb_s: float | None) -> tuple[float, float, float]:
-    """Measured increase at the model's capacity and at the threshold's, and the former over the true one."""
+    """Return the increase at the model's and the threshold's capacity, and model over true capacity."""
     threshold = THRESHOLDS[case.load_class]
     most = float(case.extra_bytes[-1])
     rising = np.maximum.accumulate(case.increases)
-    given = min(float(model.most_within(case.load_class, case.work, threshold)), most)
+    predicted = min(float(model.most_within(case.load_class, case.work, threshold)), most)
     ruled = min(threshold * case.work.latency_ms * (copy_gb_s or np.inf) * 1e6, most)
-    at_given, at_ruled = np.interp([given, ruled], case.extra_bytes, rising)
+    at_predicted, at_ruled = np.interp([predicted, ruled], case.extra_bytes, rising)
     true = most if rising[-1] <= threshold else _crossing(case.extra_bytes, rising, threshold)
-    return float(at_given), float(at_ruled), given / max(true, 1.0)
+    return float(at_predicted), float(at_ruled), predicted / max(true, 1.0)
 
 
 def _crossing(extra: FloatArray, rising: FloatArray, threshold: float) -> float:
-    """Where a measured curve passes the threshold, between its points in a straight line."""
+    """Return where a measured curve crosses the threshold, by linear interpolation."""
     after = int(np.argmax(rising > threshold))
     step = (threshold - rising[after - 1]) / (rising[after] - rising[after - 1])
     return float(extra[after - 1] + step * (extra[after] - extra[after - 1]))

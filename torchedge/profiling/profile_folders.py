@@ -1,4 +1,4 @@
-"""From a dataset's folder to a device's profile: fit on every row, and write it with where it comes from."""
+"""From fitted models to a device's profile folder, written with where every part comes from."""
 
 from __future__ import annotations
 
@@ -8,47 +8,40 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from torchedge import __version__
-from torchedge.devices import Device, Provenance, find_device, write_device
+from torchedge.devices import Device, find_device, write_device
 from torchedge.devices.parsing import DEVICE_FILE
-from torchedge.errors import DeviceError, InputError, ProfileError
-from torchedge.forests.trees import Forest
+from torchedge.errors import InputError, ProfileError
 from torchedge.prediction.memory.workspace_files import FILE as WORKSPACES_FILE
 from torchedge.prediction.memory.workspace_files import TABLE as WORKSPACES
 from torchedge.prediction.memory.workspace_files import write_workspaces
-from torchedge.prediction.memory.workspaces import WorkspaceModel
 from torchedge.prediction.profiles import file_names, write_models
 from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode
-from torchedge.profiling.accuracy import PROTOCOLS, Score, grouped, score, score_allocated, score_reserved
-from torchedge.profiling.datasets import Dataset
-from torchedge.profiling.samples import Samples
-from torchedge.profiling.training_fit import fit_latency, fit_memory, latency_rows, memory_rows
-from torchedge.profiling.workspace_fitting import CONVOLUTIONS, fit_workspaces, read_workspaces
+from torchedge.profiling.accuracy import PROTOCOLS, Score, many_networks, score, score_simulation
+from torchedge.profiling.latency_fitting import fit_latency
+from torchedge.profiling.memory_fitting import fit_memory
+from torchedge.profiling.samples import QUANTITIES, Quantity, Samples, Source
 from torchedge.storage import read_toml, resolve_inside
 from torchedge.streaming.capacities import FILE as LOADING_FILE
 from torchedge.streaming.capacities import TABLE as LOADING
 from torchedge.streaming.capacities import write_load_model
-from torchedge.streaming.instances import LoadClassName
 
 __all__ = [
+    "KEYS",
     "SCORES",
-    "TARGETS",
     "Accuracy",
-    "LoadingFit",
     "ModeFit",
-    "WorkspaceFit",
+    "PartFit",
     "check_target",
+    "describe",
     "describe_fit",
-    "device_of",
-    "fit_device_workspaces",
     "fit_models",
     "one_thread",
     "package_versions",
@@ -58,18 +51,16 @@ __all__ = [
     "write_profile",
 ]
 
-TARGETS = ("gamma", "phi")
-"""Γ and Φ by the names that tables, files and JSON use."""
+KEYS: Mapping[Quantity, str] = {"memory": "gamma", "latency": "phi"}
+"""The quantities by the names that tables, files and JSON use."""
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
 """Seconds since 1970: the date to write in place of today's, for builds that are the same byte for byte."""
 
-Tell = Callable[[], Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Scores by (target, protocol), and one line for each protocol that the data is too small for."""
+    """Scores by (figure, protocol), and one line for each protocol that the data is too small for."""
 
     scores: Mapping[tuple[str, str], Score]
     problems: tuple[str, ...]
@@ -77,207 +68,164 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class ModeFit:
-    """One mode's models, and what `[profile.training]` or `[profile.inference]` says of them.
-
-    described: at least provenance, dataset, date, command and rows, without the files; see `describe_fit`.
-    """
+    """One mode's models and their table `[profile.training]` or `[profile.inference]`, without the files."""
 
     models: FittedModels
     described: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceFit:
-    """A device's convolution workspaces, and what `[profile.workspaces]` says of them."""
+class PartFit:
+    """A model beside those of modes (workspaces, latency under load) and its table in `[profile]`.
 
-    model: WorkspaceModel
-    described: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadingFit:
-    """A device's latency under load: a forest a class, what `[profile.loading]` says, figures measured along.
-
-    figures: entries of `[figures]`, which take the place of those that the profile has.
+    figures: entries of `[figures]`, which replace those of the device.
     """
 
-    forests: Mapping[LoadClassName, Forest]
+    model: Any
     described: Mapping[str, Any]
-    figures: Mapping[str, Mapping[str, Any]]
-
-
-def fit_device_workspaces(folder: Path) -> WorkspaceFit | None:
-    """Fit the convolution workspaces that a dataset folder holds measurements of; None where it has none."""
-    for name in (CONVOLUTIONS, CONVOLUTIONS + ".gz"):
-        if (folder / name).exists():
-            measured = read_workspaces(folder / name)
-            described = {
-                "provenance": str(Provenance.MEASURED),
-                "dataset": folder.resolve().name,
-                "date": today(),
-                "convolutions": len(measured.geometry),
-                "versions": package_versions(),
-            }
-            return WorkspaceFit(fit_workspaces(measured), described)
-    return None
-
-
-def device_of(dataset_folder: Path, name: str | None) -> Device:
-    """Return the device that a dataset was measured on: the one named, else the one its folder is called."""
-    if name is not None:
-        return find_device(name)
-    try:
-        return find_device(dataset_folder.resolve().name)
-    except (DeviceError, InputError) as error:
-        raise InputError(
-            f"{dataset_folder}: is not called after a device, expected to be told which; add --device NAME"
-        ) from error
+    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def check_target(out: Path, *, force: bool) -> None:
-    """Refuse a folder to write into that holds something, or that cannot be made."""
+    """Raise InputError for an output folder that is not empty (unless forced) or cannot be created."""
     if out.exists() and not out.is_dir():
-        raise InputError(
-            f"{out}: is no folder, expected a new one to write a profile into; choose another --out"
-        )
+        raise InputError(f"{out}: is no folder, expected a new folder for the profile; choose another --out")
     if out.is_dir() and any(out.iterdir()) and not force:
-        raise InputError(
-            f"{out}: holds files already, expected a new folder; choose another --out, or add --force"
-        )
+        raise InputError(f"{out}: is not empty, expected a new folder; choose another --out, or add --force")
     if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: the folder around it does not exist; make {out.absolute().parent} first")
+        raise InputError(f"{out}: its parent folder does not exist; make {out.absolute().parent} first")
 
 
-def fit_models(samples: Samples, tell: Callable[[str], Any] = lambda _: None) -> FittedModels:
-    """Fit memory and latency on all rows; ProfileError where too few. `tell` hears what comes next."""
-    every = np.ones(len(samples.batch), dtype=np.bool_)
-    tell("memory")
-    memory = fit_memory(samples, every)
-    tell("latency")
-    provenance = Provenance.MEASURED if samples.steady else Provenance.PUBLIC_DATA
-    return FittedModels(memory, fit_latency(samples, every), provenance)
+def fit_models(samples: Samples, start: Callable[[str], Any] = lambda _: None) -> FittedModels:
+    """Fit memory and latency on all rows; ProfileError where too few. `start` receives each fit's name."""
+    start("memory")
+    memory = fit_memory(samples, samples.every)
+    start("latency")
+    return FittedModels(memory, fit_latency(samples, samples.every), samples.source.provenance)
 
 
 SCORES = 8
-"""What `score_all` scores: memory and latency in three protocols, two simulated peaks."""
+"""Number of scores of `score_all`: memory and latency in three protocols, two simulated peaks."""
 
 
-def score_all(samples: Samples, tell: Tell = lambda: None) -> Accuracy:
-    """Score memory and latency in every protocol, and simulated peaks; `tell` is called after each.
+def score_all(samples: Samples, step: Callable[[], Any] = lambda: None) -> Accuracy:
+    """Score memory and latency in every protocol, and simulated peaks; call `step` after each score.
 
     Where networks are left out in groups, intervals are not scored: that would take hours.
     """
-    found: dict[tuple[str, str], Score] = {}
+    scores: dict[tuple[str, str], Score] = {}
     problems: list[str] = []
-    for target in TARGETS:
-        for protocol in PROTOCOLS:
-            try:
-                errors = protocol != "left-out" or not grouped(samples)
-                found[target, protocol] = score(samples, target, protocol, errors=errors)
-            except ProfileError as error:
-                problems.append(f"{target}, {protocol}: not scored ({error})")
-            tell()
-    for name, peak in (("allocated", score_allocated), ("reserved", score_reserved)):
+
+    def add(name: str, protocol: str, measure: Callable[[], Score]) -> None:
         try:
-            found[name, "simulated"] = peak(samples)
+            scores[name, protocol] = measure()
         except ProfileError as error:
-            problems.append(f"{name}, simulated: not scored ({error})")
-        tell()
-    return Accuracy(found, tuple(problems))
+            problems.append(f"{name}, {protocol}: not scored ({error})")
+        step()
+
+    for quantity in QUANTITIES:
+        for protocol in PROTOCOLS:
+            intervals = protocol != "left-out" or not many_networks(samples)
+            add(KEYS[quantity], protocol, partial(score, samples, quantity, protocol, intervals=intervals))
+    for peak in ("allocated", "reserved"):
+        add(peak, "simulated", partial(score_simulation, samples, peak))
+    return Accuracy(scores, tuple(problems))
 
 
 def write_profile(
     out: Path,
     device: Device,
     fits: Mapping[Mode, ModeFit],
-    workspaces: WorkspaceFit | None = None,
-    loading: LoadingFit | None = None,
+    workspaces: PartFit | None = None,
+    loading: PartFit | None = None,
 ) -> Device:
     """Write a device's profile with the models of some modes; return the device as read back.
 
-    What the device's profile holds and is not given is kept: modes, workspaces, latency under load. The same
-    data and versions give the same bytes but for the date. Files are made aside and moved into place,
-    `device.toml`, which names the others' digests, last: an interrupted write is noticed at load.
+    Modes, workspaces and latency under load that are not given stay as the device's profile has them. The
+    same data and versions give the same bytes except for the date. Files are written to a temporary folder
+    and moved, `device.toml` with the others' digests last, so that an interrupted write is noticed at load.
     """
     out = Path(os.path.abspath(out))
     source = read_toml(device.folder / DEVICE_FILE)
-    given = source.get("profile", {})
-    profile: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
-    with _aside(out) as made:
-        _copy_other_modes(device, profile, fits, made)
-        for mode, fit in fits.items():
-            described = dict(fit.described)
-            metadata = {"dataset": str(described["dataset"]), **described.get("versions", {})}
-            if "dataset_sha256" in described:
-                metadata["sha256"] = str(described["dataset_sha256"])
-            described["files"] = write_models(made, fit.models, metadata, mode)
-            profile[MODE_TABLES[mode]] = described
-        if workspaces is not None:
-            digest = write_workspaces(made, workspaces.model)
-            profile[WORKSPACES] = {**workspaces.described, "sha256": digest}
-        if loading is not None:
-            digest = write_load_model(made, loading.forests)
-            profile[LOADING] = {**loading.described, "sha256": digest}
-            source = {**source, "figures": {**source["figures"], **loading.figures}}  # type: ignore[dict-item]
-        write_device({**source, "profile": profile}, made)
-        names = sorted(path.name for path in made.iterdir() if path.name != DEVICE_FILE)
+    before = source.get("profile", {})
+    profile: dict[str, Any] = dict(before) if isinstance(before, Mapping) else {}
+    with _temporary(out) as temporary:
+        for mode, table in MODE_TABLES.items():
+            if mode in fits:
+                profile[table] = _write_mode(temporary, mode, fits[mode])
+            elif isinstance(profile.get(table), Mapping):
+                for name in profile[table].get("files", {}):
+                    shutil.copyfile(resolve_inside(device.folder, str(name)), temporary / name)
+        for part, table, file, write in (
+            (workspaces, WORKSPACES, WORKSPACES_FILE, write_workspaces),
+            (loading, LOADING, LOADING_FILE, write_load_model),
+        ):
+            if part is not None:
+                digest = write(temporary, part.model)  # type: ignore[operator]
+                profile[table] = {**part.described, "sha256": digest}
+                source = {**source, "figures": {**source["figures"], **part.figures}}  # type: ignore[dict-item]
+            elif table in profile:
+                shutil.copyfile(resolve_inside(device.folder, file), temporary / file)
+        write_device({**source, "profile": profile}, temporary)
+        names = sorted(path.name for path in temporary.iterdir() if path.name != DEVICE_FILE)
         for name in (*names, DEVICE_FILE):
-            os.replace(made / name, out / name)
+            os.replace(temporary / name, out / name)
         for mode in fits:
             for name in set(file_names(mode)) - set(names):  # a forest of an earlier fit
                 (out / name).unlink(missing_ok=True)
     return find_device(out)
 
 
-def _copy_other_modes(
-    device: Device, profile: Mapping[str, Any], fits: Mapping[Mode, ModeFit], made: Path
-) -> None:
-    """Copy the files of modes that are not written anew, of workspaces and of latency under load."""
-    for table, name in ((WORKSPACES, WORKSPACES_FILE), (LOADING, LOADING_FILE)):
-        if table in profile:
-            shutil.copyfile(resolve_inside(device.folder, name), made / name)
-    for mode, table in MODE_TABLES.items():
-        if mode not in fits and isinstance(profile.get(table), Mapping):
-            for name in profile[table].get("files", {}):
-                shutil.copyfile(resolve_inside(device.folder, str(name)), made / name)
+def _write_mode(folder: Path, mode: Mode, fit: ModeFit) -> dict[str, Any]:
+    described = dict(fit.described)
+    metadata = {"dataset": str(described["dataset"]), **described.get("versions", {})}
+    if "dataset_sha256" in described:
+        metadata["sha256"] = str(described["dataset_sha256"])
+    described["files"] = write_models(folder, fit.models, metadata, mode)
+    return described
 
 
-def describe_fit(
-    out: Path,
-    device: Device,
-    dataset: Dataset,
-    samples: Samples,
-    models: FittedModels,
-    accuracy: Accuracy | None,
-) -> ModeFit:
-    """Return models with what the profile says of them: where they come from and what they reached."""
-    every = np.ones(len(samples.batch), dtype=np.bool_)
-    described: dict[str, Any] = {
-        "provenance": str(models.provenance),
-        "dataset": dataset.name,
-        "dataset_sha256": dataset.digest,
+# descriptions -----------------------------------------------------------------------------------------------
+
+
+def describe(source: Source, command: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - TOML values
+    """Return the table of a fitted part: where its data comes from, date, command, versions and `more`."""
+    return {
+        "provenance": str(source.provenance),
+        "dataset": source.name,
+        "dataset_sha256": source.digest,
         "date": today(),
-        "command": f"torchedge fit {dataset.name} --device {device.name} --out {out.resolve().name}",
-        "rows": len(samples.batch),
-        "memory_rows": int(memory_rows(samples, every).sum()),
-        "latency_rows": int(latency_rows(samples, every).sum()),
-        "networks": samples.networks,
+        "command": command,
+        **more,
         "versions": package_versions(),
     }
+
+
+def describe_fit(out: Path, samples: Samples, models: FittedModels, accuracy: Accuracy | None) -> ModeFit:
+    """Return models with the table that the profile has of them: their data and their accuracy."""
+    name = samples.source.name
+    described = describe(
+        samples.source,
+        f"torchedge fit {name} --device {samples.device.name} --out {out.resolve().name}",
+        rows=len(samples.batch),
+        memory_rows=int(samples.usable("memory").sum()),
+        latency_rows=int(samples.usable("latency").sum()),
+        networks=samples.networks,
+    )
     if accuracy is not None:
         tables: dict[str, dict[str, Any]] = {}
-        for (target, protocol), found in accuracy.scores.items():
-            tables.setdefault(target, {})[protocol] = score_table(found)
+        for (figure, protocol), reached in accuracy.scores.items():
+            tables.setdefault(figure, {})[protocol] = score_table(reached)
         described["accuracy"] = tables
     return ModeFit(models, described)
 
 
-def score_table(found: Score) -> dict[str, Any]:
+def score_table(reached: Score) -> dict[str, Any]:
     """Return a score in %, rounded so that the last bits of a platform do not show."""
-    out: dict[str, Any] = {"mean": round(found.mean, 2)}
-    if found.coverage:
-        out["coverage"] = round(found.mean_coverage, 1)
-    return out | {"networks": {name: round(value, 2) for name, value in found.error.items()}}
+    out: dict[str, Any] = {"mean": round(reached.mean, 2)}
+    if reached.coverage:
+        out["coverage"] = round(reached.mean_coverage, 1)
+    return out | {"networks": {name: round(value, 2) for name, value in reached.error.items()}}
 
 
 def package_versions() -> dict[str, str]:
@@ -288,13 +236,13 @@ def package_versions() -> dict[str, str]:
 
 def today() -> str:
     """Return the date to write into profiles, YYYY-MM-DD in UTC."""
-    given = os.environ.get(EPOCH_VARIABLE, "")
-    if given:
+    epoch = os.environ.get(EPOCH_VARIABLE, "")
+    if epoch:
         try:
-            return f"{datetime.fromtimestamp(int(given), timezone.utc):%Y-%m-%d}"
+            return f"{datetime.fromtimestamp(int(epoch), timezone.utc):%Y-%m-%d}"
         except (ValueError, OverflowError, OSError) as error:
             raise InputError(
-                f"{EPOCH_VARIABLE} is {given[:40]!r}, expected seconds since 1970; correct it"
+                f"{EPOCH_VARIABLE} is {epoch[:40]!r}, expected seconds since 1970; correct it"
             ) from error
     return f"{datetime.now(timezone.utc):%Y-%m-%d}"
 
@@ -313,20 +261,20 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _aside(out: Path) -> Iterator[Path]:
-    """Give a folder beside `out` to write into, gone afterwards; `out` exists where all went well."""
-    made: Path | None = None
+def _temporary(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `out`; `out` exists afterwards unless the block fails."""
+    temporary: Path | None = None
     fresh = not out.exists()
     try:
-        made = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
         out.mkdir(exist_ok=True)
-        yield made
+        yield temporary
     except OSError as error:
         raise ProfileError(
             f"{out}: cannot be written ({error.strerror or error}); choose another --out"
         ) from error
     finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
         if fresh and out.is_dir() and not any(out.iterdir()):
             out.rmdir()

@@ -1,45 +1,101 @@
-"""The rows of a dataset that have a graph, with everything simulated and counted once for all fits."""
+"""Measured rows of one device and mode, with everything that fits read of them simulated and counted once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device
-from torchedge.errors import ProfileError
+from torchedge.devices import Device, Provenance, find_device
+from torchedge.devices.parsing import DEVICE_FILE
+from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.analysis import analyse
+from torchedge.prediction.feature_sets import INFERENCE, feature_rows
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.memory.caching_allocator import replay
-from torchedge.prediction.memory.peaks import Peaks, Traits, simulate_peaks
+from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.step_models import Mode
-from torchedge.profiling.datasets import Dataset
-from torchedge.profiling.layer_times import KINDS
+from torchedge.profiling.campaigns.recording import describe_device
+from torchedge.profiling.datasets import ENVIRONMENT, KINDS, Dataset, read_dataset
+from torchedge.storage import read_json
+
+__all__ = [
+    "NO_FOREST",
+    "OWN",
+    "PROTOCOL",
+    "QUANTITIES",
+    "Mask",
+    "Quantity",
+    "Samples",
+    "Source",
+    "candidate_sets",
+    "columns_of",
+    "cross_validate",
+    "device_of",
+    "folds",
+    "measured_device",
+    "network_groups",
+    "network_weights",
+    "prepare",
+    "read_samples",
+    "simulate_records",
+]
 
 FloatArray = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
+Quantity = Literal["memory", "latency"]
+QUANTITIES: tuple[Quantity, ...] = ("memory", "latency")
+
 PROTOCOL = StepSettings(optimizer="sgd-momentum", weight_decay=5e-4)
 """The training step of the perf4sight measurements: SGD with momentum 0.9 and weight decay 5e-4."""
+
+OWN, NO_FOREST = "own", "none"
+"""Names beside those of feature sets: the model's own features, and no forest at all."""
+
+MOST_FOLDS = 10
+"""More networks than this are left out in as many groups, each network in one."""
+
+HOST_BOUND = 1.6
+"""A point that takes less than this times the shortest step of its network waits for the host."""
+
+_LEAST_LAYER_MS = 0.05
+_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where measurements come from: name and sha256 of the dataset, and their provenance."""
+
+    name: str
+    digest: str
+    provenance: Provenance
 
 
 @dataclass(frozen=True)
 class Samples:
-    """R measured rows with a graph: labels, measured figures (NaN: none), simulated peaks, counted work.
+    """R measured rows of one mode on one device: labels, measured figures (NaN: none), simulated peaks, work.
 
-    parts: (R, 6) ms by `layer_times.KINDS`, NaN where they are not known or the host set the pace. steady:
-    whether peaks are those of a steady step, not perf4sight's means of records.
+    network: what is left out together. label: the measured network. which: place of a row's network in
+    `graphs` and `work`. layers: (R, 6) ms by `KINDS`, NaN where unknown or paced by the host. steady: the
+    measured peaks are those of a steady step, not perf4sight's means of records.
     """
 
+    mode: Mode
+    source: Source
     network: npt.NDArray[np.str_]
     level: npt.NDArray[np.int64]
     strategy: npt.NDArray[np.str_]
+    label: npt.NDArray[np.str_]
     batch: FloatArray
     gamma: FloatArray
     allocated: FloatArray
@@ -52,7 +108,7 @@ class Samples:
     device: Device
     graphs: Sequence[ForwardGraph]
     settings: StepSettings
-    parts: FloatArray | None = None
+    layers: FloatArray | None = None
     steady: bool = True
 
     @property
@@ -60,9 +116,30 @@ class Samples:
         """The networks, in alphabetical order."""
         return sorted(set(self.network.tolist()))
 
+    @property
+    def every(self) -> Mask:
+        """(R,) all rows."""
+        return np.ones(len(self.batch), dtype=np.bool_)
+
+    def measured(self, quantity: Quantity) -> FloatArray:
+        """Return (R,) measured memory in MiB or latency in ms."""
+        return self.gamma if quantity == "memory" else self.phi
+
+    def usable(self, quantity: Quantity, rows: Mask | None = None) -> Mask:
+        """Return (R,) which of some rows (default: all) measured a quantity; failed runs have no memory."""
+        usable: Mask = np.isfinite(self.measured(quantity))
+        if quantity == "memory":
+            usable &= self.fits == 1
+        return usable if rows is None else usable & rows
+
     def peaks_of(self, rows: Mask) -> Peaks:
         """Return the simulated peaks of some rows."""
         return self.peaks.some(rows)
+
+    def points(self, rows: Mask) -> list[str]:
+        """Return names of some rows, such as "resnet18-30@16"."""
+        pairs = zip(self.label[rows].tolist(), self.batch[rows].tolist(), strict=True)
+        return [f"{label}@{int(batch)}" for label, batch in pairs]
 
 
 def prepare(
@@ -70,9 +147,9 @@ def prepare(
     device: Device,
     settings: StepSettings = PROTOCOL,
     mode: Mode = "train",
-    tell: Callable[[], object] = lambda: None,
+    step: Callable[[], object] = lambda: None,
 ) -> Samples:
-    """Simulate and count every row of one mode whose network has a graph; `tell` is called a network."""
+    """Simulate and count every row of one mode whose network has a graph; call `step` after each network."""
     rows = dataset.has_graph & (dataset.mode == mode)
     if not rows.any():
         raise ProfileError(
@@ -80,21 +157,24 @@ def prepare(
             "expected rows and topologies of the same names"
         )
     names = sorted(set(dataset.id[rows].tolist()), key=list(dataset.networks).index)
-    under = device_settings(device, settings)
-    graphs = []
+    settings = device_settings(device, settings)
+    analyses = []
     for name in names:
-        graph = dataset.graph_of(name, mode)
-        analyse(graph).tape(under)
-        graphs.append(graph)
-        tell()
+        analyses.append(analyse(dataset.graph_of(name, mode)))
+        analyses[-1].tape(settings)
+        step()
     position = {name: i for i, name in enumerate(names)}
     which = np.array([position[name] for name in dataset.id[rows].tolist()], dtype=np.intp)
     networks = [dataset.networks[name] for name in names]
     batch = dataset.batch[rows].astype(np.float64)
+    tapes, traits = [a.tape(settings) for a in analyses], [a.traits for a in analyses]
     return Samples(
+        mode=mode,
+        source=Source(dataset.name, dataset.digest, dataset.provenance),
         network=np.array([n.architecture for n in networks])[which],
         level=np.array([n.level for n in networks], dtype=np.int64)[which],
         strategy=np.array([n.strategy for n in networks])[which],
+        label=dataset.id[rows],
         batch=batch,
         gamma=dataset["memory"][rows],
         allocated=dataset["allocated"][rows],
@@ -102,42 +182,73 @@ def prepare(
         phi=dataset["latency"][rows],
         fits=dataset["fits"][rows],
         which=which,
-        work=[analyse(g).work for g in graphs],
-        peaks=simulate_peaks([analyse(g).tape(under) for g in graphs], _traits(graphs), which, batch),
+        work=[a.work for a in analyses],
+        peaks=simulate_peaks(tapes, traits, which, batch),
         device=device,
-        graphs=graphs,
-        settings=under,
-        parts=_parts(dataset, rows, mode),
+        graphs=[dataset.graph_of(name, mode) for name in names],
+        settings=settings,
+        layers=_layers(dataset, rows, mode),
         steady=dataset.probed,
     )
 
 
-HOST_BOUND = 1.6
-"""A point whose latency is below this times the least of its network waits for the host, not the device."""
-
-_LEAST_MS = 0.05
-
-
-def _parts(dataset: Dataset, rows: Mask, mode: Mode) -> FloatArray | None:
-    """Return the times of layers by kind (R, 6), NaN where they say little of the device."""
+def _layers(dataset: Dataset, rows: Mask, mode: Mode) -> FloatArray | None:
+    """Return the times of layers by kind (R, 6), NaN where the host and not the device sets the pace."""
     if not dataset.layers:
         return None
     latency = dataset["latency"][rows]
     names, batches = dataset.id[rows].tolist(), dataset.batch[rows].tolist()
-    least: dict[str, float] = {}
+    shortest: dict[str, float] = {}
     for name, ms in zip(names, latency.tolist(), strict=True):
-        least[name] = min(least.get(name, np.inf), ms)
-    found = np.full((len(names), len(KINDS)), np.nan)
+        shortest[name] = min(shortest.get(name, np.inf), ms)
+    layers = np.full((len(names), len(KINDS)), np.nan)
     for row, (name, batch, ms) in enumerate(zip(names, batches, latency.tolist(), strict=True)):
         sums = dataset.layers.get((name, mode, batch))
-        if sums is not None and ms >= HOST_BOUND * least[name]:
-            found[row] = sums
-    found[~(found >= _LEAST_MS)] = np.nan
-    return found
+        if sums is not None and ms >= HOST_BOUND * shortest[name]:
+            layers[row] = sums
+    layers[~(layers >= _LEAST_LAYER_MS)] = np.nan
+    return layers
 
 
-def _traits(graphs: Sequence[ForwardGraph]) -> list[Traits]:
-    return [analyse(g).traits for g in graphs]
+def read_samples(
+    folder: Path,
+    device: Device,
+    settings: StepSettings = PROTOCOL,
+    step: Callable[[], object] = lambda: None,
+) -> dict[Mode, Samples]:
+    """Read a dataset folder and prepare every mode measured there; ProfileError for a damaged folder."""
+    dataset = read_dataset(folder)
+    return {mode: prepare(dataset, device, settings, mode, step) for mode in dataset.modes or ("train",)}
+
+
+def device_of(folder: Path, name: str | None) -> Device:
+    """Return the device that a dataset was measured on: the one named, else the one its folder is called."""
+    if name is not None:
+        return find_device(name)
+    try:
+        return find_device(folder.resolve().name)
+    except (DeviceError, InputError) as error:
+        raise InputError(f"{folder}: the folder's name is not that of a device; add --device NAME") from error
+
+
+def measured_device(folder: Path, name: str | None, scratch: Path) -> Device:
+    """Return the device that a dataset was measured on: a known one, or one that its campaign describes.
+
+    name: default: the dataset's own `device.toml`, else the device its folder is called. For an unknown name
+    a `device.toml` is written into the folder `scratch` from what the campaign's probe reported.
+    """
+    own = folder / DEVICE_FILE
+    if name is None:
+        return find_device(folder) if own.is_file() else device_of(folder, None)
+    try:
+        return find_device(name)
+    except (DeviceError, InputError):
+        if own.is_file() and find_device(folder).name == name:
+            return find_device(folder)
+        if not (folder / ENVIRONMENT).is_file():
+            raise
+    describe_device(scratch, name, read_json(folder / ENVIRONMENT, max_bytes=_MOST_BYTES))
+    return find_device(scratch)
 
 
 def network_weights(samples: Samples, rows: Mask) -> FloatArray:
@@ -154,12 +265,86 @@ def simulate_records(samples: Samples, rows: Mask) -> FloatArray:
     """
     if samples.steady:
         return samples.peaks.allocated[rows]
-    found = np.empty(int(rows.sum()))
+    allocated = np.empty(int(rows.sum()))
     pairs = [
         (write_tape(g, samples.settings, first=True), write_tape(g, samples.settings)) for g in samples.graphs
     ]
     for place, (which, batch) in enumerate(zip(samples.which[rows], samples.batch[rows], strict=True)):
         first, steady = pairs[which]
         steps = replay(steady, int(batch), first=first, steps=1, empty_cache=True).steps
-        found[place] = (2 * steps[0][0] + 3 * steps[1][0]) / 5 / 2**20
-    return found
+        allocated[place] = (2 * steps[0][0] + 3 * steps[1][0]) / 5 / 2**20
+    return allocated
+
+
+# cross-validation -------------------------------------------------------------------------------------------
+
+
+def folds(samples: Samples, rows: Mask, *, levels: bool, networks: bool) -> Iterator[Mask]:
+    """Yield the rows to leave out in turn: each inner pruning level, each network; never all rows.
+
+    Many networks are left out in `MOST_FOLDS` groups.
+    """
+    if levels:
+        inner = sorted(set(samples.level[rows].tolist()))[1:-1]
+        for level in inner:
+            yield rows & (samples.level == level)
+    names = sorted(set(samples.network[rows].tolist()))
+    if networks and len(names) > 1:
+        for group in network_groups(names):
+            yield rows & np.isin(samples.network, group)
+
+
+def network_groups(names: Sequence[str], most: int = MOST_FOLDS) -> list[list[str]]:
+    """Return networks in at most so many groups of nearly equal size, the same whatever their order.
+
+    Where groups hold several networks, names that are alike fall into different ones.
+    """
+
+    def scattered(name: str) -> bytes:
+        return hashlib.sha256(name.encode()).digest()
+
+    order = sorted(names) if len(names) <= most else sorted(names, key=scattered)
+    return [order[start::most] for start in range(min(most, len(order)))]
+
+
+def candidate_sets(samples: Samples) -> tuple[str, ...]:
+    """Return what forests may read: our own features, for inference also the paper's 15."""
+    return (OWN,) if samples.mode == "train" else (OWN, INFERENCE.name)
+
+
+def columns_of(samples: Samples, rows: Mask, feature_set: str | None) -> FloatArray | None:
+    """Return the features (R, F) of a feature set for some rows, None for our own."""
+    if feature_set in (None, OWN):
+        return None
+    return feature_rows(samples.graphs, samples.which[rows], samples.batch[rows], str(feature_set))
+
+
+def cross_validate(
+    samples: Samples,
+    quantity: Quantity,
+    used: Mask,
+    predict: Callable[[Mask, Mask], tuple[Sequence[FloatArray], FloatArray]],
+    *,
+    levels: bool,
+    networks: bool,
+) -> tuple[int, FloatArray, FloatArray, FloatArray]:
+    """Return which of several candidates errs least on rows left out, with its errors there.
+
+    predict(training rows, left-out rows) returns what each candidate predicts of the left-out rows, and the
+    difficulty of these. levels, networks: as in `folds`. Also returned, over the E rows left out: the best
+    candidate's log errors, difficulties, and weights under which every fold counts the same. Raises
+    ProfileError where there is nothing to leave out.
+    """
+    measured = samples.measured(quantity)
+    errors, difficulties, weights = [], [], []
+    for left_out in folds(samples, used, levels=levels, networks=networks):
+        predictions, difficulty = predict(used & ~left_out, left_out)
+        errors.append([np.log(measured[left_out] / predicted) for predicted in predictions])
+        difficulties.append(difficulty)
+        weights.append(np.full(int(left_out.sum()), 1.0 / left_out.sum()))
+    if not weights:
+        raise ProfileError("errors need at least two networks or three pruning levels; measure more")
+    weight = np.concatenate(weights)
+    by_candidate = [np.concatenate(parts) for parts in zip(*errors, strict=True)]
+    best = int(np.argmin([np.average(np.abs(e), weights=weight) for e in by_candidate]))
+    return best, by_candidate[best], np.concatenate(difficulties), weight

@@ -1,23 +1,26 @@
 """A new device from few measurements: another device's fitted models as the prior of its own.
 
-Latency: the base's coefficients, shifted by what both devices' figures say, are prior means; all rates of one
-kind (compute, bandwidth, launches) may move together by a wide factor, each by itself by a narrower one. So
-five points give mostly factors, and a hundred nearly a full fit. Memory: the constants of the process
-(`process_fitting`). A forest corrects what is left: the base's, shrunk to what the points confirm, or one of
-the device's own where there are enough points. Intervals come from points and networks left out in turn, with
-Student's quantiles for their number and the base's errors as a few points' worth of evidence.
+Latency: the base's coefficients, shifted by the ratio of both devices' figures, are prior means; all rates of
+one kind (compute, bandwidth, launches) may move together by a wide factor, each by itself by a narrower one.
+Five points thus determine mostly factors, a hundred nearly a full fit. Memory: the constants of the process
+(`memory_fitting.adapt_process`). A forest corrects the remainder: the base's, shrunk to what the points
+confirm, or one of the device's own with enough points. Intervals come from points and networks left out in
+turn, with Student's quantiles for their number and the base's errors as a few points' worth of evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device
+from torchedge.devices import Device, find_device, list_devices, weakest
 from torchedge.errors import InputError, ProfileError
+from torchedge.forests.trees import Forest, build_forest, evaluate
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, distance_scale, fit_law
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import (
@@ -33,40 +36,57 @@ from torchedge.prediction.latency.roofline import (
 from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel
 from torchedge.prediction.memory.peaks import Peaks
-from torchedge.prediction.step_models import FittedModels
-from torchedge.profiling.designs import NOISE, choose_points
-from torchedge.profiling.latency_fitting import fit_coefficients
-from torchedge.profiling.process_fitting import adapt_process
-from torchedge.profiling.residual_forests import residual_forest
-from torchedge.profiling.samples import Mask, Samples
-from torchedge.profiling.training_fit import any_scale, columns_of, latency_rows, memory_rows, network_groups
+from torchedge.prediction.profiles import read_models
+from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode
+from torchedge.profiling.accuracy import Score, compare, predict_rows
+from torchedge.profiling.forest_fitting import fit_forest, predict_left_out
+from torchedge.profiling.latency_fitting import any_scale, fit_coefficients
+from torchedge.profiling.memory_fitting import adapt_process
+from torchedge.profiling.profile_folders import KEYS, ModeFit, describe, score_table
+from torchedge.profiling.samples import QUANTITIES, Mask, Samples, columns_of, network_groups
 
-__all__ = ["FEWEST", "Base", "adapt_models", "select_points"]
+__all__ = [
+    "FEWEST", "Base", "Transfer", "adapt_mode", "adapt_models", "base_of", "choose_points",
+    "describe_transfer", "residual_forest", "score_rows", "select_points",
+]  # fmt: skip
 
 FloatArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
+
+NOISE = 0.05
+"""Standard deviation, in log, of what a measured figure has that no model explains."""
 
 FEWEST = 3
-"""Points of a figure below which nothing can be adapted."""
+"""Fewest points of a quantity that a model can be adapted to."""
 
 _TOGETHER, _APART = 2.0, 1.0
-"""Standard deviations, in log, of what moves all rates of a kind, and of each rate in those of its prior."""
+"""Standard deviations in log: of the factor on all rates of a kind, and of each rate (in its prior's)."""
 
 _FOLLOWED = tuple(sorted({c.follows for c in COEFFICIENTS if c.follows}))
 _BASE_POINTS, _TWO_SIDED = 5.0, 1.645
 """Points' worth of evidence in the base's errors; standard deviations to either side that hold 90 %."""
 
 _COUNTABLE = 30
-"""Points from which their 90 % quantile is taken for the size of errors where it is smaller."""
+"""From this many points on, the errors' 90 % quantile replaces their mean square where it is smaller."""
 
 _RIDGE = 0.25
 """Weight of the squared distance from the prior; the posterior of independent noise has 0.5. This, the
 spreads above and the noise of the design were chosen on transfers to the TX2."""
 
 _LOST = 0.3
-"""Median error on the points themselves, in log, above which a fit is not believed."""
+"""Median error on the points themselves, in log, above which a fit is rejected."""
 
 _MOST_ROWS = 800
 _KNOTS, _MEMORY_SPREAD, _NETWORK_SPREAD = 8, 0.2, 0.15
+
+OWN_FOREST = 60
+"""Points from which a forest of the device's own is tried."""
+
+_FOREST_RIDGE = 5.0
+"""Points' worth of evidence against the base's forest."""
+
+_MOST_NAMED = 200
+_UNUSED = "unused points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +97,74 @@ class Base:
     models: FittedModels
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Models adapted to the `used` rows (R,) of one mode, and their scores on the other rows by target."""
+
+    mode: Mode
+    base: Device
+    samples: Samples
+    used: Mask
+    models: FittedModels
+    scores: Mapping[str, Score] = field(default_factory=dict)
+
+
+def base_of(name: str, mode: Mode) -> Base | None:
+    """Return a base device with its models of a mode, None where it has none of that mode.
+
+    Raises InputError for a device that has no fitted models at all.
+    """
+    device = find_device(name)
+    models = read_models(device, mode)
+    if models is None and not any(device.profile.get(table) for table in MODE_TABLES.values()):
+        fitted = [d.name for d in list_devices() if any(d.profile.get(t) for t in MODE_TABLES.values())]
+        raise InputError(
+            f"{device.name} has no fitted models to adapt; choose another --base: {', '.join(fitted)}"
+        )
+    return None if models is None else Base(device, models)
+
+
+def adapt_mode(
+    base: Base,
+    samples: Samples,
+    mode: Mode,
+    points: int | None,
+    seed: int = 0,
+    start: Callable[[str], object] = lambda _: None,
+) -> Transfer:
+    """Choose points (None or too many: all rows), adapt the base, and score it on the other rows."""
+    used = samples.usable("memory") | samples.usable("latency")
+    if points is not None and points < used.sum():
+        start("choosing points")
+        used = select_points(base, samples, samples.every, points, seed)
+    models = adapt_models(base, samples, used, start)
+    return Transfer(mode, base.device, samples, used, models, score_rows(models, samples, ~used))
+
+
+def score_rows(models: FittedModels, samples: Samples, rows: Mask) -> dict[str, Score]:
+    """Score models on some rows: error and interval coverage by network, of "gamma" and "phi"."""
+    scores: dict[str, Score] = {}
+    for quantity, model in zip(QUANTITIES, (models.memory, models.latency), strict=True):
+        usable = samples.usable(quantity, rows)
+        if model is not None and usable.any():
+            p = predict_rows(model, samples, usable)
+            scores[KEYS[quantity]] = compare(samples, quantity, usable, p.value, p.low, p.high).score
+    return scores
+
+
 # points -----------------------------------------------------------------------------------------------------
 
 
 def select_points(base: Base, samples: Samples, rows: Mask, count: int, seed: int = 0) -> Mask:
-    """Return which rows to measure: the `count` that tell most about all of them, before any is measured.
+    """Return which `count` rows to measure: those that lower the uncertainty of all rows most.
 
-    Only what was measured in every figure that the dataset has can be chosen. The seed draws half of the
-    candidates, so that another seed gives another, about equally good choice. Raises InputError where fewer
-    rows are there than asked for, or fewer than `FEWEST` are asked for.
+    Only rows with every quantity that the dataset measured can be chosen. The seed draws half of the
+    candidates, so that another seed gives another, about equally good choice. Raises InputError for fewer
+    usable rows than `count`, or a `count` below `FEWEST`.
     """
     if count < FEWEST:
         raise InputError(f"{count} points are asked for; expected at least {FEWEST}, or all")
-    memory, latency = memory_rows(samples, rows), latency_rows(samples, rows)
+    memory, latency = samples.usable("memory", rows), samples.usable("latency", rows)
     usable = memory & latency if (memory & latency).any() else memory | latency
     places = np.flatnonzero(usable)
     if len(places) < count:
@@ -106,8 +181,8 @@ def select_points(base: Base, samples: Samples, rows: Mask, count: int, seed: in
     places = np.sort(np.concatenate([candidates, others]))
     reactions = []
     if base.models.latency is not None and latency.any():
-        found = _reactions(samples, places, _prior(base, samples), _moves())
-        reactions.append(np.concatenate([found, _network_reactions(samples, places)], axis=1))
+        by_rate = _reactions(samples, places, _prior(base, samples), _moves())
+        reactions.append(np.concatenate([by_rate, _network_reactions(samples, places)], axis=1))
     if memory.any():
         reactions.append(_memory_reactions(samples.peaks, places))
     chosen = choose_points(reactions, _weights(samples, places), np.searchsorted(places, candidates), count)
@@ -116,19 +191,19 @@ def select_points(base: Base, samples: Samples, rows: Mask, count: int, seed: in
     return mask
 
 
-def _weights(samples: Samples, places: npt.NDArray[np.intp]) -> FloatArray:
+def _weights(samples: Samples, places: IndexArray) -> FloatArray:
     """Every network counts the same."""
     _, inverse, counts = np.unique(samples.network[places], return_inverse=True, return_counts=True)
     return np.asarray(1.0 / (counts[inverse] * len(counts)))
 
 
-def _network_reactions(samples: Samples, places: npt.NDArray[np.intp]) -> FloatArray:
+def _network_reactions(samples: Samples, places: IndexArray) -> FloatArray:
     """A factor of each network's own, which the time model does not know: it spreads the points."""
     _, inverse = np.unique(samples.network[places], return_inverse=True)
     return _NETWORK_SPREAD * np.eye(int(inverse.max()) + 1)[inverse]
 
 
-def _memory_reactions(peaks: Peaks, places: npt.NDArray[np.intp]) -> FloatArray:
+def _memory_reactions(peaks: Peaks, places: IndexArray) -> FloatArray:
     """Memory as a curve of the simulated reserve, piecewise linear in its logarithm, and linear layers."""
     size = np.log(peaks.reserved[places] + 1.0)
     knots = np.linspace(size.min(), size.max() + 1e-6, _KNOTS)
@@ -136,24 +211,51 @@ def _memory_reactions(peaks: Peaks, places: npt.NDArray[np.intp]) -> FloatArray:
     return np.asarray(_MEMORY_SPREAD * np.column_stack([hats, peaks.linear[places]]))
 
 
+def choose_points(
+    reactions: Sequence[FloatArray], weights: FloatArray, candidates: IndexArray, count: int
+) -> IndexArray:
+    """Return the rows (count,) to measure, the most informative first; all candidates if there are fewer.
+
+    reactions: for each figure that a measurement of a row gives, (R, Z): its change in log by one standard
+    deviation of each of Z unknowns (other unknowns for every figure). weights: (R,) how much a row counts.
+    candidates: rows that may be chosen. Deterministic; of equals the first wins.
+    """
+    left = [int(c) for c in candidates]
+    covariances = [np.eye(r.shape[1]) for r in reactions]
+    chosen: list[int] = []
+    while left and len(chosen) < count:
+        gain = np.zeros(len(left))
+        for reaction, covariance in zip(reactions, covariances, strict=True):
+            spread = reaction[left] @ covariance
+            shared = reaction @ spread.T
+            own = np.einsum("ij,ij->i", spread, reaction[left])
+            gain += (weights @ shared**2) / (own + NOISE**2)
+        best = left.pop(int(np.argmax(gain)))
+        chosen.append(best)
+        for place, (reaction, covariance) in enumerate(zip(reactions, covariances, strict=True)):
+            moved = covariance @ reaction[best]
+            covariances[place] = covariance - np.outer(moved, moved) / (reaction[best] @ moved + NOISE**2)
+    return np.array(chosen, dtype=np.intp)
+
+
 # adapting ---------------------------------------------------------------------------------------------------
 
 
 def adapt_models(
-    base: Base, samples: Samples, rows: Mask, tell: Callable[[str], object] = lambda _: None
+    base: Base, samples: Samples, rows: Mask, start: Callable[[str], object] = lambda _: None
 ) -> FittedModels:
     """Return the base's models adapted to some rows; ProfileError where too few measure any figure.
 
-    A figure that fewer than `FEWEST` rows measure, or that the base has no model of, is left out.
+    A quantity with fewer than `FEWEST` rows, or of which the base has no model, is omitted.
     """
-    memory_used, latency_used = memory_rows(samples, rows), latency_rows(samples, rows)
+    memory_used, latency_used = samples.usable("memory", rows), samples.usable("latency", rows)
     memory: MemoryModel | None = None
     latency: LatencyModel | None = None
     if base.models.memory is not None and memory_used.sum() >= FEWEST:
-        tell("memory")
+        start("memory")
         memory = _adapt_memory(base.models.memory, samples, memory_used)
     if base.models.latency is not None and latency_used.sum() >= FEWEST:
-        tell("latency")
+        start("latency")
         latency = _adapt_latency(base, base.models.latency, samples, latency_used)
     if memory is None and latency is None:
         raise ProfileError(
@@ -163,7 +265,7 @@ def adapt_models(
     return FittedModels(memory, latency, base.models.provenance)
 
 
-def _groups(samples: Samples, used: Mask) -> npt.NDArray[np.intp]:
+def _groups(samples: Samples, used: Mask) -> IndexArray:
     """Return which rows are left out together: networks where there are three or more, else single rows."""
     names = sorted(set(samples.network[used].tolist()))
     if len(names) < 3:
@@ -216,7 +318,7 @@ def _moves() -> FloatArray:
 
 
 def _reactions(
-    samples: Samples, places: npt.NDArray[np.intp], coefficients: FloatArray, moves: FloatArray
+    samples: Samples, places: IndexArray, coefficients: FloatArray, moves: FloatArray
 ) -> FloatArray:
     """Return (R, Z): how the log time of rows changes with each unknown, by central differences."""
     rows = pack(samples.work, samples.which[places], samples.batch[places])
@@ -293,14 +395,14 @@ def _covariance(reactions: FloatArray) -> FloatArray:
     )
 
 
-def _left_out(errors: FloatArray, reactions: FloatArray, groups: npt.NDArray[np.intp]) -> FloatArray:
+def _left_out(errors: FloatArray, reactions: FloatArray, groups: IndexArray) -> FloatArray:
     """Return the errors (N,) that fits without each group would have, to first order (their hat matrix)."""
     hat = reactions @ _covariance(reactions) @ reactions.T / NOISE**2
-    found = np.empty(len(errors))
+    left_out = np.empty(len(errors))
     for group in np.unique(groups):
         rows = np.flatnonzero(groups == group)
-        found[rows] = np.linalg.solve(np.eye(len(rows)) - hat[np.ix_(rows, rows)], errors[rows])
-    return found
+        left_out[rows] = np.linalg.solve(np.eye(len(rows)) - hat[np.ix_(rows, rows)], errors[rows])
+    return left_out
 
 
 # memory -----------------------------------------------------------------------------------------------------
@@ -311,9 +413,9 @@ def _adapt_memory(model: MemoryModel, samples: Samples, used: Mask) -> MemoryMod
     process = adapt_process(peaks, measured, model.process, samples.device)
     missed = np.empty(len(measured))
     for group in np.unique(groups):
-        kept, out = groups != group, groups == group
-        found = adapt_process(peaks.some(kept), measured[kept], model.process, samples.device)
-        missed[out] = np.log(measured[out] / found.base(peaks.reserved[out], peaks.linear[out]))
+        training, out = groups != group, groups == group
+        fitted = adapt_process(peaks.some(training), measured[training], model.process, samples.device)
+        missed[out] = np.log(measured[out] / fitted.base(peaks.reserved[out], peaks.linear[out]))
     bare = replace(model, process=process, forest=None)
     features = bare.features(peaks)
     columns = columns_of(samples, used, model.feature_set)
@@ -336,3 +438,80 @@ def _peak_errors(measured: FloatArray, simulated: FloatArray, base: ErrorModel) 
         return base
     errors = np.log(measured[known] / simulated[known])
     return _student(errors, np.ones(len(errors)), len(errors), base)
+
+
+# the remainder ----------------------------------------------------------------------------------------------
+
+
+def residual_forest(
+    base: Forest | None,
+    columns: FloatArray,
+    own_features: FloatArray,
+    own_names: tuple[str, ...],
+    missed: FloatArray,
+    groups: IndexArray,
+) -> tuple[Forest, FloatArray]:
+    """Return the forest with the smallest errors on rows left out, and these errors.
+
+    columns: what the base's forest reads.
+    """
+    own = np.stack([own_features.min(axis=0), own_features.max(axis=0)]).astype(np.float32)
+    choices: list[tuple[Callable[[], Forest], FloatArray]] = [(lambda: _constant(own_names, own), missed)]
+    if base is not None:
+        corrections, shrunk = evaluate(base, columns), np.empty(len(missed))
+        for group in np.unique(groups):
+            out = groups == group
+            shrunk[out] = missed[out] - _share(corrections[~out], missed[~out]) * corrections[out]
+        share = _share(corrections, missed)
+        choices.append((lambda: replace(base, scale=base.scale * share, offset=base.offset * share), shrunk))
+    if len(missed) >= OWN_FOREST and len(np.unique(groups)) > 1:
+        settings: dict[str, Any] = {"feature_names": own_names, "min_samples_leaf": 4, "max_features": 0.5}
+        predicted = predict_left_out(own_features, missed, groups, **settings)
+        choices.append((lambda: fit_forest(own_features, missed, **settings), missed - predicted))
+    make, left = min(choices, key=lambda choice: float(np.abs(choice[1]).mean()))
+    return make(), left
+
+
+def _share(corrections: FloatArray, missed: FloatArray) -> float:
+    """Return how much of the base's forest the errors confirm, 0 to 1; few points confirm little."""
+    return float(np.clip(corrections @ missed / (corrections @ corrections + _FOREST_RIDGE * NOISE**2), 0, 1))
+
+
+def _constant(names: tuple[str, ...], hull: npt.NDArray[np.float32]) -> Forest:
+    """A forest that corrects nothing, and knows which features were measured."""
+    return build_forest(
+        learner="constant",
+        feature_names=names,
+        feature=np.array([-1], np.int16),
+        payload=np.zeros(1, np.float32),
+        sizes=np.ones(1, np.int32),
+        hull=hull,
+        scale=1.0,
+    )
+
+
+# descriptions -----------------------------------------------------------------------------------------------
+
+
+def describe_transfer(out: Path, transfer: Transfer, points: int | None, seed: int) -> ModeFit:
+    """Return adapted models with their table: base, points, which rows, and their accuracy on the others."""
+    samples, used, models = transfer.samples, transfer.used, transfer.models
+    source = replace(samples.source, provenance=weakest((samples.source.provenance, models.provenance)))
+    chosen = "all" if points is None else str(points)
+    described = describe(
+        source,
+        f"torchedge fit {source.name} --base {transfer.base.name} --points {chosen} --seed {seed} "
+        f"--device {samples.device.name} --out {out.resolve().name}",
+        base=transfer.base.name,
+        base_sha256=transfer.base.fingerprint,
+        points=int(used.sum()),
+        rows=int(used.sum()),
+        memory_rows=int(samples.usable("memory", used).sum()),
+        latency_rows=int(samples.usable("latency", used).sum()),
+        networks=sorted(set(samples.network[used].tolist())),
+    )
+    if used.sum() <= _MOST_NAMED:
+        described["used"] = samples.points(used)
+    if transfer.scores:
+        described["accuracy"] = {name: {_UNUSED: score_table(s)} for name, s in transfer.scores.items()}
+    return ModeFit(FittedModels(models.memory, models.latency, source.provenance), described)

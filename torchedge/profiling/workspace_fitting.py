@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.devices import Provenance
 from torchedge.errors import MissingExtraError, ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.prediction.memory.workspaces import (
@@ -22,9 +23,10 @@ from torchedge.prediction.memory.workspaces import (
     workspace_features,
 )
 from torchedge.profiling.forest_fitting import convert_model
+from torchedge.profiling.profile_folders import PartFit, package_versions, today
 from torchedge.storage.documents import read_unpacked
 
-__all__ = ["CONVOLUTIONS", "Workspaces", "fit_workspaces", "read_workspaces", "score_workspaces"]
+__all__ = ["CONVOLUTIONS", "Workspaces", "fit_device_workspaces", "fit_workspaces", "read_workspaces"]
 
 CONVOLUTIONS = "convolutions.jsonl"
 """The file of a dataset folder that holds measured convolutions, as the probe writes them."""
@@ -33,7 +35,7 @@ FloatArray = npt.NDArray[np.float64]
 
 _LEAVES, _LEAST_ROWS = 8000, 200
 _UNSPLIT = 1.05 * 2**20
-"""The allocator does not split off a MiB: what looks like a workspace below that is the block's own rest."""
+"""The allocator does not split off a MiB: a smaller figure is the unused end of a block, not a workspace."""
 
 _MOST_BYTES = 128 * 2**20
 _DAMAGE = (
@@ -51,7 +53,7 @@ class Workspaces:
 
 
 def read_workspaces(file: str | Path) -> Workspaces:
-    """Read what the probe wrote (also compressed); ProfileError names the line that is none of its rows."""
+    """Read the probe's file (also compressed); ProfileError names a line that is not one of its rows."""
     geometry, measured = [], []
     data = read_unpacked(file, max_bytes=_MOST_BYTES)
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
@@ -59,16 +61,16 @@ def read_workspaces(file: str | Path) -> Workspaces:
             row = json.loads(line)
             if row.get("reason"):
                 continue
-            described = _geometry(row)
-            found = [float(row[f"{phase}_workspace_mib"]) * 2**20 for phase in PHASES]
+            shape = _geometry(row)
+            workspaces = [float(row[f"{phase}_workspace_mib"]) * 2**20 for phase in PHASES]
         except _DAMAGE as error:
             raise ProfileError(
                 f"{file} line {number}: not a measured convolution ({error}); "
                 "expected a line of hooks/convolution_probe.py"
             ) from error
-        if described is not None:
-            geometry.append(described)
-            measured.append(found)
+        if shape is not None:
+            geometry.append(shape)
+            measured.append(workspaces)
     if len(geometry) < _LEAST_ROWS:
         raise ProfileError(
             f"{file}: {len(geometry)} convolutions that are not depthwise, expected at least {_LEAST_ROWS}; "
@@ -98,7 +100,7 @@ def _geometry(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
 def fit_workspaces(measured: Workspaces) -> WorkspaceModel:
     """Fit one tree a phase to the workspace as a multiple of the convolution's tensors.
 
-    The library's choice is a rule over shapes, which a single deep tree finds better than an average of many.
+    The library chooses by a rule over shapes, which a single deep tree fits better than an average of many.
     Raises MissingExtraError without scikit-learn.
     """
     features, tensors = workspace_features(measured.geometry), tensor_bytes(measured.geometry)
@@ -115,13 +117,17 @@ def _tree(features: FloatArray, ratio: FloatArray) -> Forest:
     return convert_model(model, features, feature_names=WORKSPACE_FEATURES, learner="tree")
 
 
-def score_workspaces(model: WorkspaceModel, measured: Workspaces) -> dict[str, float]:
-    """Return for each phase the error over all convolutions, in % of all bytes of workspace."""
-    return {
-        phase: 100 * float(np.abs(model.bytes_of(phase, measured.geometry) - found).sum() / found.sum())
-        for phase, found in _present(measured, PHASES)
-    }
-
-
-def _present(measured: Workspaces, phases: Sequence[str]) -> list[tuple[str, FloatArray]]:
-    return [(p, measured.measured[p]) for p in phases if measured.measured[p].sum() > 0]
+def fit_device_workspaces(folder: Path) -> PartFit | None:
+    """Fit the convolution workspaces that a dataset folder holds measurements of; None where it has none."""
+    for name in (CONVOLUTIONS, CONVOLUTIONS + ".gz"):
+        if (folder / name).exists():
+            measured = read_workspaces(folder / name)
+            described = {
+                "provenance": str(Provenance.MEASURED),
+                "dataset": folder.resolve().name,
+                "date": today(),
+                "convolutions": len(measured.geometry),
+                "versions": package_versions(),
+            }
+            return PartFit(fit_workspaces(measured), described)
+    return None

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchedge.profiling.training_fit import MOST_FOLDS, network_groups
+from torchedge.profiling.samples import MOST_FOLDS, network_groups
 
 NAMES = st.sets(st.text("abcdef0123456789", min_size=1, max_size=8), min_size=1, max_size=60)
 
@@ -30,10 +30,12 @@ def test_the_forest_is_left_out_where_it_only_learns_noise():
     pytest.importorskip("sklearn")
     from dataclasses import replace
 
-    from torchedge.devices import find_device
+    from public_tables import table_samples
+
+    from torchedge.devices import Provenance, find_device
     from torchedge.prediction.memory.peaks import Peaks
-    from torchedge.profiling.public_data import table_samples
-    from torchedge.profiling.training_fit import NO_FOREST, OWN, fit_memory
+    from torchedge.profiling.memory_fitting import fit_memory
+    from torchedge.profiling.samples import NO_FOREST, OWN, Source
 
     random = np.random.default_rng(0)
     count = 120
@@ -42,7 +44,9 @@ def test_the_forest_is_left_out_where_it_only_learns_noise():
     peaks = Peaks(np.full(count, 8.0), 0.9 * reserved, reserved, reserved / 10, linear)
     gamma = (reserved + 900) * np.exp(random.normal(0, 0.05, count))
     groups = [f"family{number % 12}" for number in range(count)]
-    samples = table_samples(find_device("nvidia-a100"), groups, peaks.batch, (), gamma=gamma, peaks=peaks)
+    source = Source("made up", "0" * 64, Provenance.PUBLIC_DATA)
+    device = find_device("nvidia-a100")
+    samples = table_samples(source, device, groups, groups, peaks.batch, (), gamma=gamma, peaks=peaks)
     every = np.ones(count, dtype=bool)
     assert fit_memory(samples, every, feature_sets=(NO_FOREST, OWN)).forest is None
     # Another law by size: the forest sees it, the constant cannot.

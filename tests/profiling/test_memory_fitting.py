@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from torchedge.devices import find_device
-from torchedge.prediction.memory.model import Process
+from torchedge.prediction.memory.model import UNLIMITED, Process
 from torchedge.prediction.memory.peaks import Peaks
-from torchedge.profiling.process_fitting import UNLIMITED, adapt_process
+from torchedge.profiling.memory_fitting import adapt_process
 
 BASE = Process((640.0, 770.0), (0.0, 0.0), UNLIMITED, 1e5)
 

@@ -1,8 +1,9 @@
-"""Accuracy of a transfer against the number of points, beside a fit to all measurements.
+"""Accuracy of a transfer against the number of points, beside a fit to all measurements: docs/transfer.md.
 
-`python benchmarks/transfer.py DATASET --base nvidia-h200 [--split levels|networks|thirds]`: DATASET is a
-folder as `torchedge fit` reads it. Points are chosen from, and the full fit is made on, the training part of
-a split; both are tested on the same other part:
+    python benchmarks/accuracy/transfer.py DATASET --base nvidia-h200 [--split levels|networks|thirds]
+
+DATASET is a folder as `torchedge fit` reads it, or one of the public tables. Minutes a split. Points are
+chosen from, and the full fit is made on, the training part of a split; both are tested on the other part:
 
   levels    pruning levels 0, 30, 50, 70, 90 of every network train, all others test
   networks  each network in turn is tested at the other levels; those levels of all others train
@@ -23,24 +24,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from public_tables import find_public_table, read_public_samples
 
 from torchedge.devices import Device, Provenance
-from torchedge.errors import ProfileError
 from torchedge.prediction.step_models import FittedModels
-from torchedge.profiling.accuracy import TRAINING_LEVELS
-from torchedge.profiling.measured import measured_device, read_measured
+from torchedge.profiling.accuracy import TRAINING_LEVELS, predict_rows
+from torchedge.profiling.latency_fitting import fit_latency
+from torchedge.profiling.memory_fitting import fit_memory
 from torchedge.profiling.profile_folders import one_thread
-from torchedge.profiling.samples import Mask, Samples
-from torchedge.profiling.training_fit import (
-    fit_latency,
-    fit_memory,
-    latency_of,
-    latency_rows,
-    memory_of,
-    memory_rows,
-)
-from torchedge.profiling.transfer import adapt_models, select_points
-from torchedge.profiling.transfer_folders import base_of
+from torchedge.profiling.samples import QUANTITIES, Mask, Samples, device_of, measured_device, read_samples
+from torchedge.profiling.transfer import adapt_models, base_of, select_points
 
 SIZES = (5, 10, 30, 100)
 LIMIT = 1.5
@@ -74,11 +67,9 @@ def without_own_figures(device: Device) -> Device:
 def fit_fully(samples: Samples, rows: Mask) -> FittedModels:
     """Fit every figure that is measured to all of these rows."""
     memory = latency = None
-    try:
+    if samples.usable("memory", rows).any():
         memory = fit_memory(samples, rows, errors=False)
-    except ProfileError:  # not measured
-        memory = None
-    if latency_rows(samples, rows).any():
+    if samples.usable("latency", rows).any():
         latency = fit_latency(samples, rows, errors=False)
     return FittedModels(memory, latency, Provenance.PUBLIC_DATA)
 
@@ -87,29 +78,27 @@ def score(
     samples: Samples, kind: str, make: Callable[[Mask], FittedModels]
 ) -> dict[str, tuple[float, float, float]]:
     """Return by figure: error as the mean over networks, median over rows, coverage; all in %."""
-    every = np.ones(len(samples.batch), dtype=np.bool_)
-    usable = {"Γ": memory_rows(samples, every), "Φ": latency_rows(samples, every)}
-    error = {figure: np.full(len(every), np.nan) for figure in usable}
-    inside = {figure: np.full(len(every), np.nan) for figure in usable}
+    error, inside = (
+        {quantity: np.full(len(samples.batch), np.nan) for quantity in QUANTITIES} for _ in range(2)
+    )
     for pool, test in splits(samples, kind):
         models = make(pool)
-        for figure, model in (("Γ", models.memory), ("Φ", models.latency)):
-            rows = test & usable[figure]
+        for quantity, model in zip(QUANTITIES, (models.memory, models.latency), strict=True):
+            rows = samples.usable(quantity, test)
             if model is None or not rows.any():
                 continue
-            measured = samples.gamma[rows] if figure == "Γ" else samples.phi[rows]
-            told = memory_of(model, samples, rows) if figure == "Γ" else latency_of(model, samples, rows)  # type: ignore[arg-type]
-            error[figure][rows] = 100 * np.abs(told.value / measured - 1)
-            inside[figure][rows] = 100.0 * ((measured >= told.low) & (measured <= told.high))
-    found = {}
-    for figure, errors in error.items():
-        done = np.isfinite(errors)
-        if done.any():
-            names = sorted(set(samples.network[done].tolist()))
-            means = [float(errors[done & (samples.network == name)].mean()) for name in names]
-            cover = float(inside[figure][done].mean())
-            found[figure] = (float(np.mean(means)), float(np.median(errors[done])), cover)
-    return found
+            measured, predicted = samples.measured(quantity)[rows], predict_rows(model, samples, rows)
+            error[quantity][rows] = 100 * np.abs(predicted.value / measured - 1)
+            inside[quantity][rows] = 100.0 * ((measured >= predicted.low) & (measured <= predicted.high))
+    scores = {}
+    for symbol, quantity in zip("ΓΦ", QUANTITIES, strict=True):
+        tested = np.isfinite(error[quantity])
+        if tested.any():
+            names = sorted(set(samples.network[tested].tolist()))
+            means = [float(error[quantity][tested & (samples.network == name)].mean()) for name in names]
+            median, cover = float(np.median(error[quantity][tested])), float(inside[quantity][tested].mean())
+            scores[symbol] = (float(np.mean(means)), median, cover)
+    return scores
 
 
 def main() -> None:
@@ -126,15 +115,24 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as aside, one_thread():
-        device = measured_device(arguments.dataset, arguments.device, Path(aside))
-        for mode, (samples, source) in read_measured(arguments.dataset, without_own_figures(device)).items():
+        if find_public_table(arguments.dataset) is not None:
+            device = device_of(arguments.dataset, arguments.device)
+            samples = read_public_samples(arguments.dataset, without_own_figures(device)).samples
+            measured = {samples.mode: samples}
+        else:
+            device = measured_device(arguments.dataset, arguments.device, Path(aside))
+            measured = read_samples(arguments.dataset, without_own_figures(device))
+        for mode, samples in measured.items():
             base = base_of(arguments.base, mode)
             if base is None:
                 print(f"{arguments.base} has no models of mode {mode}")
                 continue
             full = score(samples, arguments.split, lambda pool, s=samples: fit_fully(s, pool))
             rows = len(samples.batch)
-            print(f"{base.device.name} to {device.name} ({mode}), {rows} rows of {source.name},", end=" ")
+            print(
+                f"{base.device.name} to {device.name} ({mode}), {rows} rows of {samples.source.name},",
+                end=" ",
+            )
             print(f"{len(samples.networks)} networks, split by {arguments.split}, {arguments.seeds} seeds")
             head = "".join(f"{f'{f}: mean, %':>12}{'median':>8}{'inside':>8}{'x full':>8}" for f in full)
             print(f"{'points':<8}{head}")

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from nasbench201 import CellNetwork, cell_function, parse_architecture
 
-from torchedge.devices import Device
-from torchedge.errors import InputError, ProfileError
+from torchedge.devices import Device, Provenance
+from torchedge.errors import CaptureError, InputError, ProfileError
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
@@ -29,16 +30,12 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
 from torchedge.prediction.step_models import Mode
-from torchedge.profiling.nasbench201 import CellNetwork, cell_function, parse_architecture
-from torchedge.profiling.samples import Samples
-from torchedge.profiling.timm_models import load_timm_model
+from torchedge.profiling.samples import Samples, Source
 from torchedge.storage.documents import read_bytes
 from torchedge.tracing.capturing import capture
-
-__all__ = ["EDGE_COLUMNS", "PublicSamples", "find_public_table", "read_public_samples", "table_samples"]
+from torchedge.tracing.vision import prepare_torchvision
 
 FloatArray = npt.NDArray[np.float64]
-Tell = Callable[[], Any]
 Row = Mapping[str, str]
 
 EDGE_COLUMNS: Mapping[str, str] = MappingProxyType(
@@ -74,16 +71,11 @@ _TABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class PublicSamples:
     """Samples of one public table on one device.
 
-    Samples.network names what is left out together: the function of a cell, or timm's module. labels: (R,)
-    the network of each row; skipped: networks without a row in the samples and why; baseline: (R,) the
-    estimate in MiB that the table carries, where it does.
+    Samples.network names what is left out together: the function of a cell, or timm's module. skipped:
+    networks without a row in the samples and why; baseline: (R,) the estimate in MiB that the table has.
     """
 
-    name: str
-    digest: str
-    mode: Mode
     samples: Samples
-    labels: npt.NDArray[np.str_]
     skipped: Mapping[str, str]
     baseline: FloatArray | None = None
 
@@ -93,10 +85,8 @@ def find_public_table(folder: Path) -> str | None:
     return next((name for name in _TABLES if (folder / name).is_file()), None)
 
 
-def read_public_samples(
-    folder: Path, device: Device, *, column: str | None = None, tell: Tell = lambda: None
-) -> PublicSamples:
-    """Read a public table's rows for a device, with each network captured; `tell` is called a network.
+def read_public_samples(folder: Path, device: Device, *, column: str | None = None) -> PublicSamples:
+    """Read a public table's rows for a device, with each network captured.
 
     column: another device of `latency.csv` than the profile's own, or the layout of `steps.csv` ("nchw",
     PyTorch's default, or "nhwc"). Raises ProfileError for a malformed table, InputError where it has no such
@@ -110,7 +100,8 @@ def read_public_samples(
     data = read_bytes(folder / table, max_bytes=_MOST_BYTES)
     rows = _read_rows(folder / table, data, _TABLES[table])
     read = {"latency.csv": _edge_samples, "steps.csv": _step_samples, "memory.csv": _memory_samples}[table]
-    return read(folder.resolve().name, hashlib.sha256(data).hexdigest(), rows, device, column, tell)
+    digest = hashlib.sha256(data).hexdigest()
+    return read(Source(folder.resolve().name, digest, Provenance.PUBLIC_DATA), rows, device, column)
 
 
 def _read_rows(file: Path, data: bytes, columns: Sequence[str]) -> list[Row]:
@@ -142,28 +133,26 @@ def _number(row: Row, name: str, where: str = "") -> float:
 # tables -----------------------------------------------------------------------------------------------------
 
 
-def _edge_samples(
-    name: str, digest: str, rows: Sequence[Row], device: Device, column: str | None, tell: Tell
-) -> PublicSamples:
+def _edge_samples(source: Source, rows: Sequence[Row], device: Device, column: str | None) -> PublicSamples:
     """φ at batch 1 of the cells' networks, 32 x 32 images."""
     wanted = column or EDGE_COLUMNS.get(device.name)
     chosen = [row for row in rows if row["device"] == wanted]
     if not chosen:
         known = ", ".join(sorted({row["device"] for row in rows}))
         raise InputError(
-            f"{name} was not measured on {device.name}; it has {known}: choose one of their profiles"
+            f"{source.name} was not measured on {device.name}; it has {known}: choose one of their profiles"
         )
     folded = wanted not in _RUNS_ON_ZEROS
     graphs = []
     for row in chosen:
         graphs.append(_cell_graph(row["arch"], folded))
-        tell()
     functions = [cell_function(parse_architecture(row["arch"])) for row in chosen]
     phi = np.array([_number(row, "latency_ms") for row in chosen])
+    names, work = [row["arch"] for row in chosen], [count_work(g) for g in graphs]
     samples = table_samples(
-        device, functions, np.ones(len(chosen)), [count_work(g) for g in graphs], graphs=graphs, phi=phi
+        source, device, names, functions, np.ones(len(names)), work, mode="infer", graphs=graphs, phi=phi
     )
-    return PublicSamples(name, digest, "infer", samples, np.array([r["arch"] for r in chosen]), {})
+    return PublicSamples(samples, {})
 
 
 @lru_cache(maxsize=4096)
@@ -174,15 +163,12 @@ def _cell_graph(architecture: str, folded: bool) -> ForwardGraph:
     return capture(module, input_size=(3, 32, 32), mode="infer", method="trace", name=architecture)
 
 
-def _step_samples(
-    name: str, digest: str, rows: Sequence[Row], device: Device, column: str | None, tell: Tell
-) -> PublicSamples:
+def _step_samples(source: Source, rows: Sequence[Row], device: Device, column: str | None) -> PublicSamples:
     """Φ under autocast; families are timm's modules."""
     layout = column or "nchw"
     kept, families, work, skipped = [], [], [], {}
     for row in (row for row in rows if row["layout"] == layout):
         found = load_timm_model(row["model"], int(_number(row, "image_size")), _number(row, "param_count_m"))
-        tell()
         if isinstance(found, str):
             skipped[row["model"]] = found
             continue
@@ -190,15 +176,14 @@ def _step_samples(
         families.append(found.family)
         work.append(count_work(lower_precision(found.graph, STEP_SETTINGS)))
     if not kept:
-        raise InputError(f"{name} has no row in layout {layout!r}; expected nchw or nhwc")
+        raise InputError(f"{source.name} has no row in layout {layout!r}; expected nchw or nhwc")
     batch, phi = (np.array([_number(row, c) for row in kept]) for c in ("batch_size", "step_ms"))
-    samples = table_samples(device, families, batch, work, settings=STEP_SETTINGS, phi=phi)
-    return PublicSamples(name, digest, "train", samples, np.array([r["model"] for r in kept]), skipped)
+    names = [row["model"] for row in kept]
+    samples = table_samples(source, device, names, families, batch, work, settings=STEP_SETTINGS, phi=phi)
+    return PublicSamples(samples, skipped)
 
 
-def _memory_samples(
-    name: str, digest: str, rows: Sequence[Row], device: Device, column: str | None, tell: Tell
-) -> PublicSamples:
+def _memory_samples(source: Source, rows: Sequence[Row], device: Device, column: str | None) -> PublicSamples:
     """Γ as the peak of a whole GPU, of runs that are not saturated; the allocator's figures are not known."""
     settings = device_settings(device, MEMORY_SETTINGS)
     by_model: dict[str, list[Row]] = {}
@@ -211,7 +196,6 @@ def _memory_samples(
     parts: list[Peaks] = []
     for model, own in by_model.items():
         found = load_timm_model(model)
-        tell()
         if isinstance(found, str):
             skipped[model] = found
             continue
@@ -221,14 +205,16 @@ def _memory_samples(
         kept += own
         families += [found.family] * len(own)
     if not kept:
-        raise InputError(f"{name} has no row of a model that this timm knows; expected timm names")
+        raise InputError(f"{source.name} has no row of a model that this timm knows; expected timm names")
     peaks = _joined(parts)
     gamma, baseline = (
         np.array([_number(r, c) for r in kept]) for c in ("max_gpu_memory_mib", "faketensor_peak_mib")
     )
-    samples = table_samples(device, families, peaks.batch, (), settings=settings, gamma=gamma, peaks=peaks)
-    labels = np.array([row["model"] for row in kept])
-    return PublicSamples(name, digest, "train", samples, labels, skipped, baseline)
+    names = [row["model"] for row in kept]
+    samples = table_samples(
+        source, device, names, families, peaks.batch, (), settings=settings, gamma=gamma, peaks=peaks
+    )
+    return PublicSamples(samples, skipped, baseline)
 
 
 def _joined(parts: Sequence[Peaks]) -> Peaks:
@@ -237,11 +223,14 @@ def _joined(parts: Sequence[Peaks]) -> Peaks:
 
 
 def table_samples(
+    source: Source,
     device: Device,
+    names: Sequence[str],
     groups: Sequence[str],
     batch: FloatArray,
     work: Sequence[Workload],
     *,
+    mode: Mode = "train",
     graphs: Sequence[ForwardGraph] = (),
     settings: StepSettings | None = None,
     phi: FloatArray | None = None,
@@ -253,9 +242,12 @@ def table_samples(
     none = np.full(count, np.nan)
     blank = Peaks(batch, none, none, none, np.zeros(count, dtype=np.bool_))
     return Samples(
+        mode=mode,
+        source=source,
         network=np.array(groups),
         level=np.zeros(count, dtype=np.int64),
         strategy=np.full(count, ""),
+        label=np.array(names),
         batch=batch,
         gamma=none if gamma is None else gamma,
         allocated=none,
@@ -269,3 +261,48 @@ def table_samples(
         graphs=graphs,
         settings=device_settings(device, settings),
     )
+
+
+# timm's networks --------------------------------------------------------------------------------------------
+
+_SAME_SIZE = 0.01
+"""Largest relative difference of parameters under which a name is taken to mean the same architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimmModel:
+    """A training step of one architecture; `family` is the timm module of its class, such as "resnet"."""
+
+    graph: ForwardGraph
+    family: str
+
+
+def load_timm_model(
+    name: str, image_size: int | None = None, parameters_m: float | None = None
+) -> TimmModel | str:
+    """Build and capture an architecture without memory for its weights, or say why it cannot be.
+
+    name: of today or deprecated (timm maps it to its successor). image_size: by default the architecture's
+    own. parameters_m: its parameters in millions as measured: another number means that the name has changed
+    its meaning.
+    """
+    prepare_torchvision()
+    import timm
+
+    if not timm.is_model(name):
+        return "unknown to this timm"
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = timm.create_model(name)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        return f"cannot be built ({type(error).__name__})"
+    count = sum(p.numel() for p in model.parameters()) / 1e6
+    if parameters_m is not None and abs(count / parameters_m - 1) > _SAME_SIZE:
+        return "another network under that name today"
+    side = image_size if image_size is not None else model.default_cfg.get("input_size", (3, 224, 224))[-1]
+    try:
+        graph = capture(model, input_size=(3, side, side), mode="train", name=name)
+    except CaptureError:
+        return f"cannot be captured at {side} x {side}"
+    return TimmModel(graph, type(model).__module__.rsplit(".", 1)[-1])

@@ -1,17 +1,15 @@
 """Tables of networks by name: read, skipped with a reason, scored on groups left out, fitted."""
 
 import csv
-import json
 import math
 
 import numpy as np
 import pytest
+from public_data import METHODS, LeftOut, fit, methods_for, score_left_out
+from public_tables import find_public_table, read_public_samples
 
-from torchedge.cli import main
 from torchedge.devices import find_device
 from torchedge.errors import InputError, ProfileError
-from torchedge.profiling.public_data import find_public_table, read_public_samples
-from torchedge.profiling.public_fits import METHODS, LeftOut, methods_for, score_left_out
 from torchedge.tracing.vision import prepare_torchvision
 
 OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
@@ -51,7 +49,7 @@ def edge(tmp_path_factory):
 def test_edge_rows_are_read_for_one_device(edge):
     assert find_public_table(edge) == "latency.csv"
     public = read_public_samples(edge, find_device("adreno-640"))
-    assert public.mode == "infer" and len(public.labels) == 60
+    assert public.samples.mode == "infer" and len(public.samples.batch) == 60
     assert not public.samples.work[0].training and set(public.samples.batch) == {1.0}
     assert len(public.samples.networks) < 60  # some of these cells compute the same
     with pytest.raises(InputError, match="it has adreno-640, elsewhere"):
@@ -68,20 +66,19 @@ def test_every_method_is_scored_on_groups_it_has_not_seen(edge):
     assert len({score.mean for score in scores.values()}) == len(METHODS)
 
 
-def test_fit_writes_an_inference_profile(edge, tmp_path, monkeypatch, capsys):
+def test_fit_writes_an_inference_profile(edge, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
     out = tmp_path / "mine"
-    words = ["fit", str(edge), "--device", "adreno-640", "--out", str(out), "--no-accuracy", "--json"]
-    assert main(words) == 0
-    table = json.loads(capsys.readouterr().out)["inference"]
+    fit(edge, find_device("adreno-640"), out, force=False, accuracy=False)
+    table = find_device(out).profile["inference"]
     assert table["rows"] == 60 and table["provenance"] == "public data" and "memory_rows" not in table
-    assert table["command"] == "torchedge fit nasbench201-edge --device adreno-640 --out mine"
+    command = "benchmarks/accuracy/public_data.py fit nasbench201-edge --device adreno-640 --out mine"
+    assert table["command"] == command
     from torchedge.prediction.profiles import load_models
 
     models = load_models(find_device(out), "infer")
     assert str(models.latency_provenance) == "public data" and str(models.memory_provenance) == "assumed"
-    assert "torchedge fit" in (out / "device.toml").read_text()
 
 
 def test_timm_steps_name_what_they_skip(tmp_path):
@@ -96,7 +93,9 @@ def test_timm_steps_name_what_they_skip(tmp_path):
     ]  # fmt: skip
     folder = write(tmp_path / "rtx3090-train", "steps.csv", rows)
     public = read_public_samples(folder, find_device("rtx-3090"))
-    assert public.labels.tolist() == ["resnet18", "tv_resnet34"] and public.samples.networks == ["resnet"]
+    assert public.samples.label.tolist() == ["resnet18", "tv_resnet34"] and public.samples.networks == [
+        "resnet"
+    ]
     assert public.skipped == {
         "resnet26": "another network under that name today",
         "nobody_knows": "unknown to this timm",

@@ -1,7 +1,9 @@
-"""Hold the analytic latency of a device nobody fitted against public measurements of it.
+"""The analytic latency of a device without a fitted profile against public measurements: docs/accuracy.md.
 
-`python benchmarks/analytic_latency.py TABLE`, a CSV with the columns gpu, precision, model, batch_size,
-ms_median: torchvision networks, 3 x 224 x 224 (Inception 299), forward and backward, no optimizer step.
+    python benchmarks/accuracy/analytic_latency.py TABLE
+
+TABLE is a CSV with the columns gpu, precision, model, batch_size, ms_median: torchvision
+networks, 3 x 224 x 224 (Inception 299), forward and backward, no optimizer step.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from nasbench201 import CellNetwork, cell_function, parse_architecture, running_edges
 
 from torchedge.errors import ProfileError
-from torchedge.profiling.nasbench201 import CellNetwork, cell_function, parse_architecture, running_edges
 
 CONV3 = "|nor_conv_3x3~0|+|nor_conv_3x3~0|nor_conv_3x3~1|+|nor_conv_3x3~0|nor_conv_3x3~1|nor_conv_3x3~2|"
 SKIPS = "|skip_connect~0|+|none~0|none~1|+|none~0|skip_connect~1|none~2|"

@@ -1,0 +1,92 @@
+"""What the pictures show is what was measured and predicted."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from oracles.comparisons import compared
+
+from torchedge.devices import find_device
+from torchedge.errors import InputError, MissingExtraError
+from torchedge.profiling.accuracy import Report
+from torchedge.profiling.plots import (
+    COLOURS,
+    check_picture,
+    draw_error_histogram,
+    draw_errors_by_network,
+    draw_overview,
+    draw_scatter,
+    require_matplotlib,
+)
+
+
+@pytest.fixture
+def axes():
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
+
+
+def test_the_scatter_shows_every_row_once(axes):
+    table = compared()
+    draw_scatter(axes, table)
+    shown = np.concatenate(
+        [np.asarray(c.get_offsets()) for c in axes.collections if type(c).__name__ == "PathCollection"]
+    )
+    expected = np.column_stack([table.measured, table.value])
+    assert np.allclose(shown[np.lexsort(shown.T)], expected[np.lexsort(expected.T)])
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert axes.get_xlabel() == "measured Φ, ms" and axes.get_ylabel() == "predicted Φ, ms"
+    line = axes.lines[0].get_xydata()
+    assert np.allclose(line[:, 0], line[:, 1])
+
+
+def test_many_networks_share_one_grey(axes):
+    table = compared(network=np.array([f"n{i // 3}" for i in range(27)]))
+    draw_scatter(axes, table)
+    labels = axes.get_legend_handles_labels()[1]
+    assert len(labels) == len(COLOURS) + 1 and "2 others" in labels
+
+
+def test_bars_are_mean_errors_by_way_of_pruning(axes):
+    table = compared()
+    factor = np.select([table.strategy == "random", table.strategy == "l1"], [1.02, 1.05], 1.2)
+    draw_errors_by_network(axes, replace(table, value=factor * table.measured))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["one", "two", "plain"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([2, 5, 2, 5, 20])
+    assert axes.get_legend_handles_labels()[1] == ["random", "l1", "not pruned"]
+
+
+def test_the_histogram_holds_every_row(axes):
+    table = compared(value=compared().measured * np.random.default_rng(0).uniform(0.2, 3, 27))
+    draw_error_histogram(axes, table)
+    assert sum(bar.get_height() for bar in axes.patches) == 27
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_the_same_overview_gives_the_same_file(form, tmp_path):
+    pytest.importorskip("matplotlib")
+    table = compared(level=np.zeros(27, np.int64), strategy=np.full(27, ""))
+    report = Report(find_device("jetson-tx2"), "made up", "0" * 64, "guesses", (table, compared()))
+    files = [tmp_path / f"{name}.{form}" for name in "ab"]
+    for file in files:
+        check_picture(file)
+        draw_overview(report, file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[form])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("a.html", "ends in .png, .svg, .pdf"), ("none/a.png", "in a folder that exists")]
+)
+def test_a_path_that_cannot_be_drawn_to_is_refused_before_the_work(name, expected, tmp_path):
+    with pytest.raises(InputError, match=expected):
+        check_picture(tmp_path / name)
+
+
+def test_a_missing_matplotlib_is_reported_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"torchedge\[plots\]"):
+        require_matplotlib()
