@@ -5,6 +5,8 @@ A message is one line: what was given, what was expected, what to do next.
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "CaptureError",
     "DeviceError",
@@ -20,15 +22,29 @@ __all__ = [
     "PlanError",
     "ProfileError",
     "TorchedgeError",
+    "TorchedgeWarning",
 ]
+
+
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+
+
+def _printable(text: str) -> str:
+    """Return a text as one line without terminal codes; other unprintable characters are escaped."""
+    line = "\\n".join(_TERMINAL_CODE.sub("", text).splitlines())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 class TorchedgeError(Exception):
     """Base of all errors of torchedge: catch this one to catch them all."""
 
     def __init__(self, *args: object) -> None:
-        # A message is one line, also where it quotes a name or a path that is not.
-        super().__init__(*["\\n".join(a.splitlines()) if isinstance(a, str) else a for a in args])
+        # A message is one printable line, also where it quotes a name, a path or another library's message.
+        super().__init__(*[_printable(arg) if isinstance(arg, str) else arg for arg in args])
+
+
+class TorchedgeWarning(UserWarning):
+    """A choice that torchedge made for the user, or a file that it skipped."""
 
 
 class CaptureError(TorchedgeError):

@@ -250,7 +250,7 @@ def test_several_inputs_and_outputs_by_keyword(tmp_path):
     bundle = torchedge.export(
         Two(), {"a": a, "b": b}, out=tmp_path / "two", device="local-cpu", onnx=False, name="two"
     )
-    assert [p.name for p in bundle.outputs] == ["output_0", "output_1"] and bundle.manifest.model == "two"
+    assert [p.name for p in bundle.outputs] == ["sum", "product_0"] and bundle.manifest.model == "two"
     total, product = bundle.run(a, b)
     np.testing.assert_array_equal(total, (a + b).numpy())
     np.testing.assert_array_equal(product, (a * b).numpy())

@@ -119,6 +119,21 @@ def test_the_onnx_model_computes_the_same(model, batch, tmp_path):
     assert os.getcwd().encode() not in (tmp_path / "b" / "model.onnx").read_bytes()
 
 
+def test_outputs_have_the_keys_of_what_the_model_returns(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    class Heads(torch.nn.Module):
+        def forward(self, x):
+            return {"logits": x * 2, "x": x + 1, "states": [x - 1, x - 2]}
+
+    bundle = torchedge.export(Heads(), torch.zeros(2, 3), out=tmp_path / "b", device="local-cpu")
+    assert [port.name for port in bundle.outputs] == ["logits", "x", "states_0", "states_1"]
+    session = runtime.InferenceSession(str(tmp_path / "b" / "model.onnx"))
+    assert [port.name for port in session.get_outputs()] == ["logits", "x_output", "states_0", "states_1"]
+    assert [float(array[0, 0]) for array in bundle.run(np.zeros((2, 3), np.float32))] == [0, 1, -1, -2]
+
+
 def test_an_onnx_model_that_computes_something_else_is_refused(model, batch, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -108,6 +108,7 @@ WRONG = {
     "noise for a program": (("predict", "noise.pt2", "-d", "tx2"), "noise.pt2"),
     "missing ONNX file": (("predict", "nowhere.onnx", "-d", "tx2"), "no such file"),
     "weights for a model": (("predict", "weights.pth", "-d", "tx2"), "holds weights"),
+    "missing weights": (("predict", "nowhere.pth", "-d", "tx2"), "no such file"),
     "unknown feature set": (("features", "nets.py:fine", "--feature-set", "perf5sight"), "perf4sight"),
     "plot of an unknown kind": (("simulate", "nets.py:fine", "--plot", "x.docx"), ".png"),
     "plot into nowhere": (("simulate", "nets.py:fine", "--plot", "nowhere/x.png"), "folder"),

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from torchedge.devices import (
     match_device,
     write_device,
 )
-from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeError
+from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeError, TorchedgeWarning
 from torchedge.storage import data_folder
 
 MINE = {
@@ -67,6 +68,16 @@ def test_did_you_mean(name, suggestion):
 def test_an_unlike_name_says_where_to_look():
     with pytest.raises(DeviceError, match="see torchedge devices"):
         find_device("qqqqqqqq")
+
+
+def test_a_family_s_name_is_announced():
+    words = "'Adreno' stands for adreno-740; name one of adreno-540, adreno-630"
+    with pytest.warns(TorchedgeWarning, match=words):
+        assert find_device("Adreno").name == "adreno-740"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("adreno-740", "Adreno (TM) 740", "snapdragon 8 gen 2", "orin", "cpu"):
+            find_device(name)
 
 
 def test_by_folder(home, monkeypatch):

@@ -122,14 +122,21 @@ def test_files(tmp_path):
         ("timm:resnt50", r"no model is called 'resnt50'"),
         ("nothing.onnx", "no such file"),
         ("nothing.pt2", "no such file"),
-        ("weights.pth", "weights, not a model"),
-        ("weights.safetensors", "weights, not a model"),
+        ("weights.pth", r"weights.pth: there is no such file"),
+        ("model.pt", r"model.pt: there is no such file"),
     ],
 )
 def test_unknown_models(text, words):
     pytest.importorskip("timm")
     with pytest.raises(InputError, match=words):
         load_model(text)
+
+
+@pytest.mark.parametrize("name", ["weights.pth", "model.pt", "weights.safetensors"])
+def test_files_of_weights_are_no_models(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InputError, match="holds weights, not a model; expected"):
+        load_model(str(tmp_path / name))
 
 
 def test_detectors_are_refused_with_their_backbone_named():

@@ -127,7 +127,8 @@ def make_bundle(
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
             leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            told = write_onnx(folder / ONNX, request.model, args, kwargs, names[: len(leaves)], expected)
+            ports = (names[: len(leaves)], captured.output_names)
+            told = write_onnx(folder / ONNX, request.model, args, kwargs, ports, expected)
             files |= {
                 name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
             }
@@ -319,11 +320,7 @@ def _manifest(
     program = programs[0]
     fed = _fed(program)
     values = [captured.step.values[place] for place in captured.step.outputs]
-    several = len(values) > 1
-    names = [
-        value.name if request.train else f"output_{n}" if several else "output"
-        for n, value in enumerate(values)
-    ]
+    names = [value.name for value in values] if request.train else captured.output_names
     return Manifest(
         model=program.name,
         mode="train" if request.train else "infer",

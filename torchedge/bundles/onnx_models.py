@@ -49,12 +49,12 @@ def write_onnx(
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    names: Sequence[str],
+    ports: tuple[Sequence[str], Sequence[str]],
     expected: Sequence[torch.Tensor],
 ) -> dict[str, Plain]:
     """Write the model's inference as ONNX; return what the manifest tells of it.
 
-    names: of the inputs. expected: what `eager_outputs` returned.
+    ports: names of inputs and outputs. expected: what `eager_outputs` returned.
 
     Raises:
         CaptureError: PyTorch cannot export the model, or the file computes something else.
@@ -62,7 +62,7 @@ def write_onnx(
     import onnx
 
     title = type(model).__name__
-    exported = _exported(model, args, kwargs, names)
+    exported = _exported(model, args, kwargs, *ports)
     for node in exported.model.graph.all_nodes():
         node.metadata_props.clear()  # stack traces: paths of this machine, different from run to run
     exported.save(str(path), include_initializers=True)
@@ -78,7 +78,7 @@ def write_onnx(
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     wanted = [item.name for item in session.get_inputs()]
-    fed = {n: t.detach().cpu().numpy() for n, t in zip(names, tensors, strict=True) if n in wanted}
+    fed = {n: t.detach().cpu().numpy() for n, t in zip(ports[0], tensors, strict=True) if n in wanted}
     found = session.run(None, fed)
     apart = max([_difference(a, b.cpu().numpy()) for a, b in zip(found, expected, strict=True)], default=0.0)
     if not apart <= TOLERANCE:
@@ -90,7 +90,11 @@ def write_onnx(
 
 
 def _exported(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
 ) -> Any:  # noqa: ANN401 - an ONNXProgram
     prepare_torchvision()
     silent = contextlib.redirect_stdout(io.StringIO())
@@ -101,7 +105,8 @@ def _exported(
                 model,
                 args,
                 kwargs=dict(kwargs),
-                input_names=list(names),
+                input_names=list(inputs),
+                output_names=[f"{name}_output" if name in inputs else name for name in outputs],
                 dynamo=True,
                 optimize=False,
                 verbose=False,

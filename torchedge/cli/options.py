@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 from click.shell_completion import CompletionItem
 
-from torchedge.cli.console import set_verbosity, verbosity
-from torchedge.errors import InputError
+from torchedge.cli.console import set_verbosity, verbosity, warn
+from torchedge.errors import InputError, TorchedgeWarning
 
 if TYPE_CHECKING:
     from torchedge.graphs import ForwardGraph
@@ -319,13 +319,15 @@ def debugging() -> bool:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Hide the warnings of torch and torchvision, which are about code that is not the user's."""
+    """Hide the warnings of torch and torchvision, which are about code that is not the user's; print ours."""
     if debugging() or verbosity() > 0:
         yield
         return
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", category=TorchedgeWarning)
+        warnings.showwarning = lambda message, *_, **__: warn(str(message))
         logging.disable(logging.WARNING)
         try:
             yield

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchedge.devices.device import Device
 from torchedge.devices.parsing import DEVICE_FILE, read_device
-from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeWarning
 from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
 
 __all__ = [
@@ -75,7 +75,7 @@ def find_device(name: str | Path) -> Device:
 
     A name is looked for in the user's profiles, then in the packaged ones, first as a name, then as an alias.
     What contains a path separator, or is a `Path`, is a folder; so is a name that no profile bears and that
-    holds a `device.toml`.
+    holds a `device.toml`. A name that stands for a family of devices ("adreno") is announced with a warning.
 
     Raises:
         DeviceError: no such device; the message suggests the nearest names.
@@ -98,10 +98,22 @@ def find_device(name: str | Path) -> Device:
     key = _words(wanted)
     for device in profiles.devices:
         if key and key in _keys(device):
+            _announce(wanted, device, profiles)
             return device
     if (Path(wanted) / DEVICE_FILE).is_file():
         return _read_folder(Path(wanted))
     raise DeviceError(_unknown(wanted, profiles))
+
+
+def _announce(name: str, device: Device, profiles: Profiles) -> None:
+    """Warn where a name is that of a family ("adreno") and stands for one of its devices."""
+    family = [other.name for other in profiles.devices if other.name.startswith(f"{name.lower()}-")]
+    if len(family) > 1 and device.name in family:
+        warnings.warn(
+            f"device {name!r} stands for {device.name}; name one of {', '.join(family)} for another",
+            TorchedgeWarning,
+            stacklevel=3,
+        )
 
 
 def list_devices() -> tuple[Device, ...]:
@@ -112,7 +124,7 @@ def list_devices() -> tuple[Device, ...]:
     """
     profiles = scan_profiles()
     for problem in profiles.problems:
-        warnings.warn(problem, stacklevel=2)
+        warnings.warn(problem, TorchedgeWarning, stacklevel=2)
     return profiles.devices
 
 

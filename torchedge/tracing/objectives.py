@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import CaptureError, InputError
 from torchedge.tracing.restoring import forget_cached, kept_attributes
-from torchedge.tracing.symbolic import tensors_in
+from torchedge.tracing.symbolic import output_names, tensors_in
 
 Loss = Callable[..., Any] | Literal["model"]
 
@@ -33,6 +33,7 @@ class Objective(torch.nn.Module):
         super().__init__()
         self.model, self.loss = model, loss
         self.leaves, self.structure = tree_flatten((args, kwargs, targets))
+        self.output_names: list[str] = []
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -44,6 +45,7 @@ class Objective(torch.nn.Module):
         with kept_attributes(self.model), _written_buffers(self.model):
             outputs = self.model(*args, **kwargs)
         forget_cached((FakeTensor, FunctionalTensor))
+        self.output_names = output_names(outputs, torch.Tensor)
         if self.loss is not None:
             return (self._scalar(outputs, targets),)
         found = tuple(tensors_in(outputs, torch.Tensor))

@@ -44,6 +44,8 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
     if suffix in (".onnx", ".pt2"):
         return _from_file(Path(text), suffix), Path(text).name
     if suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors"):
+        if not Path(text).is_file():
+            raise InputError(f"{text}: there is no such file; expected {_FORMS}")
         raise InputError(f"{text} holds weights, not a model; expected {_FORMS}")
     if suffix == ".py":
         raise InputError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import SequenceKey, tree_flatten, tree_flatten_with_path, tree_map
 
 from torchedge.errors import CaptureError
 from torchedge.graphs import ForwardGraph
@@ -102,6 +102,22 @@ def batch_of(tree: Any) -> int | None:
     """Return the batch size of an example: dimension 0 of its first tensor, None where there is none."""
     first = next((t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor) and t.dim()), None)
     return None if first is None else int(first.shape[0])
+
+
+def output_names(outputs: Any, kind: type) -> list[str]:
+    """Return a name for each tensor of a model's result, after the keys and places that lead to it."""
+    paths = [path for path, leaf in tree_flatten_with_path(outputs)[0] if isinstance(leaf, kind)]
+    if not paths:
+        paths = [(SequenceKey(place),) for place in range(len(tensors_in(outputs, kind)))]
+    names = []
+    for path in paths:
+        steps = [
+            str(getattr(step, "key", getattr(step, "name", getattr(step, "idx", step)))) for step in path
+        ]
+        keyed = bool(path) and not isinstance(path[0], SequenceKey)
+        names.append("_".join(steps if keyed else ["output", *(steps if len(paths) > 1 else [])]))
+    usable = len(set(names)) == len(names) and all(name and name.isprintable() for name in names)
+    return names if usable else [f"output_{place}" for place in range(len(names))]
 
 
 def tensors_in(outputs: Any, kind: type = TracedTensor) -> list[Any]:

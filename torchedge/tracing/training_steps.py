@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,12 +39,14 @@ class CapturedStep:
     tensors: data by value name of parameters, buffers and constants, of hyperparameters ("lr"), and of those
     states that the optimizer holds already; they share memory with the model and the optimizer. Other states
     start as `Step.initial` says. accumulating: the step of the batches whose gradients are only added up,
-    with values of the same names (None where every batch updates).
+    with values of the same names (None where every batch updates). output_names: of the tensors that the
+    model returns, after its keys.
     """
 
     step: Step
     tensors: Mapping[str, torch.Tensor]
     accumulating: Step | None = None
+    output_names: tuple[str, ...] = ()
 
 
 def capture_step(
@@ -199,8 +201,10 @@ class _Capture:
     def inference(self, title: str) -> CapturedStep:
         """Return the step whose outputs are the tensors that the model returns."""
         returned, updates = self._run(1.0)
-        outputs = [i for i in (returned[place] for place in self.joint.outputs) if i is not None]
-        return self._captured(self._finished(self.draft, outputs, updates, title))
+        named = zip(self.joint.outputs, self.objective.output_names, strict=True)
+        outputs = {name: index for place, name in named if (index := returned[place]) is not None}
+        step = self._finished(self.draft, list(outputs.values()), updates, title)
+        return replace(self._captured(step), output_names=tuple(outputs))
 
     def training(self, title: str, optimizer: torch.optim.Optimizer | None, accumulate: int) -> CapturedStep:
         """Return the training step: its outputs are the loss, and the gradients without an optimizer."""
@@ -306,4 +310,5 @@ class _Capture:
     def _captured(self, step: Step, accumulating: Step | None = None) -> CapturedStep:
         steps = [step] if accumulating is None else [step, accumulating]
         names = {value.name for s in steps for value in s.values if value.role != "activation"}
-        return CapturedStep(step, {n: t for n, t in self.data.items() if n in names}, accumulating)
+        tensors = {n: t for n, t in self.data.items() if n in names}
+        return CapturedStep(step, tensors, accumulating, tuple(self.objective.output_names))
