@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 import torchedge
-from torchedge.prediction.memory.plotting import draw_timeline
+from torchedge.prediction.memory.simulation import draw_timeline
 
 SETTINGS = {
     "SGD": {"optimizer": "sgd"},

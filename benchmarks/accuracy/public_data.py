@@ -35,7 +35,7 @@ from torchedge.prediction.feature_sets import INFERENCE
 from torchedge.prediction.intervals import assumed_errors
 from torchedge.prediction.latency.model import LatencyModel
 from torchedge.prediction.latency.roofline import pack, prior_mean
-from torchedge.prediction.step_models import FittedModels
+from torchedge.prediction.profiles import FittedModels
 from torchedge.profiling.accuracy import predict_rows
 from torchedge.profiling.forest_fitting import fit_forest
 from torchedge.profiling.latency_fitting import fit_candidates, fit_coefficients, fit_latency

@@ -22,14 +22,13 @@ from nasbench201 import CellNetwork, cell_function, parse_architecture
 
 from torchedge.devices import Device, Provenance
 from torchedge.errors import CaptureError, InputError, ProfileError
-from torchedge.graphs import ForwardGraph
+from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.peaks import Peaks, graph_traits, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
-from torchedge.prediction.step_models import Mode
 from torchedge.profiling.samples import Samples, Source
 from torchedge.storage.documents import read_bytes
 from torchedge.tracing.capturing import capture

@@ -27,7 +27,7 @@ from public_tables import find_public_table, read_public_samples
 
 from torchedge import __version__, find_device
 from torchedge.devices import Device
-from torchedge.prediction.step_models import MODE_TABLES
+from torchedge.prediction.profiles import MODE_TABLES
 from torchedge.profiling.accuracy import Comparison, Report, compare_profile, compare_unseen
 from torchedge.profiling.datasets import is_dataset
 from torchedge.profiling.plots import (

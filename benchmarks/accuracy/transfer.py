@@ -27,7 +27,7 @@ import numpy as np
 from public_tables import find_public_table, read_public_samples
 
 from torchedge.devices import Device, Provenance
-from torchedge.prediction.step_models import FittedModels
+from torchedge.prediction.profiles import FittedModels
 from torchedge.profiling.accuracy import TRAINING_LEVELS, predict_rows
 from torchedge.profiling.latency_fitting import fit_latency
 from torchedge.profiling.memory_fitting import fit_memory

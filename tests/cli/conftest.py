@@ -24,12 +24,10 @@ def fitted(tmp_path_factory):
     """A profile folder with small forests, fitted on made-up numbers."""
     from torchedge.devices import Provenance, find_device, write_device
     from torchedge.prediction.intervals import DistanceScale, assumed_errors
-    from torchedge.prediction.latency.model import LatencyModel
+    from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
     from torchedge.prediction.latency.roofline import prior_mean
-    from torchedge.prediction.latency.shares import SHARE_NAMES
     from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Process
-    from torchedge.prediction.profiles import write_models
-    from torchedge.prediction.step_models import FittedModels
+    from torchedge.prediction.profiles import FittedModels, write_models
     from torchedge.profiling.forest_fitting import fit_forest
     from torchedge.storage import read_toml
 

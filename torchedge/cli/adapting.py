@@ -13,7 +13,7 @@ from torchedge.cli.console import Progress, number, print_json, print_table, pri
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
-    from torchedge.prediction.step_models import Mode
+    from torchedge.graphs import Mode
     from torchedge.profiling.transfer import Transfer
 
 __all__ = ["add_transfer", "fit_from_base", "is_transfer"]
@@ -46,7 +46,7 @@ def is_transfer(arguments: argparse.Namespace) -> bool:
 def fit_from_base(arguments: argparse.Namespace) -> int:
     """Read, choose points, adapt, score, write."""
     from torchedge.devices.device import thaw
-    from torchedge.prediction.step_models import MODE_TABLES
+    from torchedge.prediction.profiles import MODE_TABLES
     from torchedge.profiling.datasets import is_dataset, read_dataset
     from torchedge.profiling.profile_folders import check_target, one_thread, write_profile
     from torchedge.profiling.samples import PROTOCOL, measured_device, read_samples

@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list[str], list[str]]:
     """Fit every mode of a dataset and write the profile; return it, its modes, what could not be scored."""
-    from torchedge.prediction.step_models import MODE_TABLES, Mode
+    from torchedge.graphs import Mode
+    from torchedge.prediction.profiles import MODE_TABLES
     from torchedge.profiling import profile_folders
     from torchedge.profiling.datasets import read_dataset
     from torchedge.profiling.samples import PROTOCOL, prepare

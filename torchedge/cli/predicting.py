@@ -324,7 +324,7 @@ def _draw(profile: MemoryProfile, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from torchedge.prediction.memory.plotting import draw_timeline
+    from torchedge.prediction.memory.simulation import draw_timeline
 
     figure = draw_timeline(profile).figure
     try:

@@ -16,8 +16,8 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Literal
 
-from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Value
-from torchedge.graphs.sizes import symbolic
+from torchedge.graphs import ITEM_SIZES, ForwardGraph, Op, Poly, Value
+from torchedge.graphs.sizes import poly, symbolic
 from torchedge.ops.strides import Sizes, StrideRule
 
 _FILES = ("convolution", "products", "rows", "pooling", "elementwise", "movement")
@@ -268,3 +268,14 @@ def spec_of(kind: str) -> OpSpec:
 def call_of(graph: ForwardGraph, op: Op, backend: str = "cuda", needs: Sequence[bool] = ()) -> Call:
     """Return the call of an operator of a graph with shapes as `torchedge.graphs.sizes.symbolic` integers."""
     return Call(graph.values, op, needs, backend, graph.training)
+
+
+def forward_flops(graph: ForwardGraph) -> Poly:
+    """Return the FLOPs of one forward pass (a multiply-add is two); unknown operators count nothing."""
+    total: Poly = (0, 0, 0)
+    for op in graph.ops:
+        entry = registry().get(op.kind)
+        if entry is not None:
+            c0, c1, c2 = poly(entry.flops(call_of(graph, op)))
+            total = (total[0] + c0, total[1] + c1, total[2] + c2)
+    return total

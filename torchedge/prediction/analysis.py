@@ -1,11 +1,11 @@
-"""What is worked out once a graph for all batch sizes: work, the tape of allocations, parameter figures."""
+"""The analysis of a graph, done once for all batch sizes: its work, its allocations, its traits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from torchedge.graphs import ForwardGraph
-from torchedge.ops import call_of, registry
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.peaks import Traits, graph_traits
@@ -15,57 +15,51 @@ from torchedge.prediction.memory.tape import Tape
 
 
 @dataclass(slots=True)
-class Analysis:
-    """Results for one graph, made when first asked for."""
+class _Results:
+    """Results for one graph, without a reference to it: they go with the graph."""
 
-    graph: ForwardGraph
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
     works: dict[str | None, Workload] = field(default_factory=dict)
-    _traits: Traits | None = None
+    traits: Traits | None = None
+
+
+_results: WeakKeyDictionary[ForwardGraph, _Results] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Results for one graph, each computed when it is first asked for."""
+
+    graph: ForwardGraph
+    _results: _Results
 
     @property
     def work(self) -> Workload:
-        """What the step makes the device compute and move, in the precision it was captured in."""
+        """The work of a step in the precision the graph was captured in."""
         return self.work_under(None)
 
     def work_under(self, amp: str | None) -> Workload:
-        """What the step makes the device compute and move under autocast to a dtype; None: without."""
-        work = self.works.get(amp)
+        """Return the work of a step under autocast to a dtype; None: without autocast."""
+        work = self._results.works.get(amp)
         if work is None:
-            work = self.works[amp] = count_work(lower_precision(self.graph, StepSettings(amp=amp)))
+            work = self._results.works[amp] = count_work(lower_precision(self.graph, StepSettings(amp=amp)))
         return work
 
     @property
     def traits(self) -> Traits:
         """Parameters, and whether the graph multiplies matrices."""
-        if self._traits is None:
-            self._traits = graph_traits(self.graph)
-        return self._traits
+        if self._results.traits is None:
+            self._results.traits = graph_traits(self.graph)
+        return self._results.traits
 
     def tape(self, settings: StepSettings) -> Tape:
         """Return the allocations of one step under these settings."""
-        tape = self.tapes.get(settings)
+        tape = self._results.tapes.get(settings)
         if tape is None:
-            tape = self.tapes[settings] = write_tape(self.graph, settings)
+            tape = self._results.tapes[settings] = write_tape(self.graph, settings)
         return tape
 
 
 def analyse(graph: ForwardGraph) -> Analysis:
-    """Return the analysis of a graph, remembered on the graph itself and forgotten with it."""
-    found = graph.__dict__.get("_analysis")
-    if not isinstance(found, Analysis):
-        found = graph.__dict__["_analysis"] = Analysis(graph)
-    return found
-
-
-def forward_flops(graph: ForwardGraph, batch_size: int) -> int:
-    """Return the FLOPs of one forward pass (a multiply-add is two); unknown operators count nothing."""
-    known = registry()
-    from torchedge.graphs.sizes import poly, poly_at
-
-    total = 0
-    for op in graph.ops:
-        spec = known.get(op.kind)
-        if spec is not None:
-            total += poly_at(poly(int(spec.flops(call_of(graph, op)))), batch_size)
-    return total
+    """Return the analysis of a graph; its results are computed once."""
+    return Analysis(graph, _results.setdefault(graph, _Results()))

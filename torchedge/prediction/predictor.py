@@ -20,10 +20,9 @@ from torchedge.prediction.memory.model import Memory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
-from torchedge.prediction.memory.workspace_files import load_workspaces
-from torchedge.prediction.profiles import load_models
+from torchedge.prediction.memory.workspaces import load_workspaces
+from torchedge.prediction.profiles import StepModels, load_models
 from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions
-from torchedge.prediction.step_models import StepModels
 
 FloatArray = npt.NDArray[np.float64]
 _MIB = 2.0**20

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.errors import InputError, ProfileError
+from torchedge.graphs import Mode
 from torchedge.prediction.latency.model import LatencyModel, Times
 from torchedge.prediction.memory.model import Memory, MemoryModel
-from torchedge.prediction.profiles import load_models
-from torchedge.prediction.step_models import MODE_TABLES, Mode, StepModels
+from torchedge.prediction.profiles import MODE_TABLES, StepModels, load_models
 from torchedge.profiling.latency_fitting import fit_latency, predict_latency
 from torchedge.profiling.memory_fitting import fit_memory, predict_memory
 from torchedge.profiling.samples import (

@@ -23,8 +23,7 @@ import torch
 
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
-from torchedge.graphs import ForwardGraph
-from torchedge.prediction.step_models import Mode
+from torchedge.graphs import ForwardGraph, Mode
 from torchedge.profiling.topologies import TopologyModule
 from torchedge.storage.documents import read_unpacked
 from torchedge.tracing.capturing import capture

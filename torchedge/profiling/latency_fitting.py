@@ -23,7 +23,7 @@ from torchedge.prediction.intervals import (
     fit_errors,
     fit_law,
 )
-from torchedge.prediction.latency.model import LatencyModel, Times
+from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel, Times
 from torchedge.prediction.latency.roofline import (
     Rows,
     WorkTimes,
@@ -34,7 +34,6 @@ from torchedge.prediction.latency.roofline import (
     step_time,
     work_times,
 )
-from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.latency.workload import PASSES
 from torchedge.profiling.datasets import KINDS
 from torchedge.profiling.forest_fitting import fit_forest

@@ -19,11 +19,11 @@ from torchedge import __version__
 from torchedge.devices import Device, find_device, write_device
 from torchedge.devices.parsing import DEVICE_FILE
 from torchedge.errors import InputError, ProfileError
-from torchedge.prediction.memory.workspace_files import FILE as WORKSPACES_FILE
-from torchedge.prediction.memory.workspace_files import TABLE as WORKSPACES
-from torchedge.prediction.memory.workspace_files import write_workspaces
-from torchedge.prediction.profiles import file_names, write_models
-from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode
+from torchedge.graphs import Mode
+from torchedge.prediction.memory.workspaces import FILE as WORKSPACES_FILE
+from torchedge.prediction.memory.workspaces import TABLE as WORKSPACES
+from torchedge.prediction.memory.workspaces import write_workspaces
+from torchedge.prediction.profiles import MODE_TABLES, FittedModels, file_names, write_models
 from torchedge.profiling.accuracy import PROTOCOLS, Score, many_networks, score, score_simulation
 from torchedge.profiling.latency_fitting import fit_latency
 from torchedge.profiling.memory_fitting import fit_memory

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torchedge.devices import Device, Provenance, find_device
 from torchedge.devices.parsing import DEVICE_FILE
 from torchedge.errors import DeviceError, InputError, ProfileError
-from torchedge.graphs import ForwardGraph
+from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.analysis import analyse
 from torchedge.prediction.feature_sets import INFERENCE, feature_rows
 from torchedge.prediction.latency.workload import Workload
@@ -23,7 +23,6 @@ from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
-from torchedge.prediction.step_models import Mode
 from torchedge.profiling.campaigns.recording import describe_device
 from torchedge.profiling.datasets import ENVIRONMENT, KINDS, Dataset, read_dataset
 from torchedge.storage import read_json

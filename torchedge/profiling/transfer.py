@@ -21,8 +21,9 @@ import numpy.typing as npt
 from torchedge.devices import Device, find_device, list_devices, weakest
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.trees import Forest, build_forest, evaluate
+from torchedge.graphs import Mode
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, distance_scale, fit_law
-from torchedge.prediction.latency.model import LatencyModel
+from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.roofline import (
     COEFFICIENTS,
     Rows,
@@ -33,11 +34,9 @@ from torchedge.prediction.latency.roofline import (
     step_time,
     work_times,
 )
-from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel
 from torchedge.prediction.memory.peaks import Peaks
-from torchedge.prediction.profiles import read_models
-from torchedge.prediction.step_models import MODE_TABLES, FittedModels, Mode
+from torchedge.prediction.profiles import MODE_TABLES, FittedModels, read_models
 from torchedge.profiling.accuracy import Score, compare, predict_rows
 from torchedge.profiling.forest_fitting import fit_forest, predict_left_out
 from torchedge.profiling.latency_fitting import any_scale, fit_coefficients

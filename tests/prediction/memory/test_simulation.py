@@ -128,7 +128,7 @@ def test_unusable_batch_sizes_are_refused(graph, batch):
 def test_plot_draws_phases_and_peak(graph):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    from torchedge.prediction.memory.plotting import draw_timeline
+    from torchedge.prediction.memory.simulation import draw_timeline
 
     axes = draw_timeline(simulate(graph, 8))
     assert {t.get_text() for t in axes.get_legend().get_texts()} >= {"forward", "backward"}

@@ -15,13 +15,16 @@ from torchedge.forests.files import write_forests
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.simulation import simulate
 from torchedge.prediction.memory.step_tapes import write_tape
-from torchedge.prediction.memory.workspace_files import FILE, TABLE, load_workspaces, write_workspaces
 from torchedge.prediction.memory.workspaces import (
+    FILE,
     PHASES,
+    TABLE,
     WORKSPACE_FEATURES,
     WorkspaceModel,
+    load_workspaces,
     tensor_bytes,
     workspace_features,
+    write_workspaces,
 )
 from torchedge.prediction.predictor import device_settings
 from torchedge.storage import file_sha256, read_toml

@@ -1,20 +1,26 @@
-"""What a device's convolution library takes beside the tensors of a convolution, learnt from measurements.
+"""Workspaces: memory that a device's convolution library takes beside the tensors of a convolution.
 
-Libraries choose an algorithm by shape, and some of these need the operands in another layout or partial sums:
-a workspace of about the size of the tensors, or none. Which it is follows from the shape; forests fitted to
-measured workspaces of single convolutions (`hooks/convolution_probe.py`) say so.
+Libraries choose an algorithm by shape, and some algorithms need the operands in another layout or partial
+sums: a workspace of about the size of the tensors, or none. Forests predict it from the shape; they are
+fitted to measured workspaces of single convolutions (`hooks/convolution_probe.py`) and stored in the profile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.devices import Device
+from torchedge.errors import ProfileError
+from torchedge.forests.files import read_forests, write_forests
 from torchedge.forests.trees import Forest, evaluate
+from torchedge.storage import file_sha256, resolve_inside
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -129,12 +135,12 @@ def scratch_bytes(
     model: WorkspaceModel, phases: npt.NDArray[np.int64], geometry: FloatArray
 ) -> npt.NDArray[np.int64]:
     """Return (B, W) bytes of W workspaces in B variants; phases: (W,), geometry: (B, W, 9)."""
-    found = np.zeros(geometry.shape[:2], dtype=np.int64)
+    sizes = np.zeros(geometry.shape[:2], dtype=np.int64)
     for index, phase in enumerate(PHASES):
         chosen = phases == index
         rows = geometry[:, chosen].reshape(-1, len(GEOMETRY))
-        found[:, chosen] = model.bytes_of(phase, rows).reshape(len(geometry), -1)
-    return found
+        sizes[:, chosen] = model.bytes_of(phase, rows).reshape(len(geometry), -1)
+    return sizes
 
 
 def convolution_geometry(
@@ -152,7 +158,46 @@ def convolution_geometry(
 
 
 def _product(sides: Sequence[Any]) -> Any:  # noqa: ANN401 - an int or a Size
-    found: Any = 1
+    product: Any = 1
     for side in sides:
-        found = found * side
-    return found
+        product = product * side
+    return product
+
+
+# files -----------------------------------------------------------------------------------------------
+
+
+TABLE, FILE = "workspaces", "workspaces.safetensors"
+"""`[profile.workspaces]` of device.toml, and the file beside it."""
+
+_MOST_BYTES = 8 * 2**20
+_REBUILD = "rebuild the profile with `torchedge fit`"
+
+
+def load_workspaces(device: Device) -> WorkspaceModel | None:
+    """Return the workspaces measured on a device, None for a device without such measurements.
+
+    Raises ProfileError for a file that is missing, damaged or made for another version.
+    """
+    described = device.profile.get(TABLE)
+    if not isinstance(described, Mapping):
+        return None
+    return _loaded(device.folder, str(described.get("sha256")))
+
+
+@lru_cache(maxsize=16)
+def _loaded(folder: Path, digest: str) -> WorkspaceModel:
+    path = resolve_inside(folder, FILE)
+    if file_sha256(path, max_bytes=_MOST_BYTES) != digest:
+        raise ProfileError(
+            f"{path} is not the file that device.toml describes (its sha256 differs); "
+            f"restore it, or {_REBUILD}"
+        )
+    expected = dict.fromkeys(PHASES, WORKSPACE_FEATURES)
+    return WorkspaceModel(read_forests(path, expected=expected, max_bytes=_MOST_BYTES))
+
+
+def write_workspaces(folder: Path, model: WorkspaceModel) -> str:
+    """Write a device's workspaces into its profile's folder; return the file's sha256."""
+    write_forests(folder / FILE, model.forests)
+    return file_sha256(folder / FILE, max_bytes=_MOST_BYTES)

@@ -9,12 +9,17 @@ from torchedge.devices import Provenance, find_device, write_device
 from torchedge.errors import ProfileError
 from torchedge.prediction.feature_sets import INFERENCE
 from torchedge.prediction.intervals import DistanceScale, assumed_errors
-from torchedge.prediction.latency.model import LatencyModel
+from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.roofline import prior_mean
-from torchedge.prediction.latency.shares import SHARE_NAMES
 from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel, Process
-from torchedge.prediction.profiles import file_names, load_models, read_models, write_models
-from torchedge.prediction.step_models import MODE_TABLES, FittedModels
+from torchedge.prediction.profiles import (
+    MODE_TABLES,
+    FittedModels,
+    file_names,
+    load_models,
+    read_models,
+    write_models,
+)
 from torchedge.storage import read_toml
 
 pytest.importorskip("sklearn")
