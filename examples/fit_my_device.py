@@ -54,7 +54,7 @@ def main() -> None:
 
     # 1. Measure. Stop it whenever you like: the same command goes on with what is left.
     where = ("--over", arguments.over, "--processor", arguments.processor)
-    torchedge("profile", "--device-name", arguments.name, "--plan", plan, *where, "--out", measured)
+    torchedge("campaign", "run", arguments.name, "--plan", plan, *where, "--out", measured)
 
     # 2. Adapt the base to a few of the points; it is tested on the others.
     few = ("--base", arguments.base, "--points", arguments.points)

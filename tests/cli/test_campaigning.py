@@ -26,7 +26,7 @@ def campaign(tmp_path, monkeypatch):
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN)
     prepare(tmp_path / "out", read_plan(plan))
-    return ["profile", "--device-name", "my-board", "--plan", str(plan), "--out", str(tmp_path / "out")]
+    return ["campaign", "run", "my-board", "--plan", str(plan), "--out", str(tmp_path / "out")]
 
 
 def test_runs_and_says_what_comes_next(campaign, tmp_path, capsys):
@@ -68,7 +68,7 @@ def test_interrupted_says_how_to_go_on(campaign, capsys, monkeypatch):
 
 
 def test_show_plan(capsys):
-    assert main(["profile", "--plan", "quick", "--show-plan"]) == 0
+    assert main(["campaign", "show", "quick"]) == 0
     out = capsys.readouterr().out
     assert "networks = [" in out and out.rstrip().endswith("# 6 networks, 30 points")
 
@@ -76,21 +76,24 @@ def test_show_plan(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "expected local-cpu, or --device-name"),
-        (["--device-name", "x"], "no --plan is given"),
-        (["--plan", "quick"], "the device has no name"),
-        (["--plan", "quick", "--device-name", "My Board"], "expected lower case letters"),
-        (["local-cpu", "--plan", "quick", "--device-name", "other"], "two names are given"),
-        (["--plan", "nothing", "--device-name", "x"], "is no file; expected standard, quick"),
-        (["--plan", "quick", "--device-name", "x", "--over", "usb"], "--over is 'usb'; expected local"),
-        (["--plan", "quick", "--device-name", "x", "--processor", "tpu"], "invalid choice"),
-        (["--plan", "quick", "--device-name", "x", "--convolutions", "5"], "'5'; expected 1000 to 200000"),
-        (["--convolutions", "5000"], "no --plan is given"),
-        (["my-board"], "--device-name NAME --plan PLAN"),
+        (["campaign", "run"], "Missing argument 'NAME'"),
+        (["campaign", "run", "x"], "Missing option '--plan'"),
+        (["campaign", "run", "--plan", "quick"], "Missing argument 'NAME'"),
+        (["campaign", "run", "My Board", "--plan", "quick"], "expected lower case letters"),
+        (["campaign", "run", "x", "y", "--plan", "quick"], "unexpected extra argument (y)"),
+        (["campaign", "run", "x", "--plan", "nothing"], "is no file; expected standard, quick"),
+        (["campaign", "show", "nothing"], "is no file; expected standard, quick"),
+        (["campaign", "run", "x", "--plan", "quick", "--over", "usb"], "--over is 'usb'; expected local"),
+        (["campaign", "run", "x", "--plan", "quick", "--processor", "tpu"], "'tpu' is not one of"),
+        (
+            ["campaign", "run", "x", "--plan", "quick", "--convolutions", "5"],
+            "5 is not 0 or from 1000",
+        ),
+        (["profile", "my-board"], "torchedge campaign run NAME --plan PLAN"),
     ],
 )
 def test_what_is_wrong_is_one_line(words, said, capsys):
-    assert main(["profile", *words]) == BAD_INPUT
+    assert main(words) == BAD_INPUT
     out, err = capsys.readouterr()
     assert said in err and err.count("\n") == 1 and not out
 

@@ -82,14 +82,17 @@ PYTHON = {
     "features": "features",
     "plan model": "plan",
     "export": "export",
+    "search": "search",
 }
 
 
 DEFAULTS = {"optimizer", "mode", "amp", "accumulation", "precision", "fusion", "effort", "lam", "seed"}
+LIMITS = {"training_memory", "inference_memory", "training_latency", "inference_latency"}
 ONLY_SHELL = {
     "predict": {"memory_limit", "confidence", "max_batch_size"},
     "simulate": {"plot"},
     "features": set(),
+    "search": {"image_sizes", "input_size", "round_to", "out", "resume", *LIMITS},
     "export": {"batch_size", "input_size", "weights", "lr", "mode", "accumulation"},
     "plan model": {"plot", "picture", "layers", "out", "write_instance", "strategy"},
 }

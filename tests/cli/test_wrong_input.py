@@ -114,7 +114,7 @@ WRONG = {
     "plot into nowhere": (("simulate", "nets.py:fine", "--plot", "nowhere/x.png"), "folder"),
     "unknown device to list": (("devices", "jetson-tx3"), "did you mean"),
     "device that is not here": (("profile", "jetson-tx2"), "local-cpu"),
-    "unknown device to measure": (("profile", "qqqqqqq"), "takes a campaign"),
+    "unknown device to measure": (("profile", "qqqqqqq"), "torchedge campaign run"),
     "missing dataset": (("fit", "nowhere", "-d", "tx2", "--out", "new"), "nowhere"),
     "dataset without a table": (("fit", "data", "-d", "tx2", "--out", "new"), "measurements.csv"),
     "dataset called after nothing": (("fit", "data", "--out", "new"), "--device"),

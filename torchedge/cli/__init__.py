@@ -32,7 +32,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "predict": ("predicting:predict", "Predict memory and latency of a training step or an inference."),
         "simulate": ("predicting:simulate", "Show when a step's memory peaks, and which tensors fill it."),
         "features": ("predicting:features", "Print the prediction features of a model."),
-        "search": ("legacy:search", "Search a space of networks for the best one within limits."),
+        "search": ("searching:search", "Search a space of networks for the best one within limits."),
     },
     "Run": {
         "plan": ("planning:plan", "Plan inference of models that are larger than the memory."),
@@ -41,7 +41,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Devices": {
         "devices": ("listing:devices", "List devices, or one with the source of every figure."),
-        "profile": ("legacy:profile", "Measure this machine's processor (20 s)."),
+        "profile": ("measuring:profile", "Measure this machine's processor (20 s)."),
+        "campaign": ("measuring:campaign", "Measure a device, point by point, until its plan is done."),
         "fit": ("legacy:fit", "Fit a device's profile to measurements."),
         "accuracy": ("legacy:accuracy", "Compare predictions with the measurements of a dataset."),
     },

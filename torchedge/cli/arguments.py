@@ -47,9 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     from torchedge import __version__
     from torchedge.cli import (
         fitting,
-        measuring,
         scoring,
-        searching,
     )
 
     parser = Parser(
@@ -62,10 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torchedge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     modules = (
-        measuring,
         fitting,
         scoring,
-        searching,
     )
     for module in modules:
         command = commands.add_parser(

@@ -36,5 +36,4 @@ def _legacy(name: str) -> click.Command:
     return call
 
 
-search = _legacy("search")
-profile, fit, accuracy = _legacy("profile"), _legacy("fit"), _legacy("accuracy")
+fit, accuracy = _legacy("fit"), _legacy("accuracy")

@@ -1,53 +1,45 @@
-"""`torchedge profile`: measure this machine's processor, or a device of your own by a campaign."""
+"""`torchedge profile` and `torchedge campaign`: measure this machine's processor, or any device by a plan."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.arguments import add_json
-from torchedge.cli.campaigning import add_campaign, is_campaign, run_profile
-from torchedge.cli.console import Progress, print_json
+import click
+
+from torchedge.cli.console import Progress, print_json, print_wrapped, warn
+from torchedge.cli.listing import device_document, print_device
+from torchedge.cli.options import PATH, Command, Group, Whole, command
 from torchedge.errors import DeviceError, InputError
 
-NAME = "profile"
-SUMMARY = "measure a device: this machine's processor (20 s), or a campaign"
-DESCRIPTION = """\
-`torchedge profile local-cpu` measures this machine's processor in 20 seconds
-and writes its profile into your own folder, where `predict` and `devices` find
-it before the packaged one.
+if TYPE_CHECKING:
+    from torchedge.profiling.campaigns.running import Summary
 
-`torchedge profile --device-name my-orin --plan standard --over ssh://my-orin`
-measures training and inference of a plan's networks on a device. Stop it, kill
-it or unplug the device at any moment: the same command goes on with what is
-left. The tables in its folder are what `torchedge fit` reads."""
+__all__ = ["campaign", "profile"]
+
+_SHOWN = 5
+"""Reasons of failed points that are printed."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("device", metavar="DEVICE", nargs="?", help="local-cpu")
-    add_campaign(parser)
-    add_json(parser)
+@command("profile", examples=["torchedge profile", "torchedge profile local-cpu --json"])
+@click.argument("device", default="local-cpu")
+def profile(device: str, as_json: bool) -> None:
+    """Measure this machine's processor (20 s).
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write, print."""
-    if is_campaign(arguments):
-        return run_profile(arguments)
-    if arguments.device is None:
-        raise InputError(
-            "nothing to measure is named; expected local-cpu, or --device-name NAME --plan PLAN: run "
-            "`torchedge profile --help` for both"
-        )
+    Its profile goes into your own folder, where `predict` and `devices` find it before the packaged one.
+    DEVICE is local-cpu; `torchedge campaign` measures others.
+    """
     from torchedge.devices import LOCAL_DEVICE, find_device
-
-    if arguments.device not in (LOCAL_DEVICE, *find_device(LOCAL_DEVICE).aliases):
-        raise DeviceError(
-            f"{arguments.device[:60]} takes a campaign, expected {LOCAL_DEVICE} alone; "
-            "measure it with --device-name NAME --plan PLAN --over WAY"
-        )
-    from torchedge.cli.listing import device_document, print_device
     from torchedge.profiling.local_cpu import PROBES, measure_local_cpu
 
+    if device not in (LOCAL_DEVICE, *find_device(LOCAL_DEVICE).aliases):
+        raise DeviceError(
+            f"device is {device[:60]!r}; expected {LOCAL_DEVICE}: measure others with "
+            "`torchedge campaign run NAME --plan PLAN --over WAY`"
+        )
     with Progress(len(PROBES), "measuring") as progress:
         first = True
 
@@ -58,10 +50,210 @@ def run(arguments: argparse.Namespace) -> int:
             first = False
             progress.doing(probe)
 
-        device = measure_local_cpu(tell)
-        progress.step()
-    if arguments.json:
-        print_json(device_document(device))
+        measured = measure_local_cpu(tell)
+    print_json(device_document(measured)) if as_json else print_device(measured)
+
+
+# campaigns --------------------------------------------------------------------------------------------------
+
+
+@click.group("campaign", cls=Group)
+def campaign() -> None:
+    """Measure a device, point by point, until its plan is done.
+
+    A campaign measures training and inference of a plan's networks, on this machine or on a device over ssh
+    or adb. The tables in its folder are what `torchedge fit` reads.
+    """
+
+
+@campaign.command(
+    "show",
+    cls=Command,
+    examples=["torchedge campaign show quick", "torchedge campaign show plan.toml --json"],
+)
+@click.argument("plan")
+def _show(plan: str, as_json: bool) -> None:
+    """Print a plan and its size; measure nothing.
+
+    PLAN is quick (30 points), standard (the grid of the perf4sight paper) or a TOML file.
+    """
+    from torchedge.profiling.campaigns.plans import read_plan
+
+    read = read_plan(plan)
+    items = list(read.items())
+    points = sum(len(item.network.points) for item in items)
+    if as_json:
+        print_json({"plan": read.text, "networks": len(items), "points": points})
+        return
+    print(read.text.rstrip())
+    print(f"# {len(items)} networks, {points} points")
+
+
+class _Convolutions(Whole):
+    """A number of convolutions to measure, or none."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - text or a default
+        """Return the number."""
+        from torchedge.profiling.campaigns.convolutions import LEAST, MOST
+
+        number = super().convert(value, param, ctx)
+        if number and not LEAST <= number <= MOST:
+            self.fail(f"{number} is not 0 or from {LEAST} to {MOST}.", param, ctx)
+        return number
+
+
+@campaign.command(
+    "run",
+    cls=Command,
+    examples=[
+        "torchedge campaign run my-orin --plan standard --over ssh://my-orin",
+        "torchedge campaign run my-phone --plan quick --over adb --python /data/python/bin/python3",
+        "torchedge campaign run my-orin --plan standard --over ssh://my-orin --retry-failed",
+    ],
+)
+@click.argument("device", metavar="NAME")
+@click.option(
+    "--plan", required=True, help="Plan: quick (30 points), standard (the paper's grid) or a TOML file."
+)
+@click.option(
+    "--over",
+    metavar="WAY",
+    default="local",
+    help="Way to the device: local, ssh://[user@]host[:port], adb or adb:SERIAL.",
+)
+@click.option("--out", "-o", type=PATH, metavar="FOLDER", help="Dataset folder. [default: in your own]")
+@click.option("--python", metavar="PATH", help="Python with PyTorch on the device.")
+@click.option(
+    "--processor", type=click.Choice(["cuda", "cpu"]), help="What to measure. [default: cuda where it works]"
+)
+@click.option(
+    "--convolutions",
+    type=_Convolutions(),
+    default=0,
+    help="On CUDA, also measure the workspaces of N convolutions like the plan's, as 20000.",
+)
+@click.option("--retry-failed", is_flag=True, help="Measure failed points again.")
+@click.option("--retry-unsteady", is_flag=True, help="Measure points whose steps differ much again.")
+@click.option("--tables-only", is_flag=True, help="Write the tables; measure nothing.")
+def _run(
+    device: str,
+    plan: str,
+    over: str,
+    out: Path | None,
+    python: str | None,
+    processor: str | None,
+    convolutions: int,
+    retry_failed: bool,
+    retry_unsteady: bool,
+    tables_only: bool,
+    as_json: bool,
+) -> None:
+    """Measure a plan's networks on a device, called NAME from now on.
+
+    Interrupt it, kill it or unplug the device at any moment: the same command continues with what is left.
+    """
+    from torchedge.devices.parsing import NAME
+    from torchedge.profiling.campaigns.plans import read_plan
+    from torchedge.profiling.campaigns.running import Campaign, run_campaign
+    from torchedge.profiling.campaigns.transports import open_transport
+    from torchedge.storage import user_folder
+
+    if not NAME.fullmatch(device):
+        raise InputError(f"the name is {device[:60]!r}; expected lower case letters, digits, '-' and '.'")
+    chosen = read_plan(plan)
+    folder = out or user_folder() / "campaigns" / device
+    again = {"failed": retry_failed, "unsteady": retry_unsteady}
+    retry = tuple(kind for kind, wanted in again.items() if wanted)
+    transport = open_transport(over, python, folder / "device")
+    job = Campaign(folder, chosen, device, over, processor or "", retry, convolutions)
+    with _Bars() as bars:
+        try:
+            summary = run_campaign(job, None if tables_only else transport, bars)
+        except KeyboardInterrupt:
+            bars.note("measurements are kept: the same command continues from here")
+            raise
+    if as_json:
+        counts = ("points", "measured", "out_of_memory", "unsteady", "left")
+        reasons = {"failed": dict(summary.failed), "skipped": dict(summary.skipped)}
+        document = {name: getattr(summary, name) for name in counts}
+        print_json({"device": device, "folder": str(folder), **document, **reasons})
     else:
-        print_device(device)
-    return 0
+        _print(summary, device, folder)
+
+
+def _print(summary: Summary, device: str, folder: Path) -> None:
+    environment = summary.environment or {}
+    if environment:
+        title, torch = environment.get("device_name") or "unknown", environment.get("torch")
+        print_wrapped(f"{device}: {title}, torch {torch}; memory by {environment.get('memory_meter')}")
+    print_wrapped(
+        f"{summary.points} points: {summary.measured} measured, {summary.out_of_memory} out of memory, "
+        f"{len(summary.failed)} failed, {summary.left} left"
+    )
+    for kind, reasons in (("failed", summary.failed), ("skipped", summary.skipped)):
+        for reason, count in Counter(reasons.values()).most_common(_SHOWN):
+            name = next(key for key, value in reasons.items() if value == reason)
+            more = f" and {count - 1} more" if count > 1 else ""
+            print_wrapped(f"{kind}: {name}{more}: {reason}", rest="  ")
+    if summary.failed:
+        print("measure failed points again with --retry-failed")
+    if summary.unsteady:
+        print_wrapped(
+            f"unsteady: the steps of {summary.unsteady} points differ by over half, as on a machine that "
+            "does other work or lowers its clock; measure them again with --retry-unsteady"
+        )
+    print_wrapped(f"tables in {folder}")
+    if summary.measured and not summary.left:
+        from torchedge.storage import user_folder
+
+        described = folder if (folder / "device.toml").exists() else device
+        target = user_folder() / "profiles" / device
+        with contextlib.suppress(OSError):  # fit expects the folder around its profile to exist
+            target.parent.mkdir(parents=True, exist_ok=True)
+        print(f"next: torchedge fit {folder} --device {described} --out {target}")
+
+
+class _Bars:
+    """Shows a campaign's progress: one bar after another."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(kind, error, trace)
+            self._progress = None
+
+    def _begin(self, label: str, total: int, done: int) -> None:
+        self.__exit__(None, None, None)
+        self._progress = Progress(total, label, done=done, remaining=True).__enter__()
+
+    def preparing(self, total: int, done: int) -> None:
+        """Show the networks that are written."""
+        self._begin("preparing networks", total, done)
+
+    def measuring(self, total: int, done: int) -> None:
+        """Show the points that are measured."""
+        self._begin("measuring", total, done)
+
+    def doing(self, stage: str) -> None:
+        """Show the current point."""
+        if self._progress is not None:
+            self._progress.note(stage)
+
+    def step(self) -> None:
+        """Count a point."""
+        if self._progress is not None:
+            self._progress.step()
+
+    def note(self, text: str) -> None:
+        """Write a line of its own."""
+        warn(text)

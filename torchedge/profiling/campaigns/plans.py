@@ -36,7 +36,7 @@ infer_batch_sizes = [1, 8]
 networks = ["resnet18", "mobilenet_v2", "squeezenet1_1"]
 """,
 }
-"""The packaged plans by name; `--show-plan` prints one as a start for your own."""
+"""The packaged plans by name; `torchedge campaign show` prints one as a start for your own."""
 
 Mode = Literal["infer", "train"]
 OPTIMIZERS = ("sgd", "sgd-momentum", "adam", "adamw", "none")

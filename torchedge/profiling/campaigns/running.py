@@ -154,7 +154,7 @@ def _check_same(campaign: Campaign, journal: Journal) -> None:
     device = (journal.session or {}).get("device", campaign.device)
     if device != campaign.device:
         raise InputError(
-            f"{campaign.folder} holds measurements of {device}; expected the same --device-name: correct it, "
+            f"{campaign.folder} holds measurements of {device}; expected the same name: correct it, "
             "or use another --out"
         )
 
