@@ -11,7 +11,8 @@ import pytest
 from torchedge.errors import KernelBuildError
 from torchedge.opencl import compile_kernels, compiling, open_context
 from torchedge.opencl.binary_caches import MAGIC, BinaryCache, default_cache, key_of
-from torchedge.opencl.memory import allocate_buffer, download
+from torchedge.opencl.memory import allocate_buffer, download, upload
+from torchedge.opencl.wide_vectors import in_halves
 
 cl = pytest.importorskip("pyopencl")
 
@@ -183,3 +184,28 @@ def test_kernels_that_clash_are_told_apart():
     sources = {name: put(name, "help()", "int help(void);\n") + helper for name in ("a", "b")}
     with pytest.raises(KernelBuildError, match="a, b build one by one but not together"):
         compile_kernels(open_context(), sources)
+
+
+@pytest.mark.parametrize(
+    "call", ["exp(v)", "fmod(v, v + 1)", "convert_float16(abs(convert_int16(v)))", "fabs(v)"]
+)
+def test_512_bit_vectors_are_computed_on_every_processor(call):
+    text = (
+        "__kernel void wide(__global float16* to, __global const float16* from) "
+        f"{{ const float16 v = from[0]; to[0] = {call}; }}"
+    )
+    context = open_context()
+    values = np.linspace(-2, 2, 16, dtype=np.float32)
+    source, target = (allocate_buffer(context, 64, "test") for _ in range(2))
+    upload(context, context.queue, source, values)
+    kernel = compile_kernels(context, {"wide": text}).kernel("wide")
+    kernel(context.queue, (1,), (1,), target, source)
+    out = np.empty(16, np.float32)
+    download(context, context.queue, target, out)
+    wanted = {"exp": np.exp(values), "fmo": np.fmod(values, values + 1), "fab": np.abs(values)}
+    np.testing.assert_allclose(out, wanted.get(call[:3], np.abs(values.astype(np.int32))), rtol=1e-5)
+
+
+def test_only_texts_with_512_bit_vectors_are_redirected():
+    assert in_halves("__kernel void a(__global float8* t) { t[0] = exp(t[0]); }") == ""
+    assert "te_exp" in in_halves("__kernel void a(__global float16* t) { t[0] = exp(t[0]); }")

@@ -30,36 +30,40 @@ class Function:
 
 
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-_MATH = [
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "erf",
-    "erfc",
-    "floor",
-    "ceil",
-    "trunc",
-    "lgamma",
-]
-_TWO = {"fmod": "fmod", "atan2": "atan2", "hypot": "hypot", "copysign": "copysign", "nextafter": "nextafter"}
+UNARY = tuple(
+    [
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "erfc",
+        "floor",
+        "ceil",
+        "trunc",
+        "lgamma",
+    ]
+)
+"""Functions that OpenCL C calls by the same name, of one argument."""
+BINARY = ("fmod", "atan2", "hypot", "copysign", "nextafter")
+"""The same, of two arguments."""
 
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {
@@ -108,8 +112,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "erfinv": Function("te_erfinv({0})", cost=30, helper="erfinv", lanewise=True),
         "uniform": Function("te_uniform({0}, {1}, {2}, {3})", cost=60, helper="uniform", lanewise=True),
         **{name: Function(f"({{0}} {sign} {{1}})", predicate=True) for name, sign in _COMPARISONS.items()},
-        **{name: Function(f"{name}({{0}})", cost=8) for name in _MATH},
-        **{name: Function(f"{text}({{0}}, {{1}})", cost=8) for name, text in _TWO.items()},
+        **{name: Function(f"{name}({{0}})", cost=8) for name in UNARY},
+        **{name: Function(f"{name}({{0}}, {{1}})", cost=8) for name in BINARY},
     }
 )
 """By name. Predicates on vectors give a mask of -1 and 0, on scalars 1 and 0."""

@@ -12,6 +12,7 @@ from torchedge.errors import KernelBuildError
 from torchedge.opencl.binary_caches import BinaryCache, default_cache, key_of
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.platforms import ClDevice, check_process
+from torchedge.opencl.wide_vectors import in_halves
 
 OPTIONS = ("-cl-std=CL1.2",)
 
@@ -61,6 +62,8 @@ def compile_kernels(
     programs: dict[str, Any] = {}
     for preamble, bodies in groups.items():
         text = "\n".join([preamble, *bodies.values()])
+        if context.device.platform in SELF_CACHING:
+            text = in_halves(text) + text
         try:
             program = _built(context, text, options, kept)
         except context.cl.Error as error:
