@@ -11,6 +11,8 @@ from overlap_strategies import plan_greedily
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.verification import check_plan
 
+pytestmark = pytest.mark.slow
+
 
 def instance_of(capacities, weights, **options):
     layers = tuple(layer(n, c) for n, c in enumerate(capacities, 1))

@@ -12,6 +12,8 @@ from torchedge.streaming.instances import Instance
 from torchedge.streaming.solving.cp_sat import Answer
 from torchedge.streaming.verification import check_plan, verify_plan
 
+pytestmark = pytest.mark.slow
+
 
 def instance_of(capacities, weights, **options):
     layers = tuple(layer(n, c) for n, c in enumerate(capacities, 1))

@@ -54,3 +54,16 @@ def test_the_snippet_of_the_verifier_runs(example, text, tmp_path, monkeypatch):
     assert len(shown) == 2
     for left, right in shown:
         assert repr(eval(left, names)) == f"({right})"
+
+
+@pytest.mark.parametrize(("word", "pictures"), [("simulate_plan", 2), ("simulate_queue", 1)])
+def test_the_snippets_of_the_simulation_run(example, text, tmp_path, monkeypatch, word, pictures):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "instance.json").write_text(example[0], encoding="utf-8")
+    (tmp_path / "plan.json").write_text(example[1], encoding="utf-8")
+    snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(next(s for s in snippets if word in s), names)
+    assert names["run"].latency_ms > 0
+    assert len(list(tmp_path.glob("*.png"))) == pictures

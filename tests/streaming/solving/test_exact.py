@@ -7,16 +7,21 @@ from hypothesis import given, settings
 from oracles.exhaustive_plans import best_plan, smallest_memory
 from oracles.random_instances import instances, random_instance
 
+from torchedge.streaming.solving import solve
 from torchedge.streaming.verification import check_plan
 
-solving = pytest.importorskip("torchedge.streaming.solving")
-if not hasattr(solving, "solve"):
-    pytest.skip("no solver yet", allow_module_level=True)
+pytest.importorskip("ortools")
+pytest.importorskip("scipy")
+
+
+def blocks(count, fast):
+    """Numbers of blocks of seeds; all but the first few run with the slow tests."""
+    return [*range(fast), *(pytest.param(k, marks=pytest.mark.slow) for k in range(fast, count))]
 
 
 def compare(instance):
     """Hold a solved instance against the best there is."""
-    plan, best = solving.solve(instance), best_plan(instance)
+    plan, best = solve(instance), best_plan(instance)
     check_plan(instance, plan)
     if best.status == "INFEASIBLE":
         assert plan.status == "INFEASIBLE"
@@ -29,7 +34,7 @@ def compare(instance):
         assert plan.objective == pytest.approx(best.objective, abs=1e-9)
 
 
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("block", blocks(20, 4))
 def test_a_thousand_tiny_instances(block):
     for seed in range(50 * block, 50 * block + 50):
         compare(random_instance(seed))
@@ -41,17 +46,17 @@ def test_instances_that_shrink(instance):
     compare(instance)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", blocks(10, 3))
 def test_small_and_medium_plans_are_accepted(seed):
     for size in ("small", "medium"):
         instance = random_instance(seed, size)
-        check_plan(instance, solving.solve(instance))
+        check_plan(instance, solve(instance))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_plan_each_time(seed):
     instance = random_instance(seed, "small")
-    assert solving.solve(instance) == solving.solve(instance)
+    assert solve(instance) == solve(instance)
 
 
 def test_the_smallest_limit_that_works_is_told():
@@ -59,4 +64,4 @@ def test_the_smallest_limit_that_works_is_told():
     infeasible = [x for x in tight if best_plan(x).status == "INFEASIBLE"][:40]
     assert len(infeasible) == 40
     for instance in infeasible:
-        assert solving.solve(instance).solver["smallest_memory_chunks"] == smallest_memory(instance)
+        assert solve(instance).solver["smallest_memory_chunks"] == smallest_memory(instance)
