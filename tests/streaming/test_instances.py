@@ -212,7 +212,7 @@ def test_wrong_entries_are_named(case, tmp_path):
         ('{"chunk_bytes": 99999999999999999999}', "64 bits"),
         ('{"chunk_bytes": ' + "9" * 5000 + "}", "x.json"),
         ('{"lambda": 0.9, "lambda": 0.1}', "'lambda' stands twice"),
-        ('{"a": 1}', "the overlap instance has the unknown key 'a'; expected only chunk_bytes"),
+        ('{"a": 1}', "the overlap instance has the unknown key 'a'; expected one of chunk_bytes"),
         ("{}", "the overlap instance has no 'chunk_bytes'"),
     ],
 )

@@ -155,7 +155,7 @@ def _run(
 
     Interrupt it, kill it or unplug the device at any moment: the same command continues with what is left.
     """
-    from torchedge.devices.parsing import NAME
+    from torchedge.devices.device import NAME
     from torchedge.profiling.campaigns.plans import read_plan
     from torchedge.profiling.campaigns.running import Campaign, run_campaign
     from torchedge.profiling.campaigns.transports import open_transport

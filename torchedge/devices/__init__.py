@@ -11,9 +11,16 @@ from torchedge.devices.catalog import (
     profile_roots,
     scan_profiles,
 )
-from torchedge.devices.device import Device, Fact, Figure
-from torchedge.devices.parsing import parse_device, read_device, write_device
-from torchedge.devices.provenance import Provenance, weakest
+from torchedge.devices.device import (
+    Device,
+    Fact,
+    Figure,
+    Provenance,
+    parse_device,
+    read_device,
+    weakest,
+    write_device,
+)
 from torchedge.devices.vocabulary import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEYS
 
 __all__ = [

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from torchedge.devices.device import Device
-from torchedge.devices.parsing import DEVICE_FILE, read_device
+from torchedge.devices.device import DEVICE_FILE, Device, read_device
 from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeWarning
 from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
 

@@ -1,44 +1,96 @@
-"""The nouns: a Device and its Figures, read-only and hashable by content."""
+"""Devices: the read-only nouns, each figure with its provenance, and the `device.toml` that holds them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import total_ordering
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from torchedge.devices.provenance import Provenance
-from torchedge.errors import DeviceError
+from msgspec import Meta
 
-__all__ = ["Device", "DeviceKind", "Fact", "Figure", "MemoryKind", "RuntimeValue"]
+from torchedge.devices.vocabulary import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEYS
+from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.storage import Document, resolve_inside, write_toml
+from torchedge.storage.codecs import OUTSIDE, Codec, OneOf, Text, shortened
+from torchedge.storage.documents import parse_toml, read_bytes
+
+__all__ = [
+    "DEVICE_FILE",
+    "NAME",
+    "Device",
+    "Fact",
+    "Figure",
+    "Provenance",
+    "freeze",
+    "parse_device",
+    "read_device",
+    "thaw",
+    "weakest",
+    "write_device",
+]
+
+DEVICE_FILE = "device.toml"
+MAX_DEVICE_BYTES = 256 * 1024
+MAX_ENTRIES = 64
+
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,62}[a-z0-9])?")
+"""A device's name, which is also its folder's."""
 
 DeviceKind = Literal["gpu", "cpu"]
 MemoryKind = Literal["unified", "dedicated"]
 RuntimeValue = bool | int | float | str
 """One semantic switch of the framework that a profile's measurements refer to."""
 
+Words = Annotated[
+    str,
+    Meta(min_length=1, max_length=4096, pattern=r"\S", description="a text of 1 to 4096 characters"),
+]
+
 _Item = TypeVar("_Item")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One number about a device: value, unit, where it comes from, and the source (or the reasoning)."""
+@total_ordering
+class Provenance(Enum):
+    """Where a figure comes from. Ordered: `MEASURED > PUBLIC_DATA > PUBLISHED > ASSUMED`.
 
-    value: float
-    unit: str
-    provenance: Provenance
-    source: str
+    The value is the word used in `device.toml` and in every result.
+    """
+
+    MEASURED = "measured"
+    """By our probes; the source names date, versions and command."""
+    PUBLIC_DATA = "public data"
+    """Measured by others and published as data."""
+    PUBLISHED = "published"
+    """A vendor's or a paper's figure."""
+    ASSUMED = "assumed"
+    """Derived or guessed; the source gives the reasoning."""
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, Provenance):
+            return NotImplemented
+        return _STRENGTH[self] < _STRENGTH[other]
+
+    def __str__(self) -> str:
+        return self.value
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One property of a device that is no number (a yes or no, or a word), with its provenance and source."""
+_STRENGTH = {provenance: -rank for rank, provenance in enumerate(Provenance)}
 
-    value: bool | str
-    provenance: Provenance
-    source: str
+
+def weakest(provenances: Iterable[Provenance]) -> Provenance:
+    """Return the weakest of some provenances (DESIGN 5.1: a prediction inherits the weakest).
+
+    Raises:
+        ValueError: there is none; a result that used no figure has no provenance to inherit.
+    """
+    return min(provenances)
 
 
 def freeze(value: object) -> object:
@@ -60,6 +112,25 @@ def thaw(value: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """One number about a device: value, unit, where it comes from, and the source (or the reasoning)."""
+
+    value: float
+    unit: str
+    provenance: Provenance
+    source: Words
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One property of a device that is no number (a yes or no, or a word), with its provenance and source."""
+
+    value: bool | str
+    provenance: Provenance
+    source: Words
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """What is known of one device: the content of its `device.toml`.
 
@@ -69,20 +140,31 @@ class Device:
     was read from, `fingerprint` the SHA-256 of the file's bytes.
     """
 
-    name: str
-    title: str
+    name: Annotated[
+        str,
+        Meta(
+            pattern=rf"^{NAME.pattern}(?![\s\S])",
+            description="lower case letters, digits, '-' and '.', up to 64",
+        ),
+    ]
+    title: Words
     kind: DeviceKind
-    vendor: str
+    vendor: Words
     memory: MemoryKind
-    figures: Mapping[str, Figure]
-    folder: Path = field(compare=False)
-    fingerprint: str
-    aliases: tuple[str, ...] = ()
-    notes: str = ""
-    facts: Mapping[str, Fact] = field(default_factory=lambda: MappingProxyType({}))
-    software: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    runtime: Mapping[str, RuntimeValue] = field(default_factory=lambda: MappingProxyType({}))
-    profile: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    folder: Annotated[Path, OUTSIDE] = field(compare=False)
+    fingerprint: Annotated[str, OUTSIDE]
+    figures: Annotated[
+        Mapping[Annotated[str, OneOf(tuple(KNOWN_FIGURES))], Figure], Meta(max_length=MAX_ENTRIES)
+    ] = field(default_factory=dict)
+    aliases: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=128, pattern=r"\S")], ...],
+        Meta(max_length=MAX_ENTRIES),
+    ] = ()
+    notes: Words = ""
+    facts: Mapping[Annotated[str, OneOf(tuple(KNOWN_FACTS))], Fact] = field(default_factory=dict)
+    software: Annotated[Mapping[Text, Words], Meta(max_length=MAX_ENTRIES)] = field(default_factory=dict)
+    runtime: Mapping[Annotated[str, OneOf(tuple(RUNTIME_KEYS))], RuntimeValue] = field(default_factory=dict)
+    profile: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("figures", "facts", "software", "runtime", "profile"):
@@ -136,3 +218,72 @@ def _restore(*values: object) -> Device:
     aliases = given["aliases"]
     given["aliases"] = tuple(aliases) if isinstance(aliases, list) else ()
     return Device(**given)  # type: ignore[arg-type]
+
+
+# device.toml ------------------------------------------------------------------------------------------------
+
+
+def read_device(folder: str | Path) -> Device:
+    """Read and validate the `device.toml` of a profile folder.
+
+    Raises:
+        ProfileError: the file is missing, leads out of the folder, or breaks a rule of the format.
+    """
+    path = resolve_inside(Path(folder), DEVICE_FILE)
+    data = read_bytes(path, max_bytes=MAX_DEVICE_BYTES)
+    fingerprint = hashlib.sha256(data).hexdigest()
+    return parse_device(parse_toml(path, data), folder=path.parent, fingerprint=fingerprint)
+
+
+def write_device(document: Mapping[str, object], folder: str | Path) -> Device:
+    """Validate a device's document and write it as `device.toml` into an existing folder, atomically.
+
+    Returns:
+        the device as read back.
+
+    Raises:
+        ProfileError: the document breaks a rule of the format, or the folder cannot be written.
+    """
+    parse_device(dict(document), folder=Path(folder))
+    write_toml(Path(folder) / DEVICE_FILE, document)
+    return read_device(folder)
+
+
+def parse_device(document: Document, *, folder: Path, fingerprint: str = "") -> Device:
+    """Return the Device that a parsed document describes; `folder` is named in errors.
+
+    Raises:
+        ProfileError: naming the file, the key, its value, what was expected and what to do.
+    """
+    return DEVICES.parse(folder / DEVICE_FILE, document, folder=folder, fingerprint=fingerprint)
+
+
+_KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _check_device(device: Device) -> None:
+    """Check figures, facts and switches against the vocabulary."""
+    for name, figure in device.figures.items():
+        rule = KNOWN_FIGURES[name]
+        if figure.unit != rule.unit:
+            raise InputError(
+                f"figures.{name}.unit is {figure.unit[:40]!r}; expected {rule.unit!r}: convert the value"
+            )
+        if not rule.low <= figure.value <= rule.high or (rule.whole and figure.value != int(figure.value)):
+            expected = (
+                f"a {'whole ' if rule.whole else ''}number from {rule.low:g} to {rule.high:g} {rule.unit}"
+            )
+            raise InputError(f"figures.{name}.value is {figure.value}; expected {expected}")
+    for name, fact in device.facts.items():
+        words = KNOWN_FACTS[name].words
+        if fact.value not in words if words else not isinstance(fact.value, bool):
+            expected = f"one of {', '.join(words)}" if words else "true or false"
+            raise InputError(f"facts.{name}.value is {shortened(fact.value)}; expected {expected}")
+    for name, value in device.runtime.items():
+        switch = RUNTIME_KEYS[name]
+        if type(value) is not switch.type or (switch.words and value not in switch.words) or value == "":
+            expected = f"one of {', '.join(switch.words)}" if switch.words else _KINDS[switch.type]
+            raise InputError(f"runtime.{name} is {shortened(value)}; expected {expected}")
+
+
+DEVICES = Codec(Device, "Device profile", verify=_check_device, error=ProfileError)

@@ -17,7 +17,7 @@ from typing import Any
 
 from torchedge import __version__
 from torchedge.devices import Device, find_device, write_device
-from torchedge.devices.parsing import DEVICE_FILE
+from torchedge.devices.device import DEVICE_FILE
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import Mode
 from torchedge.prediction.memory.workspaces import FILE as WORKSPACES_FILE

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance, find_device
-from torchedge.devices.parsing import DEVICE_FILE
+from torchedge.devices.device import DEVICE_FILE
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.analysis import analyse

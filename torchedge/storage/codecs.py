@@ -2,16 +2,18 @@
 
 The annotations of its fields are the rules of its documents: `msgspec.Meta` bounds numbers and lengths,
 `Literal` and `OneOf` list words, `Key` gives a field another key, `REQUIRED` writes a field even at its
-default, and `DERIVED` marks a property that a document repeats and a reader compares. A mapping from whole
-numbers is a list of pairs, since the keys of JSON are texts. Unknown keys are refused.
+default, `OUTSIDE` keeps a field out of documents, and `DERIVED` marks a property that a document repeats and
+a reader compares. A mapping from whole numbers is a list of pairs, since the keys of JSON are texts. Unknown
+keys are refused.
 """
 
 # ruff: noqa: ANN401 - annotations and the values of documents are of any type
 from __future__ import annotations
 
+import difflib
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
@@ -37,6 +39,7 @@ from torchedge.storage.documents import MAX_DOCUMENT_BYTES, Document, read_json,
 
 __all__ = [
     "DERIVED",
+    "OUTSIDE",
     "PRINTABLE",
     "REQUIRED",
     "Codec",
@@ -86,9 +89,10 @@ class OneOf:
 class _Mark(Enum):
     REQUIRED = "required"
     DERIVED = "derived"
+    OUTSIDE = "outside"
 
 
-REQUIRED, DERIVED = _Mark.REQUIRED, _Mark.DERIVED
+REQUIRED, DERIVED, OUTSIDE = _Mark.REQUIRED, _Mark.DERIVED, _Mark.OUTSIDE
 
 
 class _Entry(NamedTuple):
@@ -107,6 +111,8 @@ def _entries(noun: Any) -> tuple[_Entry, ...]:
     entries = []
     for field in fields(noun):
         extras = getattr(hints[field.name], "__metadata__", ())
+        if OUTSIDE in extras:
+            continue
         default: Callable[[], object] | None = None
         if REQUIRED not in extras and field.default_factory is not MISSING:
             default = field.default_factory
@@ -175,8 +181,10 @@ class Codec(Generic[Noun]):
         """
         write_json(path, self.document(noun))
 
-    def parse(self, source: str | Path, document: Mapping[str, object]) -> Noun:
+    def parse(self, source: str | Path, document: Mapping[str, object], **outside: object) -> Noun:
         """Build the noun from its document; `source` is named in errors.
+
+        outside: the fields that documents do not hold.
 
         Raises:
             InputError (or the codec's own class): an entry is missing, unknown, out of range or inconsistent.
@@ -185,7 +193,7 @@ class Codec(Generic[Noun]):
             raise self.error(f"{source}: {self._complaint(document)}; {self.remedy}")
         struct = msgspec.convert(document, self._struct)
         try:
-            noun: Noun = _build(struct, self.noun, "")
+            noun: Noun = _build(struct, self.noun, "", outside)
             if self.verify is not None:
                 self.verify(noun)
         except InputError as error:
@@ -298,13 +306,13 @@ def _items(value: Any, base: Any) -> Iterator[tuple[Any, Any]]:
     yield from ((item, arguments[0 if repeated else place]) for place, item in enumerate(value))
 
 
-def _build(value: Any, kind: Any, where: str) -> Any:
+def _build(value: Any, kind: Any, where: str, outside: Mapping[str, object] | None = None) -> Any:
     """Return the noun of a struct; `where` it stands in its document is named in errors."""
     base = _some(kind)
     if value is None:
         return None
     if _is_noun(base):
-        known = {}
+        known = dict(outside or {})
         for entry in _entries(base):
             if not entry.derived:
                 inner = _below(where, entry.key)
@@ -401,7 +409,7 @@ def _complaint(value: Any, kind: Any, where: str, root: str = "") -> str:
         key, inner = get_args(base)
         for name, item in value.items():
             if not _fits(name, key):
-                return f"{where} has the key {shortened(name)}; expected {_expected(key)}"
+                return f"{where} has the key {shortened(name)}; expected {_nearest(name, get_args(key), key)}"
             if not _fits(item, inner):
                 return _complaint(item, inner, _below(where, name))
     return f"{where or root} is {shortened(value)}; expected {_expected(kind)}"
@@ -417,12 +425,19 @@ def _object_complaint(value: Mapping[str, Any], struct: Any, where: str, root: s
         known, needed = {"schema": Literal[tag], **known}, ["schema", *needed]
     for key in value:
         if key not in known:
-            return f"{where or root} has the unknown key {shortened(key)}; expected only {', '.join(known)}"
+            expected = _nearest(key, known, Literal[tuple(known)])
+            return f"{where or root} has the unknown key {shortened(key)}; expected {expected}"
     for key in needed:
         if key not in value:
             return f"{where or root} has no {key!r}; expected {', '.join(needed)}"
     key = next(key for key in value if not _fits(value[key], known[key]))
     return _complaint(value[key], known[key], _below(where, key))
+
+
+def _nearest(key: object, known: Collection[str], kind: Any) -> str:
+    """Return what was expected in place of a key: the known one nearest to it, else any."""
+    near = difflib.get_close_matches(str(key)[:100], [word for word in known if isinstance(word, str)], n=1)
+    return f"{near[0]!r}, the nearest known key" if near else _expected(kind)
 
 
 _KINDS = {
@@ -437,7 +452,12 @@ _KINDS = {
 
 
 def _expected(kind: Any) -> str:
-    words = get_args(_some(kind)) if get_origin(_some(kind)) is Literal else ()
+    base = _some(kind)
+    words = get_args(base) if get_origin(base) is Literal else ()
+    if isinstance(base, type) and issubclass(base, Enum):
+        words = tuple(item.value for item in base)
+    if isinstance(base, type) and issubclass(base, msgspec.Struct):
+        return f"an object with the keys {', '.join(base.__struct_encode_fields__)}"
     return f"one of {', '.join(words)}" if len(words) > 1 else _in_words(msgspec.json.schema(kind))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchedge.devices import Provenance, find_device, write_device
-from torchedge.devices.parsing import DEVICE_FILE
+from torchedge.devices.device import DEVICE_FILE
 from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.journal import Journal
