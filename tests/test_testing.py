@@ -4,6 +4,7 @@ import runpy
 
 import pytest
 import torch
+from oracles import perf4sight_features
 from torch import nn
 
 from torchedge.errors import InputError
@@ -98,3 +99,17 @@ def test_a_batch_that_is_folded_away_is_named():
 
     with pytest.raises(InputError, match=r"reads \(1, 6, 8, 8\)"):
         conv_layers(Folds(), SIZE)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_features_of_layers_agree_with_the_oracle(mode):
+    layers = [
+        ConvLayer(64, 3, (7, 7), (224, 224), (112, 112)),
+        ConvLayer(32, 32, (3, 1), (17, 9), (9, 9), groups=32, copies=3),
+    ]
+    for batch in (1, 7, 2**40):
+        found = reference_features(layers, batch, mode=mode)
+        expected = perf4sight_features.reference_features(layers, batch, mode=mode)
+        assert list(found) == list(expected)
+        for name, value in expected.items():
+            assert found[name] == (value if isinstance(value, int) else pytest.approx(value, rel=1e-12)), name

@@ -15,7 +15,7 @@ from torchedge.prediction import feature_sets
 from torchedge.prediction.feature_sets import (
     INFERENCE,
     TRAINING,
-    Amount,
+    BatchAmount,
     add_feature_set,
     extraction,
     feature,
@@ -222,7 +222,7 @@ def test_the_order_has_a_hash():
 def test_a_feature_is_one_function():
     @feature("parameters")
     def parameters(net):
-        return Amount(sum(v.numel[0] for v in net.graph.parameters))
+        return BatchAmount(sum(v.numel[0] for v in net.graph.parameters))
 
     @feature("twice")
     def twice(net):

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.perf4sight_features import reference_features
 from torch import nn
 
 from torchedge.graphs import Affine, ForwardGraph, Op, Value
 from torchedge.prediction.feature_sets import INFERENCE, TRAINING, features
-from torchedge.testing import ConvLayer, conv_layers, reference_features
+from torchedge.testing import ConvLayer, conv_layers
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.vision import import_torchvision
 

@@ -1,6 +1,6 @@
 """Prediction features: one registry of functions, named sets of them, and `features` to compute them."""
 
-from torchedge.prediction.feature_sets.convolutions import Amount
+from torchedge.prediction.feature_sets.convolutions import BatchAmount, ConvolutionCall
 from torchedge.prediction.feature_sets.extraction import (
     FeaturePlan,
     Features,
@@ -11,8 +11,8 @@ from torchedge.prediction.feature_sets.extraction import (
 )
 from torchedge.prediction.feature_sets.perf4sight import INFERENCE, TRAINING
 from torchedge.prediction.feature_sets.registry import (
+    FeatureInputs,
     FeatureSet,
-    Network,
     add_feature_set,
     feature,
     find_feature_set,
@@ -23,11 +23,12 @@ from torchedge.prediction.feature_sets.registry import (
 __all__ = [
     "INFERENCE",
     "TRAINING",
-    "Amount",
+    "BatchAmount",
+    "ConvolutionCall",
+    "FeatureInputs",
     "FeaturePlan",
     "FeatureSet",
     "Features",
-    "Network",
     "add_feature_set",
     "feature",
     "feature_plan",

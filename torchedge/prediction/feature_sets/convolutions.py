@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torchedge.errors import InputError
 from torchedge.graphs import Affine, Dim, ForwardGraph, Op, format_shape
 
-__all__ = ["Amount", "ConvolutionCall", "Convolutions", "convolution_calls"]
+__all__ = ["BatchAmount", "ConvolutionCall", "Convolutions", "convolution_calls"]
 
 KINDS = frozenset({"conv2d", "convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"})
 
@@ -21,17 +21,17 @@ Column = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class BatchAmount:
     """A quantity ``const + slope * batch_size``."""
 
     const: float = 0
     slope: float = 0
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.const + other.const, self.slope + other.slope)
+    def __add__(self, other: BatchAmount) -> BatchAmount:
+        return BatchAmount(self.const + other.const, self.slope + other.slope)
 
-    def __rmul__(self, factor: float) -> Amount:
-        return Amount(factor * self.const, factor * self.slope)
+    def __rmul__(self, factor: float) -> BatchAmount:
+        return BatchAmount(factor * self.const, factor * self.slope)
 
 
 class ConvolutionCall(NamedTuple):
@@ -76,13 +76,13 @@ class Convolutions:
         self.op: Column = np.sqrt(self.op2.astype(np.float64))
         self._any_extra = bool(self.extra.any())
 
-    def fixed(self, column: Column) -> Amount:
+    def fixed(self, column: Column) -> BatchAmount:
         """Sum what does not depend on the batch size."""
-        return Amount(column.sum(), 0)
+        return BatchAmount(column.sum(), 0)
 
-    def per_sample(self, column: Column) -> Amount:
+    def per_sample(self, column: Column) -> BatchAmount:
         """Sum what every sample of a layer's input takes: ``bs * column`` in the paper's notation."""
-        return Amount(column @ self.extra if self._any_extra else 0, column @ self.copies)
+        return BatchAmount(column @ self.extra if self._any_extra else 0, column @ self.copies)
 
     @staticmethod
     def tiles(height: Column, width: Column, side: int) -> Column:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchedge.errors import InputError
-from torchedge.graphs import ForwardGraph
-from torchedge.prediction.feature_sets.convolutions import Amount
-from torchedge.prediction.feature_sets.registry import Curve, FeatureSet, Mode, Network, find_feature_set
+from torchedge.graphs import ForwardGraph, Mode
+from torchedge.prediction.feature_sets.convolutions import BatchAmount
+from torchedge.prediction.feature_sets.registry import Curve, FeatureInputs, FeatureSet, find_feature_set
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeaturePlan:
-    """A feature set worked out for one graph: all that is left is to put in batch sizes.
+    """A feature set computed for one graph; only the batch size is open.
 
     const, slope: (F,) float64; the features are ``const + slope * batch_size``, whole numbers exact up to
     2**53. curves: the columns that are not affine in the batch size, with their functions.
@@ -105,25 +105,25 @@ _plans: WeakKeyDictionary[ForwardGraph, dict[str, FeaturePlan]] = WeakKeyDiction
 
 
 def feature_plan(graph: ForwardGraph, feature_set: str = "perf4sight") -> FeaturePlan:
-    """Return a feature set worked out for a graph; the work is done once a graph."""
+    """Return a feature set computed for a graph, once a graph."""
     plans = _plans.setdefault(graph, {})
     plan = plans.get(feature_set)
     if plan is None:
-        plan = plans[feature_set] = _work_out(graph, find_feature_set(feature_set))
+        plan = plans[feature_set] = _compute(graph, find_feature_set(feature_set))
     return plan
 
 
-def _work_out(graph: ForwardGraph, chosen: FeatureSet) -> FeaturePlan:
-    plan = _plan(Network(graph), chosen)
+def _compute(graph: ForwardGraph, chosen: FeatureSet) -> FeaturePlan:
+    plan = _plan(FeatureInputs(graph), chosen)
     if max(plan.const.max(), plan.slope.max()) < _EXACT:
         return plan  # every sum and product on the way was a whole number that float64 holds
-    return _plan(Network(graph, exact=True), chosen)
+    return _plan(FeatureInputs(graph, exact=True), chosen)
 
 
-def _plan(net: Network, chosen: FeatureSet) -> FeaturePlan:
-    found = [net.value(name) for name in chosen.names]
-    amounts = [item if isinstance(item, Amount) else Amount() for item in found]
-    curves = tuple((column, item) for column, item in enumerate(found) if not isinstance(item, Amount))
+def _plan(net: FeatureInputs, chosen: FeatureSet) -> FeaturePlan:
+    values = [net.value(name) for name in chosen.names]
+    amounts = [item if isinstance(item, BatchAmount) else BatchAmount() for item in values]
+    curves = tuple((column, item) for column, item in enumerate(values) if not isinstance(item, BatchAmount))
     const = np.array([amount.const for amount in amounts], dtype=np.float64)
     return FeaturePlan(const, np.array([amount.slope for amount in amounts], dtype=np.float64), curves)
 
@@ -139,11 +139,11 @@ def feature_rows(
     graphs: Sequence[ForwardGraph], which: NDArray[np.intp], batch: Float64, feature_set: str
 ) -> Float64:
     """Return the features (R, F) of rows: row r is `graphs[which[r]]` at batch size `batch[r]`."""
-    found = np.empty((len(which), len(find_feature_set(feature_set))))
+    columns = np.empty((len(which), len(find_feature_set(feature_set))))
     for place in np.unique(which):
         rows = which == place
-        found[rows] = feature_values(graphs[place], batch[rows].astype(np.int64), feature_set)
-    return found
+        columns[rows] = feature_values(graphs[place], batch[rows].astype(np.int64), feature_set)
+    return columns
 
 
 def features(

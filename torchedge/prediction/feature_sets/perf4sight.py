@@ -13,301 +13,117 @@ geometric mean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from torchedge.prediction.feature_sets.convolutions import Amount, Column, Convolutions
-from torchedge.prediction.feature_sets.registry import Network, add_feature_set, feature
+from torchedge.prediction.feature_sets.convolutions import BatchAmount, Column, Convolutions
+from torchedge.prediction.feature_sets.registry import FeatureInputs, add_feature_set, feature
 
 WINOGRAD = ((4, 3), (3, 2))
 """(q, r): sides of output tile and filter of the Winograd algorithms that cuDNN uses most."""
 
 
-# Tensors (B.2.1) ----------------------------------------------------------------------------------
-
-
-@feature("mem_w")
-def mem_w(net: Network) -> Amount:
-    """Weights."""
-    c = net.convolutions
-    return c.fixed(c.n * c.e * c.k2)
-
-
-@feature("mem_w_grad")
-def mem_w_grad(net: Network) -> Amount:
-    """Gradients of the weights, times the batch size as in the original."""
-    c = net.convolutions
-    return c.per_sample(c.n * c.e * c.k2)
-
-
-@feature("mem_ifm_fwd")
-def mem_ifm_fwd(net: Network) -> Amount:
-    """Input feature maps."""
-    c = net.convolutions
-    return c.per_sample(c.m * c.ip2)
-
-
-@feature("mem_ofm_fwd")
-def mem_ofm_fwd(net: Network) -> Amount:
-    """Output feature maps."""
-    c = net.convolutions
-    return c.per_sample(c.n * c.op2)
-
-
-@feature("mem_tensors_fwd")
-def mem_tensors_fwd(net: Network) -> Amount:
-    """Weights and feature maps."""
-    return net["mem_w"] + net["mem_ifm_fwd"] + net["mem_ofm_fwd"]
-
-
-@feature("mem_ifm")
-def mem_ifm(net: Network) -> Amount:
-    """Input feature maps and their gradients."""
-    return 2 * net["mem_ifm_fwd"]
-
-
-@feature("mem_ofm")
-def mem_ofm(net: Network) -> Amount:
-    """Output feature maps and their gradients."""
-    return 2 * net["mem_ofm_fwd"]
-
-
-@feature("mem_tensors")
-def mem_tensors(net: Network) -> Amount:
-    """All tensors of a training step."""
-    return net["mem_w"] + net["mem_w_grad"] + net["mem_ifm"] + net["mem_ofm"]
-
-
-# Matrix multiplication (B.2.2) --------------------------------------------------------------------
-
-
-@feature("mem_i2c_fwd_index")
-def mem_i2c_fwd_index(net: Network) -> Amount:
-    """Indices of the unrolled input."""
-    c = net.convolutions
-    return c.per_sample(c.op2)
-
-
-@feature("mem_i2c_fwd_total")
-def mem_i2c_fwd_total(net: Network) -> Amount:
-    """The unrolled input (im2col)."""
-    c = net.convolutions
-    return c.per_sample(c.op2 * c.k2 * c.m)
-
-
-@feature("mem_i2c_bwd_x_index")
-def mem_i2c_bwd_x_index(net: Network) -> Amount:
-    """Indices of the unrolled output gradient."""
-    c = net.convolutions
-    return c.per_sample(c.ip2)
-
-
-@feature("mem_i2c_bwd_x_total")
-def mem_i2c_bwd_x_total(net: Network) -> Amount:
-    """The unrolled output gradient."""
-    c = net.convolutions
-    return c.per_sample(c.ip2 * c.k2 * c.m)
-
-
-@feature("mem_i2c_bwd_w_total")
-def mem_i2c_bwd_w_total(net: Network) -> Amount:
-    """The unrolled input for the weights' gradient (the paper labels it bwd_x)."""
-    c = net.convolutions
-    return c.per_sample(c.op2 * c.k2 * c.e)
-
-
-@feature("mem_i2c_total")
-def mem_i2c_total(net: Network) -> Amount:
-    """The unrolled matrices of all three passes."""
-    return net["mem_i2c_fwd_total"] + net["mem_i2c_bwd_x_total"] + net["mem_i2c_bwd_w_total"]
-
-
-@feature("mem_i2c_index")
-def mem_i2c_index(net: Network) -> Amount:
-    """The indices of all three passes; forward and bwd_w use the same."""
-    return 2 * net["mem_i2c_fwd_index"] + net["mem_i2c_bwd_x_index"]
-
-
-@feature("ops_mm_fwd")
-def ops_mm_fwd(net: Network) -> Amount:
-    """Operations of the forward pass, and of bwd_w."""
-    c = net.convolutions
-    return c.per_sample(c.n * c.op2 * c.k2 * c.e)
-
-
-@feature("ops_mm_bwd_x")
-def ops_mm_bwd_x(net: Network) -> Amount:
-    """Operations of bwd_x, not divided by the groups, as in the original."""
-    c = net.convolutions
-    return c.per_sample(c.m * c.ip2 * c.k2 * c.n)
-
-
-@feature("ops_mm")
-def ops_mm(net: Network) -> Amount:
-    """Operations of all three passes."""
-    return 2 * net["ops_mm_fwd"] + net["ops_mm_bwd_x"]
-
-
-# Fast Fourier transform (B.2.3) -------------------------------------------------------------------
-
-
-@feature("mem_fft_w_fwd")
-def mem_fft_w_fwd(net: Network) -> Amount:
-    """Transformed weights, of the input's size."""
-    c = net.convolutions
-    return c.fixed(c.n * c.e * c.ih * (1 + c.iw))
-
-
-@feature("mem_fft_ifm_fwd")
-def mem_fft_ifm_fwd(net: Network) -> Amount:
-    """Transformed input of the forward pass, and of bwd_w."""
-    c = net.convolutions
-    return c.per_sample(c.m * c.ih * (1 + c.iw))
-
-
-@feature("mem_fft_ofm_bwd_w")
-def mem_fft_ofm_bwd_w(net: Network) -> Amount:
-    """Transformed output gradient of bwd_w."""
-    c = net.convolutions
-    return c.per_sample(c.n * c.ih * (1 + c.iw))
-
-
-@feature("mem_fft_w_bwd_x")
-def mem_fft_w_bwd_x(net: Network) -> Amount:
-    """Transformed weights, of the output's size."""
-    c = net.convolutions
-    return c.fixed(c.n * c.e * c.oh * (1 + c.ow))
-
-
-@feature("mem_fft_ofm_bwd_x")
-def mem_fft_ofm_bwd_x(net: Network) -> Amount:
-    """Transformed output gradient of bwd_x."""
-    c = net.convolutions
-    return c.per_sample(c.n * c.oh * (1 + c.ow))
-
-
-@feature("mem_fft_fwd")
-def mem_fft_fwd(net: Network) -> Amount:
-    """Transforms of the forward pass."""
-    return net["mem_fft_w_fwd"] + net["mem_fft_ifm_fwd"]
-
-
-@feature("mem_fft_bwd_x")
-def mem_fft_bwd_x(net: Network) -> Amount:
-    """Transforms of bwd_x (the paper prints the wrong weights)."""
-    return net["mem_fft_w_bwd_x"] + net["mem_fft_ofm_bwd_x"]
-
-
-@feature("mem_fft_bwd_w")
-def mem_fft_bwd_w(net: Network) -> Amount:
-    """Transforms of bwd_w."""
-    return net["mem_fft_ifm_fwd"] + net["mem_fft_ofm_bwd_w"]
-
-
-@feature("mem_fft")
-def mem_fft(net: Network) -> Amount:
-    """Transforms of all three passes."""
-    return net["mem_fft_fwd"] + net["mem_fft_bwd_x"] + net["mem_fft_bwd_w"]
-
-
-def _fft_ops(c: Convolutions, transform: Column, area: Column) -> Amount:
+def _fft(c: Convolutions, transform: Column, area: Column) -> BatchAmount:
     """Transforms of both feature maps and the weights, `transform` operations a plane, then the products."""
     return c.per_sample(transform * (c.m + c.n) + c.n * c.m * area) + c.fixed(transform * c.n * c.e)
 
 
-@feature("ops_fft_fwd")
-def ops_fft_fwd(net: Network) -> Amount:
-    """Operations of the forward pass."""
-    c = net.convolutions
-    return _fft_ops(c, c.ip2 * np.log2(c.ip), c.ip2)
+_SUMS: dict[str, Callable[[Convolutions], BatchAmount]] = {
+    # tensors (B.2.1)
+    "mem_w": lambda c: c.fixed(c.n * c.e * c.k2),
+    "mem_w_grad": lambda c: c.per_sample(c.n * c.e * c.k2),  # times the batch size, as in the original
+    "mem_ifm_fwd": lambda c: c.per_sample(c.m * c.ip2),
+    "mem_ofm_fwd": lambda c: c.per_sample(c.n * c.op2),
+    # matrix multiplication of unrolled inputs, im2col (B.2.2)
+    "mem_i2c_fwd_index": lambda c: c.per_sample(c.op2),
+    "mem_i2c_fwd_total": lambda c: c.per_sample(c.op2 * c.k2 * c.m),
+    "mem_i2c_bwd_x_index": lambda c: c.per_sample(c.ip2),
+    "mem_i2c_bwd_x_total": lambda c: c.per_sample(c.ip2 * c.k2 * c.m),
+    "mem_i2c_bwd_w_total": lambda c: c.per_sample(c.op2 * c.k2 * c.e),  # labelled bwd_x in the paper
+    "ops_mm_fwd": lambda c: c.per_sample(c.n * c.op2 * c.k2 * c.e),  # of bwd_w, too
+    "ops_mm_bwd_x": lambda c: c.per_sample(c.m * c.ip2 * c.k2 * c.n),  # not divided by the groups
+    # fast Fourier transform (B.2.3)
+    "mem_fft_w_fwd": lambda c: c.fixed(c.n * c.e * c.ih * (1 + c.iw)),
+    "mem_fft_ifm_fwd": lambda c: c.per_sample(c.m * c.ih * (1 + c.iw)),  # of bwd_w, too
+    "mem_fft_ofm_bwd_w": lambda c: c.per_sample(c.n * c.ih * (1 + c.iw)),
+    "mem_fft_w_bwd_x": lambda c: c.fixed(c.n * c.e * c.oh * (1 + c.ow)),
+    "mem_fft_ofm_bwd_x": lambda c: c.per_sample(c.n * c.oh * (1 + c.ow)),
+    "ops_fft_fwd": lambda c: _fft(c, c.ip2 * np.log2(c.ip), c.ip2),
+    "ops_fft_bwd_x": lambda c: _fft(c, c.op2 * np.log2(c.op), c.op2),
+    "ops_fft_bwd_w": lambda c: _fft(c, c.ip * np.log2(c.ip * c.ip), c.ip2),  # ip, as in the original
+}
+"""Features that are sums over the convolutions."""
+
+_TOTALS: dict[str, tuple[str, ...]] = {
+    "mem_tensors_fwd": ("mem_w", "mem_ifm_fwd", "mem_ofm_fwd"),
+    "mem_ifm": ("mem_ifm_fwd", "mem_ifm_fwd"),  # and its gradient
+    "mem_ofm": ("mem_ofm_fwd", "mem_ofm_fwd"),
+    "mem_tensors": ("mem_w", "mem_w_grad", "mem_ifm", "mem_ofm"),
+    "mem_i2c_total": ("mem_i2c_fwd_total", "mem_i2c_bwd_x_total", "mem_i2c_bwd_w_total"),
+    "mem_i2c_index": ("mem_i2c_fwd_index", "mem_i2c_fwd_index", "mem_i2c_bwd_x_index"),
+    "ops_mm": ("ops_mm_fwd", "ops_mm_fwd", "ops_mm_bwd_x"),
+    "mem_fft_fwd": ("mem_fft_w_fwd", "mem_fft_ifm_fwd"),
+    "mem_fft_bwd_x": ("mem_fft_w_bwd_x", "mem_fft_ofm_bwd_x"),  # the paper prints the wrong weights
+    "mem_fft_bwd_w": ("mem_fft_ifm_fwd", "mem_fft_ofm_bwd_w"),
+    "mem_fft": ("mem_fft_fwd", "mem_fft_bwd_x", "mem_fft_bwd_w"),
+    "ops_fft": ("ops_fft_fwd", "ops_fft_bwd_x", "ops_fft_bwd_w"),
+}
+"""Features that are sums of other features."""
 
 
-@feature("ops_fft_bwd_x")
-def ops_fft_bwd_x(net: Network) -> Amount:
-    """Operations of bwd_x."""
-    c = net.convolutions
-    return _fft_ops(c, c.op2 * np.log2(c.op), c.op2)
-
-
-@feature("ops_fft_bwd_w")
-def ops_fft_bwd_w(net: Network) -> Amount:
-    """Operations of bwd_w, with ip * log2(ip²) for a transform, as in the original."""
-    c = net.convolutions
-    return _fft_ops(c, c.ip * np.log2(c.ip * c.ip), c.ip2)
-
-
-@feature("ops_fft")
-def ops_fft(net: Network) -> Amount:
-    """Operations of all three passes."""
-    return net["ops_fft_fwd"] + net["ops_fft_bwd_x"] + net["ops_fft_bwd_w"]
-
-
-# Winograd (B.2.4) ---------------------------------------------------------------------------------
-
-
-def _winograd_memory(q: int, r: int) -> tuple[str, ...]:
-    """Register the seven memory features of one tiling; return their names in order."""
+def _add_winograd(q: int, r: int) -> None:
+    """Add Winograd convolution (B.2.4) for output tiles of q and filters of r to both tables."""
     tile = (q + r - 1) ** 2
-    fwd, bwd_x, bwd_w = (f"mem_wino_{part}_{q}_{r}" for part in ("fwd", "bwd_x", "bwd_w"))
-
-    @feature(fwd)
-    def mem_wino_fwd(net: Network) -> Amount:
-        c = net.convolutions
-        return 3 * tile * c.per_sample(c.n * c.tiles(c.ih, c.iw, q))
-
-    @feature(bwd_x)
-    def mem_wino_bwd_x(net: Network) -> Amount:
-        c = net.convolutions
-        return 3 * tile * c.per_sample(c.m * c.tiles(c.oh, c.ow, q))
-
-    @feature(bwd_w)
-    def mem_wino_bwd_w(net: Network) -> Amount:
-        c = net.convolutions
-        return 3 * tile * c.per_sample(c.n * c.e * c.tiles(c.ih, c.iw, q))
-
-    return _with_sums("mem_wino", q, r)
-
-
-def _winograd_operations(q: int, r: int) -> tuple[str, ...]:
-    """Register the seven operation features of one tiling; return their names in order."""
-    tile = (q + r - 1) ** 2
-    fwd, bwd_x, bwd_w = (f"ops_wino_{part}_{q}_{r}" for part in ("fwd", "bwd_x", "bwd_w"))
-
-    @feature(fwd)
-    def ops_wino_fwd(net: Network) -> Amount:
-        c = net.convolutions
-        return tile * c.per_sample(c.n * c.e * c.tiles(c.ih, c.iw, q) * c.tiles(c.kh, c.kw, r))
-
-    @feature(bwd_x)
-    def ops_wino_bwd_x(net: Network) -> Amount:
-        c = net.convolutions
-        return tile * c.per_sample(c.m * c.n * c.tiles(c.oh, c.ow, q) * c.tiles(c.kh, c.kw, r))
-
-    @feature(bwd_w)
-    def ops_wino_bwd_w(net: Network) -> Amount:
-        c = net.convolutions
-        return tile * c.per_sample(c.n * c.e * c.tiles(c.ih, c.iw, q) * c.tiles(c.oh, c.ow, r))
-
-    return _with_sums("ops_wino", q, r)
+    passes: dict[str, Callable[[Convolutions], BatchAmount]] = {
+        "mem_fwd": lambda c: 3 * tile * c.per_sample(c.n * c.tiles(c.ih, c.iw, q)),
+        "mem_bwd_x": lambda c: 3 * tile * c.per_sample(c.m * c.tiles(c.oh, c.ow, q)),
+        "mem_bwd_w": lambda c: 3 * tile * c.per_sample(c.n * c.e * c.tiles(c.ih, c.iw, q)),
+        "ops_fwd": lambda c: tile * c.per_sample(c.n * c.e * c.tiles(c.ih, c.iw, q) * c.tiles(c.kh, c.kw, r)),
+        "ops_bwd_x": lambda c: (
+            tile * c.per_sample(c.m * c.n * c.tiles(c.oh, c.ow, q) * c.tiles(c.kh, c.kw, r))
+        ),
+        "ops_bwd_w": lambda c: (
+            tile * c.per_sample(c.n * c.e * c.tiles(c.ih, c.iw, q) * c.tiles(c.oh, c.ow, r))
+        ),
+    }
+    for name, amount in passes.items():
+        kind, _, phase = name.partition("_")
+        _SUMS[f"{kind}_wino_{phase}_{q}_{r}"] = amount
+    for kind in ("mem", "ops"):
+        for phases in _WINOGRAD_PHASES[3:]:
+            parts = [part for part in _WINOGRAD_PHASES[:3] if part in (phases or part)]
+            _TOTALS[_winograd(kind, phases, q, r)] = tuple(_winograd(kind, part, q, r) for part in parts)
 
 
-def _with_sums(kind: str, q: int, r: int) -> tuple[str, ...]:
-    """Register the four sums of a Winograd feature's three passes; return all seven names in order."""
-    passes = {part: f"{kind}_{part}_{q}_{r}" for part in ("fwd", "bwd_x", "bwd_w")}
-    names = list(passes.values())
-    for parts in (("fwd", "bwd_x"), ("fwd", "bwd_w"), ("bwd_x", "bwd_w"), ("fwd", "bwd_x", "bwd_w")):
-        name = f"{kind}_{q}_{r}" if len(parts) == 3 else f"{kind}_{'_'.join(parts)}_{q}_{r}"
-        names.append(name)
-        addends = tuple(passes[part] for part in parts)
+_WINOGRAD_PHASES = ("fwd", "bwd_x", "bwd_w", "fwd_bwd_x", "fwd_bwd_w", "bwd_x_bwd_w", "")
+"""The three passes, each two of them together, and all."""
+
+
+def _winograd(kind: str, phases: str, q: int, r: int) -> str:
+    return "_".join(filter(None, (kind, "wino", phases, str(q), str(r))))
+
+
+def _register() -> None:
+    """Register every feature of both tables."""
+    for name, amount in _SUMS.items():
 
         @feature(name)
-        def total(net: Network, addends: tuple[str, ...] = addends) -> Amount:
-            return sum((net[addend] for addend in addends), Amount())
+        def of_convolutions(
+            net: FeatureInputs, amount: Callable[[Convolutions], BatchAmount] = amount
+        ) -> BatchAmount:
+            return amount(net.convolutions)
 
-    return tuple(names)
+    for name, addends in _TOTALS.items():
+
+        @feature(name)
+        def total(net: FeatureInputs, addends: tuple[str, ...] = addends) -> BatchAmount:
+            return sum((net[addend] for addend in addends), BatchAmount())
 
 
-_WINOGRAD_MEMORY = tuple(name for q, r in WINOGRAD for name in _winograd_memory(q, r))
-_WINOGRAD_OPERATIONS = tuple(name for q, r in WINOGRAD for name in _winograd_operations(q, r))
+for _q, _r in WINOGRAD:
+    _add_winograd(_q, _r)
+_register()
 
 TRAINING = add_feature_set(
     "perf4sight",
@@ -318,8 +134,12 @@ TRAINING = add_feature_set(
         *("mem_fft_w_fwd", "mem_fft_ifm_fwd", "mem_fft_ofm_bwd_w", "mem_fft_w_bwd_x", "mem_fft_ofm_bwd_x"),
         *("mem_fft_fwd", "mem_fft_bwd_x", "mem_fft_bwd_w", "mem_fft"),
         *("ops_fft_fwd", "ops_fft_bwd_x", "ops_fft_bwd_w", "ops_fft"),
-        *_WINOGRAD_MEMORY,
-        *_WINOGRAD_OPERATIONS,
+        *(
+            _winograd(kind, phases, q, r)
+            for kind in ("mem", "ops")
+            for q, r in WINOGRAD
+            for phases in _WINOGRAD_PHASES
+        ),
     ),
 )
 """56 columns of a training step, in the published tool's order."""
@@ -329,7 +149,7 @@ INFERENCE = add_feature_set(
     (
         *("mem_w", "mem_ifm_fwd", "mem_ofm_fwd", "mem_tensors_fwd", "mem_i2c_fwd_index", "mem_i2c_fwd_total"),
         *("ops_mm_fwd", "mem_fft_w_fwd", "mem_fft_ifm_fwd", "mem_fft_fwd", "ops_fft_fwd"),
-        *(f"{kind}_wino_fwd_{q}_{r}" for kind in ("mem", "ops") for q, r in WINOGRAD),
+        *(_winograd(kind, "fwd", q, r) for kind in ("mem", "ops") for q, r in WINOGRAD),
     ),
     mode="infer",
 )

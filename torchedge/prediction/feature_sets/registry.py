@@ -1,10 +1,10 @@
 """The one registry of prediction features and of named feature sets.
 
-A feature is one function of a `Network`, registered by name::
+A feature is one function of a `FeatureInputs`, registered by name::
 
     @feature("parameters")
-    def parameters(net: Network) -> Amount:
-        return Amount(sum(v.numel[0] for v in net.graph.parameters))
+    def parameters(net: FeatureInputs) -> BatchAmount:
+        return BatchAmount(sum(v.numel[0] for v in net.graph.parameters))
 
 and a feature set an order of such names, ``add_feature_set("my-set", ("mem_w", "parameters"))``. A forest
 stores the hash of its set's order, so that it never reads the columns of another.
@@ -16,20 +16,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchedge.errors import InputError
 from torchedge.forests.trees import feature_hash
-from torchedge.graphs import ForwardGraph
-from torchedge.prediction.feature_sets.convolutions import Amount, Convolutions, convolution_calls
+from torchedge.graphs import ForwardGraph, Mode
+from torchedge.prediction.feature_sets.convolutions import (
+    BatchAmount,
+    ConvolutionCall,
+    Convolutions,
+    convolution_calls,
+)
 
 __all__ = [
     "Curve",
+    "FeatureInputs",
     "FeatureSet",
-    "Network",
     "add_feature_set",
     "feature",
     "find_feature_set",
@@ -41,39 +46,43 @@ Curve = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 """(B,) batch sizes -> (B,) values: what a feature returns that is not affine in the batch size (a peak)."""
 
 
-class Network:
+class FeatureInputs:
     """What feature functions read: a graph, its convolutions as columns, and other features by name.
 
-    ``exact`` asks for Python integers in place of float64.
+    calls: the convolutions, by default those of the graph. exact: Python integers in place of float64.
     """
 
-    def __init__(self, graph: ForwardGraph, *, exact: bool = False) -> None:
+    def __init__(
+        self, graph: ForwardGraph, calls: Sequence[ConvolutionCall] | None = None, *, exact: bool = False
+    ) -> None:
         self.graph = graph
-        self._exact = exact
-        self._known: dict[str, Amount | Curve] = {}
+        self._calls, self._exact = calls, exact
+        self._values: dict[str, BatchAmount | Curve] = {}
 
     @cached_property
     def convolutions(self) -> Convolutions:
         """The 2-D convolution calls."""
-        return Convolutions(convolution_calls(self.graph), exact=self._exact)
+        calls = convolution_calls(self.graph) if self._calls is None else self._calls
+        return Convolutions(calls, exact=self._exact)
 
-    def value(self, name: str) -> Amount | Curve:
+    def value(self, name: str) -> BatchAmount | Curve:
         """Return a feature, computed once."""
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = _FEATURES[name](self)
-        return found
+        value = self._values.get(name)
+        if value is None:
+            value = self._values[name] = _FEATURES[name](self)
+        return value
 
-    def __getitem__(self, name: str) -> Amount:
+    def __getitem__(self, name: str) -> BatchAmount:
         """Return a feature that is affine in the batch size, for sums of features."""
-        found = self.value(name)
-        if not isinstance(found, Amount):
-            raise TypeError(f"feature {name!r} is a curve over the batch size; expected an Amount to add up")
-        return found
+        value = self.value(name)
+        if not isinstance(value, BatchAmount):
+            raise TypeError(
+                f"feature {name!r} is a curve over the batch size; expected a BatchAmount to add up"
+            )
+        return value
 
 
-Feature = Callable[[Network], Amount | Curve]
-Mode = Literal["train", "infer"]
+Feature = Callable[[FeatureInputs], BatchAmount | Curve]
 AnyFeature = TypeVar("AnyFeature", bound=Feature)
 
 
@@ -99,7 +108,7 @@ _SETS: dict[str, FeatureSet] = {}
 
 
 def feature(name: str) -> Callable[[AnyFeature], AnyFeature]:
-    """Register a function of a `Network` as the feature `name`; raises InputError where the name is taken."""
+    """Register a function of `FeatureInputs` as the feature `name`; raises InputError for a taken name."""
     if name in _FEATURES:
         raise InputError(f"a feature named {name!r} is registered already; choose another name")
 
@@ -127,18 +136,18 @@ def add_feature_set(name: str, names: Sequence[str], *, mode: Mode = "train") ->
         raise InputError(
             f"feature set {name!r} has {len(order)} names, {len(set(order))} different; expected each once"
         )
-    _SETS[name] = found = FeatureSet(name, order, mode)
-    return found
+    _SETS[name] = FeatureSet(name, order, mode)
+    return _SETS[name]
 
 
 def find_feature_set(name: str) -> FeatureSet:
-    """Return a feature set by name; raises InputError, naming those there are."""
-    found = _SETS.get(name)
-    if found is None:
+    """Return a feature set by name; raises InputError with the names of all sets where there is none."""
+    chosen = _SETS.get(name)
+    if chosen is None:
         near = get_close_matches(name, _SETS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_SETS)}"
         raise InputError(f"no feature set is named {name!r}; {hint}")
-    return found
+    return chosen
 
 
 def list_feature_sets() -> tuple[FeatureSet, ...]:
