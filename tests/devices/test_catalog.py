@@ -13,6 +13,7 @@ from torchedge.devices import (
     board_name,
     default_device_name,
     find_device,
+    is_phone_gpu,
     list_devices,
     match_device,
     write_device,
@@ -210,3 +211,20 @@ def test_devices_import_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "phone"),
+    [
+        (("Qualcomm",), True),
+        (("Arm",), True),
+        (("QUALCOMM Adreno(TM)", "QUALCOMM", "QUALCOMM Snapdragon(TM)"), True),
+        (("Mali-G715-Immortalis", "ARM", "ARM Platform"), True),
+        (("Samsung Xclipse 940",), True),
+        (("NVIDIA",), False),
+        (("Orin", "NVIDIA Corporation", "NVIDIA CUDA"), False),
+        (("Radeon RX 6600 (charm)", "AMD", "Clover"), False),
+    ],
+)
+def test_phone_gpus_are_told_by_their_words(words, phone):
+    assert is_phone_gpu(*words) is phone

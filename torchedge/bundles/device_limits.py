@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchedge.bundles.manifests import memory_of
-from torchedge.devices import Device
+from torchedge.devices import Device, is_phone_gpu
 from torchedge.errors import DeviceError
 from torchedge.lowering.limits import Limits, check_limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import DeviceClass
 
 __all__ = ["check_memory", "checked_limits", "device_class", "limits_of"]
-
-_PHONE_VENDORS = ("qualcomm", "arm", "imagination", "samsung")
 
 _FIGURES = {
     "memory_bytes": ("memory_mib", 2**20),
@@ -36,7 +34,7 @@ def device_class(device: Device) -> DeviceClass:
     """Return what a device's programs are lowered for: "cpu", "gpu" (desktop, server, Jetson) or "mobile"."""
     if device.kind == "cpu":
         return "cpu"
-    return "mobile" if device.vendor.lower().startswith(_PHONE_VENDORS) else "gpu"
+    return "mobile" if is_phone_gpu(device.vendor) else "gpu"
 
 
 def limits_of(device: Device) -> Limits:

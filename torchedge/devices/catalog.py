@@ -21,6 +21,7 @@ __all__ = [
     "board_name",
     "default_device_name",
     "find_device",
+    "is_phone_gpu",
     "list_devices",
     "match_device",
     "profile_roots",
@@ -36,6 +37,10 @@ MAX_NAME = 512
 MAX_PROFILES = 1024
 BOARD_FILE = Path("/proc/device-tree/model")
 MEMORY_TOLERANCE = 0.25
+
+_PHONE_GPUS = re.compile(
+    r"adreno|qualcomm|mali|immortalis|powervr|imagination|samsung|xclipse|\barm\b", re.IGNORECASE
+)
 
 # Words that drivers and boards add around the name that tells devices apart.
 _NOISE = frozenset(
@@ -159,6 +164,11 @@ def match_device(gpu_name: str, memory_mib: float | None = None) -> Device | Non
         if key in _keys(device) and _same_memory(device, memory_mib):
             return device
     return None
+
+
+def is_phone_gpu(*names: str) -> bool:
+    """Whether a GPU is a phone's, by the words of its profile or driver: vendor, device, platform."""
+    return _PHONE_GPUS.search(" ".join(names)) is not None
 
 
 def board_name() -> str | None:

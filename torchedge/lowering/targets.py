@@ -7,10 +7,10 @@ the device replaces them here.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torchedge.devices import is_phone_gpu
 from torchedge.errors import InputError
 from torchedge.opencl.platforms import ClDevice
 from torchedge.textures.layouts import Storage
@@ -64,14 +64,11 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
-_PHONES = re.compile(r"adreno|qualcomm|mali|immortalis|powervr|\barm\b", re.IGNORECASE)
-
-
 def target_for(device: ClDevice) -> Target:
     """Return the target of an OpenCL device: by its type, and by its maker where it is a phone's GPU."""
     if device.kind == "cpu":
         return TARGETS["cpu"]
-    phone = _PHONES.search(f"{device.name} {device.vendor} {device.platform}")
+    phone = is_phone_gpu(device.name, device.vendor, device.platform)
     return TARGETS["mobile" if phone else "gpu"]
 
 

@@ -11,8 +11,7 @@ from oracles.fake_campaigns import Silent, plan_of, prepare, run_fake
 
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.profiling.campaigns import convolutions
-from torchedge.profiling.campaigns.convolution_shapes import draw_shapes, shapes_of
-from torchedge.profiling.campaigns.convolutions import measure_convolutions
+from torchedge.profiling.campaigns.convolutions import draw_shapes, measure_convolutions, shapes_of
 from torchedge.profiling.campaigns.transports import Local
 
 
@@ -184,9 +183,9 @@ def test_part_of_a_campaign_on_cuda_only(tmp_path, hooks, monkeypatch):
     run_fake(tmp_path / "a", plan, listener, convolutions=5000)
     assert not asked and "on CUDA only" in listener.notes[0]
     journal = Path(tmp_path / "a" / "rows.jsonl")
-    journal.write_text(
-        journal.read_text().replace('"row": "environment"', '"row": "environment", "device": "cuda"')
-    )
+    on_cpu = [json.loads(line) for line in journal.read_text().splitlines()]
+    on_cuda = [{**row, "device": "cuda"} if row["row"] == "environment" else row for row in on_cpu]
+    journal.write_text("".join(json.dumps(row) + "\n" for row in on_cuda))
     run_fake(tmp_path / "a", plan, convolutions=5000)
     folder, count, seed, environment, *_ = asked[0]
     assert (folder, count, seed) == (tmp_path / "a", 5000, 0) and environment["device"] == "cuda"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchedge.errors import ProfileError
-from torchedge.profiling.campaigns.journal import FILE, Journal
+from torchedge.profiling.campaigns.journal import FILE, CampaignJournal
 
 ROWS = [
     {"row": "session", "device": "board", "boot": "a"},
@@ -22,7 +22,7 @@ ROWS = [
 
 
 def written(folder: Path) -> bytes:
-    with Journal(folder) as journal:
+    with CampaignJournal(folder) as journal:
         for row in ROWS:
             journal.add(row)
     return (folder / FILE).read_bytes()
@@ -35,13 +35,13 @@ def test_torn_anywhere(data):
         whole = written(folder)
         cut = data.draw(st.integers(0, len(whole)))
         (folder / FILE).write_bytes(whole[:cut])
-        with Journal(folder) as journal:
+        with CampaignJournal(folder) as journal:
             kept = (folder / FILE).read_bytes()
             assert whole.startswith(kept) and kept == whole[: whole[:cut].rfind(b"\n") + 1]
             assert len(journal.done) == sum(b'"point"' in line for line in kept.splitlines())
             journal.add(ROWS[-1])
             assert journal.row_at(journal.done[("net2", "train", 4)]) == ROWS[-1]
-        with Journal(folder) as journal:
+        with CampaignJournal(folder) as journal:
             assert ("net2", "train", 4) in journal.done
 
 
@@ -49,7 +49,7 @@ def test_torn_anywhere(data):
 def test_damage_in_the_middle_is_named(tmp_path, line):
     whole = written(tmp_path)
     (tmp_path / FILE).write_bytes(line + whole)
-    with pytest.raises(ProfileError, match="line 1"), Journal(tmp_path):
+    with pytest.raises(ProfileError, match="line 1"), CampaignJournal(tmp_path):
         pass
 
 
@@ -62,7 +62,7 @@ def point(journal, kind, **rest):
 
 
 def test_losses_count_in_a_row(tmp_path):
-    with Journal(tmp_path) as journal:
+    with CampaignJournal(tmp_path) as journal:
         for _ in range(3):  # killed by somebody: not the point's fault so soon
             begin(journal)
             point(journal, "start")
@@ -78,7 +78,7 @@ def test_losses_count_in_a_row(tmp_path):
 
 @pytest.mark.parametrize("witness", ["lost", "boot"])
 def test_losses_that_were_seen_count_twice_only(tmp_path, witness):
-    with Journal(tmp_path) as journal:
+    with CampaignJournal(tmp_path) as journal:
         for number in range(2):
             assert journal.given_up() == []
             begin(journal, boot=str(number) if witness == "boot" else "a")
@@ -90,5 +90,5 @@ def test_losses_that_were_seen_count_twice_only(tmp_path, witness):
 
 
 def test_unwritable_folder(tmp_path):
-    with pytest.raises(ProfileError, match="cannot be written"), Journal(tmp_path / "missing"):
+    with pytest.raises(ProfileError, match="cannot be written"), CampaignJournal(tmp_path / "missing"):
         pass

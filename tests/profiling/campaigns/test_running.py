@@ -16,7 +16,7 @@ from oracles import fake_campaigns
 from oracles.fake_campaigns import Silent, plan_of, prepare, run_fake
 
 from torchedge.errors import DeviceError, InputError, ProfileError
-from torchedge.profiling.campaigns.journal import Journal
+from torchedge.profiling.campaigns.journal import CampaignJournal
 
 KILLS = 20
 
@@ -156,7 +156,7 @@ def test_another_plan_or_device_is_refused(tmp_path):
 def test_two_controllers_at_once_are_refused(tmp_path):
     plan = plan_of(networks=1)
     prepare(tmp_path, plan)
-    with Journal(tmp_path), pytest.raises(ProfileError, match="another torchedge is running"):
+    with CampaignJournal(tmp_path), pytest.raises(ProfileError, match="another torchedge is writing"):
         run_fake(tmp_path, plan)
 
 

@@ -1,28 +1,34 @@
-"""Single convolutions measured beside a campaign's networks: what the device's library takes for workspaces.
+"""Single convolutions measured beside a campaign's networks: the workspaces that the device's library takes.
 
-FOLDER/convolutions.jsonl gets a row a convolution of FOLDER/shapes.jsonl, in its order; what is there stays.
+FOLDER/shapes.jsonl holds convolutions near those of the campaign's networks, drawn by a child process
+
+    python -m torchedge.profiling.campaigns.convolutions FOLDER COUNT SEED MOST_BYTES
+
+and FOLDER/convolutions.jsonl gets a row for each, in their order; existing rows stay.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
+import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from torchedge.errors import DeviceError, InputError, ProfileError
-from torchedge.profiling.campaigns.convolution_shapes import SHAPES
+from torchedge.profiling.campaigns.children import report_errors, run_child
+from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.transports import Transport, explain
-from torchedge.storage.documents import read_bytes
+from torchedge.storage.documents import read_bytes, write_bytes
 
-__all__ = ["CONVOLUTIONS", "LEAST", "PROBE", "measure_convolutions"]
+__all__ = ["CONVOLUTIONS", "LEAST", "MOST", "PROBE", "draw_shapes", "measure_convolutions", "shapes_of"]
 
 PROBE, CONVOLUTIONS, LEFT = "convolution_probe.py", "convolutions.jsonl", "convolutions-left.jsonl"
+SHAPES = "shapes.jsonl"
 LEAST, MOST = 1000, 200_000
-"""So many convolutions are worth fitting, and so many are enough."""
+"""Fewest convolutions worth fitting, and the most that may be asked for."""
 
 MOST_BYTES, SHARE = 3.2e9, 1 / 8
 """A convolution's tensors take at most that, and at most that share of the device's memory."""
@@ -30,9 +36,24 @@ MOST_BYTES, SHARE = 3.2e9, 1 / 8
 _MOST_FILE = 512 * 2**20
 _FIELDS = ("inputs", "outputs", "groups", "kernel", "stride", "padding", "dilation", "size", "batch")
 
+Shape = dict[str, Any]
+
+BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 100, 128, 160, 192, 200, 224, 256)
+SIDES = (
+    *(1, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 21, 22, 24, 26, 27, 28, 32, 36, 40, 44, 48, 52),
+    *(54, 56, 64, 72, 80, 96, 104, 112, 128, 160, 192, 224),
+)
+NEARBY = (0.6, 1.5)
+"""Channels are those of a network times a number between these."""
+
+_NEAR_SIDES = (0.6, 1.6)
+_MULTIPLES = (1, 1, 1, 1, 8, 8, 4, 32)
+_IMAGE_CHANNELS = 4
+_TRIES = 50
+
 
 class Listener(Protocol):
-    """Hears how it goes on, as that of a campaign."""
+    """Receives progress, as that of a campaign."""
 
     def measuring(self, total: int, done: int) -> None:
         """Convolutions are being measured."""
@@ -114,15 +135,8 @@ def _shapes(folder: Path, count: int, seed: int, environment: Mapping[str, Any])
     if not path.exists() or read_bytes(path, max_bytes=_MOST_FILE).count(b"\n") < count:
         total = environment.get("memory_total_mib")
         room = total * 2**20 * SHARE if isinstance(total, (int, float)) else MOST_BYTES
-        module = "torchedge.profiling.campaigns.convolution_shapes"
         arguments = [str(folder), str(count), str(seed), str(min(room, MOST_BYTES))]
-        words = [sys.executable, "-m", module, *arguments]
-        run = subprocess.run(words, capture_output=True, text=True, check=False)
-        if '{"error": ' in run.stdout:
-            told = json.loads(run.stdout[run.stdout.index('{"error": ') :])
-            raise (InputError if told["input"] else ProfileError)(told["error"])
-        if run.returncode:
-            raise ProfileError(f"{path}: drawing it failed ({explain(run.stderr)})")
+        run_child("torchedge.profiling.campaigns.convolutions", arguments, lambda row: None)
     lines = read_bytes(path, max_bytes=_MOST_FILE).decode("utf-8", "replace").splitlines()
     try:
         shapes: list[dict[str, Any]] = [json.loads(line) for line in lines[:count]]
@@ -158,3 +172,110 @@ def _row_of(line: str) -> dict[str, Any] | None:
         if "reason" in row or "forward_workspace_mib" in row:
             return row
     return None
+
+
+# shapes -----------------------------------------------------------------------------------------------------
+
+
+def shapes_of(jobs: Sequence[Mapping[str, Any]]) -> list[Shape]:
+    """Return the convolutions of networks, each as often as it runs, batch 0; depthwise ones are left out."""
+    from torchedge.profiling.campaigns.networks import build_network
+    from torchedge.tracing.capturing import capture
+
+    found: list[Shape] = []
+    for job in jobs:
+        graph = capture(build_network(job["build"]), input_size=tuple(job["input_size"]), mode="infer")
+        for op in graph.ops:
+            if op.kind == "conv2d":
+                x, weight = (graph.values[i].shape for i in op.inputs[:2] if i is not None)
+                found += _shape(x, weight, op.attrs)
+    return found
+
+
+def _shape(x: Sequence[Any], weight: Sequence[Any], attrs: Mapping[str, Any]) -> list[Shape]:
+    """Return the convolution, none where it is depthwise, padded unevenly or of no fixed size."""
+    from torchedge.ops.convolution import explicit_padding, spread
+
+    before, after = explicit_padding(attrs, tuple(weight[2:]))
+    groups, size = attrs.get("groups", 1), list(x[2:])
+    depthwise = groups > 1 and weight[1] == 1
+    if depthwise or before != after or not all(isinstance(n, int) for n in (*size, *weight)):
+        return []
+    stride, dilation = (list(spread(attrs.get(name, 1), 2)) for name in ("stride", "dilation"))
+    channels = {"inputs": weight[1] * groups, "outputs": weight[0], "groups": groups}
+    spatial = {"kernel": list(weight[2:]), "stride": stride, "padding": list(before), "dilation": dilation}
+    return [{**channels, **spatial, "size": size, "batch": 0}]
+
+
+def draw_shapes(known: Sequence[Shape], count: int, seed: int, most_bytes: float) -> list[Shape]:
+    """Return so many convolutions near known ones, none of them theirs at any batch size, none twice.
+
+    The same arguments give the same ones, and a larger count begins with those of a smaller. most_bytes: of
+    input, output and weights together. Fewer come back where the known ones leave no room for more.
+    """
+    generator = random.Random(seed)
+    theirs = {_identity({**shape, "batch": 0}) for shape in known}
+    drawn: dict[str, Shape] = {}
+    for shape in _near(known, count * _TRIES, generator):
+        if len(drawn) == count:
+            break
+        depthwise = shape["groups"] == shape["inputs"] > 1
+        new = not depthwise and _identity({**shape, "batch": 0}) not in theirs
+        if new and 0 < _bytes(shape) <= most_bytes:
+            drawn.setdefault(_identity(shape), shape)
+    return list(drawn.values())
+
+
+def _near(known: Sequence[Shape], tries: int, generator: random.Random) -> Iterator[Shape]:
+    """Yield convolutions with channels, sides and batch size moved."""
+    for _ in range(tries):
+        shape = dict(generator.choice(known))
+        multiple, batch = generator.choice(_MULTIPLES), generator.choice(BATCHES)
+        for name in ("inputs", "outputs"):
+            scale, step = generator.uniform(*NEARBY), shape["groups"]
+            if step == 1 and shape[name] > _IMAGE_CHANNELS:
+                step = multiple
+            if shape[name] > _IMAGE_CHANNELS:
+                shape[name] = max(round(shape[name] * scale / step), 1) * step
+        low, high = (shape["size"][0] * bound for bound in _NEAR_SIDES)
+        sides = [side for side in SIDES if low <= side <= high]
+        if generator.random() < 0.5 and sides:
+            shape["size"] = [generator.choice(sides)] * 2
+        yield {**shape, "batch": batch}
+
+
+def _bytes(shape: Shape) -> int:
+    """Return the bytes of input, output and weights in float32, 0 where the output is empty."""
+    names = ("size", "kernel", "stride", "padding", "dilation")
+    after = [
+        (side + 2 * p - d * (k - 1) - 1) // s + 1
+        for side, k, s, p, d in zip(*(shape[name] for name in names), strict=True)
+    ]
+    if min(after) < 1:
+        return 0
+    (height, width), (tall, wide) = shape["size"], shape["kernel"]
+    x = shape["batch"] * shape["inputs"] * height * width
+    y = shape["batch"] * shape["outputs"] * after[0] * after[1]
+    return 4 * int(x + y + shape["outputs"] * shape["inputs"] // shape["groups"] * tall * wide)
+
+
+def _identity(shape: Shape) -> str:
+    return json.dumps(shape, sort_keys=True)
+
+
+def _draw(folder: Path, count: int, seed: int, most_bytes: float) -> None:
+    known = shapes_of([job for job in read_jobs(folder) if "skipped" not in job])
+    if not known:
+        raise InputError("the plan's networks have no convolutions; expected some: omit --convolutions")
+    drawn = draw_shapes(known, count, seed, most_bytes)
+    write_bytes(folder / SHAPES, "".join(json.dumps(s) + "\n" for s in drawn).encode())
+
+
+def main() -> int:
+    """Draw shapes for the folder named on the command line; an error is printed as JSON."""
+    folder, count, seed, most_bytes = sys.argv[1:]
+    return report_errors(lambda: _draw(Path(folder), int(count), int(seed), float(most_bytes)), folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,9 @@
-"""A plan's networks built, pruned and written as job lines, in a process that gives back its memory.
+"""A plan's networks built, pruned and written as job lines, in a child process.
 
     python -m torchedge.profiling.campaigns.expansion FOLDER
 
 FOLDER/jobs.jsonl gets one line an item of FOLDER/plan.toml, in the plan's order: a job, or {"skipped": id,
-"reason": ...}. What is there already stays, so that a killed expansion goes on where it was.
+"reason": ...}. Existing lines stay, so that a killed expansion continues where it was.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchedge.errors import InputError, ProfileError, TorchedgeError
-from torchedge.profiling.campaigns.locks import take_lock
-from torchedge.profiling.campaigns.plans import Plan, PlanItem, parse_plan
+from torchedge.errors import ProfileError, TorchedgeError
+from torchedge.profiling.campaigns.children import report_errors
+from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_plan
 from torchedge.storage.documents import read_bytes
+from torchedge.storage.journals import take_lock
 
 __all__ = ["JOBS", "PLAN", "expand", "read_jobs"]
 
@@ -29,7 +30,7 @@ _LONGEST_LINE = 1 << 24
 
 
 def read_jobs(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of jobs.jsonl, "points" left out; a torn last line is left out too."""
+    """Yield the lines of jobs.jsonl without a torn last line."""
     path = folder / JOBS
     if not path.exists():
         return
@@ -44,8 +45,8 @@ def read_jobs(folder: Path) -> Iterator[dict[str, Any]]:
             yield job
 
 
-def expand(folder: Path, tell: Callable[[str], Any] = lambda _: None) -> None:
-    """Bring a campaign's job lines up to its plan; `tell` hears each item's id before it is built.
+def expand(folder: Path, start: Callable[[str], Any] = lambda _: None) -> None:
+    """Bring a campaign's job lines up to its plan; `start` receives each item's id before it is built.
 
     Raises InputError for a network that is unknown or whose library is missing, and ProfileError where the
     folder cannot be written. A network that cannot be pruned or written down is skipped with its reason.
@@ -53,10 +54,10 @@ def expand(folder: Path, tell: Callable[[str], Any] = lambda _: None) -> None:
     plan = parse_plan(PLAN, read_bytes(folder / PLAN).decode())
     _check_names(plan)
     with (folder / JOBS).open("a+b") as file:
-        take_lock(file, wait=True)  # that of an expansion whose controller was killed ends with its next item
+        take_lock(file, wait=True)  # an expansion whose controller was killed ends with its next item
         known = _whole_lines(file)
         for item in list(plan.items())[known:]:
-            tell(item.id)
+            start(item.id)
             file.write((json.dumps(make_job(item, plan)) + "\n").encode())
             file.flush()
         os.fsync(file.fileno())
@@ -72,7 +73,7 @@ def _whole_lines(file: BinaryIO) -> int:
     return count
 
 
-def make_job(item: PlanItem, plan: Plan) -> dict[str, Any]:
+def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
     """Return the job line of an item, without points, or why there is none.
 
     Level 0 is written as nodes where the format holds the network, else named with its library.
@@ -113,8 +114,8 @@ def make_job(item: PlanItem, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _check_names(plan: Plan) -> None:
-    """Refuse a plan with networks that nobody can build, before anything is measured."""
+def _check_names(plan: CampaignPlan) -> None:
+    """Raise InputError for a plan with unknown networks, before anything is measured."""
     from torchedge.profiling.campaigns.networks import check_recipe, recipe_of
 
     for network in plan.networks:
@@ -124,12 +125,9 @@ def _check_names(plan: Plan) -> None:
 def main() -> int:
     """Expand the folder named on the command line; each line printed is an id, or an error as JSON."""
     folder = Path(sys.argv[1])
-    try:
-        expand(folder, lambda item: print(json.dumps({"item": item}), flush=True))
-    except (TorchedgeError, OSError) as error:
-        message = f"{folder}: {error.strerror}; check the disk" if isinstance(error, OSError) else str(error)
-        print(json.dumps({"error": message, "input": isinstance(error, InputError)}), flush=True)
-    return 0
+    return report_errors(
+        lambda: expand(folder, lambda item: print(json.dumps({"item": item}), flush=True)), str(folder)
+    )
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.graphs.graph import Mode
 from torchedge.storage.documents import parse_toml, read_bytes
 
-__all__ = ["PACKAGED", "Plan", "PlanItem", "PlannedNetwork", "read_plan"]
+__all__ = ["PACKAGED", "CampaignPlan", "PlanItem", "PlannedNetwork", "read_plan"]
 
 PACKAGED: Mapping[str, str] = {
     "standard": """\
@@ -38,7 +39,6 @@ networks = ["resnet18", "mobilenet_v2", "squeezenet1_1"]
 }
 """The packaged plans by name; `torchedge campaign show` prints one as a start for your own."""
 
-Mode = Literal["infer", "train"]
 OPTIMIZERS = ("sgd", "sgd-momentum", "adam", "adamw", "none")
 STRATEGIES, SCOPES = ("random", "l1"), ("global", "uniform")
 INPUT_SIZE = (3, 224, 224)
@@ -74,7 +74,7 @@ class PlanItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CampaignPlan:
     """Everything a campaign measures; `text` is the document it was read from."""
 
     name: str
@@ -106,7 +106,7 @@ class Plan:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_plan(plan: str | Path) -> Plan:
+def read_plan(plan: str | Path) -> CampaignPlan:
     """Return the plan "standard" or "quick", or the one in a TOML file.
 
     Raises InputError, naming the key, for what is missing, unknown or out of range.
@@ -122,7 +122,7 @@ def read_plan(plan: str | Path) -> Plan:
     return parse_plan(str(plan), text)
 
 
-def parse_plan(name: str, text: str) -> Plan:
+def parse_plan(name: str, text: str) -> CampaignPlan:
     """Return the plan of a TOML text, as `read_plan`; `name` stands in errors."""
     try:
         document = parse_toml(name, text.encode())
@@ -135,7 +135,7 @@ def parse_plan(name: str, text: str) -> Plan:
             f"plan {name}: networks is {str(given)[:40]!r}; expected a list of 1 to {MOST_NETWORKS} names or "
             "tables such as {name = 'googlenet', kwargs = {aux_logits = false}}"
         )
-    plan = Plan(
+    plan = CampaignPlan(
         name=name,
         networks=tuple(_network(name, item, document) for item in given),
         scope=table.word("scope", SCOPES, "global"),

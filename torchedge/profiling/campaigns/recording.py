@@ -15,7 +15,7 @@ from torchedge.devices import Provenance, find_device, write_device
 from torchedge.devices.device import DEVICE_FILE
 from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.profiling.campaigns.expansion import read_jobs
-from torchedge.profiling.campaigns.journal import Journal
+from torchedge.profiling.campaigns.journal import CampaignJournal
 from torchedge.profiling.campaigns.plans import PlanItem
 from torchedge.storage.documents import write_json
 
@@ -30,7 +30,7 @@ COLUMNS = (
 Counts = tuple[int, int, int, int, dict[str, str], dict[str, str], Mapping[str, Any] | None]
 
 
-def write_tables(folder: Path, items: Sequence[PlanItem], journal: Journal) -> Counts:
+def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJournal) -> Counts:
     """Write measurements.csv, networks.jsonl, layers.jsonl, environment.json and, if any, skipped.jsonl.
 
     Each file is replaced as a whole, and the same rows give the same bytes. Returns the number of points, of

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +15,10 @@ from typing import Any, Protocol
 from torchedge import __version__
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.profiling.campaigns import convolutions
-from torchedge.profiling.campaigns.expansion import JOBS, PLAN, read_jobs
-from torchedge.profiling.campaigns.journal import Journal, Point, boot_id, point_of
-from torchedge.profiling.campaigns.plans import Plan, PlanItem, parse_plan
+from torchedge.profiling.campaigns.children import run_child
+from torchedge.profiling.campaigns.expansion import PLAN, read_jobs
+from torchedge.profiling.campaigns.journal import CampaignJournal, Point, boot_id, point_of
+from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_plan
 from torchedge.profiling.campaigns.recording import describe_device, write_tables
 from torchedge.profiling.campaigns.transports import Run, Transport, explain
 from torchedge.storage import data_folder
@@ -64,7 +63,7 @@ class Campaign:
     """
 
     folder: Path
-    plan: Plan
+    plan: CampaignPlan
     device: str
     over: str
     processor: str = ""
@@ -110,7 +109,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
         raise ProfileError(
             f"{folder}: cannot be made ({error.strerror}); choose another with --out"
         ) from error
-    with Journal(folder) as journal:
+    with CampaignJournal(folder) as journal:
         _check_same(campaign, journal)
         _prepare(campaign, transport, listener)
         items = list(campaign.plan.items())
@@ -139,7 +138,7 @@ def _measure_convolutions(
     convolutions.measure_convolutions(campaign.folder, count, seed, environment, transport, hooks, listener)
 
 
-def _check_same(campaign: Campaign, journal: Journal) -> None:
+def _check_same(campaign: Campaign, journal: CampaignJournal) -> None:
     """Refuse a folder that holds another plan's or another device's measurements; write the plan down."""
     path = campaign.folder / PLAN
     if path.exists():
@@ -168,26 +167,16 @@ def _prepare(campaign: Campaign, transport: Transport | None, listener: Listener
     if transport is not None:
         transport.put([])  # a device out of reach is told before the work
     listener.preparing(len(items), there)
-    words = [sys.executable, "-m", "torchedge.profiling.campaigns.expansion", str(campaign.folder)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        try:
-            for number, line in enumerate(process.stdout):
-                told = json.loads(line)
-                if "error" in told:
-                    raise (InputError if told["input"] else ProfileError)(told["error"])
-                if number:
-                    listener.step()
-                listener.doing(told["item"])
-            said = process.stderr.read().strip().splitlines()
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise ProfileError(
-            f"{campaign.folder / JOBS}: writing it ended with status {process.returncode} "
-            f"({said[-1][:200] if said else 'killed'}); run the same command again"
-        )
+    begun = 0
+
+    def listen(row: Mapping[str, Any]) -> None:
+        nonlocal begun
+        if begun:
+            listener.step()
+        begun += 1
+        listener.doing(row["item"])
+
+    run_child("torchedge.profiling.campaigns.expansion", [str(campaign.folder)], listen)
     listener.step()
 
 
@@ -199,7 +188,7 @@ class _Session:
         campaign: Campaign,
         items: Sequence[PlanItem],
         transport: Transport,
-        journal: Journal,
+        journal: CampaignJournal,
         listener: Listener,
     ) -> None:
         self.campaign, self.items, self.transport = campaign, items, transport
