@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchedge.errors import InputError, ProfileError
-from torchedge.graphs.graph import Mode
+from torchedge.graphs import Mode
 from torchedge.storage.documents import parse_toml, read_bytes
 
 __all__ = ["PACKAGED", "CampaignPlan", "PlanItem", "PlannedNetwork", "read_plan"]
