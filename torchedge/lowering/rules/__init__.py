@@ -1,5 +1,10 @@
-"""How each ATen operator becomes nodes. One entry an operator, one file a family: the place to add one."""
+"""How ATen operators become nodes: one function an operator, registered under its ATen name.
 
-from torchedge.lowering.rules.registry import FAMILIES, Result, Rule, all_rules, rule, rule_for
+Operators without a rule that PyTorch can express by others are decomposed during capture
+(`tracing.decompositions`), so that a rule is needed only where the whole operator makes faster or more exact
+kernels than its parts.
+"""
 
-__all__ = ["FAMILIES", "Result", "Rule", "all_rules", "rule", "rule_for"]
+from torchedge.lowering.rules.registry import Result, Rule, all_rules, rule, rule_for
+
+__all__ = ["Result", "Rule", "all_rules", "rule", "rule_for"]

@@ -1,25 +1,155 @@
-"""Elements at places that other tensors hold: gather, embedding, indexing. Places outside hold NaN (or 0)."""
+"""Elements at places that other tensors hold: gather, embedding, index, scatter.
+
+Places outside hold NaN (or 0).
+
+Several sources may go to one row. No kernel adds to what another kernel wrote: each row finds its own sources
+in their order, so that each run gives the same bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
+
+import numpy as np
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import Fetched, Index, of
-from torchedge.expressions.scalars import Scalar, constant, guarded, where
+from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, constant, guarded, where
 from torchedge.lowering.building import (
+    Operand,
+    RowBuilder,
     broadcast_shape,
     elementwise,
     expanded,
+    full,
     permuted,
     pointwise,
     reshaped,
 )
-from torchedge.lowering.nodes import Node
-from torchedge.lowering.rules.promotion import is_floating
+from torchedge.lowering.nodes import Node, ReduceKind
+from torchedge.lowering.rules.elementwise import div
+from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.registry import Result, rule
-from torchedge.lowering.rules.sources import Sources, added, counted, replaced
+
+Element = Callable[..., Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What goes where. Rows are the first dimension of a result, its tail the others.
+
+    row(source, *tail): which row a source goes to; outside: none. value(source, *tail): what goes there.
+    reach: extents of the tail that sources have (None: all). varies: whether `row` depends on the tail.
+    """
+
+    count: int
+    row: Element
+    value: Element
+    reach: tuple[int, ...] | None = None
+    varies: bool = False
+
+    def within(self, tail: Sequence[Index]) -> list[Bound]:
+        """Return the bounds within which there are sources for a tail."""
+        return [] if self.reach is None else [(i, 0, n) for i, n in zip(tail, self.reach, strict=True)]
+
+    def is_at(self, row: Index, source: Index, tail: Sequence[Index]) -> Scalar:
+        """Return whether a source goes to a row."""
+        goal = self.row(source, *tail)
+        return goal.equals(Position(row, goal.dtype))
+
+
+def added(shape: Sequence[int], dtype: str, sources: Sources, base: Element | None) -> Node:
+    """Return base(*index), or zero, plus all the sources of each element."""
+    rows, tail = shape[0], prod(shape[1:])
+    if not sources.varies and rows * sources.count + sources.count**2 * tail < rows * sources.count * tail:
+        sources = _merged(shape, dtype, sources)
+        return replaced(shape, dtype, sources, base, add=True)
+    return combined(shape, dtype, sources, "sum", 0, lambda total, *at: _plus(total, base, dtype, at))
+
+
+def _plus(total: Scalar, base: Element | None, dtype: str, at: Sequence[Index]) -> Scalar:
+    return cast(total if base is None else cast(base(*at), total.dtype) + total, dtype)
+
+
+def combined(
+    shape: Sequence[int],
+    dtype: str,
+    sources: Sources,
+    kind: ReduceKind,
+    neutral: float | int,
+    finish: Element,
+) -> Node:
+    """Return `finish(reduction of the element's sources, *index)` for every element."""
+    compute = arithmetic_dtype(dtype)
+    builder = RowBuilder((*shape, sources.count), (len(shape),), "scatter")
+
+    def mine(row: Index, *rest: Index) -> Scalar:
+        *tail, source = rest
+        value = cast(sources.value(source, *tail), compute)
+        return guarded(sources.within(tail), where(sources.is_at(row, source, tail), value, neutral), neutral)
+
+    total = builder.reduce(kind, mine)
+    made = builder.row(lambda *at: finish(total, *at), dtype)
+    builder.close()
+    return made
+
+
+def _merged(shape: Sequence[int], dtype: str, sources: Sources) -> Sources:
+    """Return sources of which each holds the sum of all that go to the same row."""
+    compute = arithmetic_dtype(dtype)
+    builder = RowBuilder((sources.count, *shape[1:], sources.count), (len(shape),), "scatter")
+
+    def same(source: Index, *rest: Index) -> Scalar:
+        *tail, other = rest
+        alike = sources.row(source).equals(sources.row(other))
+        return where(alike, cast(sources.value(other, *tail), compute), 0)
+
+    total = builder.reduce("sum", same)
+    sums = builder.row(lambda *_: total)
+    builder.close()
+    return Sources(sources.count, sources.row, lambda source, *tail: sums.at(source, *tail), sources.reach)
+
+
+def replaced(
+    shape: Sequence[int], dtype: str, sources: Sources, base: Element | None, add: bool = False
+) -> Node:
+    """Return base(*index), or zero, with each element's last source in its place (`add`: added to it)."""
+    previous = base or (lambda *_: constant(0, dtype))
+    if not sources.count:
+        return pointwise(shape, dtype, previous)
+    last = _last_sources(shape, sources)
+
+    def element(row: Index, *tail: Index) -> Scalar:
+        found = last.at(row, *tail) if sources.varies else last.at(row)
+        source = of(Fetched(found, -1, sources.count - 1))
+        new = _plus(sources.value(source, *tail), base if add else None, dtype, (row, *tail))
+        return guarded([(source, 0, sources.count), *sources.within(tail)], new, previous(row, *tail))
+
+    return pointwise(shape, dtype, element)
+
+
+def _last_sources(shape: Sequence[int], sources: Sources) -> Node:
+    """Return, for every row (and place in the tail, where that matters), its last source or -1."""
+    domain = (*(shape if sources.varies else shape[:1]), sources.count)
+    builder = RowBuilder(domain, (len(domain) - 1,), "scatter")
+
+    def mine(row: Index, *rest: Index) -> Scalar:
+        *tail, source = rest
+        place = where(sources.is_at(row, source, tail), Position(source, "int32"), -1)
+        return guarded(sources.within(tail) if sources.varies else [], place, -1)
+
+    last = builder.reduce("max", mine)
+    made = builder.row(lambda *_: last)
+    builder.close()
+    return made
+
+
+def counted(index: Scalar, size: int) -> Scalar:
+    """Return an index with negative ones counted from the end."""
+    return where(index < 0, apply("add", index, size), index)
+
 
 _ANY = 2**31 - 1
 
@@ -103,7 +233,7 @@ def gather(result: Result, input: Node, dim: int, index: Node, sparse_grad: bool
     return reshaped(pointwise(places.shape, result.dtype, element), result.shape)
 
 
-@rule("index", "_unsafe_index")
+@rule("index")
 def index(result: Result, input: Node, indices: Sequence[Node | None]) -> Node:
     """Input at the places that tensors hold, together, for some of its dimensions."""
     given = _given("index", indices)
@@ -140,7 +270,7 @@ def _broadcast(node: Node, at: Sequence[Index]) -> Scalar:
     return node.at(*at[len(at) - len(node.shape) :])
 
 
-@rule("index_put", "_unsafe_index_put")
+@rule("index_put")
 def index_put(
     result: Result, input: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False
 ) -> Node:
@@ -194,3 +324,139 @@ def _masked(result: Result, input: Node, mask: Node, value: Node, accumulate: bo
         return where(holds, old + new if accumulate else new, old)
 
     return elementwise(body, wide, input, single, dtype=result.dtype)
+
+
+_REDUCTIONS: dict[str, tuple[ReduceKind, str, float]] = {
+    "sum": ("sum", "add", 0),
+    "mean": ("sum", "add", 0),
+    "prod": ("prod", "mul", 1),
+    "amax": ("max", "maximum", -inf),
+    "amin": ("min", "minimum", inf),
+}
+"""Of each name in PyTorch: the reduction, the function of two, and what changes nothing."""
+
+
+def _dim_first(x: Node, dim: int) -> Node:
+    """Return x with a dimension moved to the front; a single element has one dimension then."""
+    if not x.shape:
+        return reshaped(x, (1,))
+    place = dim % len(x.shape)
+    return permuted(x, [place, *[d for d in range(len(x.shape)) if d != place]])
+
+
+def _dim_back(x: Node, dim: int, shape: Sequence[int]) -> Node:
+    """Return x with its front dimension moved back."""
+    if not shape:
+        return reshaped(x, shape)
+    place = dim % len(shape)
+    return permuted(x, [*range(1, place + 1), 0, *range(place + 1, len(shape))])
+
+
+def _along(input: Node, dim: int, index: Node, src: Operand) -> Sources:
+    """Return the sources of a scatter: `index` names a place along a dimension for each element of `src`."""
+    rows = input.shape[dim] if input.shape else 1
+    where_to = _dim_first(index, dim)
+    values = _dim_first(src if isinstance(src, Node) else full(index.shape, src, input.dtype), dim)
+    return Sources(
+        where_to.shape[0],
+        lambda *at: counted(where_to.at(*at), rows),
+        values.at,
+        where_to.shape[1:],
+        len(where_to.shape) > 1,
+    )
+
+
+@rule("scatter")
+def scatter(
+    result: Result,
+    input: Node,
+    dim: int,
+    index: Node,
+    src: Node | None = None,
+    value: float | int | bool = 0,
+    reduce: str | None = None,
+) -> Node:
+    """Input with src, or a value, at the places along a dimension that index holds."""
+    given = value if src is None else src
+    if not index.numel:
+        return input
+    if reduce is not None:
+        return scatter_reduce(result, input, dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
+    base = _dim_first(input, dim)
+    made = replaced(base.shape, result.dtype, _along(input, dim, index, given), base.at)
+    return _dim_back(made, dim, result.shape)
+
+
+@rule("scatter_add")
+def scatter_add(result: Result, input: Node, dim: int, index: Node, src: Node) -> Node:
+    """Input plus src at the places along a dimension that index holds."""
+    if not index.numel:
+        return input
+    base = _dim_first(input, dim)
+    made = added(base.shape, result.dtype, _along(input, dim, index, src), base.at)
+    return _dim_back(made, dim, result.shape)
+
+
+@rule("scatter_reduce")
+def scatter_reduce(
+    result: Result,
+    input: Node,
+    dim: int,
+    index: Node,
+    src: Operand,
+    reduce: str,
+    include_self: bool = True,
+) -> Node:
+    """Input joined with src (sum, prod, mean, amax or amin) at places along a dimension."""
+    if not index.numel:
+        return input
+    return _joined(result, input, dim, _along(input, dim, index, src), reduce, include_self)
+
+
+@rule("index_reduce")
+def index_reduce(
+    result: Result,
+    input: Node,
+    dim: int,
+    index: Node,
+    source: Node,
+    reduce: str,
+    include_self: bool = True,
+) -> Node:
+    """Input joined with source (prod, mean, amax or amin) at the indices of a dimension that index names."""
+    return _joined(result, input, dim, _lines(input, dim, index, source, 1), reduce, include_self)
+
+
+def _joined(result: Result, input: Node, dim: int, sources: Sources, reduce: str, include_self: bool) -> Node:
+    kind, function, neutral = _REDUCTIONS[reduce]
+    base = _dim_first(input, dim)
+    compute = arithmetic_dtype(result.dtype)
+    found = combined(base.shape, compute, sources, kind, _limited(neutral, compute), lambda total, *_: total)
+    ones = replace(sources, value=lambda *_: constant(1, "int32"))
+    count = combined(base.shape, "int32", ones, "sum", 0, lambda total, *_: total)
+
+    def joined(old: Scalar, new: Scalar, number: Scalar) -> Scalar:
+        return apply(function, old, new) if include_self else where(number > 0, new, old)
+
+    made: Node = elementwise(joined, base, found, count, dtype=result.dtype, compute=compute)
+    if reduce == "mean":
+        parts = elementwise(
+            lambda n: n + 1 if include_self else apply("maximum", n, 1), count, dtype=compute, compute=compute
+        )
+        rounding = None if is_floating(result.dtype) else "floor"
+        made = div(Result((base.shape,), (result.dtype,)), made, parts, rounding)
+    return _dim_back(made, dim, result.shape)
+
+
+def _limited(number: float, dtype: str) -> float:
+    """Return a number, the dtype's largest or smallest one in place of an infinity it cannot hold."""
+    if is_floating(dtype) or np.isfinite(number):
+        return number
+    return int(np.iinfo(dtype).max if number > 0 else np.iinfo(dtype).min)
+
+
+def _lines(input: Node, dim: int, index: Node, source: Node, alpha: float | int) -> Sources:
+    """Return the sources of which each goes to a whole line of input."""
+    flat, values = reshaped(index, (index.numel,)), _dim_first(source, dim)
+    rows = input.shape[dim] if input.shape else 1
+    return Sources(index.numel, lambda s, *_: counted(flat.at(s), rows), lambda *at: values.at(*at) * alpha)

@@ -1,4 +1,4 @@
-"""Products of matrices and vectors."""
+"""Products of matrices."""
 
 from __future__ import annotations
 
@@ -48,45 +48,6 @@ def addbmm(
     return _added(result, input, product, beta, alpha)
 
 
-@rule("linear")
-def linear(result: Result, input: Node, weight: Node, bias: Node | None = None) -> Node:
-    """Input @ weight transposed, plus bias."""
-    rank = len(result.shape)
-    product = contraction(
-        result.shape,
-        [*["row"] * (rank - 1), "col"],  # type: ignore[list-item]
-        weight.shape[1:],
-        lambda out, over: input.at(*out[:-1], over[0]),
-        lambda out, over: weight.at(out[-1], over[0]),
-        result.dtype,
-    )
-    return product if bias is None else elementwise(lambda a, b: a + b, product, bias, dtype=result.dtype)
-
-
-@rule("mv")
-def mv(result: Result, input: Node, vec: Node) -> Node:
-    """Matrix times vector."""
-    return _row_sums(input.shape, input, vec, result.dtype)
-
-
-@rule("addmv")
-def addmv(result: Result, input: Node, mat: Node, vec: Node, beta: float = 1, alpha: float = 1) -> Node:
-    """Beta · input + alpha · (mat @ vec)."""
-    return _added(result, input, mv(result, mat, vec), beta, alpha)
-
-
-@rule("dot")
-def dot(result: Result, input: Node, tensor: Node) -> Node:
-    """Sum of the products of two vectors' elements."""
-    return _row_sums(input.shape, input, tensor, result.dtype)
-
-
-@rule("vdot")
-def vdot(result: Result, input: Node, other: Node) -> Node:
-    """Sum of the products of two real vectors' elements."""
-    return _row_sums(input.shape, input, other, result.dtype)
-
-
 def _product(a: Node, b: Node, dtype: str) -> Node:
     """Return a @ b for matrices, or batches of them of the same sizes."""
     *batch, rows, inner = a.shape
@@ -115,15 +76,6 @@ def _exact_product(a: Node, b: Node, shape: Sequence[int]) -> Node:
 
     total = builder.reduce("sum", body)
     made = builder.row(lambda *_: total)
-    builder.close()
-    return made
-
-
-def _row_sums(shape: Sequence[int], a: Node, vec: Node, dtype: str) -> Node:
-    """Return, for each row of a, the sum of its products with a vector."""
-    builder = RowBuilder(shape, (len(shape) - 1,), "matmul")
-    total = builder.reduce("sum", lambda *indices: a.at(*indices) * vec.at(indices[-1]))
-    made = builder.row(lambda *_: total, dtype)
     builder.close()
     return made
 

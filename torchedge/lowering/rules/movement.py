@@ -1,15 +1,130 @@
-"""Tensors put together from pieces: concatenation, padding, slices written into others, triangles."""
+"""Elements at other places: views, concatenation, padding, windows as columns; and new tensors.
+
+Views only rewrite indices: they cost nothing where their readers take them in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 
-from torchedge.expressions.indices import Index
-from torchedge.expressions.scalars import Bound, Position, Scalar, cast, constant, guarded, where
-from torchedge.lowering.building import pointwise, reshaped
+from torchedge.expressions.indices import Fetched, Index, flatten, of, unflatten
+from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, constant, guarded, where
+from torchedge.lowering.building import RowBuilder, expanded, full, permuted, pointwise, reshaped, view
 from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.registry import Result, rule
+from torchedge.lowering.rules.taps import Taps, each
+
+
+@rule("view", "squeeze", "unsqueeze")
+def view_as_result(result: Result, input: Node, **sizes: object) -> Node:
+    """Input in the result's shape."""
+    return reshaped(input, result.shape)
+
+
+@rule("permute")
+def permute(result: Result, input: Node, dims: Sequence[int]) -> Node:
+    """Dimension k of the result is dimension dims[k] of input."""
+    return permuted(input, [d % len(dims) for d in dims])
+
+
+@rule("expand")
+def expand(result: Result, input: Node, **sizes: object) -> Node:
+    """Input repeated along dimensions of size 1 and new leading ones."""
+    return expanded(input, result.shape)
+
+
+@rule("select")
+def select(result: Result, input: Node, dim: int, index: int) -> Node:
+    """The part of input at one index of a dimension."""
+    place = dim % len(input.shape)
+    at = index % input.shape[place]
+    return view(input, result.shape, lambda *i: (*i[:place], at, *i[place:]))
+
+
+@rule("slice")
+def slice_(
+    result: Result, input: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Node:
+    """Every step-th index of a dimension from start to before end."""
+    place = dim % len(input.shape)
+    first = slice(start, end, step).indices(input.shape[place])[0]
+    return narrowed(input, place, first, result.shape[place], step)
+
+
+def narrowed(x: Node, dim: int, start: int, size: int, step: int = 1) -> Node:
+    """Return `size` indices of a dimension of x, from `start` on."""
+    if start == 0 and size == x.shape[dim]:
+        return x
+    shape = [size if d == dim else n for d, n in enumerate(x.shape)]
+    return view(x, shape, lambda *i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]))
+
+
+@rule("flip")
+def flip(result: Result, input: Node, dims: Sequence[int]) -> Node:
+    """Input with dimensions in reverse."""
+    rank = len(input.shape)
+    turned = {d % rank for d in dims} if rank else set()
+
+    def move(*indices: Index) -> list[Index]:
+        return [
+            input.shape[d] - 1 - i if d in turned and input.shape[d] > 1 else i for d, i in enumerate(indices)
+        ]
+
+    return view(input, result.shape, move)
+
+
+@rule("roll")
+def roll(result: Result, input: Node, shifts: Sequence[int] | int, dims: Sequence[int] | int = ()) -> Node:
+    """Input moved along dimensions; what leaves at the end comes back at the start."""
+    steps = [shifts] if isinstance(shifts, int) else list(shifts)
+    along = [dims] if isinstance(dims, int) else list(dims)
+    if not along:
+        return reshaped(roll(result, reshaped(input, [input.numel]), steps, [0]), result.shape)
+    moved = dict.fromkeys(range(len(input.shape)), 0)
+    for step, dim in zip(steps, along, strict=True):
+        moved[dim % max(1, len(input.shape))] += step
+
+    def move(*indices: Index) -> list[Index]:
+        sizes = input.shape
+        return [(i - moved[d] % sizes[d]) % sizes[d] if moved[d] else i for d, i in enumerate(indices)]
+
+    return view(input, input.shape, move) if input.shape else input
+
+
+@rule("repeat")
+def repeat(result: Result, input: Node, **repeats: object) -> Node:
+    """Input as often as asked along each dimension."""
+    missing = len(result.shape) - len(input.shape)
+    return view(
+        input,
+        result.shape,
+        lambda *indices: [i % n for i, n in zip(indices[missing:], input.shape, strict=True)],
+    )
+
+
+@rule("diagonal")
+def diagonal(result: Result, input: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    """The elements where dimension dim2 is `offset` ahead of dim1, as the last dimension."""
+    rank = len(input.shape)
+    first, second = dim1 % rank, dim2 % rank
+
+    def move(*indices: Index) -> list[Index]:
+        others = iter(indices[:-1])
+        along = {first: indices[-1] + max(0, -offset), second: indices[-1] + max(0, offset)}
+        return [along[d] if d in along else next(others) for d in range(rank)]
+
+    return view(input, result.shape, move)
+
+
+@rule("unfold")
+def unfold(result: Result, input: Node, dimension: int, size: int, step: int) -> Node:
+    """Windows of a dimension, `step` apart; the place within them is the last dimension."""
+    if not input.shape:
+        return reshaped(input, result.shape)
+    dim = dimension % len(input.shape)
+    return view(input, result.shape, lambda *i: (*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]))
 
 
 @rule("cat")
@@ -29,14 +144,6 @@ def cat(result: Result, tensors: Sequence[Node], dim: int = 0) -> Node:
         return found
 
     return pointwise(result.shape, result.dtype, element)
-
-
-@rule("stack")
-def stack(result: Result, tensors: Sequence[Node], dim: int = 0) -> Node:
-    """Tensors side by side along a new dimension."""
-    place = dim % len(result.shape)
-    shape = [1 if d == place else n for d, n in enumerate(result.shape)]
-    return cat(result, [reshaped(x, shape) for x in tensors], place)
 
 
 @rule("constant_pad_nd")
@@ -94,34 +201,6 @@ def slice_scatter(
     return _written(result, input, src, place, first, step)
 
 
-@rule("select_scatter")
-def select_scatter(result: Result, input: Node, src: Node, dim: int, index: int) -> Node:
-    """Input with src in place of one index of a dimension."""
-    place = dim % len(input.shape)
-    wide = reshaped(src, (*src.shape[:place], 1, *src.shape[place:]))
-    return _written(result, input, wide, place, index % input.shape[place], 1)
-
-
-@rule("slice_backward")
-def slice_backward(
-    result: Result, grad_output: Node, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> Node:
-    """The gradient where the slice was taken, zero elsewhere."""
-    place = dim % len(input_sizes)
-    first = _first(start, end, step, input_sizes[place])
-    return _written(result, None, grad_output, place, first, step)
-
-
-@rule("select_backward")
-def select_backward(
-    result: Result, grad_output: Node, input_sizes: Sequence[int], dim: int, index: int
-) -> Node:
-    """The gradient where the part was taken, zero elsewhere."""
-    place = dim % len(input_sizes)
-    wide = reshaped(grad_output, [1 if d == place else n for d, n in enumerate(input_sizes)])
-    return _written(result, None, wide, place, index % input_sizes[place], 1)
-
-
 def _on_diagonal(result: Result, base: Node | None, src: Node, offset: int, dim1: int, dim2: int) -> Node:
     rank = len(result.shape)
     first, second = dim1 % rank, dim2 % rank
@@ -144,31 +223,233 @@ def diagonal_scatter(
     return _on_diagonal(result, input, src, offset, dim1, dim2)
 
 
-@rule("diagonal_backward")
-def diagonal_backward(
-    result: Result, grad_output: Node, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
-) -> Node:
-    """The gradient on the diagonal it was taken from, zero elsewhere."""
-    return _on_diagonal(result, None, grad_output, offset, dim1, dim2)
+def _clamped(place: Scalar, size: int) -> Scalar:
+    return apply("maximum", apply("minimum", place, size - 1), 0)
 
 
-def _triangle(result: Result, input: Node, keep: Callable[[Scalar], Scalar]) -> Node:
-    """Return input where `keep` holds of (column - row), zero elsewhere."""
+def _mirrored(place: Scalar, size: int) -> Scalar:
+    last = size - 1
+    return constant(last, "int32") - apply("abs_int", constant(last, "int32") - apply("abs_int", place))
+
+
+def _padded(result: Result, x: Node, padding: Sequence[int], source: Callable[[Scalar, int], Scalar]) -> Node:
+    """Return x where each padded index is read at `source(index before padding, size)`."""
+    before = _before(padding, len(x.shape))
 
     def element(*indices: Index) -> Scalar:
-        ahead = Position(indices[-1] - indices[-2], "int32")
-        return where(keep(ahead), input.at(*indices), 0)
+        at = list(indices)
+        for dim, start in before.items():
+            place = source(Position(indices[dim] - start, "int32"), x.shape[dim])
+            at[dim] = of(Fetched(place, 0, x.shape[dim] - 1))
+        return x.at(*at)
 
     return pointwise(result.shape, result.dtype, element)
 
 
-@rule("tril")
-def tril(result: Result, input: Node, diagonal: int = 0) -> Node:
-    """The matrix on and below a diagonal, zero above."""
-    return _triangle(result, input, lambda ahead: ahead <= diagonal)
+def _before(padding: Sequence[int], rank: int) -> dict[int, int]:
+    """Return what is added in front of each padded dimension."""
+    return {rank - 1 - k: padding[2 * k] for k in range(len(padding) // 2)}
 
 
-@rule("triu")
-def triu(result: Result, input: Node, diagonal: int = 0) -> Node:
-    """The matrix on and above a diagonal, zero below."""
-    return _triangle(result, input, lambda ahead: ahead >= diagonal)
+@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(result: Result, input: Node, padding: Sequence[int]) -> Node:
+    """Input mirrored at its borders."""
+    return _padded(result, input, padding, _mirrored)
+
+
+@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(result: Result, input: Node, padding: Sequence[int]) -> Node:
+    """Input with its borders repeated."""
+    return _padded(result, input, padding, _clamped)
+
+
+@rule("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
+def reflection_pad_backward(result: Result, grad_output: Node, input: Node, padding: Sequence[int]) -> Node:
+    """Each element's gradient and those of its mirror images, at most two in each dimension."""
+    before = _before(padding, len(input.shape))
+
+    def element(*indices: Index) -> Scalar:
+        total: Scalar = constant(0, result.dtype)
+        for images in product(*[_images(indices[d], b, input.shape[d]) for d, b in before.items()]):
+            at, bounds = list(indices), []
+            for dim, (place, origin) in zip(before, images, strict=True):
+                at[dim] = place
+                bounds += [(place, 0, grad_output.shape[dim]), origin]
+            total = total + guarded(bounds, grad_output.at(*at))
+        return total
+
+    return pointwise(result.shape, result.dtype, element)
+
+
+def _images(index: Index, before: int, size: int) -> list[tuple[Index, tuple[Index, int, int]]]:
+    """Return where an element may lie in the padded dimension, each place with the elements that have it."""
+    return [
+        (index + before, (index, 0, size)),
+        (before - index, (index, 1, size)),
+        (before + 2 * (size - 1) - index, (index, 0, size - 1)),
+    ]
+
+
+@rule("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
+def replication_pad_backward(result: Result, grad_output: Node, input: Node, padding: Sequence[int]) -> Node:
+    """Each element's gradient, at the borders with those of its copies; one dimension after the other."""
+    found = grad_output
+    for dim, before in _before(padding, len(input.shape)).items():
+        found = _gathered_copies(found, dim, before, input.shape[dim])
+    return found
+
+
+def _gathered_copies(grad: Node, dim: int, before: int, size: int) -> Node:
+    rank, padded = len(grad.shape), grad.shape[dim]
+    window = max(before, 0) + max(padded - size - before, 0) + 1
+    shape = [size if d == dim else n for d, n in enumerate(grad.shape)]
+    builder = RowBuilder((*shape, window), (rank,), "sum")
+
+    def body(*indices: Index) -> Scalar:
+        place = indices[dim] + indices[-1] + min(before, 0)
+        origin = _clamped(Position(place - before, "int32"), size)
+        value = grad.at(*indices[:dim], place, *indices[dim + 1 : -1])
+        mine = where(origin.equals(Position(indices[dim], "int32")), value, 0)
+        return guarded([(place, 0, padded)], mine)
+
+    total = builder.reduce("sum", body)
+    made = builder.row(lambda *_: total)
+    builder.close()
+    return made
+
+
+@rule("unfold_backward")
+def unfold_backward(
+    result: Result, grad_in: Node, input_sizes: Sequence[int], dim: int, size: int, step: int
+) -> Node:
+    """The sum of the gradients of an element in all windows over it."""
+    if not input_sizes:
+        return reshaped(grad_in, result.shape)
+    rank = len(input_sizes)
+    place = dim % rank
+    builder = RowBuilder((*input_sizes, -(-size // step)), (rank,), "window")
+
+    def term(*indices: Index) -> Scalar:
+        at, turn = list(indices[:-1]), indices[-1]
+        window, inside = at[place] // step - turn, at[place] % step + turn * step
+        at[place] = window
+        bounds = [(window, 0, grad_in.shape[place]), (inside, 0, size)]
+        return guarded(bounds, cast(grad_in.at(*at, inside), arithmetic_dtype(result.dtype)))
+
+    total = builder.reduce("sum", term)
+    made = builder.row(lambda *_: total, result.dtype)
+    builder.close()
+    return made
+
+
+def _columns(taps: Taps) -> tuple[int, ...]:
+    """Return how many windows there are along each dimension."""
+    found = []
+    for dim, size in enumerate(taps.sizes):
+        span = taps.dilation[dim] * (taps.kernel[dim] - 1) + 1
+        found.append((size + 2 * taps.padding[dim] - span) // taps.stride[dim] + 1)
+    return tuple(found)
+
+
+def _taps(
+    sizes: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Taps:
+    return Taps(
+        tuple(sizes), each(kernel_size, 2), each(stride, 2), each(padding, 2), each(dilation, 2), groups=1
+    )
+
+
+@rule("im2col")
+def im2col(
+    result: Result,
+    input: Node,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Node:
+    """The windows of a picture, one a column: lines are (channel, place in the window)."""
+    taps = _taps(input.shape[-2:], kernel_size, dilation, padding, stride)
+    columns, lines = _columns(taps), (input.shape[-3], *taps.kernel)
+
+    def element(*indices: Index) -> Scalar:
+        *batch, line, column = indices
+        channel, *inside = unflatten(line, lines)
+        places, bounds = taps.under(unflatten(column, columns), inside)
+        return guarded(bounds, input.at(*batch, channel, *places))
+
+    return pointwise(result.shape, result.dtype, element)
+
+
+@rule("col2im")
+def col2im(
+    result: Result,
+    input: Node,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Node:
+    """The picture in which each element is the sum of its places in all columns."""
+    taps = _taps(result.shape[-2:], kernel_size, dilation, padding, stride)
+    columns, lines = _columns(taps), (result.shape[-3], *taps.kernel)
+    rank = len(result.shape)
+    builder = RowBuilder((*result.shape, *taps.kernel), (rank, rank + 1), "window")
+
+    def term(*indices: Index) -> Scalar:
+        *batch, channel = indices[: rank - 2]
+        outs: list[Index] = []
+        bounds: list[Bound] = []
+        for dim in range(2):
+            moved = indices[rank - 2 + dim] + taps.padding[dim] - indices[rank + dim] * taps.dilation[dim]
+            outs.append(moved // taps.stride[dim])
+            bounds += [(moved % taps.stride[dim], 0, 1), (outs[-1], 0, columns[dim])]
+        line = flatten((channel, *indices[rank:]), lines)
+        value = input.at(*batch, line, flatten(outs, columns))
+        return guarded(bounds, cast(value, arithmetic_dtype(result.dtype)))
+
+    total = builder.reduce("sum", term)
+    made = builder.row(lambda *_: total, result.dtype)
+    builder.close()
+    return made
+
+
+@rule("full")
+def filled(result: Result, fill_value: float | int | bool, **sizes: object) -> Node:
+    """One number everywhere."""
+    return full(result.shape, fill_value, result.dtype)
+
+
+@rule("empty", "empty_strided", "empty_permuted", "new_empty_strided")
+def empty(result: Result, **arguments: object) -> Node:
+    """Zero everywhere, where PyTorch leaves the elements undefined."""
+    return full(result.shape, 0, result.dtype)
+
+
+@rule("arange")
+def arange(result: Result, end: float, start: float = 0, step: float = 1, dtype: str | None = None) -> Node:
+    """Start, start + step, ... below end."""
+    return pointwise(result.shape, result.dtype, lambda i: _spaced(i, start, step, result.dtype))
+
+
+def _spaced(index: Index, start: float, step: float, dtype: str) -> Scalar:
+    compute = dtype if is_floating(dtype) else "int64"
+    return Position(index, compute) * step + constant(start, compute)
+
+
+@rule("random_uniform")
+def random_uniform(result: Result, seed: Node, counter: Node, shape: object, offset: int = 0) -> Node:
+    """Numbers in [0, 1) by a counter: the same for the same seed, counter, offset and place."""
+
+    def body(*indices: Index) -> Scalar:
+        place = Position(flatten(indices, result.shape), "int64")
+        return apply(
+            "uniform", cast(seed.at(), "int64"), cast(counter.at(), "int64"), offset, place, dtype="float32"
+        )
+
+    return pointwise(result.shape, result.dtype, body)

@@ -1,4 +1,7 @@
-"""Pooling: the largest element or the mean of windows that slide over the last dimensions; its gradients."""
+"""Pooling over windows that slide, or adapt to the output's size: maxima, means and their gradients.
+
+Adaptive window o of O over n elements runs from floor(o·n / O) to before ceil((o + 1)·n / O).
+"""
 
 from __future__ import annotations
 
@@ -172,7 +175,7 @@ def _covering(windows: Taps, out: Sequence[int]) -> Reach:
     return reach
 
 
-@spatial_rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+@spatial_rule("avg_pool2d", "avg_pool3d")
 def avg_pool(
     space: int,
     result: Result,
@@ -255,3 +258,101 @@ def _counts(
         end = Position(out * step - padding + kernel, "int32")
         counts.append(apply("minimum", end, high) - apply("maximum", start, low))
     return counts
+
+
+def _adaptive_start(out: Index, size: int, outs: int) -> Index:
+    return out * size // outs
+
+
+def _adaptive_end(out: Index, size: int, outs: int) -> Index:
+    return ((out + 1) * size + outs - 1) // outs
+
+
+def _longest(size: int, outs: int) -> int:
+    """Return the most elements that one of `outs` windows over `size` elements has."""
+    return max(-(-(o + 1) * size // outs) - o * size // outs for o in range(outs))
+
+
+def _adaptive_under(sizes: Sequence[int], outs: Sequence[int]) -> Reach:
+    """Return which elements lie in a window."""
+
+    def reach(at: Sequence[Index], taps: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
+        places = [_adaptive_start(o, n, m) + k for o, k, n, m in zip(at, taps, sizes, outs, strict=True)]
+        left = [_adaptive_end(o, n, m) - p for o, p, n, m in zip(at, places, sizes, outs, strict=True)]
+        return places, [(i, 1, i.range[1] + 1) for i in left]
+
+    return reach
+
+
+def _adaptive_counts(at: Sequence[Index], sizes: Sequence[int], outs: Sequence[int]) -> list[Count]:
+    """Return how many elements a window has in each dimension."""
+    spans = [
+        _adaptive_end(o, n, m) - _adaptive_start(o, n, m) for o, n, m in zip(at, sizes, outs, strict=True)
+    ]
+    return [Position(s, "int32") if s.constant is None else s.constant for s in spans]
+
+
+@spatial_rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def adaptive_avg_pool(space: int, result: Result, input: Node, output_size: Sequence[int]) -> Node:
+    """The mean of each window."""
+    rank = len(result.shape)
+    sizes, outs = input.shape[-space:], result.shape[-space:]
+    under = _adaptive_under(sizes, outs)
+    kernel = list(map(_longest, sizes, outs))
+    builder = RowBuilder((*result.shape, *kernel), range(rank, rank + space), "pool")
+
+    def element(*indices: Index) -> Scalar:
+        places, bounds = under(indices[rank - space : rank], indices[rank:])
+        return guarded(bounds, input.at(*indices[: rank - space], *places))
+
+    total = builder.reduce("sum", element)
+    made = builder.row(lambda *at: divided(total, _adaptive_counts(at[-space:], sizes, outs)))
+    builder.close()
+    return made
+
+
+@spatial_rule("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(
+    space: int, result: Result, input: Node, output_size: Sequence[int]
+) -> tuple[Node, ...]:
+    """The largest element of each window, and where in the plane it lies."""
+    sizes, outs = input.shape[-space:], result.shape[-space:]
+
+    def corner(at: Sequence[Index]) -> list[Index]:
+        return [_adaptive_start(o, n, m) for o, n, m in zip(at, sizes, outs, strict=True)]
+
+    kernel = list(map(_longest, sizes, outs))
+    return largest(result, input, kernel, _adaptive_under(sizes, outs), corner, [1] * space)
+
+
+def _adaptive_covering(sizes: Sequence[int], outs: Sequence[int]) -> Reach:
+    """Return which windows lie over an element, the first one first."""
+
+    def reach(places: Sequence[Index], turns: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
+        found = [_adaptive_start(i, m, n) + t for i, t, n, m in zip(places, turns, sizes, outs, strict=True)]
+        left = [_adaptive_end(i, m, n) - o for i, o, n, m in zip(places, found, sizes, outs, strict=True)]
+        return found, [(i, 1, i.range[1] + 1) for i in left]
+
+    return reach
+
+
+@spatial_rule("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
+def adaptive_avg_pool_backward(space: int, result: Result, grad_output: Node, input: Node) -> Node:
+    """The shares in the gradients of the windows over each element."""
+    sizes, outs = input.shape[-space:], grad_output.shape[-space:]
+
+    def value(at: Sequence[Index], windows: Sequence[Index]) -> Scalar:
+        grad = grad_output.at(*at[: len(at) - space], *windows)
+        return divided(grad, _adaptive_counts(windows, sizes, outs))
+
+    return covering_sum(result, list(map(_longest, outs, sizes)), _adaptive_covering(sizes, outs), value)
+
+
+@spatial_rule("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward")
+def adaptive_max_pool_backward(
+    space: int, result: Result, grad_output: Node, input: Node, indices: Node
+) -> Node:
+    """The gradients of the windows in which an element was the largest."""
+    sizes, outs = input.shape[-space:], grad_output.shape[-space:]
+    turns = list(map(_longest, outs, sizes))
+    return chosen_sum(result, grad_output, indices, turns, _adaptive_covering(sizes, outs))

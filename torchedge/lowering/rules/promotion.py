@@ -1,10 +1,10 @@
-"""Which dtype an operator computes in: PyTorch's type promotion, and room for intermediate results."""
+"""Dtypes of operators: PyTorch's type promotion, the dtype of the arithmetic, conversions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchedge.expressions.scalars import Scalar
+from torchedge.expressions.scalars import Scalar, cast
 from torchedge.lowering.building import Operand, elementwise
 from torchedge.lowering.nodes import Node, Pointwise
 from torchedge.lowering.rules.registry import Result
@@ -68,3 +68,15 @@ def _category(dtype: str) -> int:
 def computed(body: Callable[..., Scalar], result: Result, *operands: Operand) -> Pointwise:
     """Return `body` of the operands' elements, computed in the result's dtype with room to spare."""
     return elementwise(body, *operands, dtype=result.dtype, compute=arithmetic_dtype(result.dtype))
+
+
+def converted(x: Node, dtype: str) -> Node:
+    """Return a tensor as another dtype; fractions become narrow whole numbers modulo their range."""
+    if x.dtype == dtype:
+        return x
+
+    def body(a: Scalar) -> Scalar:
+        narrow = is_floating(a.dtype) and dtype in ("uint8", "int8", "int16", "int32")
+        return cast(cast(a, "int64"), dtype) if narrow else cast(a, dtype)
+
+    return elementwise(body, x, dtype=dtype)

@@ -1,15 +1,19 @@
-"""Sums, products, extremes, tests and norms over dimensions."""
+"""Sums, products, extremes, means and variances over dimensions.
+
+Means and variances take one pass: for the variance, distances from the row's middle element and their squares
+are summed, which is as exact as two passes unless that element lies far outside the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Callable, Sequence
 
+from torchedge.expressions.indices import Index, as_index
 from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
 from torchedge.lowering.building import RowBuilder, normal_dims, reduced, reshaped
 from torchedge.lowering.nodes import Node, ReduceKind
-from torchedge.lowering.rules.arithmetic import maximum, minimum
-from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
+from torchedge.lowering.rules.elementwise import maximum, minimum
+from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.registry import Result, rule
 
 Dims = Sequence[int] | int | None
@@ -21,18 +25,6 @@ def total(
 ) -> Node:
     """The sum over dimensions."""
     return _over("sum", result, input, dim, keepdim)
-
-
-@rule("nansum")
-def nansum(
-    result: Result, input: Node, dim: Dims = None, keepdim: bool = False, dtype: str | None = None
-) -> Node:
-    """The sum over dimensions of what is not NaN."""
-
-    def body(a: Scalar) -> Scalar:
-        return where(apply("isnan", a), constant(0, a.dtype), a) if is_floating(a.dtype) else a
-
-    return reduced("sum", input, dim, keepdim, body=lambda a: _wide(body(a), result), dtype=result.dtype)
 
 
 @rule("prod")
@@ -82,18 +74,6 @@ def any_(result: Result, input: Node, dim: Dims = None, keepdim: bool = False) -
     return reduced("any", input, dim, keepdim, body=lambda a: cast(a, "bool"), dtype=result.dtype)
 
 
-@rule("all")
-def all_(result: Result, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
-    """Whether no element is zero."""
-    return reduced("all", input, dim, keepdim, body=lambda a: cast(a, "bool"), dtype=result.dtype)
-
-
-@rule("count_nonzero")
-def count_nonzero(result: Result, input: Node, dim: Dims = None) -> Node:
-    """How many elements are not zero."""
-    return reduced("sum", input, dim, body=lambda a: cast(cast(a, "bool"), "int64"), dtype=result.dtype)
-
-
 @rule("amax")
 def amax(result: Result, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
     """The largest element over dimensions."""
@@ -111,12 +91,6 @@ def _extreme(kind: ReduceKind, result: Result, input: Node, dim: Dims, keepdim: 
     if result.dtype == "bool":
         return reduced(of_bools[kind], input, dim, keepdim)
     return _over(kind, result, input, dim, keepdim)
-
-
-@rule("aminmax")
-def aminmax(result: Result, input: Node, dim: Dims = None, keepdim: bool = False) -> tuple[Node, ...]:
-    """The smallest and the largest element."""
-    return amin(result, input, dim, keepdim), amax(result, input, dim, keepdim)
 
 
 @rule("max")
@@ -196,46 +170,80 @@ def logsumexp(result: Result, input: Node, dim: Dims, keepdim: bool = False) -> 
     return reshaped(made, result.shape)
 
 
-@rule("linalg_vector_norm", "norm")
-def vector_norm(
+def moments(builder: RowBuilder, element: Callable[..., Scalar]) -> tuple[Callable[..., Scalar], Scalar]:
+    """Add the stages of a row's mean and variance; `element` takes the whole index.
+
+    Returns the mean, a function of the row's index, and the sum of squared distances from it.
+    """
+    if not builder.count:
+        nothing = builder.reduce("sum", element)
+        return lambda *_: nothing / 0, nothing
+
+    def middle(*row: Index) -> Scalar:
+        kept = iter(row)
+        places = [as_index(n // 2) if d in builder.dims else next(kept) for d, n in enumerate(builder.domain)]
+        return element(*places)
+
+    def distance(*indices: Index) -> Scalar:
+        return element(*indices) - middle(*[i for d, i in enumerate(indices) if d not in builder.dims])
+
+    plain = builder.reduce("sum", element)
+    total = builder.reduce("sum", distance)
+    squares = builder.reduce("sum", lambda *i: distance(*i) * distance(*i))
+    shift = total / builder.count
+    return lambda *_: plain / builder.count, apply("maximum", squares - total * shift, 0)
+
+
+def _moments(
     result: Result,
     input: Node,
-    ord: float = 2,
-    p: float | None = None,
+    dim: Dims,
+    unbiased: bool,
+    correction: float | None,
+    keepdim: bool,
+    *,
+    root: bool,
+    with_mean: bool,
+) -> tuple[Node, ...]:
+    x = with_dimension(input)
+    builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), "variance")
+    taken = correction if correction is not None else float(unbiased)
+    compute = arithmetic_dtype(result.dtype)
+
+    def element(*indices: Index) -> Scalar:
+        return cast(x.at(*indices), compute)
+
+    mean, squares = moments(builder, element)
+    variance = squares / max(0.0, builder.count - taken)
+    spread = apply("sqrt", variance) if root else variance
+    made = [builder.row(lambda *_: spread, result.dtype, keepdim)]
+    if with_mean:
+        made.append(builder.row(mean, result.dtype, keepdim))
+    builder.close()
+    return tuple([reshaped(node, result.shape) for node in made])
+
+
+@rule("var")
+def var(
+    result: Result,
+    input: Node,
     dim: Dims = None,
+    unbiased: bool = True,
+    correction: float | None = None,
     keepdim: bool = False,
-    dtype: str | None = None,
-) -> Node:
-    """The p-norm over dimensions: of orders 0 (how many are not zero), inf and -inf too."""
-    order = ord if p is None else p
+) -> tuple[Node, ...]:
+    """The variance over dimensions; `correction` is taken from the number of elements."""
+    return _moments(result, input, dim, unbiased, correction, keepdim, root=False, with_mean=False)
 
-    def size(a: Scalar) -> Scalar:
-        return apply("abs", _wide(a, result))
 
-    if order in (inf, -inf):
-        return reduced("max" if order > 0 else "min", input, dim, keepdim, body=size, dtype=result.dtype)
-    if order == 0:
-        return reduced(
-            "sum", input, dim, keepdim, body=lambda a: cast(apply("ne", a, 0), "float32"), dtype=result.dtype
-        )
-    if order == 1:
-        return reduced("sum", input, dim, keepdim, body=size, dtype=result.dtype)
-    if order == 2:
-        return reduced(
-            "sum",
-            input,
-            dim,
-            keepdim,
-            body=lambda a: _wide(a, result) * _wide(a, result),
-            finish=lambda s: apply("sqrt", s),
-            dtype=result.dtype,
-        )
-    return reduced(
-        "sum",
-        input,
-        dim,
-        keepdim,
-        body=lambda a: apply("pow", size(a), order),
-        finish=lambda s: apply("pow", s, 1 / order),
-        dtype=result.dtype,
-    )
+@rule("var_mean")
+def var_mean(
+    result: Result,
+    input: Node,
+    dim: Dims = None,
+    unbiased: bool = True,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Node, ...]:
+    """Variance and mean over dimensions."""
+    return _moments(result, input, dim, unbiased, correction, keepdim, root=False, with_mean=True)

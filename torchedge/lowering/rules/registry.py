@@ -14,39 +14,20 @@ from typing import Any, TypeVar
 from torchedge.errors import LoweringError
 from torchedge.lowering.nodes import Node
 
-FAMILIES = (
-    "arithmetic",
-    "mathematics",
-    "special_functions",
-    "comparisons",
-    "conversions",
-    "creation",
-    "activations",
-    "activation_gradients",
+_FILES = (
+    "elementwise",
     "reductions",
-    "statistics",
-    "scans",
-    "distances",
-    "bins",
+    "lines",
     "softmax",
-    "batch_norm",
     "normalization",
-    "losses",
-    "class_losses",
-    "views",
     "movement",
-    "borders",
     "matmul",
     "convolution",
     "pooling",
-    "adaptive_pooling",
     "indexing",
-    "scattering",
     "resampling",
-    "windows",
-    "ordering",
 )
-"""Files of this folder, one a family of operators."""
+"""Files of this folder that hold rules."""
 
 Rule = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Rule)
@@ -109,8 +90,8 @@ def spatial_rule(*kinds: str) -> Callable[[_Function], _Function]:
 @cache
 def all_rules() -> Mapping[str, Rule]:
     """Return every rule by operator."""
-    for family in FAMILIES:
-        import_module(f"torchedge.lowering.rules.{family}")
+    for file in _FILES:
+        import_module(f"torchedge.lowering.rules.{file}")
     return MappingProxyType(_RULES)
 
 

@@ -1,12 +1,16 @@
-"""Softmax and its logarithm, with their gradients: one pass over the data a stage, rows kept together."""
+"""Softmax and the negative log likelihood of classes, with their gradients.
+
+The likelihood's input is (C), (N, C) or (N, C, H, W); the target lacks C. A target that is no class gives
+NaN.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from torchedge.expressions.indices import Index
-from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
-from torchedge.lowering.building import RowBuilder, normal_dims, reshaped
+from torchedge.expressions.indices import Fetched, Index, of
+from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
+from torchedge.lowering.building import RowBuilder, normal_dims, pointwise, reshaped
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.reductions import with_dimension
@@ -31,7 +35,7 @@ def _softmax(result: Result, input: Node, dim: int, name: str, finish: Finish) -
     return reshaped(made, result.shape)
 
 
-@rule("_softmax", "softmax")
+@rule("_softmax")
 def softmax(
     result: Result, input: Node, dim: int, half_to_float: bool = False, dtype: str | None = None
 ) -> Node:
@@ -39,7 +43,7 @@ def softmax(
     return _softmax(result, input, dim, "softmax", lambda a, largest, s: apply("exp", a - largest) / s)
 
 
-@rule("_log_softmax", "log_softmax")
+@rule("_log_softmax")
 def log_softmax(
     result: Result, input: Node, dim: int, half_to_float: bool = False, dtype: str | None = None
 ) -> Node:
@@ -103,3 +107,96 @@ def _backward(
     made = builder.element(lambda *i: finish(*both(*i), total), result.dtype)
     builder.close()
     return reshaped(made, result.shape)
+
+
+MEAN = 1
+"""PyTorch's number of the reduction to the mean."""
+
+
+_ANY = 2**31 - 1
+
+
+def _at_class(
+    x: Node, before: Sequence[Index], chosen: Scalar, after: Sequence[Index], compute: str
+) -> Scalar:
+    """Return the element of x at a class that is itself an element; NaN where it is no class."""
+    classes = x.shape[len(before)]
+    index = of(Fetched(chosen, 0, max(0, classes - 1)))  # what the bounds promise
+    value = (
+        cast(x.at(*before, index, *after), compute)
+        if classes > 1
+        else cast(x.at(*before, 0, *after), compute)
+    )
+    return guarded([(of(Fetched(chosen, -_ANY, _ANY)), 0, classes)], value, float("nan"))
+
+
+@rule("nll_loss_forward", "nll_loss2d_forward")
+def nll_loss(
+    result: Result,
+    input: Node,
+    target: Node,
+    reduction: int,
+    ignore_index: int,
+    weight: Node | None = None,
+) -> tuple[Node, Node]:
+    """-weight[class] · input[class], reduced (the mean is over the weights), and the sum of the weights."""
+    compute = arithmetic_dtype(result.dtype)
+    x, classes = (
+        (input, target)
+        if len(input.shape) > 1
+        else (reshaped(input, (1, *input.shape)), reshaped(target, (1,)))
+    )
+
+    def chosen(*sample: Index) -> Scalar:
+        return where(
+            classes.at(*sample).equals(ignore_index), constant(0, classes.dtype), classes.at(*sample)
+        )
+
+    def counted(*sample: Index) -> Scalar:
+        one = constant(1, compute) if weight is None else _at_class(weight, (), chosen(*sample), (), compute)
+        return where(classes.at(*sample).equals(ignore_index), constant(0, compute), one)
+
+    def each(*sample: Index) -> Scalar:
+        value = _at_class(x, sample[:1], chosen(*sample), sample[1:], compute)
+        loss = -value * counted(*sample)
+        return where(classes.at(*sample).equals(ignore_index), constant(0, compute), loss)
+
+    if not reduction and len(input.shape) > 1:
+        losses = pointwise(classes.shape, result.dtype, each)
+        return reshaped(losses, result.shape), pointwise((), result.dtypes[1], lambda: constant(0, compute))
+    builder = RowBuilder(classes.shape, range(len(classes.shape)), "nll_loss")
+    total, weights = builder.reduce("sum", each), builder.reduce("sum", counted)
+    made = (
+        builder.row(lambda: total / weights if reduction == MEAN else total, result.dtypes[0]),
+        builder.row(lambda: weights, result.dtypes[1]),
+    )
+    builder.close()
+    return made
+
+
+@rule("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(
+    result: Result,
+    grad_output: Node,
+    input: Node,
+    target: Node,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Node,
+    weight: Node | None = None,
+) -> Node:
+    """-weight[class] · gradient at the target's class, over the total weight for a mean; zero elsewhere."""
+    compute, alone = arithmetic_dtype(result.dtype), len(input.shape) == 1
+
+    def body(*indices: Index) -> Scalar:
+        place, sample = (indices[0], ()) if alone else (indices[1], (indices[0], *indices[2:]))
+        wanted = target.at(*sample) if target.shape else target.at()
+        here = wanted.equals(Position(place, wanted.dtype)) & apply("ne", wanted, ignore_index)
+        value = -cast(grad_output.at(*sample) if grad_output.shape else grad_output.at(), compute)
+        if weight is not None:
+            value = value * cast(weight.at(place), compute)
+        if reduction == MEAN:
+            value = value / cast(total_weight.at(), compute)
+        return where(here, value, 0)
+
+    return pointwise(result.shape, result.dtype, body)

@@ -1,7 +1,8 @@
-"""Running sums, products and extremes along a dimension.
+"""Operators along a line of elements: running sums and extremes, and sorting.
 
-Each element reduces those of its block up to itself, and joins what the blocks before it gave; the last
-elements of the blocks are scanned in the same way. An element so costs a block's length for each power of it.
+Running sums: each element reduces the elements of its block up to itself and joins the results of the blocks
+before; the last elements of the blocks are scanned in the same way. Sorting counts for every element how many
+come before it: n² comparisons for a line of n elements.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import Literal, TypeVar
 
-from torchedge.expressions.indices import Index
+from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
 from torchedge.lowering.building import RowBuilder, pointwise, reshaped
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.rules.mathematics import log_add
 from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.reductions import with_dimension
 from torchedge.lowering.rules.registry import Result, rule
@@ -145,3 +145,80 @@ def _join(kind: _Kind, before: Scalar, within: Scalar) -> Scalar:
         return log_add(before, within)
     functions = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
     return apply(functions[kind], before, within)
+
+
+def log_add(a: Scalar, b: Scalar, exponential: str = "exp", scale: float = 1.0) -> Scalar:
+    """Return larger + log(1 + exp(smaller - larger)); two equal infinities are themselves."""
+    larger = apply("maximum", a, b)
+    difference = -apply("abs", a - b)
+    spread = larger + apply("log1p", apply(exponential, difference)) * scale
+    return where(apply("isinf", a) & a.equals(b), a, spread)
+
+
+@rule("sort")
+def sort(
+    result: Result, input: Node, dim: int = -1, descending: bool = False, stable: bool | None = None
+) -> tuple[Node, ...]:
+    """The elements along a dimension in order, equal ones as they stood, and where they were."""
+    return _ordered(result, input, dim, descending)
+
+
+@rule("topk")
+def topk(
+    result: Result, input: Node, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Node, ...]:
+    """The k largest or smallest elements along a dimension, in order, and where they were."""
+    return _ordered(result, input, dim, largest)
+
+
+def _ordered(result: Result, x: Node, dim: int, descending: bool) -> tuple[Node, ...]:
+    if not x.shape:
+        return x, pointwise((), "int64", lambda: constant(0, "int64"))
+    place = dim % len(x.shape)
+    before = _count_before(x, place, descending)
+    builder = RowBuilder((*result.shape, x.shape[place]), (len(result.shape),), "sort")
+
+    def here(*indices: Index) -> Scalar:
+        *at, other = indices
+        rank = before.at(*at[:place], other, *at[place + 1 :])
+        return where(rank.equals(Position(at[place], "int32")), Position(other, "int32"), 0)
+
+    found = builder.reduce("max", here)
+    where_from = builder.row(lambda *_: found)
+    builder.close()
+
+    def value(*at: Index) -> Scalar:
+        source = of(Fetched(where_from.at(*at), 0, x.shape[place] - 1))
+        return x.at(*at[:place], source, *at[place + 1 :])
+
+    positions = pointwise(result.shape, "int64", lambda *at: cast(where_from.at(*at), "int64"))
+    return pointwise(result.shape, x.dtype, value), positions
+
+
+def _count_before(x: Node, place: int, descending: bool) -> Node:
+    """Return for every element how many of its line come before it."""
+    size = x.shape[place]
+    builder = RowBuilder((*x.shape, size), (len(x.shape),), "sort")
+
+    def is_before(*indices: Index) -> Scalar:
+        *at, other = indices
+        mine, theirs = x.at(*at), x.at(*at[:place], other, *at[place + 1 :])
+        first = _less(mine, theirs) if descending else _less(theirs, mine)
+        tied = ~(_less(mine, theirs) | _less(theirs, mine)) & (
+            Position(other, "int32") < Position(at[place], "int32")
+        )
+        return cast(first | tied, "int32")
+
+    total = builder.reduce("sum", is_before)
+    made = builder.row(lambda *_: total)
+    builder.close()
+    return made
+
+
+def _less(a: Scalar, b: Scalar) -> Scalar:
+    """Return whether a is less than b; NaN is the largest number."""
+    if a.dtype == "bool":
+        return b & ~a
+    if not is_floating(a.dtype):
+        return a < b
+    return (a < b) | (apply("isnan", b) & ~apply("isnan", a))
