@@ -26,11 +26,11 @@ import torchedge
 
 def child(name: str, batch_size: int, side: int) -> dict[str, Any]:
     """Compile and train in this process; returns seconds, and the losses as hexadecimal numbers."""
-    from torchedge.runtime import segment_programs
+    from torchedge.runtime import backends
     from torchedge.tracing.vision import import_torchvision
 
     lowering: list[tuple[float, bool]] = []
-    original = segment_programs.lowered
+    original = backends.lowered
 
     def timed(*args: Any, **options: Any) -> Any:  # noqa: ANN401
         began = time.perf_counter()
@@ -38,7 +38,7 @@ def child(name: str, batch_size: int, side: int) -> dict[str, Any]:
         lowering.append((time.perf_counter() - began, cached))
         return program, cached
 
-    segment_programs.lowered = timed
+    backends.lowered = timed
     torch.manual_seed(0)
     model = getattr(import_torchvision().models, name)(num_classes=10)
     compiled = torch.compile(model, backend="torchedge")

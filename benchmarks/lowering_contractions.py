@@ -83,7 +83,7 @@ def kernel_seconds(executor: Executor, wanted: Callable[[str, str], bool], repea
     program = executor.program
     kinds = [program.kernels[launch.kernel].kind for launch in program.launches]
     chosen = {k for k, launch in enumerate(program.launches) if wanted(kinds[k], launch.scope)}
-    chosen |= {k + 1 for k in chosen if k + 1 < len(kinds) and kinds[k + 1] == "sum of parts"}
+    chosen |= {k + 1 for k in chosen if k + 1 < len(kinds) and kinds[k + 1] == "sum of slices"}
     totals = []
     for _ in range(repeats + 2):
         executor.launch()

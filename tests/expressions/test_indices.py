@@ -12,7 +12,7 @@ from torchedge.expressions.indices import (
     ZERO,
     Axis,
     Floor,
-    Rest,
+    Remainder,
     atoms_of,
     constant,
     flatten,
@@ -94,7 +94,7 @@ def test_a_reshape_reads_the_element_at_the_same_place(old, new):
 def test_reshaping_there_and_back_needs_no_quotient():
     i, j = Axis("i", 6), Axis("j", 20)
     there = reshape([of(i), of(j)], (2, 3, 4, 5), (6, 20))
-    assert any(isinstance(a, (Floor, Rest)) for index in there for a in atoms_of(index))
+    assert any(isinstance(a, (Floor, Remainder)) for index in there for a in atoms_of(index))
     assert reshape(there, (6, 20), (2, 3, 4, 5)) == (of(i), of(j))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from torchedge.expressions.indices import Axis, Fetched, Floor, Rest
+from torchedge.expressions.indices import Axis, Fetched, Floor, Remainder
 from torchedge.expressions.scalars import Apply, Constant, Guarded, Local, Position, Read
 from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored
 
@@ -119,7 +119,7 @@ def _atom(atom, grid, *state):
     if isinstance(atom, Fetched):
         return _value(atom.value, grid, *state).astype(np.int64)
     inner = _index(atom.index, grid, *state)
-    assert isinstance(atom, (Floor, Rest)) and np.all(inner >= 0)
+    assert isinstance(atom, (Floor, Remainder)) and np.all(inner >= 0)
     return inner // atom.divisor if isinstance(atom, Floor) else inner % atom.divisor
 
 

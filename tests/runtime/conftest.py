@@ -17,14 +17,14 @@ def fresh_dynamo():
 @pytest.fixture
 def runs(monkeypatch):
     """Every graph that is compiled during the test."""
-    from torchedge.runtime import graph_runs
+    from torchedge.runtime import backends
 
     made = []
-    original = graph_runs.GraphRun.__init__
+    original = backends.GraphRun.__init__
 
     def init(self, *args, **options):
         original(self, *args, **options)
         made.append(self)
 
-    monkeypatch.setattr(graph_runs.GraphRun, "__init__", init)
+    monkeypatch.setattr(backends.GraphRun, "__init__", init)
     return made

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchedge
-from torchedge.runtime.open_devices import open_device
+from torchedge.runtime import memory as memories
+from torchedge.runtime.backends import open_device
 
 pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -135,16 +136,16 @@ def test_dropout_follows_the_seed_of_pytorch():
 
 def test_weights_are_copied_only_when_they_change_however_they_do():
     model = mlp()
-    call, residents = compiled(model), open_device().residents
+    call, memory = compiled(model), open_device().memory
     x = torch.randn(8, 6)
     with torch.no_grad():
         call(x)
-        before = residents.uploads
+        before = memory.uploads
         call(x)
-        assert residents.uploads == before
+        assert memory.uploads == before
         model[0].bias.add_(1.0)
         torch.testing.assert_close(call(x), model(x), **TOLERANCE)
-        assert residents.uploads == before + 1
+        assert memory.uploads == before + 1
         model[2].weight.data.mul_(0.5)  # moves no version counter
         torch.testing.assert_close(call(x), model(x), **TOLERANCE)
         model[0].weight.data[[0, 1]] = model[0].weight.data[[1, 0]]
@@ -153,10 +154,58 @@ def test_weights_are_copied_only_when_they_change_however_they_do():
         torch.testing.assert_close(call(x), model(x), **TOLERANCE)
 
 
+def test_unchanged_parameters_are_not_read_whole(monkeypatch):
+    model = nn.Linear(512, 512)
+    call, x = compiled(model), torch.randn(2, 512)
+    with torch.no_grad():
+        call(x)
+        read = []
+        monkeypatch.setattr(torch.Tensor, "numpy", _counting(torch.Tensor.numpy, read))
+        call(x)
+        monkeypatch.undo()
+        assert max(read) <= 2 * memories._SAMPLE * 4
+        model.weight.data.mul_(0.5)
+        torch.testing.assert_close(call(x), model(x), **TOLERANCE)
+        model.weight.data[3, 3] += 100.0
+        torch.autograd.graph.increment_version(model.weight)
+        torch.testing.assert_close(call(x), model(x), **TOLERANCE)
+    with torch.inference_mode():
+        model.bias.add_(1.0)
+        torch.testing.assert_close(call(x), model(x), **TOLERANCE)
+
+
+def _counting(original, sizes):
+    def numpy(tensor, **options):
+        sizes.append(tensor.numel() * tensor.element_size())
+        return original(tensor, **options)
+
+    return numpy
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.cells, self.last = kind(6, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(self.cells(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_networks_run_on_the_device(kind, runs):
+    model = Recurrent(kind)
+    call, eager = train_both(model, OPTIMIZERS["sgd"], batches(2, (3, 5, 6), 4))
+    assert [graph.traced.part for graph in runs] == ["forward", "backward"]
+    assert all(len(graph.programs) == 1 for graph in runs)
+    with torch.no_grad():
+        x = torch.randn(3, 5, 6)
+        torch.testing.assert_close(call(x), eager(x), **TOLERANCE)
+
+
 def test_nothing_is_left_on_the_device(runs):
-    residents = open_device().residents
+    memory = open_device().memory
     gc.collect()
-    before = residents.nbytes
+    before = memory.copied_bytes
     model = mlp()
     call = compiled(model)
     for _ in range(3):
@@ -174,7 +223,7 @@ def test_nothing_is_left_on_the_device(runs):
     del kept, call, model
     torch._dynamo.reset()
     gc.collect()
-    assert residents.nbytes == before
+    assert memory.copied_bytes == before
 
 
 class Breaking(nn.Module):

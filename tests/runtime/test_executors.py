@@ -210,7 +210,7 @@ def test_times_of_launches():
         ((), r"got 0 inputs, expected 2 \(x, y\)"),
         ((np.zeros(999, np.float32), np.zeros(1000, np.float32)), r"x has shape \[999\], expected \[1000\]"),
         ((np.zeros(1000, np.int64), np.zeros(1000, np.float32)), r"x has dtype int64, expected float32"),
-        (([[1.0], [1.0, 2.0]], np.zeros(1000, np.float32)), r"x: list is no array .* give a numpy array"),
+        (([[1.0], [1.0, 2.0]], np.zeros(1000, np.float32)), r"x: list is no array .* pass a numpy array"),
     ],
 )
 def test_wrong_inputs(inputs, message):
@@ -233,9 +233,9 @@ def test_what_was_never_written_is_asked_for():
             executor.run(np.ones(10, np.float32))
         with pytest.raises(InputError, match=r"'momentum' is no hyperparameter .* expected one of: lr"):
             executor.set("momentum", 1.0)
-        with pytest.raises(InputError, match=r"keeps no tensor 'ww'; did you mean w\?"):
+        with pytest.raises(InputError, match=r"has no tensor 'ww'; did you mean w\?"):
             executor.load({"ww": np.ones(10)})
-        with pytest.raises(InputError, match=r"keeps no tensor 't0'"):
+        with pytest.raises(InputError, match=r"has no tensor 't0'"):
             executor.read("t0")
 
 
@@ -354,7 +354,7 @@ def test_runs_are_bit_identical():
 
 
 def test_an_executor_that_is_only_dropped_frees_parts_that_overlap_last_made_first():
-    from torchedge.runtime import arenas
+    from torchedge.runtime.memory import ArenaMemory
 
     freed = []
 
@@ -365,7 +365,7 @@ def test_an_executor_that_is_only_dropped_frees_parts_that_overlap_last_made_fir
         def __del__(self):
             freed.append(self.offset)
 
-    memory = arenas.ArenaMemory({}, None, (), [Part(offset) for offset in (0, 512, 256)])
+    memory = ArenaMemory({}, None, (), [Part(offset) for offset in (0, 512, 256)])
     memory.memory.update(enumerate(memory.parts))
     del memory
     assert freed == [256, 512, 0]

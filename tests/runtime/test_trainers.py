@@ -263,3 +263,21 @@ def test_what_cannot_be_trained_is_refused():
         torchedge.Trainer(
             mlp(), *batches(1)[0], loss=F.cross_entropy, optimizer=torch.optim.RMSprop(mlp().parameters())
         )
+
+
+class OfDict(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, batch):
+        return self.linear(batch["x"])
+
+
+def test_a_dict_is_passed_as_keyword_arguments_and_errors_say_so():
+    model, x, y = OfDict(), torch.randn(3, 4), torch.randn(3, 2)
+    options = {"loss": F.mse_loss, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    with pytest.raises(InputError, match=r"passed as keyword arguments \(x\).*pass a tuple with that dict"):
+        torchedge.Trainer(model, {"x": x}, y, **options)
+    with torchedge.Trainer(model, ({"x": x},), y, **options) as trainer:
+        assert trainer.step(({"x": x},), y) > 0

@@ -41,7 +41,7 @@ class Floor:
 
 
 @dataclass(frozen=True)
-class Rest:
+class Remainder:
     """The remainder of an index by a positive number; the index is never negative."""
 
     index: Index
@@ -67,7 +67,7 @@ class Fetched:
         return self.low, self.high
 
 
-Atom = Axis | Floor | Rest | Fetched
+Atom = Axis | Floor | Remainder | Fetched
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ def _sum(terms: dict[Atom, int], const: int) -> Index:
     """Return the normal form: no vanished terms, q(x//d) + r(x%d) joined where they make x again."""
     kept = {a: c for a, c in terms.items() if c}
     for atom in list(kept):
-        if isinstance(atom, Rest) and atom in kept:
+        if isinstance(atom, Remainder) and atom in kept:
             whole = _floor_beside(atom)
             factor = kept[atom]
             if whole is not None and kept.get(whole) == factor * atom.divisor:
@@ -188,13 +188,13 @@ def _sum(terms: dict[Atom, int], const: int) -> Index:
     return Index(tuple(kept.items()), const)
 
 
-def _is_floor_within(other: Atom, rest: Rest) -> TypeGuard[Floor]:
+def _is_floor_within(other: Atom, rest: Remainder) -> TypeGuard[Floor]:
     """Return whether an atom is the floor of x % (d · m) over d beside a remainder x % d."""
     if not isinstance(other, Floor) or other.divisor != rest.divisor or len(other.index.terms) != 1:
         return False
     ((inner, coefficient),) = other.index.terms
     return (
-        isinstance(inner, Rest)
+        isinstance(inner, Remainder)
         and coefficient == 1
         and not other.index.const
         and inner.divisor % rest.divisor == 0
@@ -202,8 +202,8 @@ def _is_floor_within(other: Atom, rest: Rest) -> TypeGuard[Floor]:
     )
 
 
-def _floor_beside(rest: Rest) -> Atom | None:
-    """Return the atom that is the floor of what a remainder was taken of, None if it is none."""
+def _floor_beside(rest: Remainder) -> Atom | None:
+    """Return the floor of a remainder's index by its divisor where that is a single atom, else None."""
     floor = rest.index // rest.divisor
     if len(floor.terms) == 1 and floor.const == 0 and floor.terms[0][1] == 1:
         return floor.terms[0][0]
@@ -232,7 +232,7 @@ def _divided(index: Index, divisor: int) -> tuple[Index, Index]:
 
 
 def _split_atom(rest: Index, divisor: int) -> tuple[Index, Index]:
-    """Return floor and remainder of what did not simplify term by term."""
+    """Return floor and remainder of an index that does not simplify term by term."""
     common = gcd(divisor, *[c for _, c in rest.terms])
     if common > 1:
         small = Index(tuple([(a, c // common) for a, c in rest.terms]), rest.const // common)
@@ -242,10 +242,10 @@ def _split_atom(rest: Index, divisor: int) -> tuple[Index, Index]:
         atom = rest.terms[0][0]
         if isinstance(atom, Floor):
             floor = atom.index // (atom.divisor * divisor)
-            return floor, Index(((Rest(rest, divisor), 1),))
-        if isinstance(atom, Rest) and atom.divisor % divisor == 0:
+            return floor, Index(((Remainder(rest, divisor), 1),))
+        if isinstance(atom, Remainder) and atom.divisor % divisor == 0:
             return Index(((Floor(rest, divisor), 1),)), atom.index % divisor
-    return Index(((Floor(rest, divisor), 1),)), Index(((Rest(rest, divisor), 1),))
+    return Index(((Floor(rest, divisor), 1),)), Index(((Remainder(rest, divisor), 1),))
 
 
 def rewrite(index: Index, change: Callable[[Atom], Index | None]) -> Index:
@@ -256,7 +256,7 @@ def rewrite(index: Index, change: Callable[[Atom], Index | None]) -> Index:
         if new is None:
             if isinstance(atom, Floor):
                 new = rewrite(atom.index, change) // atom.divisor
-            elif isinstance(atom, Rest):
+            elif isinstance(atom, Remainder):
                 new = rewrite(atom.index, change) % atom.divisor
             else:
                 new = of(atom)
@@ -268,7 +268,7 @@ def atoms_of(index: Index) -> Iterable[Atom]:
     """Yield all atoms, those inside quotients and remainders too."""
     for atom, _ in index.terms:
         yield atom
-        if isinstance(atom, (Floor, Rest)):
+        if isinstance(atom, (Floor, Remainder)):
             yield from atoms_of(atom.index)
 
 
@@ -287,21 +287,21 @@ def flatten(indices: Sequence[Index], sizes: Sequence[int]) -> Index:
 
 def unflatten(position: Index, sizes: Sequence[int]) -> tuple[Index, ...]:
     """Return the multi-dimensional index of a row-major position."""
-    found: list[Index] = []
+    indices: list[Index] = []
     for size in reversed(sizes[1:]):
-        position, rest = position // size, position % size
-        found.append(rest)
+        position, remainder = position // size, position % size
+        indices.append(remainder)
     if sizes:
-        found.append(position)
-    return tuple(reversed(found))
+        indices.append(position)
+    return tuple(reversed(indices))
 
 
 def reshape(indices: Sequence[Index], sizes: Sequence[int], new_sizes: Sequence[int]) -> tuple[Index, ...]:
     """Return the index into a tensor of `sizes` for an index into its reshaping to `new_sizes`.
 
-    Runs of dimensions that agree are taken over as they are, so that no quotients arise for them.
+    Runs of dimensions that agree stay as they are, without quotients.
     """
-    found: list[Index] = []
+    moved: list[Index] = []
     old, new = 0, 0
     while old < len(sizes) or new < len(new_sizes):
         old_end, new_end, left, right = old, new, 1, 1
@@ -316,9 +316,9 @@ def reshape(indices: Sequence[Index], sizes: Sequence[int], new_sizes: Sequence[
                 right, new_end = right * new_sizes[new_end], new_end + 1
             else:
                 left, old_end = left * sizes[old_end], old_end + 1
-        found += unflatten(flatten(indices[new:new_end], new_sizes[new:new_end]), sizes[old:old_end])
+        moved += unflatten(flatten(indices[new:new_end], new_sizes[new:new_end]), sizes[old:old_end])
         old, new = old_end, new_end
-    return tuple([ZERO if size == 1 else index for index, size in zip(found, sizes, strict=True)])
+    return tuple([ZERO if size == 1 else index for index, size in zip(moved, sizes, strict=True)])
 
 
 def show(index: Index) -> str:

@@ -32,7 +32,7 @@ from torchedge.expressions.indices import (
     Fetched,
     Floor,
     Index,
-    Rest,
+    Remainder,
     atoms_of,
     constant,
     flatten,
@@ -108,7 +108,7 @@ class Renderer:
     def _atom(self, atom: Atom, guard: str, lane: int | None) -> str:
         if isinstance(atom, Axis):
             return atom.name
-        if isinstance(atom, (Floor, Rest)):
+        if isinstance(atom, (Floor, Remainder)):
             sign = "/" if isinstance(atom, Floor) else "%"
             return self.named(f"({self._bracket(atom.index, guard, lane)} {sign} {atom.divisor})", "int")
         text = self._lane_of(self._render(atom.value, guard), lane)

@@ -11,8 +11,8 @@ from torchedge.lowering.programs import Program
 def check_arena(program: Program, alignment: int) -> None:
     """Raise PlanError at the first fault of the program's arena.
 
-    Faults: a tensor without a place or with two, an offset that is no multiple of `alignment` or leads out of
-    the arena, an image that its slot does not hold, two tensors that hold a value in one place at one time.
+    Faults: a tensor without a place or with two, an offset that is not a multiple of `alignment` or lies
+    outside the arena, an image larger than its slot, two live tensors that overlap.
     """
     arena, tensors = program.arena, program.tensors
     touched = _touched(program)
@@ -52,7 +52,7 @@ def _touched(program: Program) -> dict[int, list[int]]:
 
 
 def _check_contents(program: Program, touched: dict[int, list[int]]) -> None:
-    """Play the step: a launch may write only where nothing lies that it, or one after it, reads."""
+    """Simulate the step: a launch may not overwrite a tensor that it or a later launch reads."""
     alive: set[int] = set()
     for position, launch in enumerate(program.launches):
         kernel = program.kernels[launch.kernel]

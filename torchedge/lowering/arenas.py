@@ -27,13 +27,13 @@ ImageSize = tuple[int, int, str]
 Ints = npt.NDArray[np.int64]
 
 KEPT = 3
-"""Orders that are worked on, of those that are tried."""
+"""Number of orders that are improved."""
 
 ROUNDS = 150
-"""Changes to each of them, at most."""
+"""Largest number of changes to each."""
 
 WORK = 25_000
-"""Buffers placed in all, at most (about 20 microseconds each)."""
+"""Largest number of placements in all (about 20 microseconds each)."""
 
 
 def planned(program: Program, alignment: int) -> Program:
@@ -93,7 +93,7 @@ def total_bytes(arena: Arena) -> int:
 def _chains(
     sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime], in_place: Iterable[tuple[int, int]]
 ) -> list[list[int]]:
-    """Return tensors grouped by the memory that they hand on; each has at most one heir and one ancestor."""
+    """Return chains of tensors that share memory one after the other, each at most with one successor."""
     heir: dict[int, int] = {}
     ancestors: set[int] = set()
     for dying, born in in_place:
@@ -151,8 +151,8 @@ def in_place_pairs(
 ) -> list[tuple[int, int]]:
     """Return (input, output) of launches where the output may take the place of the input.
 
-    The kernel declares the pair of arguments, the input dies there, the output begins there, both lie in
-    buffers of one size and item size, and the launch takes the input in no argument that is not declared.
+    That is: the kernel declares the pair of arguments for every use of the input, the input is last read
+    there, the output is first written there, and both lie in buffers of the same size and item size.
     """
     found = []
     for position, launch in enumerate(launches):
@@ -183,7 +183,7 @@ def _same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
 
 @dataclass(slots=True)
 class _Trial:
-    """An order of placing, whether the tightest gap or the lowest one is taken, and what came of it."""
+    """An order of placing buffers, the choice of gaps (tightest or lowest), and the resulting offsets."""
 
     order: Ints
     tightest: bool
@@ -194,7 +194,7 @@ class _Trial:
 def find_offsets(sizes: Ints, starts: Ints, ends: Ints, work: int = WORK) -> Ints:
     """Return the offset of each buffer, alive from start to end (half-open); deterministic.
 
-    The offsets are sums of sizes: they keep the alignment that the sizes have.
+    The offsets are sums of sizes, so they have the alignment of the sizes.
     """
     if not len(sizes):
         return np.zeros(0, np.int64)
@@ -219,7 +219,7 @@ def find_offsets(sizes: Ints, starts: Ints, ends: Ints, work: int = WORK) -> Int
 
 
 def most_alive(sizes: Ints, starts: Ints, ends: Ints) -> int:
-    """Return the largest sum of sizes alive at once, which no allocation can be smaller than."""
+    """Return the largest sum of sizes alive at once: the lower bound of any allocation."""
     return int(_alive(sizes, starts, ends).max()) if len(sizes) else 0
 
 
@@ -231,7 +231,7 @@ def _alive(sizes: Ints, starts: Ints, ends: Ints) -> Ints:
 
 
 def _orders(sizes: Ints, starts: Ints, ends: Ints) -> Iterable[tuple[Ints, bool]]:
-    """Yield orders of placing, what is hard to place first: large ones, those alive when it is tight."""
+    """Yield orders of placing: hard buffers first, large ones or those alive near the peak."""
     alive = _alive(sizes, starts, ends)
     tight = np.array([alive[a:b].max() for a, b in zip(starts, ends, strict=True)], np.int64)
     number, lives = np.arange(len(sizes)), ends - starts
@@ -244,7 +244,7 @@ def _orders(sizes: Ints, starts: Ints, ends: Ints) -> Iterable[tuple[Ints, bool]
 
 
 def _changed(trial: _Trial, sizes: Ints, chance: np.random.Generator) -> Ints:
-    """Return the order with those at the peak in front; where they stand there, one moved at random."""
+    """Return the order with the buffers at the peak in front; if they are in front, with a random move."""
     order = trial.order
     at_peak = (trial.offsets + sizes)[order] == trial.height
     if not at_peak[: int(at_peak.sum())].all():
@@ -254,7 +254,7 @@ def _changed(trial: _Trial, sizes: Ints, chance: np.random.Generator) -> Ints:
 
 
 def _tried(order: Ints, tightest: bool, sizes: Ints, beside: npt.NDArray[np.bool_]) -> _Trial:
-    """Place the buffers in an order, each where nothing placed before lies during its life."""
+    """Place the buffers in an order, each where no buffer placed before it is alive at the same time."""
     count = len(order)
     offsets = np.zeros(count, np.int64)
     held, low, high = (np.empty(count, np.int64) for _ in range(3))  # what is placed, by offset
@@ -270,7 +270,7 @@ def _tried(order: Ints, tightest: bool, sizes: Ints, beside: npt.NDArray[np.bool
 
 
 def _gap(low: Ints, high: Ints, size: int, tightest: bool) -> int:
-    """Return where `size` bytes lie between occupied ranges (by offset): the lowest gap or the tightest."""
+    """Return the offset of the lowest or the tightest gap of `size` bytes between occupied ranges."""
     reach = np.maximum.accumulate(high)
     rooms = low.copy()
     rooms[1:] -= reach[:-1]
@@ -282,16 +282,16 @@ def _gap(low: Ints, high: Ints, size: int, tightest: bool) -> int:
 
 
 def image_bytes(size: ImageSize) -> int:
-    """Return the bytes of an image, without what a driver may add."""
+    """Return the bytes of an image, without the padding of a driver."""
     return size[0] * size[1] * 4 * ITEM_SIZES[size[2]]
 
 
 def find_slots(
     images: Mapping[int, ImageSize], lifetimes: Mapping[int, Lifetime]
 ) -> tuple[tuple[ImageSize, ...], dict[int, int]]:
-    """Return slots, and the slot of each image; a slot may be larger than an image that it holds.
+    """Return slots, and the slot of each image; a slot may be larger than its images.
 
-    Kernels address texels by number, so that a larger image serves as well.
+    Kernels address texels by number, so a larger image works as well.
     """
     end = max((lifetimes[i][1] for i in images), default=0)
     alive = [0] * end

@@ -38,7 +38,7 @@ def view(x: Node, shape: Shape, move: Callable[..., Sequence[Index | int]]) -> P
 
 
 def reshaped(x: Node, shape: Shape) -> Node:
-    """Return x with another shape of as many elements."""
+    """Return x with another shape of the same number of elements."""
     if tuple(shape) == x.shape:
         return x
     if not x.numel and not prod(shape):
@@ -69,15 +69,15 @@ def expanded(x: Node, shape: Shape) -> Node:
 
 
 def broadcast_shape(*shapes: Shape) -> tuple[int, ...]:
-    """Return the shape that shapes broadcast to; raises LoweringError where they do not fit."""
+    """Return the common broadcast shape; raises LoweringError where there is none."""
     rank = max(map(len, shapes), default=0)
-    found = [1] * rank
+    common = [1] * rank
     for shape in shapes:
         for place, size in enumerate(shape, rank - len(shape)):
-            if size != 1 and found[place] not in (1, size):
+            if size != 1 and common[place] not in (1, size):
                 raise LoweringError(f"shapes {[list(s) for s in shapes]} do not broadcast")
-            found[place] = size if size != 1 else found[place]
-    return tuple(found)
+            common[place] = size if size != 1 else common[place]
+    return tuple(common)
 
 
 def elementwise(
@@ -96,8 +96,8 @@ def elementwise(
         scalars: list[Scalar] = []
         for operand in operands:
             if isinstance(operand, Node):
-                found: Scalar = operand.at(*indices[len(shape) - len(operand.shape) :])
-                scalars.append(cast(found, compute) if compute else found)
+                scalar: Scalar = operand.at(*indices[len(shape) - len(operand.shape) :])
+                scalars.append(cast(scalar, compute) if compute else scalar)
             else:
                 scalars.append(constant(operand, first))
         return body(*scalars)
@@ -119,8 +119,8 @@ def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     """Return dimensions as sorted non-negative numbers; None or none at all means every dimension."""
     if dims is None:
         return tuple(range(rank))
-    given = [dims] if isinstance(dims, int) else list(dims)
-    return tuple(sorted({d % rank if rank else 0 for d in given})) or tuple(range(rank))
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return tuple(sorted({d % rank if rank else 0 for d in listed})) or tuple(range(rank))
 
 
 def rows(
@@ -129,7 +129,7 @@ def rows(
     body: Callable[[RowBuilder], Sequence[RowsResult]],
     name: str = "reduce",
 ) -> tuple[RowsResult, ...]:
-    """Return what `body` makes of a RowBuilder over a domain `x_shape` whose `dims` are reduced."""
+    """Return the outputs that `body` adds to a RowBuilder over a domain `x_shape` with reduced `dims`."""
     builder = RowBuilder(x_shape, dims, name)
     parts = tuple(body(builder))
     builder.close()
@@ -140,7 +140,7 @@ _OF_NOTHING = {"sum": 0, "prod": 1, "any": False, "all": True, "max": -inf, "min
 
 
 class RowBuilder:
-    """Collects the stages and outputs of one Rows node over a domain of which `dims` are reduced.
+    """Collects the stages and outputs of one Rows node over a domain with reduced `dims`.
 
     `reduce(kind, body)` adds a stage and returns its result for later stages and outputs; `row(body)` and
     `element(body)` add outputs of one value a row, or one an element. Bodies take the whole index of the

@@ -49,16 +49,16 @@ ACCUMULATED = "acc"
 
 
 def choose_kept(roots: Sequence[Node]) -> set[Node]:
-    """Return the pointwise nodes that are written to memory: roots, operands of contractions, costly repeats.
+    """Return the pointwise nodes that are written to memory: roots, operands of contractions, costly ones.
 
-    A node is computed again by each reader where that moves no more bytes than writing and reading it, and
-    costs little arithmetic. Contractions read memory (through views at most).
+    Each reader computes a node again where that moves no more bytes than writing and reading it, and costs
+    little arithmetic. Contractions read memory, directly or through views.
     """
     order = nodes_below(roots)
     readers: dict[Node, list[tuple[Node, float]]] = defaultdict(list)
     for node in order:
-        for load, points in _reads(node):
-            readers[load.tensor].append((node, points / max(1, load.tensor.numel)))
+        for access, points in _reads(node):
+            readers[access.tensor].append((node, points / max(1, access.tensor.numel)))
     kept: set[Node] = {n for n in roots if isinstance(n, Pointwise)}
     ratio: dict[Node, float] = {}
     for node in reversed(order):
@@ -72,7 +72,7 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
 
 
 def _views_up(node: Node, readers: dict[Node, list[tuple[Node, float]]]) -> list[tuple[Node, float]]:
-    """Return the readers of a node, those of views of it included."""
+    """Return the readers of a node and of its views."""
     found = []
     for reader, share in readers[node]:
         found.append((reader, share))
@@ -101,7 +101,7 @@ def _is_pieces(body: Scalar) -> bool:
 
 
 def is_access(body: Scalar) -> bool:
-    """Return whether an expression only reads one tensor at an index: a view, padded or converted at most."""
+    """Return whether an expression only reads one tensor at an index: a view, perhaps padded or converted."""
     while not isinstance(body, Read):
         if isinstance(body, Guarded) and not children(body.other):
             body = body.value
@@ -113,7 +113,7 @@ def is_access(body: Scalar) -> bool:
 
 
 def _reads(node: Node) -> list[tuple[Read, int]]:
-    """Return every load of a node with how often it is carried out."""
+    """Return every read of a node with the number of times that it is executed."""
     if isinstance(node, Pointwise):
         return [(s, node.numel) for s in walk(node.body) if isinstance(s, Read)]
     if isinstance(node, Rows):
@@ -130,7 +130,7 @@ def _reads(node: Node) -> list[tuple[Read, int]]:
 
 @dataclass(slots=True)
 class Expander:
-    """Expands expressions: loads of pointwise nodes outside `kept` become what those nodes compute."""
+    """Expands expressions: reads of pointwise nodes outside `kept` become the bodies of those nodes."""
 
     kept: Collection[Node]
     bodies: dict[Node, Scalar] = field(default_factory=dict)
@@ -145,16 +145,16 @@ class Expander:
             self.bodies[node] = self.expand(node.body)
         return self.bodies[node]
 
-    def _inline(self, load: Read) -> Scalar | None:
-        node = load.tensor
+    def _inline(self, access: Read) -> Scalar | None:
+        node = access.tensor
         if not isinstance(node, Pointwise) or node in self.kept:
             return None
-        return substitute(self.body(node), dict(zip(node.axes, load.indices, strict=True)))
+        return substitute(self.body(node), dict(zip(node.axes, access.indices, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A tensor a group can store: its value at a point of the host's loops, and which element that is."""
+    """A tensor that a group can store: its value at a point of the host's loops, and the element there."""
 
     value: Scalar
     element: tuple[Index, ...]
@@ -162,12 +162,11 @@ class Computed:
 
 @dataclass(eq=False)
 class FusionGroup:
-    """One kernel to be: a host node, and what is computed at its points.
+    """The nodes of one kernel: a host, and its followers, which are computed at the host's points.
 
-    host: Pointwise, Rows or Contraction. bodies: what the host is computed from, over tensors in
-    memory (stages of Rows, factors of a Contraction). computed: by tensor. stored: the
-    tensors to write, with the stored tensor they overwrite (None: a tensor of their own). place: position in
-    the order of the graph.
+    host: Pointwise, Rows or Contraction. bodies: the host's expressions over tensors in memory (stages of
+    Rows, factors of a Contraction). computed: by tensor. stored: the tensors to write, each with the stored
+    tensor that it overwrites (None: a tensor of its own). place: position in the order of the graph.
     """
 
     host: Node
@@ -185,7 +184,7 @@ class FusionGroup:
 
 @dataclass(slots=True)
 class _Fuser:
-    """State of one fusion: groups, who makes what, who reads what."""
+    """State of one fusion: the groups, and by tensor its group, its overwriter and its readers."""
 
     expander: Expander
     groups: dict[FusionGroup, None]
@@ -248,7 +247,7 @@ def form_groups(translation: Translation) -> Fused:
 
 
 def _roots(translation: Translation) -> tuple[list[Node], tuple[Node, ...], dict[Stored, Node]]:
-    """Return what must be computed, what of it is returned, and by stored tensor what overwrites it."""
+    """Return the nodes to compute, the returned ones among them, and by stored tensor its new content."""
     roots: list[Node] = []
     overwriter: dict[Stored, Node] = {}
     for target, node in translation.updates:
@@ -262,7 +261,7 @@ def _roots(translation: Translation) -> tuple[list[Node], tuple[Node, ...], dict
 
 
 def copy_of(node: Node) -> Pointwise:
-    """Return a node that holds the same values in memory of its own."""
+    """Return a node with the same values in separate memory."""
     copied = view(node, node.shape, lambda *indices: indices)
     copied.scope = node.scope
     return copied
@@ -288,7 +287,7 @@ def _add_part(fuser: _Fuser, node: RowsResult) -> None:
 
 
 def _copy_where_unsafe(fuser: _Fuser) -> None:
-    """Where a tensor would be overwritten before it was read for the last time, write elsewhere and copy."""
+    """Write a tensor's new content elsewhere and copy it where the old content is still read."""
     for target, node in list(fuser.overwriter.items()):
         group = fuser.maker[node]
         users = [g for g in fuser.readers.get(target, ()) if g is not group]
@@ -311,7 +310,7 @@ def _bodies(host: Node, expander: Expander) -> tuple[Scalar, ...]:
 
 
 def _read_by(group: FusionGroup) -> list[Node]:
-    return [load.tensor for load in reads_of(*group.bodies, *[c.value for c in group.computed.values()])]
+    return [access.tensor for access in reads_of(*group.bodies, *[c.value for c in group.computed.values()])]
 
 
 def _index_readers(fuser: _Fuser) -> None:
@@ -322,7 +321,7 @@ def _index_readers(fuser: _Fuser) -> None:
 
 
 def _absorb_followers(fuser: _Fuser, group: FusionGroup) -> None:
-    """Take in every element-wise group that can be computed at the host's own points."""
+    """Merge every element-wise group that can be computed at the host's points into the host's group."""
     waiting = list(group.computed)
     while waiting:
         node = waiting.pop(0)
@@ -337,21 +336,21 @@ def _absorb_followers(fuser: _Fuser, group: FusionGroup) -> None:
 
 
 def _joined(group: FusionGroup, follower: FusionGroup) -> dict[Node, Computed] | None:
-    """Return what the follower computes in terms of the host's loops, None where elements do not match."""
+    """Return the follower's tensors in terms of the host's loops, None where elements do not match."""
     host = follower.host
     assert isinstance(host, Pointwise)
     body = follower.computed[host].value
-    loads = [s for s in reads_of(body) if s.tensor in group.computed]
-    moved = _axes_at_host(group, host, loads[0]) if loads else None
+    reads = [s for s in reads_of(body) if s.tensor in group.computed]
+    moved = _axes_at_host(group, host, reads[0]) if reads else None
     if moved is None:
         return None
 
-    def read(load: Read) -> Scalar | None:
-        return group.computed[load.tensor].value if load.tensor in group.computed else None
+    def read(access: Read) -> Scalar | None:
+        return group.computed[access.tensor].value if access.tensor in group.computed else None
 
-    for load in loads:
-        there = [i.substitute(moved) for i in load.indices]
-        if tuple(there) != group.computed[load.tensor].element:
+    for access in reads:
+        there = [i.substitute(moved) for i in access.indices]
+        if tuple(there) != group.computed[access.tensor].element:
             return None
     found: dict[Node, Computed] = {}
     for node, item in follower.computed.items():
@@ -360,24 +359,26 @@ def _joined(group: FusionGroup, follower: FusionGroup) -> dict[Node, Computed] |
     return found
 
 
-def _axes_at_host(group: FusionGroup, host: Pointwise, load: Read) -> dict[Axis, Index] | None:
-    """Return the follower's axes at the point where the host computes the element that it loads."""
-    made = group.computed[load.tensor]
-    if host.numel != load.tensor.numel or not host.numel:
+def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axis, Index] | None:
+    """Return the follower's axes at the point where the host computes the element that it reads."""
+    made = group.computed[access.tensor]
+    if host.numel != access.tensor.numel or not host.numel:
         return None
-    plain = [i.terms[0][0] for i in load.indices if len(i.terms) == 1 and i.terms[0][1] == 1 and not i.const]
+    plain = [
+        i.terms[0][0] for i in access.indices if len(i.terms) == 1 and i.terms[0][1] == 1 and not i.const
+    ]
     wide = [a for a in host.axes if a.extent != 1]
     if len(plain) == len(wide) and set(plain) == set(wide):
-        at = {i.terms[0][0]: e for i, e in zip(load.indices, made.element, strict=True) if i.terms}
+        at = {i.terms[0][0]: e for i, e in zip(access.indices, made.element, strict=True) if i.terms}
         return {a: at[a] for a in wide}
-    there = reshape(made.element, host.shape, load.tensor.shape)
+    there = reshape(made.element, host.shape, access.tensor.shape)
     return {a: i for a, i in zip(host.axes, there, strict=True) if a.extent != 1}
 
 
 def _may_merge(
     fuser: _Fuser, group: FusionGroup, follower: FusionGroup, joined: Mapping[Node, Computed]
 ) -> bool:
-    """Return whether both can run as one: nothing between them, nothing overwritten that is still read."""
+    """Return whether two groups can be one: no group between them, no unsafe overwriting."""
     computed = {**group.computed, **joined}
     for node in computed:
         target = next((t for t, n in fuser.overwriter.items() if n is node), None)
@@ -388,11 +389,11 @@ def _may_merge(
 
 
 def _reads_safely(group: FusionGroup, computed: Mapping[Node, Computed], target: Stored, node: Node) -> bool:
-    """Return whether a kernel reads a tensor that it overwrites only at the very element it writes."""
-    if any(load.tensor is target for load in reads_of(*group.bodies)):
+    """Return whether a kernel reads the tensor that it overwrites only at the element that it writes."""
+    if any(access.tensor is target for access in reads_of(*group.bodies)):
         return False
-    loads = reads_of(*[c.value for c in computed.values()])
-    return all(load.indices == computed[node].element for load in loads if load.tensor is target)
+    reads = reads_of(*[c.value for c in computed.values()])
+    return all(access.indices == computed[node].element for access in reads if access.tensor is target)
 
 
 def _merge(fuser: _Fuser, group: FusionGroup, follower: FusionGroup, joined: dict[Node, Computed]) -> None:
@@ -411,7 +412,7 @@ def _merge(fuser: _Fuser, group: FusionGroup, follower: FusionGroup, joined: dic
 
 
 def _choose_stores(fuser: _Fuser, roots: Collection[Node]) -> None:
-    """Store what other groups read, what is returned and what overwrites."""
+    """Store tensors that other groups read, that are returned or that overwrite others."""
     target_of = {node: target for target, node in fuser.overwriter.items()}
     for group in fuser.groups:
         for node in group.computed:
@@ -421,7 +422,7 @@ def _choose_stores(fuser: _Fuser, roots: Collection[Node]) -> None:
 
 
 def _ordered(fuser: _Fuser) -> list[FusionGroup]:
-    """Return the groups so that each runs after what it needs, else in the order of the graph."""
+    """Return the groups in topological order, and in the order of the graph where that leaves a choice."""
     number = {group: n for n, group in enumerate(sorted(fuser.groups, key=lambda g: g.place))}
     after = {
         g: sorted({s for s in fuser.successors(g) if s is not g}, key=number.__getitem__) for g in number
@@ -438,5 +439,5 @@ def _ordered(fuser: _Fuser) -> list[FusionGroup]:
             if not waits[follower]:
                 heappush(ready, number[follower])
     if len(order) != len(number):
-        raise AssertionError("groups wait for each other in a circle")
+        raise AssertionError("groups depend on each other in a cycle")
     return order

@@ -69,7 +69,7 @@ class Node:
 
 @dataclass(eq=False, repr=False)
 class Stored(Node):
-    """A tensor that lies in memory before the step begins: value `index` of the graph."""
+    """A tensor that is in memory before the step begins: value `index` of the graph."""
 
     name: str
     index: int
@@ -122,8 +122,8 @@ class Output:
 class Rows(Node):
     """Reductions over the inner axes for every row of outer axes, then outputs: sums, softmax, layer norm.
 
-    A stage may read the Locals of the stages before it. Its results are `RowsResult`s.
-    `shape` is that of the rows.
+    A stage may read the Locals of the stages before it. The outputs are `RowsResult` nodes; `shape` is that
+    of the outer axes.
     """
 
     outer: tuple[Axis, ...]
@@ -140,7 +140,7 @@ class Rows(Node):
 
 @dataclass(eq=False, repr=False)
 class RowsResult(Node):
-    """One output of a node that has several."""
+    """One output of Rows as a tensor."""
 
     rows: Rows
     position: int
@@ -157,7 +157,7 @@ class Contraction(Node):
 
     roles: of each dimension of the result: "row" (only `a` depends on it), "col" (only `b` does), "batch"
     (both may). inner: loop axes from the outermost to the innermost one. `a` and `b` are bare accesses
-    (loads, guards, casts); anything more is a node of its own.
+    (reads, guards, casts); other expressions are nodes of their own.
     """
 
     axes: tuple[Axis, ...]

@@ -39,10 +39,10 @@ Places = Annotated[dict[Index, Size], REQUIRED, Meta(max_length=MAX_ITEMS)]
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor that lies on the device: logical shape and dtype, and the layout of its bytes.
+    """One tensor on the device: logical shape and dtype, and the layout of its bytes.
 
     Roles "parameter", "buffer", "state" and "constant" stay on the device from step to step; "intermediate"
-    lives within a step, in the arena. `fill` is what a state holds before the first step.
+    lives within a step, in the arena. `fill` is the content of a state before the first step.
     """
 
     name: Text
@@ -114,10 +114,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Where intermediates lie: byte offset by tensor in one allocation of `nbytes`; images by slot.
+    """The memory of intermediates: byte offset by tensor in one allocation of `nbytes`; images by slot.
 
     slots: (width, height, channel type) of each image that intermediates share; `slot` gives the slot of a
-    tensor. live_bytes: the largest sum of bytes alive at once, the lower bound that the plan is held against.
+    tensor. live_bytes: the largest sum of bytes alive at once, the lower bound of `nbytes`.
     """
 
     nbytes: Size

@@ -22,13 +22,11 @@ DeviceClass = Literal["cpu", "gpu", "mobile"]
 class Target:
     """A device class.
 
-    vector: widest vector of floats worth computing with. work_items: how many must run at once to fill the
-    device. group, least_group: work-items in a work-group, at most and at least. row_group: work-items that
-    share a long row (1: each row alone).
-    storage: where tensors lie if kernels can write them so; pattern: the access pattern of images.
-    image_width, image_height: texels an image has at most; pitch: texels that rows of images made from
-    buffers are a multiple of. half: large intermediates lie in half precision. checks: kernels report
-    accesses outside their tensors (a debug build).
+    vector: widest useful vector of floats. work_items: number that fills the device. group, least_group:
+    largest and smallest work-group. row_group: work-items that share a long row (1: none share). storage:
+    preferred storage of tensors; pattern: the access pattern of images. image_width, image_height: largest
+    image in texels; pitch: texels of which rows of images made from buffers are a multiple. half: large
+    intermediates lie in half precision. checks: kernels report accesses outside their tensors.
     """
 
     name: DeviceClass
@@ -83,16 +81,16 @@ WIDEST_BLOCK = 512
 MOST_ROWS = 208
 """Rows of a block at most: for each, the columns' operand is copied once."""
 FEW = 64
-"""With so few rows, or half as many inner points, memory is the limit: lines move best as a whole."""
-DEPTH_OF_A_PART = 384
-"""Inner points below which a part of a split contraction on a GPU costs more than it brings."""
+"""With so few rows, or half as many inner points, memory is the limit: whole lines are copied."""
+DEPTH_OF_A_SLICE = 384
+"""Smallest number of inner points with which a slice on a GPU is worth its cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """What a schedule depends on: numbers of batches, rows, columns, inner points; bytes of a sum.
+    """The sizes of a contraction: numbers of batches, rows, columns and inner points, bytes of a sum.
 
-    run: so many neighbouring columns share the inner points that can be skipped (0: none can).
+    run: number of neighbouring columns that skip the same inner points (0: none are skipped).
     """
 
     batch: int
@@ -111,9 +109,9 @@ class Schedule:
     `depth` deep, register tiles of `tile_rows` x `vectors` vectors of `vector`. kind "local": a work-group
     a block, a work-item `tile_rows` x `tile_cols` of it, `depth` inner points in local memory at a time.
     kind "register": a work-item a tile, straight from memory; block and depth mean nothing.
-    parts: the inner loops are split into so many parts, each a block of its own, summed afterwards in order.
-    rows_first: neighbouring work-groups of a "panel" share columns rather than rows. band: neighbouring
-    work-groups of a "local" walk so many rows of blocks together.
+    slices: number of split-K slices of the inner loops, each a block of its own, summed afterwards in order.
+    rows_first: neighbouring work-groups of a "panel" share columns rather than rows. band: number of rows of
+    blocks that neighbouring work-groups of a "local" walk together.
     """
 
     kind: Kind
@@ -123,7 +121,7 @@ class Schedule:
     tile_rows: int
     vectors: int
     vector: int
-    parts: int = 1
+    slices: int = 1
     rows_first: bool = True
     band: int = 1
 
@@ -150,7 +148,7 @@ NARROW = Schedule("register", 4, 4, 4, 4, 1, 4)
 
 
 def default_schedule(extents: Extents, target: Target) -> Schedule:
-    """Return the schedule that does well for a contraction on a device class."""
+    """Return the default schedule of a contraction on a device class."""
     if target.name == "cpu":
         return _panels(extents, target)
     return _locals(extents, target) if target.name == "gpu" else _registers(extents, target)
@@ -169,23 +167,23 @@ def _panels(extents: Extents, target: Target) -> Schedule:
         block_cols = min(block_cols, extents.run)
     most_rows = FEW if few else MOST_ROWS
     block_rows = _multiple(-(-extents.rows // -(-extents.rows // most_rows)), tile_rows)
-    parts = 1
-    while parts * _tasks(extents, block_rows, block_cols) < 3 * target.work_items // 4:
-        deep = extents.inner // (parts + 1) >= DEPTH
+    slices = 1
+    while slices * _tasks(extents, block_rows, block_cols) < 3 * target.work_items // 4:
+        deep = extents.inner // (slices + 1) >= DEPTH
         if deep and few:
-            parts += 1
+            slices += 1
         elif block_rows > 64 and 2 * block_rows >= block_cols:
             block_rows = _multiple(block_rows // 2, tile_rows)
         elif block_cols > 64 and block_cols >= 4 * tile_cols:
             block_cols = _multiple(block_cols // 2, tile_cols)
         elif deep:
-            parts += 1
+            slices += 1
         elif block_rows >= 4 * tile_rows:
             block_rows = _multiple(block_rows // 2, tile_rows)
         else:
             break
-    found = Schedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, parts)
-    # Whoever reads the larger operand again and again should find it in the cache.
+    found = Schedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, slices)
+    # The larger operand is read repeatedly: keep it in the cache.
     return replace(found, rows_first=extents.rows >= extents.cols)
 
 
@@ -204,20 +202,20 @@ def _locals(extents: Extents, target: Target) -> Schedule:
     tasks = _tasks(extents, chosen.block_rows, chosen.block_cols)
     if tasks >= groups:
         return chosen
-    parts = min(-(-2 * groups // tasks), extents.inner // DEPTH_OF_A_PART)
-    return replace(chosen, parts=max(1, parts))
+    slices = min(-(-2 * groups // tasks), extents.inner // DEPTH_OF_A_SLICE)
+    return replace(chosen, slices=max(1, slices))
 
 
 def _registers(extents: Extents, target: Target) -> Schedule:
     """Return the schedule of a phone's GPU: the largest tile that fills it, then a split of inner loops."""
     chosen = TILE if _tasks(extents, 4, 8) >= target.work_items and extents.cols > 4 else NARROW
     tasks = _tasks(extents, chosen.block_rows, chosen.block_cols)
-    parts = min(target.work_items // tasks, extents.inner // DEPTH_OF_A_PART)
-    return replace(chosen, parts=max(1, parts))
+    slices = min(target.work_items // tasks, extents.inner // DEPTH_OF_A_SLICE)
+    return replace(chosen, slices=max(1, slices))
 
 
 def _slowness(extents: Extents, tile: tuple[int, int], vector: int) -> float:
-    """Return by how much padding to whole tiles enlarges the work, over the tile's speed."""
+    """Return the growth of the work by padding to whole tiles, over the tile's speed."""
     padded = _multiple(extents.rows, tile[0]) * _multiple(extents.cols, tile[1] * vector)
     return padded / (extents.rows * extents.cols) / MICRO_TILES[tile]
 

@@ -55,7 +55,7 @@ def translate(step: Step) -> Translation:
     """Return a step as nodes.
 
     Raises:
-        LoweringError: operators without a rule, all of them named; or a rule's own refusal.
+        LoweringError: operators without a rule (all are named), or arguments that a rule does not support.
     """
     missing = unsupported_operators(step)
     if missing:
@@ -69,13 +69,13 @@ def translate(step: Step) -> Translation:
             f"{step.name} holds tensors of {', '.join(strange)}; expected {', '.join(STORED)}; "
             "convert the model, with .float() for example"
         )
-    made: dict[int, Node] = {}
+    nodes_of: dict[int, Node] = {}
     stored: dict[int, Stored] = {}
     for index, value in enumerate(step.values):
         if value.role != "activation":
-            made[index] = stored[index] = Stored(_shape(value.shape), value.dtype, value.name, index)
+            nodes_of[index] = stored[index] = Stored(_shape(value.shape), value.dtype, value.name, index)
     for op in step.ops:
-        inputs = [None if i is None else made[i] for i in op.inputs]
+        inputs = [None if i is None else nodes_of[i] for i in op.inputs]
         values = [step.values[i] for i in op.outputs]
         result = Result(tuple([_shape(v.shape) for v in values]), tuple([v.dtype for v in values]))
         arguments = {name: _filled(item, inputs) for name, item in op.attrs.items()}
@@ -87,25 +87,25 @@ def translate(step: Step) -> Translation:
         for index, node in zip(op.outputs, nodes, strict=True):
             if node is not None:
                 node.scope = node.scope or op.scope
-                made[index] = node
+                nodes_of[index] = node
     return Translation(
-        tuple([_made(made, i, step) for i in step.outputs]),
-        tuple([(stored[before], _made(made, after, step)) for before, after in step.updates]),
+        tuple([_node_of(nodes_of, i, step) for i in step.outputs]),
+        tuple([(stored[before], _node_of(nodes_of, after, step)) for before, after in step.updates]),
         stored,
     )
 
 
 def _nothing(result: Result) -> tuple[Node, ...]:
-    """Return what an operator makes that only makes tensors without elements; () where it makes others."""
+    """Return the results of an operator whose results all have no elements; () for other operators."""
     if any(map(prod, result.shapes)):
         return ()
     return tuple([full(shape, 0, dtype) for shape, dtype in zip(result.shapes, result.dtypes, strict=True)])
 
 
-def _made(made: Mapping[int, Node], index: int, step: Step) -> Node:
-    if index not in made:
-        raise LoweringError(f"value {step.values[index].name} is returned, but its rule does not make it")
-    return made[index]
+def _node_of(nodes_of: Mapping[int, Node], index: int, step: Step) -> Node:
+    if index not in nodes_of:
+        raise LoweringError(f"value {step.values[index].name} is returned, but no rule computes it")
+    return nodes_of[index]
 
 
 def _shape(shape: Sequence[Any]) -> tuple[int, ...]:
@@ -124,13 +124,13 @@ def _filled(item: Any, inputs: Sequence[Node | None]) -> Any:  # noqa: ANN401 - 
 
 
 def split_reductions(roots: Sequence[Node], target: Target) -> None:
-    """Rewrite, in place, the Rows below the roots whose rows are too few and too long to fill the device."""
+    """Split, in place, the Rows below the roots whose rows are too few and too long to fill the device."""
     for node in nodes_below(roots):
         while isinstance(node, Rows) and _can_split(node):
-            parts = _parts_wanted(node, target)
-            if parts <= 1:
+            slices = _slices_wanted(node, target)
+            if slices <= 1:
                 break
-            _split(node, parts)  # the sum of many parts may be long again
+            _split(node, slices)  # the sum of many slices may be long again
 
 
 def _can_split(node: Rows) -> bool:
@@ -144,7 +144,7 @@ def _can_split(node: Rows) -> bool:
     )
 
 
-def _parts_wanted(node: Rows, target: Target) -> int:
+def _slices_wanted(node: Rows, target: Target) -> int:
     count = prod([a.extent for a in node.inner])
     busy = max(1, node.numel // target.vector)
     if busy >= target.work_items or node.numel * count < SHORTEST * SHORTEST * target.vector:
@@ -152,13 +152,13 @@ def _parts_wanted(node: Rows, target: Target) -> int:
     return min(-(-target.work_items // busy), count // SHORTEST)
 
 
-def _split(node: Rows, parts: int) -> None:
+def _split(node: Rows, slices: int) -> None:
     sizes = [a.extent for a in node.inner]
     leading = 1
-    while prod(sizes[:leading]) < parts and leading < len(sizes):
+    while prod(sizes[:leading]) < slices and leading < len(sizes):
         leading += 1
     whole = prod(sizes[:leading])
-    per = _length(whole, parts)
+    per = _length(whole, slices)
     chunk, step = axes((-(-whole // per), per), "p")
     position = of(chunk) * per + (of(step) if per > 1 else 0)
     place = dict(zip(node.inner[:leading], unflatten(position, sizes[:leading]), strict=True))
@@ -181,14 +181,14 @@ def _split(node: Rows, parts: int) -> None:
     )
 
 
-def _length(whole: int, parts: int) -> int:
-    """Return how many elements a part has: a divisor of the whole where one is near."""
-    wanted = -(-whole // parts)
+def _length(whole: int, slices: int) -> int:
+    """Return the length of a slice: a divisor of the whole where one is near."""
+    wanted = -(-whole // slices)
     return next((n for n in range(wanted, 2 * wanted) if whole % n == 0), wanted)
 
 
 def _within(position: Index, whole: int, body: Scalar, kind: ReduceKind) -> Scalar:
-    """Return the body, and what changes nothing behind the end of the row."""
+    """Return the body, and the neutral element of the reduction behind the end of the row."""
     nothing = {"sum": 0, "prod": 1, "any": False, "all": True}
     if kind in nothing:
         return guarded([(position, 0, whole)], body, nothing[kind])

@@ -1,4 +1,4 @@
-"""Compiled programs on disk: written whole or not at all, read only if they are ours and unbroken."""
+"""Compiled programs on disk: written atomically, read only if they are this user's own and undamaged."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MAX_CACHE_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class BinaryCache:
-    """A folder of compiled programs; the least recently used ones go when it holds more than `max_bytes`.
+    """A folder of compiled programs of at most `max_bytes`; the least recently used ones are deleted.
 
-    An entry that is damaged, too large or not this user's own counts as absent: a driver runs what it gets.
+    An entry that is damaged, too large or not this user's own counts as absent, since a driver would run it.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class BinaryCache:
         return data[head:]
 
     def write(self, key: str, binary: bytes) -> None:
-        """Keep an entry; a folder that cannot be written keeps none."""
+        """Store an entry; a folder that cannot be written stores none."""
         if len(binary) > min(MAX_ENTRY_BYTES - 64, self.max_bytes):
             return
         with contextlib.suppress(OSError, ProfileError):
@@ -68,8 +68,8 @@ class BinaryCache:
                 status = path.stat()
                 entries.append((path == keep, status.st_mtime_ns, path.name, status.st_size))
         total = sum(size for *_, size in entries)
-        for kept, _, name, size in sorted(entries):
-            if total <= self.max_bytes or kept:
+        for is_newest, _, name, size in sorted(entries):
+            if total <= self.max_bytes or is_newest:
                 break
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()
@@ -82,7 +82,7 @@ def default_cache() -> BinaryCache:
 
 
 def key_of(device: ClDevice, source: str, options: Sequence[str]) -> str:
-    """Return what a binary depends on, hashed: device, driver, platform, options and source (sha256, hex)."""
+    """Return a hash (sha256, hex) of device, driver, platform, options and source."""
     state = hashlib.sha256(MAGIC)
     parts = (
         device.name,
@@ -101,7 +101,7 @@ def key_of(device: ClDevice, source: str, options: Sequence[str]) -> str:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether a path is this user's own and nobody else may write it (always so where users are unknown)."""
+    """Whether only this user may write a path; true on systems without users."""
     if not hasattr(os, "getuid"):
         return True
     try:

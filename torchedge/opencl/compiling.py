@@ -1,4 +1,4 @@
-"""Kernels from source: few programs for many kernels, kept on disk, and build errors that show the line."""
+"""Kernels from source: few programs for many kernels, a cache on disk, errors that show the line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torchedge.opencl.wide_vectors import in_halves
 OPTIONS = ("-cl-std=CL1.2",)
 
 SELF_CACHING = frozenset({"Portable Computing Language"})
-"""Platforms whose binaries are not worth keeping: PoCL keeps kernels as they run (one is compiled when first
-enqueued, once for each work-group size), and compiles them all once more to give binaries."""
+"""Platforms with a cache of their own: PoCL compiles a kernel when it is first enqueued, for each work-group
+size, and would compile all kernels once more to return binaries."""
 
 _KERNEL = re.compile(r"^.*\b__kernel\b", re.MULTILINE)
-_COMPLAINT = re.compile(r":(\d+):\d+:\s*(?:fatal )?error:\s*(.+)|error:\s*\S*?:(\d+):\d+:\s*(.+)")
+_ERROR = re.compile(r":(\d+):\d+:\s*(?:fatal )?error:\s*(.+)|error:\s*\S*?:(\d+):\d+:\s*(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CompiledKernels:
     programs: Mapping[str, Any]
 
     def kernel(self, name: str) -> Any:
-        """Return a new kernel object, which keeps its own arguments."""
+        """Return a new kernel object, with arguments of its own."""
         with translated(f"kernel {name}"):
             return self.context.cl.Kernel(self.programs[name], name)
 
@@ -45,15 +45,15 @@ def compile_kernels(
 ) -> CompiledKernels:
     """Build kernels, each given by its name and the source that defines it.
 
-    Kernels that begin with the same text before their `__kernel` share a program: on PoCL, one program
-    of 40 kernels is built in a tenth of the time of 40 programs. cache: where binaries are kept ("auto":
-    what `cache_for` says; None: nowhere).
+    Kernels with the same text before their `__kernel` share a program: on PoCL, one program of 40 kernels is
+    built in a tenth of the time of 40 programs. cache: of binaries ("auto": `cache_for` the device; None:
+    no cache).
 
     Raises:
-        KernelBuildError: names the kernel and shows the line that the compiler complains of.
+        KernelBuildError: names the kernel and shows the line of the compiler's first error.
     """
     check_process()
-    kept = cache_for(context.device) if cache == "auto" else cache
+    binaries = cache_for(context.device) if cache == "auto" else cache
     groups: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         begin = _KERNEL.search(source)
@@ -65,15 +65,15 @@ def compile_kernels(
         if context.device.platform in SELF_CACHING:
             text = in_halves(text) + text
         try:
-            program = _built(context, text, options, kept)
+            program = _built(context, text, options, binaries)
         except context.cl.Error as error:
-            _complain(context, {name: sources[name] for name in bodies}, options, error)
+            _raise_build_error(context, {name: sources[name] for name in bodies}, options, error)
         programs.update(dict.fromkeys(bodies, program))
     return CompiledKernels(context, programs)
 
 
 def cache_for(device: ClDevice) -> BinaryCache | None:
-    """Return the cache in the user's cache folder, or None for drivers that keep binaries themselves."""
+    """Return the cache in the user's cache folder, or None for drivers with a cache of their own."""
     return None if device.platform in SELF_CACHING else default_cache()
 
 
@@ -86,16 +86,16 @@ def _built(context: DeviceContext, text: str, options: Sequence[str], cache: Bin
         if binary is not None:
             try:
                 return cl.Program(context.context, [handle], [binary]).build(list(options))
-            except cl.Error:  # another driver's, in spite of its key
+            except cl.Error:  # of another driver, in spite of its key
                 pass
-        # Around pyopencl's own cache, which reads pickles.
+        # Not through pyopencl's own cache, which reads pickles.
         program = cl.Program(cl._cl._Program(context.context, text)).build(list(options))
     if cache is not None:
         cache.write(key, bytes(program.get_info(cl.program_info.BINARIES)[0]))
     return program
 
 
-def _complain(
+def _raise_build_error(
     context: DeviceContext, sources: Mapping[str, str], options: Sequence[str], error: Exception
 ) -> None:
     """Raise KernelBuildError for the first kernel that does not build by itself."""
@@ -104,21 +104,21 @@ def _complain(
             _built(context, source, options, None)
         except context.cl.Error as own:
             log = str(own)
-            raise KernelBuildError(_complaint(name, source, log), kernel=name, log=log) from own
+            raise KernelBuildError(_build_error_text(name, source, log), kernel=name, log=log) from own
     log = str(error)
     names = ", ".join(sources)
     raise KernelBuildError(
         f"kernels {names} build one by one but not together: {' '.join(log.split())[:300]}; "
-        "give what they define besides themselves different names",
+        "rename helper functions or macros that they define twice",
         log=log,
     ) from error
 
 
-def _complaint(name: str, source: str, log: str) -> str:
-    found = _COMPLAINT.search(log)
+def _build_error_text(name: str, source: str, log: str) -> str:
+    found = _ERROR.search(log)
     if found is None:
         return f"kernel {name} does not build: {' '.join(log.split())[:400]}; correct its source"
-    number, said = int(found[1] or found[3]), (found[2] or found[4]).strip()
+    number, message = int(found[1] or found[3]), (found[2] or found[4]).strip()
     lines = source.splitlines()
     shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    return f"kernel {name} does not build, line {number}, `{shown}`: {said}; correct its source"
+    return f"kernel {name} does not build, line {number}, `{shown}`: {message}; correct its source"

@@ -1,4 +1,4 @@
-"""One context and one in-order queue a device; the driver's errors in our words."""
+"""One context and one in-order queue a device; the driver's errors as torchedge's errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeviceContext:
         return self.context.devices[0]
 
     def new_queue(self, profile: bool) -> Any:
-        """Return the in-order queue, or a new one whose events tell when commands ran."""
+        """Return the in-order queue, or a new one that measures when commands run."""
         if not profile:
             return self.queue
         with translated(f"a queue of {self.device.name}"):
@@ -65,7 +65,7 @@ _LOST = {"DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE", "INVALID_CONTEXT", "IN
 
 @contextmanager
 def translated(doing: str, *, nbytes: int = 0, device: ClDevice | None = None) -> Iterator[None]:
-    """Turn the driver's errors into torchedge's; `doing` and `nbytes` say what was asked for."""
+    """Raise the driver's errors as torchedge's; `doing` and `nbytes` name the request."""
     cl = load_pyopencl()
     try:
         yield
@@ -89,16 +89,16 @@ def translation(
         return DeviceMemoryError(_memory_text(doing, nbytes, device, text), nbytes=nbytes)
     if status in _LOST:
         return DeviceLostError(
-            f"{doing}: the device is gone ({text}); start the process again, and look at the driver's log"
+            f"{doing}: the device is lost ({text}); restart the process, and look at the driver's log"
         )
-    return OpenCLError(f"{doing}: the OpenCL driver says {text}")
+    return OpenCLError(f"{doing}: the OpenCL driver reports {text}")
 
 
-def _memory_text(doing: str, nbytes: int, device: ClDevice | None, said: str) -> str:
-    asked = f"{nbytes} bytes asked for" if nbytes else "no memory left"
+def _memory_text(doing: str, nbytes: int, device: ClDevice | None, message: str) -> str:
+    request = f"{nbytes} bytes requested" if nbytes else "no memory left"
     limits = (
-        f", {device.name} has {device.global_bytes} and gives at most {device.allocation_bytes} at once"
+        f", {device.name} has {device.global_bytes}, at most {device.allocation_bytes} in one allocation"
         if device
         else ""
     )
-    return f"{doing}: {asked}{limits} ({said}); use a smaller batch or half storage, or free the device"
+    return f"{doing}: {request}{limits} ({message}); use a smaller batch or half storage, or free the device"

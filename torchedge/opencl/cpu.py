@@ -1,6 +1,6 @@
-"""Kernels on this machine's own processor, for work that numpy cannot do at once: arrays in, arrays out.
+"""Kernels on this machine's own processor, for work that numpy cannot vectorize: arrays in, arrays out.
 
-PoCL (`pip install 'torchedge[opencl]'`) compiles them; whoever uses them has to know another way.
+PoCL (`pip install 'torchedge[opencl]'`) compiles them; callers need a fallback without it.
 """
 
 from __future__ import annotations
@@ -64,5 +64,5 @@ def compile_kernel(source: str, name: str) -> CpuKernel | None:
     """Return a kernel for this machine's processor; None where pyopencl, a device or its compiler fails."""
     try:
         return CpuKernel(source, name)
-    except Exception:  # whatever a driver says: there is another way
+    except Exception:  # any error of a driver: the caller falls back
         return None

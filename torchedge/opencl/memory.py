@@ -1,4 +1,4 @@
-"""Buffers and images of a device, and the copies between them and numpy."""
+"""Buffers and images of a device: allocation, copies from and to numpy, transposed copies on the device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import DeviceError, DeviceMemoryError
+from torchedge.opencl.compiling import compile_kernels
 from torchedge.opencl.contexts import DeviceContext, translated
 
 CHANNEL_TYPES: Mapping[str, str] = MappingProxyType(
@@ -19,20 +20,36 @@ CHANNEL_TYPES: Mapping[str, str] = MappingProxyType(
         "uint8": "UNSIGNED_INT8", "bool": "UNSIGNED_INT8",
     }
 )  # fmt: skip
-"""OpenCL's channel type of each dtype that an image can hold."""
+"""OpenCL's channel type of each dtype of images."""
+
+_TILE = 16
+_SOURCE = """\
+__kernel void transpose_{bits}(
+    __global const {type} *from, __global {type} *to, int outer, int middle, int inner)
+{{
+    const int c0 = get_global_id(0) * {tile}, a0 = get_global_id(1) * {tile};
+    const int b = get_global_id(2) % middle;
+    const size_t start = (size_t)(get_global_id(2) / middle) * outer * middle * inner;
+    from += start, to += start;
+    for (int c = c0; c < min(c0 + {tile}, inner); c++)
+        for (int a = a0; a < min(a0 + {tile}, outer); a++)
+            to[((size_t)c * middle + b) * outer + a] = from[((size_t)a * middle + b) * inner + c];
+}}
+"""
+_TYPES = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 
 
 def allocate_buffer(context: DeviceContext, nbytes: int, what: str) -> Any:
     """Return a new buffer of `nbytes` bytes; `what` names it in errors.
 
     Raises:
-        DeviceMemoryError: more than the device gives at once, or than it has left.
+        DeviceMemoryError: more than the largest allocation of the device, or than its free memory.
     """
     device = context.device
     if nbytes > device.allocation_bytes:
         raise DeviceMemoryError(
-            f"{what}: {nbytes} bytes asked for at once, {device.name} gives at most "
-            f"{device.allocation_bytes}; use a smaller batch or half storage",
+            f"{what}: {nbytes} bytes requested, {device.name} allocates at most "
+            f"{device.allocation_bytes} at once; use a smaller batch or half storage",
             nbytes=nbytes,
         )
     with translated(what, nbytes=nbytes, device=device):
@@ -141,3 +158,38 @@ def _format(context: DeviceContext, dtype: str, what: str) -> Any:
     if dtype not in CHANNEL_TYPES or (dtype == "float16" and not context.device.half_images):
         raise DeviceError(f"{what}: {context.device.name} has no images of {dtype}; use a buffer")
     return cl.ImageFormat(cl.channel_order.RGBA, getattr(cl.channel_type, CHANNEL_TYPES[dtype]))
+
+
+class Transposer:
+    """Transposes tensors on the device, (N, A, B, C) to (N, C, B, A), with one staging buffer.
+
+    A work-item moves a tile, so that whole lines of memory are read and written.
+    """
+
+    def __init__(self, context: DeviceContext, queue: Any) -> None:
+        self._context, self._queue = context, queue
+        self._kernels: dict[int, Any] = {}
+        self._staging: Any = None
+
+    def staging(self, nbytes: int) -> Any:
+        """Return the staging buffer, of at least `nbytes`."""
+        if self._staging is None or self._staging.size < nbytes:
+            self._staging = None
+            self._staging = allocate_buffer(self._context, nbytes, "copies between layouts")
+        return self._staging
+
+    def transpose(self, source: Any, target: Any, sizes: tuple[int, int, int, int], item: int) -> None:
+        """Enqueue the copy of a buffer to another one, transposed; `item`: bytes of an element."""
+        count, outer, middle, inner = sizes
+        kernel = self._kernel(item)
+        grid = (-(-inner // _TILE), -(-outer // _TILE), count * middle)
+        with translated("transposing a tensor", device=self._context.device):
+            kernel.set_args(source, target, *map(np.int32, sizes[1:]))
+            self._context.cl.enqueue_nd_range_kernel(self._queue, kernel, grid, None)
+
+    def _kernel(self, item: int) -> Any:
+        if item not in self._kernels:
+            name = f"transpose_{8 * item}"
+            source = _SOURCE.format(bits=8 * item, type=_TYPES[item], tile=_TILE)
+            self._kernels[item] = compile_kernels(self._context, {name: source}).kernel(name)
+        return self._kernels[item]

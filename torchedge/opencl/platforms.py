@@ -1,4 +1,4 @@
-"""The OpenCL devices of this machine, with what a program has to know of one."""
+"""The OpenCL devices of this machine and their properties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from torchedge.errors import DeviceError, MissingExtraError, OpenCLError
 
 DEVICE_VARIABLE = "TORCHEDGE_OPENCL_DEVICE"
-"""Which device to take where none is named: a number, a type or a part of a name."""
+"""Environment variable of the default device: a number, a type or a part of a name."""
 
 KINDS = ("gpu", "accelerator", "cpu", "other")
 """Device types, the preferred one first."""
@@ -44,8 +44,8 @@ class ClDevice:
 
     index: its place among all devices of all platforms, in the loader's order. kind: "gpu", "cpu",
     "accelerator" or "other". Sizes are in bytes, images in texels. pitch_alignment and address_alignment, in
-    texels, hold for images made from buffers (0: not told). half_arithmetic: cl_khr_fp16; half_images: there
-    are RGBA images of half floats. base_alignment: what offsets of sub-buffers are multiples of.
+    texels, are those of images made from buffers (0: unknown). half_arithmetic: cl_khr_fp16; half_images:
+    RGBA images of half floats. base_alignment: of offsets of sub-buffers.
     """
 
     index: int
@@ -90,7 +90,7 @@ def load_pyopencl() -> Any:
     return pyopencl
 
 
-_processes: list[int] = []  # the one that first asked for devices, as soon as it has
+_processes: list[int] = []  # the first process that listed devices
 
 
 def check_process() -> None:
@@ -141,7 +141,7 @@ def list_opencl_devices() -> list[ClDevice]:
 
 
 def describe(handle: Any, index: int) -> ClDevice:
-    """Return what matters of a device of pyopencl."""
+    """Return the properties of a device of pyopencl."""
     cl = load_pyopencl()
     extensions = set(handle.extensions.split())
     version = re.search(r"(\d+)\.(\d+)", handle.version)
@@ -168,11 +168,11 @@ def describe(handle: Any, index: int) -> ClDevice:
         images=images,
         image_width=handle.image2d_max_width if images else 0,
         image_height=handle.image2d_max_height if images else 0,
-        image_buffer_texels=_asked(handle, cl.device_info.IMAGE_MAX_BUFFER_SIZE) if images else 0,
+        image_buffer_texels=_property(handle, cl.device_info.IMAGE_MAX_BUFFER_SIZE) if images else 0,
         image_from_buffer=images
         and ("cl_khr_image2d_from_buffer" in extensions or (2, 0) <= number < (3, 0)),
-        pitch_alignment=_asked(handle, _PITCH_ALIGNMENT),
-        address_alignment=_asked(handle, _BASE_ADDRESS_ALIGNMENT),
+        pitch_alignment=_property(handle, _PITCH_ALIGNMENT),
+        address_alignment=_property(handle, _BASE_ADDRESS_ALIGNMENT),
         half_arithmetic="cl_khr_fp16" in extensions,
         half_images=images and _reads_half_images(cl, handle),
         double="cl_khr_fp64" in extensions,
@@ -217,8 +217,8 @@ def _text(words: str) -> str:
     return " ".join(words.replace("\0", " ").split())
 
 
-def _asked(handle: Any, info: int) -> int:
-    """Return a number that not every driver and not every pyopencl knows; 0 where it is not told."""
+def _property(handle: Any, info: int) -> int:
+    """Return a property that not every driver and not every pyopencl has; 0 without it."""
     try:
         return int(handle.get_info(info))
     except Exception:

@@ -1,29 +1,85 @@
-"""`torch.compile(model, backend="torchedge")`: models train and infer through OpenCL kernels."""
+"""`torch.compile(model, backend="torchedge")`: models train and infer through OpenCL kernels.
+
+Dynamo captures graphs, AOTAutograd adds their backward, and each becomes a `GraphRun`. Segments whose
+operators all have kernels run on the device, the others in PyTorch.
+"""
 
 from __future__ import annotations
 
+import threading
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 
-from torchedge.errors import InputError
+from torchedge.errors import CaptureError, InputError, LoweringError, OpenCLError
+from torchedge.graphs.graph import Role
+from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
-from torchedge.runtime.graph_runs import GraphRun
-from torchedge.runtime.open_devices import OpenDevice, open_device
-from torchedge.runtime.reports import ProgramReport, report_on
-from torchedge.tracing.compiled_graphs import TracedGraph, compile_with_backward, fresh_tracing, is_symbolic
+from torchedge.lowering.targets import Target, target_for
+from torchedge.lowering.translation import translate
+from torchedge.opencl import ClDevice, DeviceContext, open_context
+from torchedge.runtime.executors import Executor, ProgramReport, report_on
+from torchedge.runtime.memory import DeviceMemory, KeptTensor, ResultPool, kept_behind
+from torchedge.runtime.program_caches import lowered
+from torchedge.textures.layouts import Layout
+from torchedge.tracing.aten_graphs import step_of
+from torchedge.tracing.compiled_graphs import (
+    TracedGraph,
+    allow_recurrent_modules,
+    compile_with_backward,
+    fresh_tracing,
+    is_symbolic,
+)
+from torchedge.tracing.random_numbers import COUNTER, SEED
+from torchedge.tracing.segments import Segment, operator_name, results_of, single_operators, split_graph
 
 MAX_SHAPES = 16
-"""Sets of sizes of one captured graph whose programs are kept."""
+"""Sets of sizes of one captured graph whose programs stay in memory."""
+
+OnDevice = torch.Tensor | KeptTensor
+"""A value of a graph while it runs: in main memory or on the device."""
 
 _OPTIONS = ("device", "profile")
 _alive: weakref.WeakKeyDictionary[GraphRun, int] = weakref.WeakKeyDictionary()
-"""Graphs that can be called, with the number of what Dynamo captured."""
+"""Graphs that can be called, with the number of the capture by Dynamo."""
 _numbers = count(1)
+
+allow_recurrent_modules()
+
+
+@dataclass(frozen=True, eq=False)
+class OpenDevice:
+    """A device as all compiled graphs share it. lock: one graph at a time runs on it."""
+
+    context: DeviceContext
+    memory: DeviceMemory
+    target: Target
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def computes(self, dtype: str) -> bool:
+        """Return whether kernels on the device take tensors of a dtype."""
+        if dtype == "float64":
+            return self.context.device.double
+        return not dtype.startswith(("bfloat", "complex", "float8"))
+
+
+_open: dict[int, OpenDevice] = {}
+
+
+def open_device(query: ClDevice | str | int | None = None) -> OpenDevice:
+    """Return this process's one `OpenDevice` of a device; raises what `open_context` raises."""
+    context = open_context(query)
+    device = _open.get(context.device.index)
+    if device is None or device.context is not context:
+        memory = DeviceMemory(context, context.queue)
+        device = _open[context.device.index] = OpenDevice(context, memory, target_for(context.device))
+    return device
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +95,13 @@ def compile_graph(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile what Dynamo captured: the function that `torch.compile` looks up as backend "torchedge".
+    """Compile a graph of Dynamo: the function that `torch.compile` looks up as backend "torchedge".
 
-    options: "device", what `torchedge devices --opencl` lists, and "profile", with which `program_reports`
-    tells how long kernels take. Raises DeviceError without an OpenCL device, MissingExtraError without
+    options: "device", as in `torchedge devices --opencl`, and "profile", to measure the times that
+    `program_reports` returns. Raises DeviceError without an OpenCL device, MissingExtraError without
     pyopencl, InputError for unknown options.
     """
+    allow_recurrent_modules()  # in this thread too
     settings = _settings(mode, options)
     if is_symbolic(examples):
         return _ByShape(module, settings)
@@ -52,28 +109,28 @@ def compile_graph(
 
 
 def program_reports() -> tuple[ProgramReport, ...]:
-    """Return what each program consists of and holds that torch.compile has made and that still is in use.
+    """Return a report on each program of torch.compile that is in use, to be printed.
 
-    With options={"profile": True} also how long the launches of its last run took; print the items.
+    With options={"profile": True} it has the times of the last run's launches.
     """
-    found = []
+    reports = []
     for run, number in sorted(_alive.items(), key=lambda item: item[1]):
         for program in run.programs:
             report = report_on(program.executor, profiled=run.profile)
-            found.append(replace(report, name=f"graph {number}, {run.traced.part}"))
-    return tuple(found)
+            reports.append(replace(report, name=f"graph {number}, {run.traced.part}"))
+    return tuple(reports)
 
 
 def _settings(mode: str | None, options: Mapping[str, Any] | None) -> _Settings:
-    given = dict(options or {})
-    unknown = [key for key in given if key not in _OPTIONS]
+    chosen = dict(options or {})
+    unknown = [key for key in chosen if key not in _OPTIONS]
     if unknown:
         raise InputError(
             f"torch.compile got the option {unknown[0]!r}; the torchedge backend takes {', '.join(_OPTIONS)}"
         )
     if mode not in (None, "default"):
         raise InputError(f"torch.compile got mode={mode!r}; the torchedge backend has no modes, leave it out")
-    return _Settings(open_device(given.get("device")), bool(given.get("profile", False)))
+    return _Settings(open_device(chosen.get("device")), bool(chosen.get("profile", False)))
 
 
 def _compiled(
@@ -90,11 +147,11 @@ def _compiled(
 
 
 class _ByShape:
-    """What Dynamo captured with open sizes, compiled once for each set of concrete ones, the latest kept."""
+    """A graph with symbolic sizes, compiled for each set of concrete sizes; the latest ones stay."""
 
     def __init__(self, module: torch.fx.GraphModule, settings: _Settings) -> None:
         self._module, self._settings = module, settings
-        self._made: dict[Any, Callable[..., Any]] = {}
+        self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
         key = tuple(
@@ -103,11 +160,217 @@ class _ByShape:
                 for a in args
             ]
         )
-        found = self._made.pop(key, None)
-        if found is None:
+        run = self._compiled.pop(key, None)
+        if run is None:
             with fresh_tracing(args) as examples:
-                found = _compiled(self._module, examples, self._settings)
-        self._made[key] = found
-        if len(self._made) > MAX_SHAPES:
-            del self._made[next(iter(self._made))]
-        return found(*args)
+                run = _compiled(self._module, examples, self._settings)
+        self._compiled[key] = run
+        if len(self._compiled) > MAX_SHAPES:
+            del self._compiled[next(iter(self._compiled))]
+        return run(*args)
+
+
+class GraphRun:
+    """Runs one traced graph; called with the values of its placeholders, a list that it empties.
+
+    Lowered when first called. Values for the backward stay on the device, behind tensors without data.
+    """
+
+    def __init__(self, traced: TracedGraph, device: OpenDevice, profile: bool = False) -> None:
+        self.traced, self.device, self.profile = traced, device, profile
+        self.programs: list[SegmentProgram] = []
+        self._results = results_of(traced.module)
+        self._steps: list[Callable[[dict[str, OnDevice]], None]] | None = None
+
+    def __call__(self, args: list[Any]) -> list[torch.Tensor | None]:
+        """Run it; returns `traced.returned` tensors in main memory, then stand-ins for kept values."""
+        values = {
+            name: _value_of(arg)
+            for name, arg in zip(self._results.placeholders, args, strict=True)
+            if isinstance(arg, torch.Tensor)
+        }
+        args.clear()
+        with self.device.lock, torch.no_grad():
+            if self._steps is None:
+                self._steps = self._prepared(values)
+            else:
+                for step in self._steps:
+                    step(values)
+            return [
+                None if name is None else self._result(name, values[name], place < self.traced.returned)
+                for place, name in enumerate(self._results.returned)
+            ]
+
+    def _result(self, name: str, value: OnDevice, leaves: bool) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value
+        return self._on_host(value, self._results.forms[name]) if leaves else value.stand_in()
+
+    def _on_host(self, value: OnDevice, form: torch.Tensor) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value
+        return self.device.memory.to_host(value.stored, value.memory, form)
+
+    # preparing: the first run ------------------------------------------------------------------------------
+
+    def _prepared(self, values: dict[str, OnDevice]) -> list[Callable[[dict[str, OnDevice]], None]]:
+        """Run for the first time, and return the functions that run the segments again."""
+        self.programs.clear()
+        segments = split_graph(self.traced.module, lambda node: False)
+        try:
+            return [self._on_device(segment, values) for segment in segments]
+        except (CaptureError, LoweringError) as error:
+            reasons = self._reasons() or {n: str(error) for n, _ in single_operators(self.traced.module)}
+        segments = split_graph(self.traced.module, lambda node: node in reasons)
+        self._warn(reasons, segments)
+        return [self._placed(segment, values) for segment in segments]
+
+    def _placed(self, segment: Segment, values: dict[str, OnDevice]) -> Callable[[dict[str, OnDevice]], None]:
+        if segment.lowered:
+            try:
+                return self._on_device(segment, values)
+            except (CaptureError, LoweringError) as error:
+                self._warn({n: str(error) for n, _ in single_operators(segment.module)}, [])
+        return self._in_pytorch(segment, values)
+
+    def _on_device(
+        self, segment: Segment, values: dict[str, OnDevice]
+    ) -> Callable[[dict[str, OnDevice]], None]:
+        program = SegmentProgram(segment, self.device, values, self.traced.part, self.profile)
+        self.programs.append(program)
+        program.run(values)
+        return program.run
+
+    def _in_pytorch(
+        self, segment: Segment, values: dict[str, OnDevice]
+    ) -> Callable[[dict[str, OnDevice]], None]:
+        holders = segment.module.graph.find_nodes(op="placeholder")
+        forms = dict(zip(segment.inputs, [node.meta["val"] for node in holders], strict=True))
+
+        def run(values: dict[str, OnDevice]) -> None:
+            results = segment.module(*[self._on_host(values[name], form) for name, form in forms.items()])
+            values.update(zip(segment.outputs, results, strict=True))
+
+        run(values)
+        return run
+
+    def _reasons(self) -> dict[torch.fx.Node, str]:
+        """Return why operators cannot be lowered, by operator, each tried on its own."""
+        reasons: dict[torch.fx.Node, str] = {}
+        for node, segment in single_operators(self.traced.module):
+            try:
+                step, _ = step_of(segment.module, [(name, "input") for name in segment.inputs])
+                wrong = [v.dtype for v in step.values if not self.device.computes(v.dtype)]
+                if wrong:
+                    raise LoweringError(f"the device does not compute with {wrong[0]}")
+                translate(step)
+            except (CaptureError, LoweringError) as error:
+                reasons[node] = str(error)
+        return reasons
+
+    def _warn(self, reasons: dict[torch.fx.Node, str], segments: list[Segment]) -> None:
+        names = list(dict.fromkeys(operator_name(node) for node in reasons))
+        count = sum(segment.lowered for segment in segments)
+        crossing = sum(_bytes(self.traced.module, segment) for segment in segments if not segment.lowered)
+        first = next(iter(reasons.values()))
+        rest = (
+            f"the rest is split into {count} OpenCL programs, and each call copies up to "
+            f"{crossing / 2**20:.1f} MiB between them"
+        )
+        warnings.warn(
+            f"torchedge runs {', '.join(names)} of the {self.traced.part} graph in PyTorch, as there is no "
+            f"kernel ({first}); {rest if count else 'nothing is left of it for OpenCL'}",
+            stacklevel=2,
+        )
+
+
+def _value_of(tensor: torch.Tensor) -> OnDevice:
+    kept = kept_behind(tensor)
+    if kept is not None:
+        return kept
+    if tensor.is_meta:
+        raise OpenCLError(
+            "a tensor that the forward saved on the device came back without its data; expected the tensor "
+            "itself: compile without hooks on saved tensors (save_on_cpu)"
+        )
+    return tensor
+
+
+def _bytes(module: torch.fx.GraphModule, segment: Segment) -> int:
+    """Return the bytes that go into a segment and come out of it."""
+    forms = {node.name: node.meta.get("val") for node in module.graph.nodes}
+    tensors = [forms[name] for name in (*segment.inputs, *segment.outputs)]
+    sizes: list[Any] = [t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor)]
+    return sum(size for size in sizes if isinstance(size, int))
+
+
+class SegmentProgram:
+    """A segment lowered for a device, with the layouts of the values of its first run.
+
+    Raises:
+        CaptureError, LoweringError: operators or dtypes for which there are no kernels.
+    """
+
+    def __init__(
+        self, segment: Segment, device: OpenDevice, values: Mapping[str, OnDevice], title: str, profile: bool
+    ) -> None:
+        self.segment, self.device = segment, device
+        roles = [(name, _role(values[name])) for name in segment.inputs]
+        step, constants = step_of(segment.module, roles, name=title)
+        for value in step.values:
+            if not device.computes(value.dtype):
+                raise LoweringError(f"{value.name} is {value.dtype}, which the device does not compute with")
+        layouts = {name: layout for name in segment.inputs if (layout := self._layout(values[name]))}
+        self.program: Program
+        self.program, _ = lowered(step, device.target, layouts)
+        self._pool = ResultPool(device.memory)
+        self._inputs = {t.name: t for t in self.program.tensors if t.name in segment.inputs}
+        self._outputs = {
+            name: self.program.tensors[index]
+            for name, index in zip(segment.outputs, self.program.outputs, strict=True)
+        }
+        self._draws = any(tensor.name == SEED for tensor in self.program.tensors)
+        self.executor = Executor(
+            self.program, device.context.device, profile=profile, placed=self._memory(values, self._taken())
+        )
+        self.executor.load({name: tensor.numpy() for name, tensor in constants.items()})
+
+    def run(self, values: MutableMapping[str, OnDevice]) -> None:
+        """Run on `values` by name; adds the segment's results, which stay on the device."""
+        results = self._taken()
+        for name, memory in self._memory(values, results).items():
+            self.executor.place(name, memory)
+        if self._draws:
+            self.executor.write(SEED, np.int64(torch.randint(1 << 31, ()).item()))
+            self.executor.write(COUNTER, np.int64(0))
+        self.executor.launch()
+        values.update({name: results[tensor.name] for name, tensor in self._outputs.items()})
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of device memory allocated for results so far, in use or not."""
+        return self._pool.nbytes
+
+    def _taken(self) -> dict[str, KeptTensor]:
+        return {tensor.name: self._pool.take(tensor) for tensor in self._outputs.values()}
+
+    def _memory(self, values: Mapping[str, OnDevice], results: Mapping[str, KeptTensor]) -> dict[str, Any]:
+        """Return the memory of inputs (copied there if need be) and results by the program's names."""
+        placed = {name: result.memory for name, result in results.items()}
+        for name, stored in self._inputs.items():
+            value = values[name]
+            if isinstance(value, torch.Tensor):
+                placed[name] = self.device.memory.copy_of(value, stored)
+            else:
+                assert value.stored.layout == stored.layout
+                placed[name] = value.memory
+        return placed
+
+    def _layout(self, value: OnDevice) -> Layout | None:
+        if isinstance(value, KeptTensor):
+            return value.stored.layout
+        return self.device.memory.layout_of(value)
+
+
+def _role(value: OnDevice) -> Role:
+    return "parameter" if isinstance(value, torch.nn.Parameter) else "input"

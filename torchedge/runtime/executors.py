@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -17,16 +17,15 @@ from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
 from torchedge.opencl.contexts import translated, translation
-from torchedge.opencl.memory import allocate_buffer, download, fill, upload
+from torchedge.opencl.memory import download, upload
 from torchedge.opencl.platforms import check_process
-from torchedge.runtime.arenas import ArenaMemory, allocate_arena
-from torchedge.runtime.tensors import Array, DeviceTensor, allocate_tensor, check_same
+from torchedge.runtime.memory import ArenaMemory, Array, DeviceMemory, DeviceTensor, check_same
 
-KEPT = frozenset({"parameter", "buffer", "state", "constant"})
-"""Roles of tensors that stay on the device from step to step."""
+SHARED = frozenset({"parameter", "buffer", "state"})
+"""Roles of tensors that all programs of a model share by name."""
 
-SHARED = KEPT - {"constant"}
-"""Roles whose names mean the same tensor in every program of a model; constants are numbered in each."""
+LOADED = SHARED | {"constant"}
+"""Roles of tensors that have to be loaded before the first step; they stay from step to step."""
 
 _WORDS = 4
 
@@ -51,15 +50,15 @@ class LaunchTime:
 class Executor:
     """Runs a Program on an OpenCL device.
 
-    device: what `torchedge.opencl.choose_device` takes. profile: `timings` tells how long each launch took.
-    checks: memory that no launch has written holds NaN, the arena's plan is verified, and kernels built with
-    checks are asked after each launch. shared: an executor on the same device whose parameters, buffers and
-    states of the same names are used in place of own ones; it gives `profile` too. placed: memory of the
-    caller's, by tensor, in place of own memory (see `place`).
+    device: as in `torchedge.opencl.choose_device`. profile: measure the time of each launch (`timings`).
+    checks: memory that no launch has written holds NaN, the arena's plan is verified, and the reports of
+    kernels made with checks are read after each launch. shared: an executor on the same device whose
+    parameters, buffers and states of the same names are used instead of own ones; `profile` is the same as
+    there. placed: memory by tensor name to use instead of own memory (see `place`).
 
     Raises:
-        DeviceError: no such device, or one that lacks what the program needs.
-        DeviceMemoryError: it has too little memory. KernelBuildError: a kernel does not compile.
+        DeviceError: no such device, or a limit of the device is exceeded.
+        DeviceMemoryError: the device has too little memory. KernelBuildError: a kernel does not compile.
         InputError: a shared tensor differs.
     """
 
@@ -83,49 +82,43 @@ class Executor:
         check_limits(program, limits_of(self.context.device))
         if checks:
             check_arena(program, self.context.device.base_alignment)
-        self._queue: Any = shared._queue if shared is not None else self.context.new_queue(profile)
+        self.memory: DeviceMemory = shared.memory if shared is not None else self._own_memory(profile)
+        self._queue: Any = self.memory.queue
         self._tensors: dict[str, DeviceTensor] = self._residents({} if shared is None else shared._tensors)
-        self._arena: ArenaMemory | None = allocate_arena(self.context, program)
-        if checks and self._arena.buffer is not None:
-            fill(self.context, self._queue, self._arena.buffer, 0xFF)
-        self._words = self._check_words()
+        self._arena: ArenaMemory | None = self.memory.allocate_arena(program, poisoned=checks)
+        self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
         self._calls = self._bind()
         self._fed = [self._tensors[name] for name in _names(program, program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in _names(program, program.outputs)]
-        self._awaited = [held for held in self._tensors.values() if held.tensor.role in KEPT] + [
+        self._awaited = [t for t in self._tensors.values() if t.tensor.role in LOADED] + [
             self._tensors[name] for name in _names(program, program.hyperparameters.values())
         ]
 
-    # what a step is made of --------------------------------------------------------------------------------
+    # memory and launches -----------------------------------------------------------------------------------
+
+    def _own_memory(self, profile: bool) -> DeviceMemory:
+        return DeviceMemory(self.context, self.context.new_queue(profile))
 
     def _residents(self, theirs: Mapping[str, DeviceTensor]) -> dict[str, DeviceTensor]:
-        """Return the tensors that outlive a step, by name."""
-        found: dict[str, DeviceTensor] = {}
+        """Return all tensors but the intermediates, by name."""
+        tensors: dict[str, DeviceTensor] = {}
         for tensor in self.program.tensors:
             if tensor.role == "intermediate":
                 continue
-            if tensor.name in found:
+            if tensor.name in tensors:
                 raise InputError(
                     f"program {self.program.name} has two tensors called {tensor.name}; rename one of them"
                 )
             if tensor.name in self._placed:
-                found[tensor.name] = DeviceTensor(tensor, self._placed[tensor.name], written=True)
-                continue
-            if tensor.role in SHARED and tensor.name in theirs:
+                tensors[tensor.name] = DeviceTensor(tensor, self._placed[tensor.name], written=True)
+            elif tensor.role in SHARED and tensor.name in theirs:
                 check_same(tensor, theirs[tensor.name].tensor)
-                found[tensor.name] = theirs[tensor.name]
-                continue
-            found[tensor.name] = allocate_tensor(self.context, tensor)
-            if tensor.role == "state":
-                start = np.full(tensor.shape, tensor.fill, tensor.dtype)
-                found[tensor.name].write(self.context, self._queue, start)
-        return found
-
-    def _check_words(self) -> Any:
-        """Return the buffer in which kernels with checks report."""
-        words = allocate_buffer(self.context, 4 * _WORDS, "check words")
-        fill(self.context, self._queue, words, 0)
-        return words
+                tensors[tensor.name] = theirs[tensor.name]
+            else:
+                own = tensors[tensor.name] = DeviceTensor(tensor, self.memory.allocate(tensor))
+                if tensor.role == "state":
+                    self.memory.write(own, np.full(tensor.shape, tensor.fill, tensor.dtype))
+        return tensors
 
     def _bind(self) -> list[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]:
         """Return (kernel with its arguments set, global size, local size) of each launch."""
@@ -134,7 +127,7 @@ class Executor:
         calls = []
         for position, launch in enumerate(self.program.launches):
             kernel = compiled.kernel(kernels[launch.kernel].name)
-            arguments = [self._memory(index) for index in launch.tensors]
+            arguments = [self._memory_of(index) for index in launch.tensors]
             if kernels[launch.kernel].checks:
                 arguments.append(self._words)
             with translated(self._named(position)):
@@ -142,7 +135,7 @@ class Executor:
             calls.append((kernel, launch.global_size, launch.local_size))
         return calls
 
-    def _memory(self, index: int) -> Any:
+    def _memory_of(self, index: int) -> Any:
         tensor = self.program.tensors[index]
         if tensor.role == "intermediate":
             return self._arena.memory[index] if self._arena else None
@@ -156,13 +149,13 @@ class Executor:
     @cached_property
     def _uses(self) -> dict[str, list[tuple[int, int]]]:
         """Launch and argument of every use of a tensor that is no intermediate, by its name."""
-        found: dict[str, list[tuple[int, int]]] = {name: [] for name in self._tensors}
+        uses: dict[str, list[tuple[int, int]]] = {name: [] for name in self._tensors}
         for position, launch in enumerate(self.program.launches):
             for argument, index in enumerate(launch.tensors):
                 tensor = self.program.tensors[index]
                 if tensor.role != "intermediate":
-                    found[tensor.name].append((position, argument))
-        return found
+                    uses[tensor.name].append((position, argument))
+        return uses
 
     # the user's side ---------------------------------------------------------------------------------------
 
@@ -172,9 +165,9 @@ class Executor:
             self.write(name, array)
 
     def load_packed(self, tensors: Iterable[tuple[str, Array]]) -> None:
-        """Write parameters, buffers, states and constants that lie as the device holds them, by name."""
-        for name, held in tensors:
-            self._find(name).write_packed(self.context, self._queue, held)
+        """Write parameters, buffers, states and constants that are packed by their layouts, by name."""
+        for name, packed in tensors:
+            self.memory.write_packed(self._find(name), packed)
 
     def run(self, *inputs: object) -> list[Array]:
         """Run one step and return its outputs; see `step`."""
@@ -183,8 +176,8 @@ class Executor:
     def step(self, *inputs: object, read: bool = True) -> list[Array]:
         """Run one step on `inputs`, in the program's order without hyperparameters.
 
-        read: wait, and return the outputs; without it the launches are only handed to the device, and the
-        list is empty.
+        read: wait for the outputs and return them; otherwise the launches are only enqueued, and the list is
+        empty.
 
         Raises:
             InputError: too few or many inputs, a wrong shape or dtype, or a parameter that was never loaded.
@@ -194,25 +187,25 @@ class Executor:
         self._check_inputs(inputs)
         with self._lock:
             for tensor, array in zip(self._fed, inputs, strict=True):
-                tensor.write(self.context, self._queue, array)
+                self.memory.write(tensor, array)
             self._enqueue()
             if not read:
                 self._queue.flush()
                 return []
-            return [tensor.read(self.context, self._queue) for tensor in self._returned]
+            return [self.memory.read(tensor) for tensor in self._returned]
 
     def place(self, name: str, memory: Any) -> None:
-        """Let a tensor lie in memory of the caller's, laid out as the program says, from the next step on."""
-        held = self._find(name)
-        if held.memory is memory:
+        """Use other memory for a tensor from the next step on; its content is in the tensor's layout."""
+        tensor = self._find(name)
+        if tensor.memory is memory:
             return
-        held.memory, held.written = memory, True
+        tensor.memory, tensor.written = memory, True
         for position, argument in self._uses[name]:
             with translated(self._named(position)):
                 self._calls[position][0].set_arg(argument, memory)
 
     def launch(self) -> None:
-        """Hand one step to the device, on what lies there."""
+        """Enqueue one step on the inputs that are on the device."""
         self._check_ready()
         with self._lock:
             self._enqueue()
@@ -223,12 +216,12 @@ class Executor:
         self._queue.finish()
 
     def read(self, name: str) -> Array:
-        """Return what a parameter, buffer, state, constant, input or output holds."""
-        return self._find(name).read(self.context, self._queue)
+        """Return the content of a parameter, buffer, state, constant, input or output."""
+        return self.memory.read(self._find(name))
 
     def write(self, name: str, array: object) -> None:
         """Write a parameter, buffer, state, constant, input or output."""
-        self._find(name).write(self.context, self._queue, array)
+        self.memory.write(self._find(name), array)
 
     def set(self, name: str, value: float) -> None:
         """Set a hyperparameter, which keeps its value until it is set again."""
@@ -240,21 +233,21 @@ class Executor:
     def timings(self) -> list[LaunchTime]:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
         if not self._profile:
-            raise InputError("this executor measures no times; make it with profile=True")
+            raise InputError("this executor measures no times; create it with profile=True")
         with translated("reading times"):
             self._queue.finish()
             times = [(event.profile.start, event.profile.end) for event in self._events]
-        found = []
+        launches = []
         for position, (start, end) in enumerate(times):
             launch = self.program.launches[position]
             kernel = self.program.kernels[launch.kernel]
-            found.append(LaunchTime(position, kernel.name, kernel.kind, launch.scope, start, end))
-        return found
+            launches.append(LaunchTime(position, kernel.name, kernel.kind, launch.scope, start, end))
+        return launches
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of device memory that tensors hold from step to step: all but the arena."""
-        return sum(held.memory.size for held in self._tensors.values())
+        """Bytes of device memory of all tensors but the intermediates."""
+        return sum(tensor.memory.size for tensor in self._tensors.values())
 
     @property
     def arena_bytes(self) -> int:
@@ -262,14 +255,9 @@ class Executor:
         return self._arena.nbytes if self._arena else 0
 
     def close(self) -> None:
-        """Give the memory back; tensors that another executor shares live on there."""
-        self._calls, self._events, self._fed, self._returned, self._awaited = (
-            [],
-            [],
-            [],
-            [],
-            [],
-        )  # kernels first
+        """Free the memory; tensors that another executor shares stay."""
+        self._calls, self._events = [], []  # kernels first
+        self._fed, self._returned, self._awaited = [], [], []
         self._tensors, self._arena, self._words = {}, None, None
 
     def __enter__(self) -> Executor:
@@ -321,7 +309,7 @@ class Executor:
 
     def _check_inputs(self, inputs: tuple[object, ...]) -> None:
         if len(inputs) != len(self._fed):
-            names = ", ".join(held.tensor.name for held in self._fed)
+            names = ", ".join(t.tensor.name for t in self._fed)
             raise InputError(
                 f"program {self.program.name} got {len(inputs)} inputs, expected {len(self._fed)} ({names})"
             )
@@ -330,7 +318,7 @@ class Executor:
         check_process()
         self._check_open()
         if self._awaited:
-            missing = [held.tensor.name for held in self._awaited if not held.written]
+            missing = [t.tensor.name for t in self._awaited if not t.written]
             if missing:
                 more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
                 raise InputError(
@@ -341,7 +329,7 @@ class Executor:
 
     def _check_open(self) -> None:
         if self._arena is None:
-            raise OpenCLError(f"the executor of {self.program.name} is closed; make another one")
+            raise OpenCLError(f"the executor of {self.program.name} is closed; create another one")
 
     def _find(self, name: str) -> DeviceTensor:
         self._check_open()
@@ -349,21 +337,95 @@ class Executor:
             import difflib
 
             near = difflib.get_close_matches(name, self._tensors, 3)
-            hint = f"did you mean {', '.join(near)}?" if near else "intermediates are not kept"
-            raise InputError(f"program {self.program.name} keeps no tensor {name!r}; {hint}")
+            hint = f"did you mean {', '.join(near)}?" if near else "intermediates cannot be read or written"
+            raise InputError(f"program {self.program.name} has no tensor {name!r}; {hint}")
         return self._tensors[name]
 
 
 def _names(program: Program, indices: Iterable[int], *, without_hyper: bool = False) -> list[str]:
-    left_out = set(program.hyperparameters.values()) if without_hyper else set()
-    return [program.tensors[index].name for index in indices if index not in left_out]
+    omitted = set(program.hyperparameters.values()) if without_hyper else set()
+    return [program.tensors[index].name for index in indices if index not in omitted]
 
 
 def _sources(program: Program) -> dict[str, str]:
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for kernel in program.kernels:
-        if found.setdefault(kernel.name, kernel.source) != kernel.source:
+        if sources.setdefault(kernel.name, kernel.source) != kernel.source:
             raise InputError(
                 f"program {program.name} has two kernels called {kernel.name}; rename one of them"
             )
-    return found
+    return sources
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Time of all launches of one kernel in the last run."""
+
+    kernel: str
+    launches: int
+    ms: float
+    scopes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramReport:
+    """One program: its kernels and launches, its memory, and its times where measured.
+
+    arena_bytes: memory of the intermediates. resident_bytes: all other memory, part of which other programs
+    may share. times: of the last run, the longest first; empty unless profiled.
+    """
+
+    name: str
+    device: str
+    kernels: int
+    launches: int
+    arena_bytes: int
+    resident_bytes: int
+    times: tuple[KernelTime, ...] = ()
+
+    @property
+    def ms(self) -> float:
+        """Device time of the last run's launches; 0 unless profiled."""
+        return sum(time.ms for time in self.times)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.name} on {self.device}: {self.kernels} kernels, {self.launches} launches, arena "
+            f"{self.arena_bytes / 2**20:.1f} MiB, resident {self.resident_bytes / 2**20:.1f} MiB"
+        )
+        if not self.times:
+            return head
+        lines = [f"{head}, {self.ms:.2f} ms in the last run"]
+        for time in self.times[:12]:
+            where = ", ".join(time.scopes[:2]) + (", ..." if len(time.scopes) > 2 else "")
+            lines.append(f"  {time.ms:9.3f} ms  {time.launches:4d} x {time.kernel}  {where}".rstrip())
+        if len(self.times) > 12:
+            rest = sum(time.ms for time in self.times[12:])
+            lines.append(f"  {rest:9.3f} ms  in {len(self.times) - 12} other kernels")
+        return "\n".join(lines)
+
+
+def report_on(executor: Executor, *, profiled: bool) -> ProgramReport:
+    """Return the report of an executor; `profiled`: it was made with profile=True and has run."""
+    program = executor.program
+    return ProgramReport(
+        program.name,
+        executor.context.device.name,
+        len(program.kernels),
+        len(program.launches),
+        executor.arena_bytes,
+        executor.resident_bytes,
+        _times(executor) if profiled else (),
+    )
+
+
+def _times(executor: Executor) -> tuple[KernelTime, ...]:
+    spent: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    scopes: dict[str, dict[str, None]] = {}
+    for time in executor.timings():
+        spent[time.kernel] = spent.get(time.kernel, 0.0) + time.ns / 1e6
+        counts[time.kernel] = counts.get(time.kernel, 0) + 1
+        scopes.setdefault(time.kernel, {}).update(dict.fromkeys([time.scope] if time.scope else []))
+    longest: Sequence[str] = sorted(spent, key=lambda name: -spent[name])
+    return tuple([KernelTime(name, counts[name], spent[name], tuple(scopes[name])) for name in longest])

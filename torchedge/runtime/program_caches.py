@@ -1,4 +1,4 @@
-"""Lowered programs on disk: a model that is compiled again, also in another process, is not lowered again."""
+"""Lowered programs on disk, so that a model is lowered once for all processes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from torchedge.storage.documents import parse_json
 from torchedge.textures.layouts import Layout
 
 _ROOMS = ("expressions", "graphs", "lowering", "textures")
-"""What decides how a program comes out."""
+"""Rooms whose code decides about programs."""
 
 
 def lowered(
     step: Step, target: Target, layouts: Mapping[str, Layout], folder: Path | None = None
 ) -> tuple[Program, bool]:
-    """Return the program of a step, and whether it came from the cache; a damaged entry counts as absent.
+    """Return the program of a step, and whether it was cached; a damaged entry counts as absent.
 
     layouts: as in `lower`. folder: of the cache, by default within the user's cache folder.
 
     Raises:
-        LoweringError: operators without a rule, or what no kernel can do.
+        LoweringError: operators without a rule, or a request that no kernel supports.
     """
     kept = BinaryCache(cache_folder() / "programs" if folder is None else folder)
     key = key_of(step, target, layouts)
@@ -49,7 +49,7 @@ def lowered(
 
 
 def key_of(step: Step, target: Target, layouts: Mapping[str, Layout]) -> str:
-    """Return what a program depends on, hashed: step, target, layouts, and the code that lowers (sha256)."""
+    """Return a hash (sha256) of step, target, layouts and the code that lowers."""
     state = hashlib.sha256(_code().encode())
     for value in step.values:
         state.update(f"{value.name}\n{canonical_text(value.shape)}{value.dtype}{value.role}\n".encode())
@@ -63,7 +63,7 @@ def key_of(step: Step, target: Target, layouts: Mapping[str, Layout]) -> str:
 
 @cache
 def _code() -> str:
-    """Return a hash of the version and of the files by which programs are made."""
+    """Return a hash of the version and of the code that lowers."""
     state = hashlib.sha256(__version__.encode())
     package = Path(__file__).parents[1]
     files = [file for room in _ROOMS for file in sorted((package / room).rglob("*.py"))]

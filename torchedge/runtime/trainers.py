@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import InputError, OpenCLError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import target_for
 from torchedge.opencl import ClDevice, open_context
-from torchedge.runtime.batches import Batch, array_of, batch_of, check_form
-from torchedge.runtime.executors import SHARED, Executor
+from torchedge.runtime.executors import SHARED, Executor, ProgramReport, report_on
 from torchedge.runtime.program_caches import lowered
-from torchedge.runtime.reports import ProgramReport, report_on
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.inference_steps import capture_inference
 from torchedge.tracing.objectives import Loss
@@ -26,8 +28,6 @@ from torchedge.tracing.training_steps import capture_step
 
 MAX_SHAPES = 8
 """Shapes of batches for which programs are made; more of them are rather a mistake."""
-
-_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Training:
 
 
 @dataclass(frozen=True)
-class _Answering:
+class _Inference:
     """A program that infers, and how its outputs become what the model returns."""
 
     executor: Executor
@@ -68,14 +68,14 @@ class _Answering:
 class Trainer:
     """Trains a model on an OpenCL device: forward, backward and update in one call; only batches are copied.
 
-    model: in the mode in which it is to be trained. example_inputs: a batch, as the model is called: a
-    tensor, a tuple of arguments or a dict of keyword arguments. targets: what the loss takes after the
-    model's output. loss: as in ``loss(output, *targets)``, or "model" for the `loss` that the model itself
-    returns.
+    model: in the mode in which it is to be trained. example_inputs: a batch, as in `step`: a tensor, a tuple
+    of arguments, or a dict, which is passed as keyword arguments (`model(**inputs)`); a model with one
+    dict as its argument takes ``(inputs,)``. targets: further arguments of the loss, a tensor or a tuple.
+    loss: as in ``loss(output, *targets)``, or "model" for the `loss` that the model itself returns.
     optimizer: a torch.optim.SGD, Adam or AdamW over the model's parameters; its learning rates are read at
-    each step, so that PyTorch's schedulers work. device: as `torchedge devices --opencl` lists them.
-    accumulate: batches whose gradients are averaged before one update. seed: of dropout, by default
-    `torch.initial_seed()`. profile: `report` tells how long kernels take.
+    each step, so that PyTorch's schedulers work. device: as in `torchedge devices --opencl`. accumulate:
+    number of batches whose gradients are averaged before one update. seed: of dropout, by default
+    `torch.initial_seed()`. profile: measure the times of kernels for `report`.
 
     The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls.
     Raises InputError, CaptureError, LoweringError (operators without a kernel, by name), DeviceError,
@@ -99,9 +99,9 @@ class Trainer:
         self._accumulate, self._seed, self._profile = accumulate, seed, profile
         self._device = open_context(device).device
         self._settings = OptimizerSettings(optimizer)
-        self._example = batch_of(example_inputs, targets)
+        self._example = _batch_of(example_inputs, targets)
         self._training: dict[Any, _Training] = {}
-        self._answers: dict[Any, _Answering] = {}
+        self._inferences: dict[Any, _Inference] = {}
         self._rates: dict[Executor, dict[str, float]] = {}
         self._first: Executor | None = None
         self.batches = 0
@@ -120,7 +120,7 @@ class Trainer:
             InputError: other dtypes or another structure than the example's, too many different shapes, or a
                 setting of the optimizer other than its learning rates has changed.
         """
-        batch = batch_of(inputs, targets)
+        batch = _batch_of(inputs, targets)
         programs = self._trained_on(batch)
         completes = (self.batches + 1) % self._accumulate == 0
         executor = programs.updating if completes else programs.accumulating
@@ -138,14 +138,14 @@ class Trainer:
 
     def predict(self, inputs: Any) -> Any:
         """Return what the model returns for a batch in eval mode, with the weights as they are now."""
-        batch = batch_of(inputs)
-        program = self._answering(batch, None)
+        batch = _batch_of(inputs)
+        program = self._inference_on(batch, None)
         return program.rebuild([torch.from_numpy(a) for a in program.executor.step(*batch.arrays())])
 
     def evaluate(self, inputs: Any, targets: Any = ()) -> float:
         """Return the loss of a batch in eval mode, with the weights as they are now."""
-        batch = batch_of(inputs, targets)
-        (loss,) = self._answering(batch, self._loss).executor.step(*batch.arrays())
+        batch = _batch_of(inputs, targets)
+        (loss,) = self._inference_on(batch, self._loss).executor.step(*batch.arrays())
         return float(loss)
 
     @property
@@ -173,7 +173,7 @@ class Trainer:
         """Copy weights, buffers and the optimizer's state to the device: after `load_state_dict`, say."""
         first = self._opened()
         held = states_of(self._optimizer, self._settings, self._parameters(), self._states())
-        first.load({name: array_of(tensor) for name, tensor in {**self._tensors(), **held}.items()})
+        first.load({name: _array_of(tensor) for name, tensor in {**self._tensors(), **held}.items()})
 
     # what there is -----------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Trainer:
         """Give the device's memory back; the model keeps what the last `sync` left there."""
         for executor in self._executors():
             executor.close()
-        self._training, self._answers, self._first, self._closed = {}, {}, None, True
+        self._training, self._inferences, self._first, self._closed = {}, {}, None, True
 
     def __enter__(self) -> Trainer:
         return self
@@ -212,17 +212,17 @@ class Trainer:
 
     # programs ----------------------------------------------------------------------------------------------
 
-    def _trained_on(self, batch: Batch) -> _Training:
+    def _trained_on(self, batch: _Batch) -> _Training:
         self._check_open()
-        check_form(batch, self._example)
+        _check_form(batch, self._example)
         found = self._training.get(batch.shapes)
         if found is None:
             self._check_room(self._training, batch)
             found = self._training[batch.shapes] = self._capture_training(batch)
         return found
 
-    def _capture_training(self, batch: Batch) -> _Training:
-        with self._settings.as_captured():
+    def _capture_training(self, batch: _Batch) -> _Training:
+        with self._settings.as_captured(), _keywords_named(batch):
             captured = capture_step(
                 self._model,
                 batch.args,
@@ -240,17 +240,23 @@ class Trainer:
         owner = self._first or updating
         return _Training(updating, self._executor(captured.accumulating, captured.tensors, owner))
 
-    def _answering(self, batch: Batch, loss: Loss | None) -> _Answering:
+    def _inference_on(self, batch: _Batch, loss: Loss | None) -> _Inference:
         self._opened()
         key = (batch.form, batch.shapes, loss is None)
-        found = self._answers.get(key)
+        found = self._inferences.get(key)
         if found is None:
-            self._check_room(self._answers, batch)
-            captured = capture_inference(
-                self._model, batch.args, batch.kwargs, batch.targets, loss=loss, keep=frozenset(all_rules())
-            )
+            self._check_room(self._inferences, batch)
+            with _keywords_named(batch):
+                captured = capture_inference(
+                    self._model,
+                    batch.args,
+                    batch.kwargs,
+                    batch.targets,
+                    loss=loss,
+                    keep=frozenset(all_rules()),
+                )
             executor = self._executor(captured.step, captured.tensors, self._first)
-            found = self._answers[key] = _Answering(executor, captured.rebuild)
+            found = self._inferences[key] = _Inference(executor, captured.rebuild)
         return found
 
     def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
@@ -259,10 +265,10 @@ class Trainer:
         program, _ = lowered(step, target_for(self._device), {t.name: t.layout for t in kept})
         executor = Executor(program, self._device, profile=self._profile, shared=owner)
         names = {tensor.name for tensor in program.tensors} - {tensor.name for tensor in kept}
-        executor.load({name: array_of(tensor) for name, tensor in tensors.items() if name in names})
+        executor.load({name: _array_of(tensor) for name, tensor in tensors.items() if name in names})
         return executor
 
-    def _check_room(self, made: Mapping[Any, Any], batch: Batch) -> None:
+    def _check_room(self, made: Mapping[Any, Any], batch: _Batch) -> None:
         if len(made) >= MAX_SHAPES:
             raise InputError(
                 f"a batch of shapes {[list(shape) for shape in batch.shapes]} is the {MAX_SHAPES + 1}th "
@@ -291,7 +297,7 @@ class Trainer:
     def _executors(self) -> list[Executor]:
         pairs = [(t.updating, t.accumulating) for t in self._training.values()]
         training = [executor for pair in pairs for executor in pair if executor is not None]
-        return [*training, *[answer.executor for answer in self._answers.values()]]
+        return [*training, *[inference.executor for inference in self._inferences.values()]]
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers that the first program holds, by name."""
@@ -304,3 +310,89 @@ class Trainer:
 
     def _states(self) -> frozenset[str]:
         return frozenset(name for name, role in self._roles.items() if role == "state")
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Arguments, keyword arguments and targets; `tensors` in their order.
+
+    form: structure, dtypes and everything that is no tensor, as text; shapes: of the tensors.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    targets: tuple[Any, ...]
+    tensors: tuple[torch.Tensor, ...]
+    form: str
+    shapes: tuple[tuple[int, ...], ...]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return the tensors as arrays in main memory."""
+        return [_array_of(tensor) for tensor in self.tensors]
+
+
+def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
+    """Read a batch of tensors or numpy arrays: one, a tuple of arguments or a dict of keyword arguments.
+
+    Raises:
+        InputError: there is no tensor in it.
+    """
+    inputs, targets = tree_map(_as_tensor, (inputs, targets))
+    keywords = isinstance(inputs, Mapping)
+    args = () if keywords else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    kwargs = dict(inputs) if keywords else {}
+    wanted = tuple(targets) if isinstance(targets, (tuple, list)) else (targets,)
+    leaves, structure = tree_flatten((args, kwargs, wanted))
+    tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    if not tensors:
+        raise InputError(
+            f"inputs are a {type(inputs).__name__} without tensors; expected a tensor, a tuple of arguments, "
+            "or a dict of keyword arguments"
+        )
+    marks = [str(leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
+    shapes = tuple([tuple(tensor.shape) for tensor in tensors])
+    return _Batch(args, kwargs, wanted, tensors, f"{structure} {marks}", shapes)
+
+
+@contextmanager
+def _keywords_named(batch: _Batch) -> Iterator[None]:
+    """Add to errors of the model's arguments that a dict was passed as keyword arguments."""
+    try:
+        yield
+    except InputError as error:
+        if not batch.kwargs:
+            raise
+        raise InputError(
+            f"{error}; the dict of inputs was passed as keyword arguments ({', '.join(batch.kwargs)}): for a "
+            "model with one dict as its argument, pass a tuple with that dict"
+        ) from error
+
+
+def _check_form(batch: _Batch, example: _Batch) -> None:
+    """Raise InputError where a batch is not made up like the example: number of tensors, dtypes, ranks."""
+    if [len(s) for s in batch.shapes] == [len(s) for s in example.shapes] and batch.form == example.form:
+        return
+    found, wanted = _described(batch), _described(example)
+    if found == wanted:
+        raise InputError(
+            "the batch has another structure, or other arguments that are not tensors, than the Trainer's "
+            "example; pass the same structure (a dict becomes keyword arguments), or create another Trainer"
+        )
+    raise InputError(
+        f"the batch is {found}; the Trainer was made for {wanted}; convert it (.to(dtype), .unsqueeze()), or "
+        "create another Trainer"
+    )
+
+
+def _array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor of any device as an array in main memory."""
+    array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _described(batch: _Batch) -> str:
+    return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in batch.tensors)

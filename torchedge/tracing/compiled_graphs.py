@@ -80,6 +80,18 @@ def compile_with_backward(
     return made
 
 
+def allow_recurrent_modules() -> None:
+    """Let Dynamo capture nn.RNN, nn.LSTM and nn.GRU, which it leaves to eager PyTorch by default.
+
+    Dynamo has no such setting for one backend or one compilation: this one holds for the thread, whichever
+    backend compiles there.
+    """
+    import torch._dynamo
+
+    if hasattr(torch._dynamo.config, "allow_rnn"):
+        torch._dynamo.config.allow_rnn = True
+
+
 def is_symbolic(examples: Sequence[Any]) -> bool:
     """Return whether Dynamo left sizes open: arguments that are symbols, or tensors of such shapes."""
     return any(

@@ -24,11 +24,11 @@ LOCAL = Schedule("local", 32, 16, 8, 4, 1, 4)
 SCHEDULES = {
     "cpu": ("cpu", None),
     "panel": ("cpu", PANEL),
-    "panel in parts": ("cpu", replace(PANEL, parts=3, rows_first=False)),
+    "panel in slices": ("cpu", replace(PANEL, slices=3, rows_first=False)),
     "local": ("gpu", LOCAL),
-    "local in parts": ("gpu", replace(LOCAL, parts=3, band=2)),
+    "local in slices": ("gpu", replace(LOCAL, slices=3, band=2)),
     "tile": ("mobile", TILE),
-    "narrow in parts": ("mobile", replace(NARROW, parts=3)),
+    "narrow in slices": ("mobile", replace(NARROW, slices=3)),
 }
 WHOLE = [name for name in SCHEDULES if "parts" not in name]
 ATEN = torch.ops.aten
@@ -201,5 +201,5 @@ def test_launches_that_are_equal_bit_for_bit():
     x, w = normal(2, 16, 8, 8), normal(32, 16, 3, 3, seed=1)
     arguments = (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     nodes, data = apply(ATEN.convolution.default, arguments, {}, [ATEN.convolution(*arguments)])
-    first, second = (run_nodes(nodes, data, *SCHEDULES["panel in parts"])[0] for _ in range(2))
+    first, second = (run_nodes(nodes, data, *SCHEDULES["panel in slices"])[0] for _ in range(2))
     np.testing.assert_array_equal(first, second)

@@ -76,7 +76,7 @@ CASES = {
     "pooling_cpu": (pooling, "cpu", None),
     "convolution_panel": (convolution, "cpu", None),
     "gradient_panel": (gradient, "cpu", None),
-    "update_panel": (update, "cpu", Schedule("panel", 16, 32, 64, 8, 2, 16, parts=2)),
+    "update_panel": (update, "cpu", Schedule("panel", 16, 32, 64, 8, 2, 16, slices=2)),
     "convolution_local": (convolution, "gpu", SMALL),
     "gradient_local": (gradient, "gpu", SMALL),
     "convolution_register": (convolution, "mobile", TILE),

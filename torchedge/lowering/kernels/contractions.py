@@ -69,11 +69,11 @@ def write_contraction(
     itemsize = max(4, ITEM_SIZES[host.dtype])  # half precision is summed in single
     schedule = schedule or default_schedule(Extents(*product.sizes, itemsize, product.run), target)
     chunks = _CHUNKS[schedule.kind](product, schedule)
-    chunks_a_slice = -(-chunks // schedule.parts)
-    schedule = replace(schedule, parts=-(-chunks // chunks_a_slice))  # no slice is empty
-    if schedule.parts == 1:
+    chunks_a_slice = -(-chunks // schedule.slices)
+    schedule = replace(schedule, slices=-(-chunks // chunks_a_slice))  # no slice is empty
+    if schedule.slices == 1:
         return (_main(group, product, schedule, group.stored, layouts, target.checks),)
-    sizes = (schedule.parts, *product.sizes[:3])
+    sizes = (schedule.slices, *product.sizes[:3])
     scratch = Node(sizes, "float32" if host.dtype == "float16" else host.dtype)
     element = (of(SLICE), *[_position(loops) for loops in (product.batch, product.rows, product.cols)])
     partial = replace(product, stores=((scratch, Computed(Local(ACCUMULATED, scratch.dtype), element)),))
@@ -112,7 +112,7 @@ def _main(
         type=texts.type,
         rows=rows,
         cols=cols,
-        parts=schedule.parts,
+        slices=schedule.slices,
         tm=schedule.tile_rows,
         tn=schedule.tile_cols,
         nv=schedule.vectors,
@@ -156,19 +156,19 @@ def _sum(
         arguments=arguments.text,
         rows=rows,
         cols=cols,
-        parts=schedule.parts,
+        slices=schedule.slices,
         batch_place=places(product.batch, "batch"),
         row_place=places(product.rows, "r"),
-        part_lines=summand.lines,
-        part_value=summand.value,
+        slice_lines=summand.lines,
+        slice_value=summand.value,
         epilogue=epilogue,
     )
     elements = batch * rows * cols
     kernel = arguments.kernel(
         source,
-        "sum of parts",
-        (schedule.parts + work_of(values)) * elements,
-        f"the sum of {schedule.parts} parts of {elements} elements",
+        "sum of slices",
+        (schedule.slices + work_of(values)) * elements,
+        f"the sum of {schedule.slices} slices of {elements} elements",
     )
     local = min(64, 1 << (cols // width).bit_length() - 1)
     sizes = (-(-(cols // width) // local) * local, rows, batch)
@@ -214,7 +214,7 @@ def _panel(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
         "b_block": schedule.block_cols * depth,
         "tile": schedule.block_rows * schedule.block_cols,
     }
-    return _Filling(values, (first, second, batch * schedule.parts), (1, 1, 1), arrays)
+    return _Filling(values, (first, second, batch * schedule.slices), (1, 1, 1), arrays)
 
 
 def _panel_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
@@ -235,7 +235,7 @@ def _panel_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
         "pieces": pieces,
         "piece": piece,
         "chunks": chunks,
-        "chunks_a_part": -(-chunks // schedule.parts),
+        "chunks_a_slice": -(-chunks // schedule.slices),
     }
 
 
@@ -309,7 +309,7 @@ def _local(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
         "row_blocks": row_blocks,
         "col_blocks": col_blocks,
         "chunks": depth.blocks,
-        "chunks_a_part": -(-depth.blocks // schedule.parts),
+        "chunks_a_slice": -(-depth.blocks // schedule.slices),
         "nested": depth.nested,
         "blocks_inner": depth.blocks_inner,
         "tail": depth.tail,
@@ -331,7 +331,7 @@ def _local(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
     }
     groups = batch * row_blocks * col_blocks
     arrays = {"a_block": 2 * schedule.depth * a_stride, "b_block": 2 * schedule.depth * b_stride}
-    return _Filling(values, (groups * schedule.threads, schedule.parts, 1), (schedule.threads, 1, 1), arrays)
+    return _Filling(values, (groups * schedule.threads, schedule.slices, 1), (schedule.threads, 1, 1), arrays)
 
 
 def _depth_of(inner: Loops, step: int) -> _Depth:
@@ -402,7 +402,7 @@ def _register(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
     }
     across, down = -(-cols // schedule.tile_cols), -(-rows // schedule.tile_rows)
     group = [min(m, 1 << (n - 1).bit_length()) for m, n in zip(REGISTER_GROUP, (across, down), strict=True)]
-    sizes = (multiple(across, group[0]), multiple(down, group[1]), batch * schedule.parts)
+    sizes = (multiple(across, group[0]), multiple(down, group[1]), batch * schedule.slices)
     return _Filling(values, sizes, (group[0], group[1], 1), {})
 
 
@@ -440,7 +440,7 @@ def _four(tile: _Tile, letter: str, vector: int, k: int, kind: str) -> str:
 def _register_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
     """Cut the inner loops into rounds of the outer ones; for more slices, the innermost loop into pieces."""
     inner_size, outer_size = (inner[-1].extent if inner else 1), size(inner[:-1])
-    pieces = max(1, -(-schedule.parts // outer_size))
+    pieces = max(1, -(-schedule.slices // outer_size))
     piece = multiple(-(-inner_size // pieces), LANES)
     pieces = -(-inner_size // piece)
     chunks = outer_size * pieces
@@ -449,7 +449,7 @@ def _register_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
         "piece": piece,
         "pieces": pieces,
         "chunks": chunks,
-        "chunks_a_part": -(-chunks // schedule.parts),
+        "chunks_a_slice": -(-chunks // schedule.slices),
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from torchedge.expressions.dialect import offset_of
 from torchedge.expressions.functions import cost_of
-from torchedge.expressions.indices import ZERO, Axis, Floor, Index, Rest, atoms_of, of
+from torchedge.expressions.indices import ZERO, Axis, Floor, Index, Remainder, atoms_of, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, substitute, walk
 from torchedge.lowering.fusion import Computed
@@ -28,7 +28,7 @@ def grain(index: Index, strides: Mapping[Axis, int]) -> int:
     for atom, _ in index.terms:
         if isinstance(atom, Axis) and atom in strides:
             found.append(strides[atom])
-        elif isinstance(atom, (Floor, Rest)):
+        elif isinstance(atom, (Floor, Remainder)):
             inner = grain(atom.index, strides)
             if inner:
                 found.append(inner * (atom.divisor if isinstance(atom, Floor) else 1))
@@ -78,7 +78,7 @@ def joined(
 
 
 def _quotients(indices: Sequence[Index]) -> int:
-    return sum(isinstance(a, (Floor, Rest)) for i in indices for a in atoms_of(i))
+    return sum(isinstance(a, (Floor, Remainder)) for i in indices for a in atoms_of(i))
 
 
 def accessed(*bodies: Scalar) -> list[Index]:

@@ -36,7 +36,7 @@ class Product:
     memory are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
     a_contiguous, b_contiguous: the loops along which the operands' neighbours lie side by side in memory.
     skips: bounds outside which `b` is zero for whole runs of columns and of the innermost loop (taps that a
-    phase of a strided convolution's gradient does not meet).
+    phase of a strided convolution's gradient does not use).
     """
 
     batch: Loops
@@ -94,7 +94,7 @@ def product_of(group: FusionGroup, arguments: Arguments) -> Product:
         moved |= step
     memo: dict[Scalar, Scalar] = {}
     a, b = (substitute(operand, moved, known=memo) for operand in (a, b))
-    made = tuple([(n, _moved(item, moved, memo)) for n, item in stores])
+    stores_moved = tuple([(n, _moved(item, moved, memo)) for n, item in stores])
     return Product(
         renamed["b"],
         renamed["r"],
@@ -102,7 +102,7 @@ def product_of(group: FusionGroup, arguments: Arguments) -> Product:
         renamed["k"],
         a,
         b,
-        made,
+        stores_moved,
         _contiguous(a, arguments),
         _contiguous(b, arguments),
         _skips(b, {*renamed["b"], *renamed["c"][:-1], *renamed["k"][:-1]}),
@@ -178,9 +178,9 @@ def last_of(loops: Loops) -> Axis:
 
 
 def places(loops: Loops, position: str, lane: Axis | None = None, width: int = 1) -> list[str]:
-    """Return the statements that find loop variables from a row-major position (C text, not negative).
+    """Return the statements that compute loop variables from a row-major position (C text, not negative).
 
-    lane: the loop of which the variable counts blocks of `width`.
+    lane: the loop whose variable counts blocks of `width`.
     """
     lines, step = [], 1
     for number, axis in enumerate(reversed(loops)):
@@ -244,7 +244,7 @@ class Texts:
         return COMPUTE[self.dtype]
 
     def meets(self, product: Product, block_cols: int) -> OperandText | None:
-        """Return whether a block of columns meets a point of the outer inner loops; None: it always may."""
+        """Return a test for work of a block of columns at a point of the outer inner loops; None: always."""
         if not product.skips or product.run % block_cols:
             return None
         found = Guarded(product.skips, constant(1, "int32"), constant(0, "int32"))

@@ -29,7 +29,7 @@ def test_panels_hold_whole_tiles_and_fit_a_cache(extents):
     assert found.block_rows % found.tile_rows == found.block_cols % found.tile_cols == 0
     held = found.depth * (found.block_rows + found.block_cols) + found.block_rows * found.block_cols
     assert held * extents.itemsize <= 2 << 20
-    assert 1 <= found.parts <= CPU.work_items
+    assert 1 <= found.slices <= CPU.work_items
 
 
 @given(EXTENTS)
@@ -41,7 +41,7 @@ def test_blocks_of_a_gpu_are_whole_warps_and_fit_local_memory(extents):
         found.block_rows * found.depth % found.threads == found.block_cols * found.depth % found.threads == 0
     )
     assert 2 * found.depth * (found.block_rows + found.block_cols + 8) * extents.itemsize <= 48 << 10
-    assert found.parts == 1 or extents.inner // found.parts >= 192
+    assert found.slices == 1 or extents.inner // found.slices >= 192
 
 
 @given(EXTENTS)
@@ -56,8 +56,8 @@ def test_tiles_of_a_phone_are_small(extents):
     [
         (Extents(1, 4096, 4096, 4096), LARGE),
         (Extents(1, 100_352, 64, 576), MIDDLE),
-        (Extents(1, 1024, 1024, 1024), replace(SMALL, parts=1)),
-        (Extents(1, 576, 64, 100_352), replace(SMALL, parts=57)),
+        (Extents(1, 1024, 1024, 1024), replace(SMALL, slices=1)),
+        (Extents(1, 576, 64, 100_352), replace(SMALL, slices=57)),
     ],
 )
 def test_gpus_take_the_largest_block_that_fills_them(extents, block):
@@ -78,4 +78,4 @@ def test_columns_decide_the_vectors_of_a_cpu():
 
 def test_a_cpu_with_few_rows_splits_the_inner_loop():
     found = default_schedule(Extents(1, 16, 512, 4608), CPU)
-    assert (found.block_cols, found.parts) == (512, 6)
+    assert (found.block_cols, found.slices) == (512, 6)
