@@ -8,9 +8,9 @@ import shlex
 
 import pytest
 
-from torchedge.bundles.device_limits import limits_of
 from torchedge.cli import main
 from torchedge.devices import find_device
+from torchedge.lowering.limits import profile_limits
 from torchedge.storage import data_folder
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -49,7 +49,7 @@ def test_snippets_and_commands_work(page, tmp_path, monkeypatch):
 def test_links_and_limits_exist(page, checkout):
     links = re.findall(r"\]\(([^)#\s]+)", page)
     assert links and all((checkout / "docs" / link).exists() for link in links)
-    limits = limits_of(find_device("adreno"))
+    limits = profile_limits(find_device("adreno"))
     for name in limits.sources:
         assert f"`{name}`" in page
 

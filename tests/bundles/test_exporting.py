@@ -13,10 +13,10 @@ from torch import nn
 
 import torchedge
 from torchedge.bundles import exporting, onnx_models
-from torchedge.bundles.device_limits import device_class, limits_of
 from torchedge.devices import Figure, Provenance
 from torchedge.errors import CaptureError, DeviceError, InputError, MissingExtraError, TorchedgeError
-from torchedge.lowering.limits import check_limits
+from torchedge.lowering.limits import check_limits, profile_limits
+from torchedge.lowering.targets import device_class
 
 
 @pytest.mark.parametrize(
@@ -27,17 +27,18 @@ from torchedge.lowering.limits import check_limits
     ],
 )  # fmt: skip
 def test_devices_have_a_class(name, kind):
-    assert device_class(torchedge.find_device(name)) == kind
+    device = torchedge.find_device(name)
+    assert device_class(device.kind, device.vendor) == kind
 
 
 def test_limits_come_from_the_profile():
-    limits = limits_of(torchedge.find_device("adreno-740"))
+    limits = profile_limits(torchedge.find_device("adreno-740"))
     assert (limits.image_width, limits.image_height, limits.pitch_texels) == (16384, 16384, 64)
     assert (limits.local_bytes, limits.work_group, limits.allocation_bytes) == (32768, 1024, 2**30)
     assert limits.half_arithmetic and limits.half_images and limits.double is False
     assert limits.sources["image_width"] == "max_image_width, assumed"
     assert set(limits.unknown) == {"work_item_sizes", "offset_bytes"}
-    mali = limits_of(torchedge.find_device("mali-g77"))
+    mali = profile_limits(torchedge.find_device("mali-g77"))
     assert mali.work_group == 512 and mali.allocation_bytes is None and mali.address_bytes == 32
 
 
@@ -45,7 +46,7 @@ def test_limits_come_from_the_profile():
 @pytest.mark.parametrize("train", [False, True])
 def test_bundles_for_phones_are_held_against_their_limits(model, batch, tmp_path, device, train):
     bundle = torchedge.export(model, batch[0], out=tmp_path / "phone", device=device, train=train, onnx=False)
-    limits = limits_of(torchedge.find_device(device))
+    limits = profile_limits(torchedge.find_device(device))
     check_limits(bundle.program, limits)
     assert bundle.program.target == "mobile"
     assert bundle.manifest.target.checked["local_bytes"] == limits.local_bytes == 32768

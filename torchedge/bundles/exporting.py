@@ -16,7 +16,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.bundle import Bundle
-from torchedge.bundles.device_limits import check_memory, checked_limits, device_class, limits_of
 from torchedge.bundles.manifests import (
     ACCUMULATING,
     MANIFEST,
@@ -36,14 +35,14 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
 from torchedge.bundles.weights import KEPT, write_weights
 from torchedge.devices import Device
-from torchedge.errors import InputError, LoweringError
+from torchedge.errors import DeviceError, InputError, LoweringError
 from torchedge.lowering.assembly import ALIGNMENT, lower
-from torchedge.lowering.limits import Limits
+from torchedge.lowering.limits import Limits, check_limits, profile_limits
 from torchedge.lowering.placement import share_images
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import Target, target_of
+from torchedge.lowering.targets import TARGETS, Target, device_class
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.streaming_plans import StreamingPlan
@@ -112,13 +111,13 @@ def make_bundle(
     progress("capture")
     captured, notes = _captured(request, expected)
     progress("lower")
-    limits = limits_of(device)
+    limits = profile_limits(device)
     programs = _lowered(captured, _target(device, limits, request.precision))
     if limits.image_from_buffer:
         pitch = limits.pitch_texels or 1
         programs = [share_images(program, pitch, ALIGNMENT) for program in programs]
     program = programs[0]
-    check_memory(programs, limits)
+    _check_memory(programs, limits)
     with new_folder(target) as folder:
         progress("write")
         files = _write_programs(folder, programs, captured)
@@ -140,7 +139,7 @@ def make_bundle(
             device.title,
             device.fingerprint,
             program.target,
-            checked_limits(limits),
+            limits.known,
             limits.unknown,
         )
         manifest = _manifest(request, captured, programs, checked, notes, told, files)
@@ -152,7 +151,7 @@ def make_bundle(
 
 def _target(device: Device, limits: Limits, precision: Precision) -> Target:
     """Return the target of a device: that of its class, with smaller images where its limits ask for them."""
-    target = target_of(device_class(device))
+    target = TARGETS[device_class(device.kind, device.vendor)]
     return replace(
         target,
         image_width=min(limits.image_width or target.image_width, target.image_width),
@@ -160,6 +159,18 @@ def _target(device: Device, limits: Limits, precision: Precision) -> Target:
         pitch=limits.pitch_texels or target.pitch,
         half=precision == "float16",
     )
+
+
+def _check_memory(programs: Sequence[Program], limits: Limits) -> None:
+    """Raise DeviceError where the programs, which share their weights, exceed a limit of the device."""
+    for program in programs:
+        check_limits(program, limits)
+    total = memory_of(programs).total_bytes
+    if limits.memory_bytes is not None and total > limits.memory_bytes:
+        raise DeviceError(
+            f"{programs[0].name} takes {total} bytes in all, {limits.device} has {limits.memory_bytes} "
+            f"({limits.sources['memory_bytes']}); use a smaller batch"
+        )
 
 
 def _lowered(captured: CapturedStep, target: Target) -> list[Program]:

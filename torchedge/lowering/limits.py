@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from torchedge.devices import Device
 from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import STORED
 from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.programs import Kernel, Program, StoredTensor
+from torchedge.lowering.targets import device_class
 from torchedge.opencl.platforms import ClDevice
 
-__all__ = ["Limits", "check_limits", "limits_of", "resident_bytes"]
+__all__ = ["Limits", "check_limits", "limits_of", "profile_limits", "resident_bytes"]
 
 _HALF_EXTENSION = "cl_khr_fp16"
 
@@ -51,6 +53,12 @@ class Limits:
         names = (name for name in self.__dataclass_fields__ if name not in ("device", "sources"))
         return tuple(name for name in names if getattr(self, name) is None)
 
+    @property
+    def known(self) -> dict[str, int]:
+        """The known limits of one number each, by name; a yes is 1 and a no 0."""
+        skipped = ("device", "sources", "work_item_sizes", *self.unknown)
+        return {name: int(getattr(self, name)) for name in self.__dataclass_fields__ if name not in skipped}
+
 
 def limits_of(device: ClDevice) -> Limits:
     """Return the limits that an OpenCL device reports. It does not report its free memory: None."""
@@ -68,6 +76,40 @@ def limits_of(device: ClDevice) -> Limits:
         half_images=device.half_images,
         double=device.double,
     )
+
+
+_FIGURES = {
+    "memory_bytes": ("memory_mib", 2**20),
+    "allocation_bytes": ("max_allocation_mib", 2**20),
+    "local_bytes": ("local_memory_kib", 2**10),
+    "work_group": ("max_work_group_size", 1),
+    "image_width": ("max_image_width", 1),
+    "image_height": ("max_image_height", 1),
+    "pitch_texels": ("image_pitch_alignment_px", 1),
+    "address_bytes": ("image_base_alignment_bytes", 1),
+}
+_FACTS = {
+    "image_from_buffer": "image_from_buffer",
+    "half_arithmetic": "half_arithmetic",
+    "half_images": "half_arithmetic",
+}
+
+
+def profile_limits(device: Device) -> Limits:
+    """Return the limits in a device's profile, each with its figure and that figure's provenance."""
+    values: dict[str, int | bool] = {}
+    sources: dict[str, str] = {}
+    for limit, (name, unit) in _FIGURES.items():
+        if name in device.figures:
+            figure = device.figures[name]
+            values[limit], sources[limit] = int(figure.value * unit), f"{name}, {figure.provenance}"
+    for limit, name in _FACTS.items():
+        if name in device.facts:
+            fact = device.facts[name]
+            values[limit], sources[limit] = bool(fact.value), f"{name}, {fact.provenance}"
+    if device_class(device.kind, device.vendor) == "mobile":
+        values["double"], sources["double"] = False, "phone GPUs have no float64"
+    return Limits(device.name, sources=sources, **values)  # type: ignore[arg-type]
 
 
 def check_limits(program: Program, limits: Limits) -> None:

@@ -62,12 +62,16 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
+def device_class(kind: str, *names: str) -> DeviceClass:
+    """Return the class of a device: by its type, and by the names of its maker for a phone's GPU."""
+    if kind == "cpu":
+        return "cpu"
+    return "mobile" if is_phone_gpu(*names) else "gpu"
+
+
 def target_for(device: ClDevice) -> Target:
-    """Return the target of an OpenCL device: by its type, and by its maker where it is a phone's GPU."""
-    if device.kind == "cpu":
-        return TARGETS["cpu"]
-    phone = is_phone_gpu(device.name, device.vendor, device.platform)
-    return TARGETS["mobile" if phone else "gpu"]
+    """Return the target of an OpenCL device."""
+    return TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
 
 
 Kind = Literal["panel", "local", "register"]

@@ -11,7 +11,6 @@ keys are refused.
 from __future__ import annotations
 
 import difflib
-import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -246,7 +245,7 @@ def _struct(noun: Any, tag: str | None = None) -> Any:
         forbid_unknown_fields=True,
         kw_only=True,
         frozen=True,
-        namespace={"__doc__": inspect.cleandoc(noun.__doc__ or "")},
+        namespace={"__doc__": (noun.__doc__ or "").partition("\n")[0]},  # a schema's description
         **tagged,
     )
 
@@ -409,7 +408,7 @@ def _complaint(value: Any, kind: Any, where: str, root: str = "") -> str:
         key, inner = get_args(base)
         for name, item in value.items():
             if not _fits(name, key):
-                return f"{where} has the key {shortened(name)}; expected {_nearest(name, get_args(key), key)}"
+                return f"{where} has the key {shortened(name)}; expected {_nearest(name, _words(key), key)}"
             if not _fits(item, inner):
                 return _complaint(item, inner, _below(where, name))
     return f"{where or root} is {shortened(value)}; expected {_expected(kind)}"
@@ -436,7 +435,7 @@ def _object_complaint(value: Mapping[str, Any], struct: Any, where: str, root: s
 
 def _nearest(key: object, known: Collection[str], kind: Any) -> str:
     """Return what was expected in place of a key: the known one nearest to it, else any."""
-    near = difflib.get_close_matches(str(key)[:100], [word for word in known if isinstance(word, str)], n=1)
+    near = difflib.get_close_matches(str(key)[:100], known, n=1)
     return f"{near[0]!r}, the nearest known key" if near else _expected(kind)
 
 
@@ -451,11 +450,16 @@ _KINDS = {
 }
 
 
-def _expected(kind: Any) -> str:
+def _words(kind: Any) -> tuple[str, ...]:
+    """Return the words that a text may be, where they are listed."""
     base = _some(kind)
-    words = get_args(base) if get_origin(base) is Literal else ()
     if isinstance(base, type) and issubclass(base, Enum):
-        words = tuple(item.value for item in base)
+        return tuple(item.value for item in base)
+    return get_args(base) if get_origin(base) is Literal else ()
+
+
+def _expected(kind: Any) -> str:
+    base, words = _some(kind), _words(kind)
     if isinstance(base, type) and issubclass(base, msgspec.Struct):
         return f"an object with the keys {', '.join(base.__struct_encode_fields__)}"
     return f"one of {', '.join(words)}" if len(words) > 1 else _in_words(msgspec.json.schema(kind))
