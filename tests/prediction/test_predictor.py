@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import torchedge
@@ -64,3 +65,31 @@ def test_many_are_each_one_predicted():
 def test_a_training_step_without_a_loss_is_refused():
     with pytest.raises(torchedge.InputError, match="loss is None in train mode"):
         torchedge.predict(nn.Linear(3, 2), 4, "jetson-tx2", loss=None)
+
+
+class WithUnknownOperators(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.count, self.layer = count, nn.Conv2d(3, 16, 3)
+
+    def forward(self, x):
+        x = self.layer(x)
+        for _ in range(self.count):
+            x = torch.special.i0(x)
+        return x.mean((2, 3))
+
+
+def test_unknown_operators_are_counted_as_element_wise_and_the_text_says_so():
+    predictor = torchedge.Predictor("jetson-tx2")
+    plain, unknown = (
+        predictor.predict(torchedge.capture(WithUnknownOperators(n), input_size=(3, 96, 96)), 32)
+        for n in (0, 20)
+    )
+    assert plain.unsupported_remarks == ()
+    assert [kind.removeprefix("special_") for kind in unknown.unsupported] == ["i0"]
+    activation_mib = 32 * 16 * 94 * 94 * 4 / 2**20
+    assert unknown.allocated.value - plain.allocated.value >= 15 * activation_mib
+    assert unknown.latency.value > plain.latency.value
+    (remark,) = unknown.unsupported_remarks
+    assert remark.endswith("counted as element-wise; training keeps its inputs")
+    assert remark in str(unknown) and "not counted" not in str(unknown)

@@ -210,12 +210,8 @@ def _print_several(
 
 def _print_remarks(predictions: list[Prediction]) -> None:
     """Print each remark on any of the predictions once."""
-    for kind in dict.fromkeys(kind for p in predictions for kind in p.unsupported):
-        print_wrapped(
-            f"{kind}: nothing is known of this operator, so the figures leave it out",
-            first="not counted: ",
-            rest="  ",
-        )
+    for remark in dict.fromkeys(remark for p in predictions for remark in p.unsupported_remarks):
+        print_wrapped(remark, rest="  ")
     outside = dict.fromkeys(name for p in predictions for name in p.out_of_range)
     if outside:
         sizes = [str(p.batch_size) for p in predictions if p.out_of_range]
@@ -300,6 +296,8 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
 
 
 def _print_memory(profile: MemoryProfile) -> None:
+    from torchedge.ops import UNKNOWN_REMARK
+
     amp = f", amp {profile.settings.amp}" if profile.settings.amp else ""
     step = f"batch {profile.batch_size}, {profile.settings.optimizer}{amp}"
     print_wrapped(f"{profile.name}, {step}: simulated, nothing fitted")
@@ -315,7 +313,7 @@ def _print_memory(profile: MemoryProfile) -> None:
     for label, mib in profile.largest:
         print(f"  {number(mib):>8} MiB  {label}")
     for kind in profile.unsupported:
-        print(f"unknown operator, taken to save its inputs: {kind}")
+        print_wrapped(f"{kind}: {UNKNOWN_REMARK}", rest="  ")
 
 
 def _draw(profile: MemoryProfile, path: Path) -> None:

@@ -4,6 +4,26 @@ An entry (`OpSpec`) says what a forward call costs, what autograd keeps of it, h
 autocast treats it. How it becomes kernels is one function under the same name in `lowering.rules`.
 """
 
-from torchedge.ops.specs import UNKNOWN, Call, LoadClass, OpSpec, Work, call_of, registry, spec_of
+from torchedge.ops.specs import (
+    UNKNOWN,
+    UNKNOWN_REMARK,
+    Call,
+    LoadClass,
+    OpSpec,
+    Work,
+    call_of,
+    registry,
+    spec_of,
+)
 
-__all__ = ["UNKNOWN", "Call", "LoadClass", "OpSpec", "Work", "call_of", "registry", "spec_of"]
+__all__ = [
+    "UNKNOWN",
+    "UNKNOWN_REMARK",
+    "Call",
+    "LoadClass",
+    "OpSpec",
+    "Work",
+    "call_of",
+    "registry",
+    "spec_of",
+]

@@ -245,6 +245,7 @@ def spec(kind: str, params: str = "", targets: str = "", **facts: Any) -> OpSpec
 
 UNKNOWN = OpSpec("unknown", saves=lambda call: tuple(range(len(call.needs))))
 """Stands for an operator without an entry: element-wise work, and autograd keeps every input."""
+UNKNOWN_REMARK = "unknown operator, counted as element-wise; training keeps its inputs"
 
 
 @cache

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Provenance
 from torchedge.errors import InputError
+from torchedge.ops import UNKNOWN_REMARK
 
 CONFIDENCE = 0.95
 """Default one-sided confidence that a run stays below the memory it is said to need."""
@@ -55,9 +56,9 @@ class Prediction:
     included.
     latency: Φ or φ in ms: one step. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never
     the same number.
-    breakdown: MiB by category, adding up to `memory.value`. unsupported: operators nothing is known of: they
-    are missing from the figures. out_of_range: features outside what the profile was fitted on: the figures
-    are extrapolated.
+    breakdown: MiB by category, adding up to `memory.value`. unsupported: operators without an entry in
+    `torchedge.ops`; `unsupported_remarks` says how they are counted. out_of_range: features outside the range
+    that the profile was fitted on: the figures are extrapolated.
     provenance: the weakest source among all that went in. notes: assumptions made on the way.
     """
 
@@ -79,6 +80,11 @@ class Prediction:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "breakdown", MappingProxyType(dict(self.breakdown)))
+
+    @property
+    def unsupported_remarks(self) -> tuple[str, ...]:
+        """For each operator of `unsupported` one sentence that says how the figures count it."""
+        return tuple([f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported])
 
     def required_mib(self, confidence: float = CONFIDENCE) -> float:
         """Return the memory in MiB that the run stays below with this confidence (0.5 ≤ confidence < 1)."""
@@ -163,7 +169,7 @@ class Prediction:
             lines.append(
                 f"  {verdict} into {_number(self.device_memory_mib)} MiB at {CONFIDENCE:.0%} confidence"
             )
-        lines += [f"  not counted: {kind}" for kind in self.unsupported]
+        lines += [f"  {remark}" for remark in self.unsupported_remarks]
         if self.out_of_range:
             lines.append(f"  out of range: {', '.join(self.out_of_range)}")
         lines += [f"  note: {note}" for note in self.notes]

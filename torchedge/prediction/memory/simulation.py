@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError, MissingExtraError
 from torchedge.graphs import ForwardGraph
+from torchedge.ops import UNKNOWN_REMARK
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
@@ -94,8 +95,7 @@ class MemoryProfile:
         ]
         lines.append("  largest tensors at the peak")
         lines += [f"    {mib:10.1f} MiB  {label}" for label, mib in self.largest[:5]]
-        if self.unsupported:
-            lines.append(f"  not known, taken to keep what they read: {', '.join(self.unsupported)}")
+        lines += [f"  {kind}: {UNKNOWN_REMARK}" for kind in self.unsupported]
         return "\n".join(lines)
 
 
