@@ -3,8 +3,8 @@
     python benchmarks/streaming_loads.py LOADS.jsonl [--device FOLDER --model gpt-neo-small]
 
 The first table gives each kernel's median slowdown by the ratio of extra bytes to its input. With a device
-whose profile `torchedge fit LOADS.jsonl` wrote, the second gives the chunks that a model's layers may load,
-by the fitted model and by the thresholds alone.
+whose profile `torchedge fit loads LOADS.jsonl` wrote, the second gives the chunks that a model's layers may
+load, by the fitted model and by the thresholds alone.
 """
 
 from __future__ import annotations

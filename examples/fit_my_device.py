@@ -58,7 +58,7 @@ def main() -> None:
 
     # 2. Adapt the base to a few of the points; it is tested on the others.
     few = ("--base", arguments.base, "--points", arguments.points)
-    torchedge("fit", measured, *few, "--device", arguments.name, "--out", profile, "--force")
+    torchedge("fit", "all", measured, *few, "--device", arguments.name, "--out", profile, "--force")
 
     # 3. Predicted against measured, as a table and a picture.
     compared = ("--device", profile, "--protocol", "profile")

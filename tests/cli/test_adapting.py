@@ -20,7 +20,7 @@ def home(monkeypatch, tmp_path):
 
 
 def adapt(dataset, base, out, *words):
-    return main(["fit", str(dataset), "--base", str(base), "--out", str(out), *words])
+    return main(["fit", "all", str(dataset), "--base", str(base), "--out", str(out), *words])
 
 
 def test_a_transfer_says_what_it_was_made_of(small_dataset, fitted, tmp_path, capsys):
@@ -34,7 +34,7 @@ def test_a_transfer_says_what_it_was_made_of(small_dataset, fitted, tmp_path, ca
     assert len(training["used"]) == 12 and all("@" in row for row in training["used"])
     assert training["base_sha256"] == find_device(fitted).fingerprint
     assert training["provenance"] == "public data"
-    assert training["command"].startswith("torchedge fit jetson-tx2 --base made-up --points 12 --seed 0")
+    assert training["command"].startswith("torchedge fit training jetson-tx2 --base made-up --points 12")
     unused = training["accuracy"]["phi"]["unused points"]
     assert set(unused["networks"]) == {"one", "two"} and 0 <= unused["coverage"] <= 100
 
@@ -140,10 +140,10 @@ def test_more_points_than_there_are_means_all(small_dataset, fitted, tmp_path, c
     [
         (["--base", "adreno-740"], "adreno-740 has no fitted models to adapt; choose another --base:"),
         (["--base", "no-such-device"], "no-such-device"),
-        (["--base", "BASE", "--points", "2"], "--points is 2, expected at least 3, or all"),
-        (["--base", "BASE", "--points", "many"], "--points is 'many', expected a whole number such as 30"),
+        (["--base", "BASE", "--points", "2"], "2 is too small; expected a whole number from 3"),
+        (["--base", "BASE", "--points", "many"], "'many' is not a whole number from 3"),
         (["--base", "BASE", "--points", "-3"], "--points"),
-        (["--base", "BASE", "--seed", "x"], "--seed is 'x', expected a whole number from 0 on"),
+        (["--base", "BASE", "--seed", "x"], "'x' is not a whole number from 0"),
         (["--points", "30"], "--points is given without --base; add --base DEVICE, or leave it out"),
         (["--base", "BASE", "--device", "nowhere"], "nowhere"),
     ],
@@ -151,7 +151,7 @@ def test_more_points_than_there_are_means_all(small_dataset, fitted, tmp_path, c
 def test_wrong_words_are_told_and_leave_nothing(small_dataset, fitted, tmp_path, capsys, words, says):
     out = tmp_path / "mine"
     words = [str(fitted) if word == "BASE" else word for word in words]
-    assert main(["fit", str(small_dataset), "--out", str(out), *words]) == 2
+    assert main(["fit", "all", str(small_dataset), "--out", str(out), *words]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert says in error and "Traceback" not in error
     assert not out.exists()

@@ -21,7 +21,7 @@ def home(monkeypatch, tmp_path):
 def made(small_dataset, tmp_path_factory):
     """A profile fitted once, for the tests that read it."""
     out = tmp_path_factory.mktemp("fitted") / "mine"
-    assert main(["fit", str(small_dataset), "--out", str(out), "--no-accuracy"]) == 0
+    assert main(["fit", "all", str(small_dataset), "--out", str(out), "--no-accuracy"]) == 0
     return out
 
 
@@ -40,7 +40,7 @@ def test_fit_writes_a_profile_that_predicts(made, capsys, tmp_path):
     for name, digest in training["files"].items():
         assert file_sha256(made / name, max_bytes=2**23) == digest
     assert training["provenance"] == "public data"
-    assert training["command"] == "torchedge fit jetson-tx2 --device jetson-tx2 --out mine"
+    assert training["command"] == "torchedge fit training jetson-tx2 --device jetson-tx2 --out mine"
     assert training["rows"] == 90 and training["memory_rows"] == 80
     assert set(training["versions"]) == {"torchedge", "python", "torch", "scikit-learn", "numpy"}
     net = tmp_path / "net.py"
@@ -55,7 +55,7 @@ def test_fit_writes_a_profile_that_predicts(made, capsys, tmp_path):
 
 def test_the_same_data_gives_the_same_bytes(made, small_dataset, tmp_path):
     again = tmp_path / "mine"
-    assert main(["fit", str(small_dataset), "--out", str(again), "--no-accuracy"]) == 0
+    assert main(["fit", "all", str(small_dataset), "--out", str(again), "--no-accuracy"]) == 0
     first, second = content(made), content(again)
     for text in (first, second):
         lines = text["device.toml"].decode().splitlines()
@@ -72,7 +72,7 @@ def test_force_replaces_the_profile_and_keeps_what_else_is_there(
     out.mkdir()
     (out / "notes.md").write_text("mine")
     (out / "device.toml").write_text("old")
-    words = ["fit", str(small_dataset), "--out", str(out), "--no-accuracy"]
+    words = ["fit", "all", str(small_dataset), "--out", str(out), "--no-accuracy"]
     assert main(words) == 2 and "--force" in capsys.readouterr().err
     assert (out / "device.toml").read_text() == "old"
     assert main([*words, "--force"]) == 0
@@ -89,7 +89,7 @@ def test_the_accuracy_table_goes_into_the_profile(made, small_dataset, tmp_path,
     monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
     monkeypatch.setattr("torchedge.profiling.profile_folders.score_all", lambda *_: found)
     out = tmp_path / "mine"
-    assert main(["fit", str(small_dataset), "--out", str(out), "--json"]) == 0
+    assert main(["fit", "all", str(small_dataset), "--out", str(out), "--json"]) == 0
     text, err = capsys.readouterr()
     table = json.loads(text)["training"]["accuracy"]
     assert table == {
@@ -117,6 +117,23 @@ def test_a_fit_that_fails_leaves_nothing(made, small_dataset, tmp_path, monkeypa
     monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
     monkeypatch.setattr("torchedge.profiling.profile_folders.write_models", fails)
     out = tmp_path / "mine"
-    assert main(["fit", str(small_dataset), "--out", str(out), "--no-accuracy"]) == 2
+    assert main(["fit", "all", str(small_dataset), "--out", str(out), "--no-accuracy"]) == 2
     assert "the disk is full" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_one_mode_of_a_dataset(made, small_dataset, tmp_path, monkeypatch, capsys):
+    """The dataset holds training alone; the device's other mode stays."""
+    monkeypatch.setattr("torchedge.profiling.profile_folders.fit_models", fitted_before(made))
+    out = tmp_path / "mine"
+    assert main(["fit", "training", str(small_dataset), "--out", str(out), "--no-accuracy", "--json"]) == 0
+    assert "training" in json.loads(capsys.readouterr().out) and "inference.safetensors" in content(out)
+    assert main(["fit", "inference", str(small_dataset), "--out", str(tmp_path / "none")]) == 2
+    assert "holds no measurements of inference" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_is_not_a_dataset(small_dataset, tmp_path, capsys):
+    file = small_dataset / "measurements.csv"
+    assert main(["fit", "all", str(file), "--out", str(tmp_path / "mine")]) == 2
+    assert "`torchedge fit loads`" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_tables_and_json_without_a_file(small_dataset, fitted, capsys):
 def test_rows_that_a_profile_was_fitted_to_are_left_out_or_marked(small_dataset, tmp_path, capsys):
     pytest.importorskip("sklearn")
     own = tmp_path / "own"
-    assert main(["fit", str(small_dataset), "--out", str(own), "--no-accuracy"]) == 0
+    assert main(["fit", "all", str(small_dataset), "--out", str(own), "--no-accuracy"]) == 0
     words = ["accuracy", str(small_dataset), "-d", str(own), "--json"]
     capsys.readouterr()
     assert main(words) == 0
@@ -51,7 +51,7 @@ def test_rows_that_a_profile_was_fitted_to_are_left_out_or_marked(small_dataset,
 def test_rows_that_a_profile_was_adapted_to_are_not_compared(small_dataset, fitted, tmp_path, capsys):
     pytest.importorskip("sklearn")
     own = tmp_path / "own"
-    words = ["fit", str(small_dataset), "--base", str(fitted), "--points", "20", "--out", str(own)]
+    words = ["fit", "all", str(small_dataset), "--base", str(fitted), "--points", "20", "--out", str(own)]
     assert main(words) == 0
     capsys.readouterr()
     assert main(["accuracy", str(small_dataset), "-d", str(own), "--json"]) == 0
@@ -81,7 +81,7 @@ def test_a_profile_that_ships_its_measurements_is_compared_with_them(small_datas
         (["DATA", "--out", "EMPTY/report.html"], "expected a file that ends in .png, .svg, .pdf"),
         (["DATA", "--out", "EMPTY/none/report.png"], "expected it in a folder that exists"),
         (["DATA", "--device", "unheard-of"], "unheard-of"),
-        (["DATA", "--protocol", "guess"], "invalid choice"),
+        (["DATA", "--protocol", "guess"], "'guess' is not one of"),
     ],
 )
 def test_wrong_words_are_told(small_dataset, tmp_path, capsys, words, says):

@@ -115,12 +115,12 @@ WRONG = {
     "unknown device to list": (("devices", "jetson-tx3"), "did you mean"),
     "device that is not here": (("profile", "jetson-tx2"), "local-cpu"),
     "unknown device to measure": (("profile", "qqqqqqq"), "torchedge campaign run"),
-    "missing dataset": (("fit", "nowhere", "-d", "tx2", "--out", "new"), "nowhere"),
-    "dataset without a table": (("fit", "data", "-d", "tx2", "--out", "new"), "measurements.csv"),
-    "dataset called after nothing": (("fit", "data", "--out", "new"), "--device"),
-    "output that is there": (("fit", "data", "-d", "tx2", "--out", "data"), "--force"),
-    "output that is a file": (("fit", "data", "-d", "tx2", "--out", "nets.py"), "no folder"),
-    "output into nowhere": (("fit", "data", "-d", "tx2", "--out", "nowhere/new"), "nowhere"),
+    "missing dataset": (("fit", "all", "nowhere", "-d", "tx2", "--out", "new"), "nowhere"),
+    "dataset without a table": (("fit", "all", "data", "-d", "tx2", "--out", "new"), "measurements.csv"),
+    "dataset called after nothing": (("fit", "all", "data", "--out", "new"), "--device"),
+    "output that is there": (("fit", "all", "data", "-d", "tx2", "--out", "data"), "--force"),
+    "output that is a file": (("fit", "all", "data", "-d", "tx2", "--out", "nets.py"), "no folder"),
+    "output into nowhere": (("fit", "all", "data", "-d", "tx2", "--out", "nowhere/new"), "nowhere"),
     "accuracy without a dataset": (("accuracy", "nowhere", "-d", "tx2"), "nowhere"),
 }
 
@@ -153,11 +153,11 @@ HEADER = "network,pruning_level,batch_size,memory_fits,gamma_mb,allocated_mb,res
         (f"{HEADER}\na,0,2,1,1,1,1,1,1\n", "topolog"),
     ],
 )
-@pytest.mark.parametrize("command", ["fit", "accuracy"])
+@pytest.mark.parametrize("command", ["fit all", "fit inference", "accuracy"])
 def test_a_dataset_that_is_none(command, table, expected, capsys):
     Path("data/measurements.csv").write_text(table)
-    out = ("--out", "new") if command == "fit" else ()
-    assert expected in refused(capsys, command, "data", "-d", "jetson-tx2", *out)
+    out = ("--out", "new") if "fit" in command else ()
+    assert expected in refused(capsys, *command.split(), "data", "-d", "jetson-tx2", *out)
     assert not Path("new").exists()
 
 

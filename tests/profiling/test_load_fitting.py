@@ -220,14 +220,16 @@ def test_the_command_writes_a_profile_that_plans_with_it(file, tmp_path, monkeyp
     out, again = tmp_path / "mine", tmp_path / "second" / "mine"
     again.parent.mkdir()
     for folder in (out, again):
-        assert main(["fit", str(file), "--device", "jetson-tx2", "--out", str(folder), "--json"]) == 0
+        assert (
+            main(["fit", "loads", str(file), "--device", "jetson-tx2", "--out", str(folder), "--json"]) == 0
+        )
     printed = json.loads(capsys.readouterr().out.split("\n}\n")[0] + "}")
     assert printed["device"] == "jetson-tx2" and set(printed["loading"]["accuracy"]) == set(THRESHOLDS)
     device = find_device(out)
     told = device.profile["loading"]
     assert told["sha256"] == file_sha256(out / FILE, max_bytes=2**23)
     assert (told["provenance"], told["measured"], told["date"]) == ("measured", "2026-11-20", "1970-01-02")
-    assert told["command"] == "torchedge fit loads.jsonl.gz --device jetson-tx2 --out mine"
+    assert told["command"] == "torchedge fit loads loads.jsonl.gz --device jetson-tx2 --out mine"
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {
         path.name: path.read_bytes() for path in again.iterdir()
     }
@@ -267,6 +269,6 @@ def test_another_fit_keeps_the_loads(file, tmp_path, monkeypatch):
 )
 def test_the_command_says_what_is_wrong(arguments, message, tmp_path, capsys):
     file = write(tmp_path / "loads.jsonl", ["{}"])
-    assert main(["fit", str(file), "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert main(["fit", "loads", str(file), "--out", str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

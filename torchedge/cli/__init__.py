@@ -43,8 +43,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "devices": ("listing:devices", "List devices, or one with the source of every figure."),
         "profile": ("measuring:profile", "Measure this machine's processor (20 s)."),
         "campaign": ("measuring:campaign", "Measure a device, point by point, until its plan is done."),
-        "fit": ("legacy:fit", "Fit a device's profile to measurements."),
-        "accuracy": ("legacy:accuracy", "Compare predictions with the measurements of a dataset."),
+        "fit": ("fitting:fit", "Fit a device's profile to measurements."),
+        "accuracy": ("scoring:accuracy", "Compare predictions with the measurements of a dataset."),
     },
     "Shell": {
         "completion": ("completing:completion", "Print the completion script of a shell."),

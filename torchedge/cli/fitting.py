@@ -1,131 +1,353 @@
-"""`torchedge fit`: a device's profile from a folder of measurements."""
+"""`torchedge fit`: a device's profile from measurements."""
 
 from __future__ import annotations
 
-import argparse
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.adapting import add_transfer, fit_from_base, is_transfer
-from torchedge.cli.arguments import add_json
+import click
+
 from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped, warn
+from torchedge.cli.options import DEVICE, PATH, Command, Group, Whole
+from torchedge.errors import InputError
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
+    from torchedge.graphs import Mode
+    from torchedge.profiling.profile_folders import ModeFit
+    from torchedge.profiling.transfer import Transfer
 
-NAME = "fit"
-SUMMARY = "fit a device's profile to a folder of measurements"
-DESCRIPTION = """\
-Fit memory and latency models to every row of a dataset and write them, with
-provenance, digests and accuracy, into a profile folder that `--device FOLDER`
-accepts. DATASET is the folder of a campaign (`torchedge profile --plan`), or
-one with measurements.csv (network, pruning_level, batch_size, memory_fits,
-gamma_mb, allocated_mb, reserved_mb, latency_fits, phi_ms) and
-topologies.jsonl. If DATASET is a file written by load_probe.py, fit the
-latency-under-load model that streaming plans with. The same data gives the
-same bytes except for the date (SOURCE_DATE_EPOCH fixes it). Needs
-torchedge[fit]."""
+__all__ = ["fit"]
+
+_LETTERS = {("train", "gamma"): "Γ", ("train", "phi"): "Φ", ("infer", "gamma"): "γ", ("infer", "phi"): "φ"}
+_DATASET = """\
+DATASET is the folder of a campaign (`torchedge campaign run`), or one with measurements.csv (network,
+pruning_level, batch_size, memory_fits, gamma_mb, allocated_mb, reserved_mb, latency_fits, phi_ms) and
+topologies.jsonl.
+
+With --base, the profile of another device is adapted to few measurements instead: to all points, or to the
+most informative --points of each mode."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("dataset", type=Path, metavar="DATASET")
-    parser.add_argument(
-        "--out", "-o", type=Path, required=True, metavar="FOLDER", help="profile folder to write"
-    )
-    parser.add_argument(
+@click.group("fit", cls=Group)
+def fit() -> None:
+    """Fit a device's profile to measurements.
+
+    Models of memory and latency are written, with provenance, digests and accuracy, into a profile folder
+    that `--device FOLDER` accepts. Other parts of the device's profile are kept: to add to a profile, name it
+    as --device and as --out, with --force. The same data gives the same bytes except for the date
+    (SOURCE_DATE_EPOCH sets it). Needs torchedge[fit].
+    """
+
+
+class _Points(Whole):
+    """A number of points, or all."""
+
+    name = "N|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - text or a default
+        """Return the number, or "all"."""
+        return "all" if value == "all" else super().convert(value, param, ctx)
+
+
+_OUT = (
+    click.argument("dataset", type=PATH),
+    click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Profile folder to write."),
+    click.option(
         "--device",
         "-d",
-        help="measured device, whose device.toml is copied (default: the dataset folder's name)",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite a profile that is there")
-    parser.add_argument("--no-accuracy", action="store_true", help="leave out the accuracy tables (minutes)")
-    add_transfer(parser)
-    add_json(parser)
+        type=DEVICE,
+        help="Measured device, whose device.toml is copied. [default: named as the dataset's folder]",
+    ),
+    click.option("--force", is_flag=True, help="Overwrite an existing profile."),
+)
+_MODES = (
+    *_OUT,
+    click.option("--accuracy/--no-accuracy", default=True, help="Also score the models (minutes)."),
+    click.option("--base", type=DEVICE, help="Adapt this device's profile to few measurements."),
+    click.option(
+        "--points",
+        type=_Points(3, 10**6),
+        metavar="N|all",
+        help="With --base: points of each mode. [default: all]",
+    ),
+    click.option("--seed", type=Whole(0, 10**9), help="With --base: seed of their choice. [default: 0]"),
+)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Read, fit, score, write."""
-    if is_transfer(arguments):
-        return fit_from_base(arguments)
-    if arguments.dataset.is_file():
-        from torchedge.cli.load_fitting import fit_load_table
+def _add(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
 
-        return fit_load_table(arguments)
-    from torchedge.profiling.datasets import read_dataset
-    from torchedge.profiling.profile_folders import check_target
-    from torchedge.profiling.samples import device_of
+    return decorate
 
-    check_target(arguments.out, force=arguments.force)
-    if not arguments.dataset.is_dir():
-        read_dataset(arguments.dataset)  # says what it expects
-    device = device_of(arguments.dataset, arguments.device)
-    written, fitted, problems = _fitted(arguments, device)
-    for problem in problems:
-        warn(problem)
+
+@fit.command(
+    "all",
+    cls=Command,
+    notes=_DATASET,
+    examples=[
+        "torchedge fit all measured/my-orin --device my-orin --out my-orin",
+        "torchedge fit all my-orin -d my-orin --base nvidia-h200 --points 30 --out profiles/my-orin",
+    ],
+)
+@_add(*_MODES)
+def _fit_all(**options: Any) -> None:  # noqa: ANN401 - see _MODES
+    """Fit every mode that was measured."""
+    _fit_modes(("train", "infer"), **options)
+
+
+@fit.command(
+    "training",
+    cls=Command,
+    notes=_DATASET,
+    examples=["torchedge fit training jetson-tx2 --device ./my-tx2 --out my-tx2 --force"],
+)
+@_add(*_MODES)
+def _fit_training(**options: Any) -> None:  # noqa: ANN401 - see _MODES
+    """Fit the models of training steps."""
+    _fit_modes(("train",), **options)
+
+
+@fit.command(
+    "inference",
+    cls=Command,
+    notes=_DATASET,
+    examples=["torchedge fit inference my-orin --device ./profile --out profile --force --no-accuracy"],
+)
+@_add(*_MODES)
+def _fit_inference(**options: Any) -> None:  # noqa: ANN401 - see _MODES
+    """Fit the models of inference."""
+    _fit_modes(("infer",), **options)
+
+
+def _fit_modes(
+    modes: Sequence[Mode],
+    dataset: Path,
+    out: Path,
+    device: str | None,
+    force: bool,
+    accuracy: bool,
+    base: str | None,
+    points: int | str | None,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    """Fit some modes of a dataset, from nothing or from a base; write and print the profile."""
     from torchedge.devices.device import thaw
-
-    profile: Any = {name: thaw(written.profile[name]) for name in fitted}
-    if arguments.json:
-        print_json({"device": device.name, "folder": str(written.folder), **profile})
-        return 0
-    for name, described in profile.items():
-        _print_mode(device.name, name, described)
-    print_wrapped(f"written to {arguments.out}; predict with --device {arguments.out}")
-    return 0
-
-
-def _fitted(arguments: argparse.Namespace, device: Device) -> tuple[Device, list[str], list[str]]:
-    """Fit every mode of a dataset and write the profile; return it, its modes, what could not be scored."""
-    from torchedge.graphs import Mode
     from torchedge.prediction.profiles import MODE_TABLES
+    from torchedge.profiling.datasets import is_dataset, read_dataset
+    from torchedge.profiling.profile_folders import check_target, one_thread
+
+    if base is None:
+        for name, value in (("points", points), ("seed", seed)):
+            if value is not None:
+                raise InputError(f"--{name} is given without --base; add --base DEVICE, or leave it out")
+    if dataset.is_file():
+        raise InputError(
+            f"{dataset} is a file; expected a folder: `torchedge fit loads` reads what load_probe.py writes"
+        )
+    check_target(out, force=force)
+    if not is_dataset(dataset):
+        read_dataset(dataset)  # raises: says what it expects
+    transfers: dict[Mode, Transfer] = {}
+    with one_thread():
+        if base is None:
+            written, fits = _fit_from_nothing(modes, dataset, device, out, accuracy)
+        else:
+            count = points if isinstance(points, int) else None
+            written, transfers, fits = _adapt(modes, dataset, device, out, base, count, seed or 0)
+    tables: dict[str, Any] = {MODE_TABLES[mode]: thaw(written.profile[MODE_TABLES[mode]]) for mode in fits}
+    if as_json:
+        print_json({"device": written.name, "folder": str(written.folder), **tables})
+        return
+    if base is None:
+        for name, table in tables.items():
+            _print_mode(written.name, name, table)
+    else:
+        _print_transfers(written.name, transfers, dataset)
+    print_wrapped(f"written to {out}; predict with --device {out}")
+
+
+def _fit_from_nothing(
+    modes: Sequence[Mode], dataset: Path, name: str | None, out: Path, accuracy: bool
+) -> tuple[Device, Mapping[Mode, ModeFit]]:
     from torchedge.profiling import profile_folders
     from torchedge.profiling.datasets import read_dataset
-    from torchedge.profiling.samples import PROTOCOL, prepare
+    from torchedge.profiling.samples import PROTOCOL, device_of, prepare
     from torchedge.profiling.workspace_fitting import fit_device_workspaces
 
+    device = device_of(dataset, name)
     problems: list[str] = []
-    with profile_folders.one_thread(), Progress(2, "fitting") as progress:
+    with Progress(2, "fitting") as progress:
         progress.doing("reading")
-        dataset = read_dataset(arguments.dataset)
+        measured = read_dataset(dataset)
+        chosen = _measured(modes, measured.modes or ("train",), dataset)
         progress.step()
         progress.doing("workspaces")
-        workspaces = fit_device_workspaces(arguments.dataset)
+        workspaces = fit_device_workspaces(dataset)
         settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
         progress.step()
-        steps = 3 if arguments.no_accuracy else 3 + profile_folders.SCORES
-        progress.more(steps * max(len(dataset.modes), 1))
+        progress.more((3 + profile_folders.SCORES * accuracy) * len(chosen))
 
-        def tell(what: str) -> None:
+        def start(stage: str) -> None:
             progress.step()
-            progress.doing(what)
+            progress.doing(stage)
 
-        fits: dict[Mode, profile_folders.ModeFit] = {}
-        for mode in dataset.modes or ("train",):
+        fits: dict[Mode, ModeFit] = {}
+        for mode in chosen:
             progress.doing("simulating")
-            samples = prepare(dataset, device, settings, mode)
-            models = profile_folders.fit_models(samples, tell)
+            samples = prepare(measured, device, settings, mode)
+            models = profile_folders.fit_models(samples, start)
             progress.step()
-            accuracy = None
-            if not arguments.no_accuracy:
+            scores = None
+            if accuracy:
                 progress.doing("accuracy")
-                accuracy = profile_folders.score_all(samples, progress.step)
-                problems += accuracy.problems
-            fits[mode] = profile_folders.describe_fit(arguments.out, samples, models, accuracy)
-        written = profile_folders.write_profile(arguments.out, device, fits, workspaces)
-        return written, [MODE_TABLES[mode] for mode in fits], problems
+                scores = profile_folders.score_all(samples, progress.step)
+                problems += scores.problems
+            fits[mode] = profile_folders.describe_fit(out, samples, models, scores)
+        written = profile_folders.write_profile(out, device, fits, workspaces)
+    for problem in problems:
+        warn(problem)
+    return written, fits
 
 
-def _print_mode(device: str, name: str, described: Any) -> None:  # noqa: ANN401 - a parsed document
-    rows = f"{described['memory_rows']} memory and {described['latency_rows']} latency measurements"
-    networks = len(described["networks"])
-    print_wrapped(f"{device}, {name}: fitted on {rows} of {networks} networks from {described['dataset']}")
+def _adapt(
+    modes: Sequence[Mode],
+    dataset: Path,
+    name: str | None,
+    out: Path,
+    base: str,
+    points: int | None,
+    seed: int,
+) -> tuple[Device, dict[Mode, Transfer], Mapping[Mode, ModeFit]]:
+    """Choose points, adapt the base's models to them, score them on the others, write."""
+    from torchedge.prediction.profiles import MODE_TABLES
+    from torchedge.profiling.profile_folders import write_profile
+    from torchedge.profiling.samples import PROTOCOL, measured_device, read_samples
+    from torchedge.profiling.transfer import adapt_mode, base_of, describe_transfer
+    from torchedge.profiling.workspace_fitting import fit_device_workspaces
+
+    base_of(base, "train")
+    transfers: dict[Mode, Transfer] = {}
+    fits: dict[Mode, ModeFit] = {}
+    with tempfile.TemporaryDirectory() as scratch, Progress(6, "adapting") as progress:
+        progress.doing("reading")
+        device = measured_device(dataset, name, Path(scratch))
+        workspaces = fit_device_workspaces(dataset)
+        settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
+        measured = read_samples(dataset, device, settings)
+        progress.step()
+        for mode in _measured(modes, tuple(measured), dataset):
+            models = base_of(base, mode)
+            if models is None:
+                warn(f"{base} has no models of mode {mode}; these measurements are not used")
+                continue
+
+            def start(stage: str, mode: Mode = mode) -> None:
+                progress.step()
+                progress.doing(f"{stage} ({MODE_TABLES[mode]})")
+
+            transfer = adapt_mode(models, measured[mode], mode, points, seed, start)
+            used = int(transfer.used.sum())
+            if points is not None and used < points:
+                warn(f"{points} points of mode {mode} are asked for, {used} are there; all are used")
+            fits[mode] = describe_transfer(out, transfer, points, seed)
+            transfers[mode] = transfer
+        if not fits:
+            raise InputError(
+                f"{base} has models of none of the modes to fit; choose another --base, or fit without it"
+            )
+        written = write_profile(out, device, fits, workspaces)
+    return written, transfers, fits
+
+
+def _measured(modes: Sequence[Mode], measured: Sequence[Mode], dataset: Path) -> list[Mode]:
+    """Return the modes to fit of those measured; raises InputError if there are none."""
+    from torchedge.prediction.profiles import MODE_TABLES
+
+    chosen = [mode for mode in measured if mode in modes]
+    if not chosen:
+        wanted, others = (", ".join(MODE_TABLES[m] for m in names) for names in (modes, measured))
+        raise InputError(f"{dataset} holds no measurements of {wanted}; expected some: it holds {others}")
+    return chosen
+
+
+def _print_mode(device: str, name: str, table: Any) -> None:  # noqa: ANN401 - a parsed document
+    rows = f"{table['memory_rows']} memory and {table['latency_rows']} latency measurements"
+    networks = len(table["networks"])
+    print_wrapped(f"{device}, {name}: fitted on {rows} of {networks} networks from {table['dataset']}")
     head = ["mean absolute percentage error", "error, %", "coverage of 90 % intervals, %"]
-    table = [
+    scores = [
         [f"{target}, {protocol}", number(score["mean"]), number(score.get("coverage", float("nan")))]
-        for target, by_protocol in described.get("accuracy", {}).items()
+        for target, by_protocol in table.get("accuracy", {}).items()
         for protocol, score in by_protocol.items()
     ]
-    if table:
-        print_table(head, table)
+    if scores:
+        print_table(head, scores)
+
+
+def _print_transfers(name: str, transfers: Mapping[Mode, Transfer], dataset: Path) -> None:
+    rows = []
+    for mode, transfer in transfers.items():
+        networks = len(set(transfer.samples.network[transfer.used].tolist()))
+        print_wrapped(
+            f"{name}: {transfer.base.name} adapted to {int(transfer.used.sum())} points ({mode}) "
+            f"of {networks} networks from {dataset.resolve().name}"
+        )
+        for target, score in transfer.scores.items():
+            rows.append([_LETTERS[mode, target], number(score.mean), number(score.mean_coverage)])
+    if rows:
+        print_table(["on the other points", "error, %", "inside 90 % intervals, %"], rows)
+
+
+# loads ------------------------------------------------------------------------------------------------------
+
+
+@fit.command(
+    "loads",
+    cls=Command,
+    examples=["torchedge fit loads loads.jsonl --device ./my-phone --out my-phone --force"],
+)
+@_add(*_OUT)
+def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
+    """Fit the latency under load that streaming plans with.
+
+    DATASET is a file written by hooks/load_probe.py.
+    """
+    from torchedge.devices.device import thaw
+    from torchedge.profiling.load_fitting import fit_device_loads
+    from torchedge.profiling.profile_folders import check_target, write_profile
+    from torchedge.profiling.samples import device_of
+    from torchedge.streaming.capacities import TABLE
+    from torchedge.streaming.rates import THRESHOLDS
+
+    check_target(out, force=force)
+    described = device_of(dataset.absolute().parent, device)
+    with Progress(len(THRESHOLDS), "fitting loads") as progress:
+        loads = fit_device_loads(dataset, described, out, progress.step)
+        written = write_profile(out, described, {}, loading=loads)
+    table: Any = thaw(written.profile[TABLE])
+    if as_json:
+        print_json({"device": written.name, "folder": str(written.folder), TABLE: table})
+        return
+    print_wrapped(
+        f"{written.name}: latency under load fitted on {table['points'] - table['disturbed']} points of "
+        f"{table['rows']} kernels from {table['dataset']}; {table['disturbed']} disturbed points omitted"
+    )
+    accuracy = table["accuracy"]
+    head = ["unseen sizes", "sizes", "mean error, %", "median, %"]
+    print_table(
+        head, [[n, str(s["sizes"]), number(s["mean"]), number(s["median"])] for n, s in accuracy.items()]
+    )
+    head = ["slowed at the capacity, %", "median", "90th percentile", "by the threshold", "90th percentile"]
+    keys = ("at_capacity", "at_capacity_p90", "at_threshold", "at_threshold_p90")
+    print_table(head, [[n, *(number(s[key]) for key in keys)] for n, s in accuracy.items() if keys[0] in s])
+    for name, figure in loads.figures.items():
+        print_wrapped(f"{name}: {figure['value']} {figure['unit']}")
+    print_wrapped(f"written to {out}; plan with --device {out}")

@@ -213,7 +213,7 @@ def _print(summary: Summary, device: str, folder: Path) -> None:
         target = user_folder() / "profiles" / device
         with contextlib.suppress(OSError):  # fit expects the folder around its profile to exist
             target.parent.mkdir(parents=True, exist_ok=True)
-        print(f"next: torchedge fit {folder} --device {described} --out {target}")
+        print(f"next: torchedge fit all {folder} --device {described} --out {target}")
 
 
 class _Bars:

@@ -2,99 +2,107 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchedge.cli.arguments import add_json
+import click
+
 from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped
+from torchedge.cli.options import DEVICE, PATH, command
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.profiling.accuracy import Report
 
-NAME = "accuracy"
-SUMMARY = "predictions beside the measurements of a dataset"
-DESCRIPTION = """\
-Compare predictions with measurements: errors by network and pruning level,
-share of rows inside their 90 % intervals, the rows with the largest errors.
-
-SOURCE is a folder of measurements (of `torchedge profile`), compared with the
-profile of its device; or a device's name or profile folder, compared with the
-measurements it ships (profile/campaign). If the profile was fitted to these
-very rows, networks are left out in turn and predicted by models of the others
-(--protocol profile prints the profile's own errors all the same)."""
+__all__ = ["accuracy"]
 
 CAMPAIGN = "campaign"
 """Folder of a profile that holds the measurements it was fitted to."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("source", metavar="SOURCE", help="dataset folder, profile folder or device")
-    parser.add_argument("--device", "-d", help="profile to compare with (default: the dataset's device)")
-    parser.add_argument(
-        "--protocol",
-        choices=("profile", "own", "basis", "left-out"),
-        help="predict with the profile, or with models of a network's other pruning levels, of three basic "
-        "networks, or of other networks",
-    )
-    parser.add_argument(
-        "--intervals",
-        action="store_true",
-        help="with own, basis or left-out: fit intervals too (ten times slower)",
-    )
-    parser.add_argument("--out", "-o", type=Path, metavar="FILE", help="draw FILE.png, FILE.svg or FILE.pdf")
-    add_json(parser)
+@command(
+    "accuracy",
+    examples=[
+        "torchedge accuracy measured/my-orin",
+        "torchedge accuracy my-orin --device ./profile --out overview.png",
+        "torchedge accuracy nvidia-h200 --protocol profile --json",
+    ],
+)
+@click.argument("source", type=DEVICE, metavar="SOURCE")
+@click.option("--device", "-d", type=DEVICE, help="Profile to compare with. [default: the dataset's device]")
+@click.option(
+    "--protocol",
+    type=click.Choice(["profile", "own", "basis", "left-out"]),
+    help="Models that predict: the profile's, or models of a network's other pruning levels, of three basic "
+    "networks, of other networks.",
+)
+@click.option("--intervals", is_flag=True, help="Also fit intervals, ten times slower; not with profile.")
+@click.option("--out", "-o", type=PATH, metavar="FILE", help="Draw an overview (.png, .svg, .pdf).")
+def accuracy(
+    source: str, device: str | None, protocol: str | None, intervals: bool, out: Path | None, as_json: bool
+) -> None:
+    """Compare predictions with the measurements of a dataset.
 
+    Errors by network and pruning level, share of rows inside their 90 % intervals, rows with the largest
+    errors (--json). SOURCE is a folder of measurements (`torchedge campaign run`), compared with the profile
+    of its device; or a device's name or profile folder, compared with the measurements it ships.
 
-def run(arguments: argparse.Namespace) -> int:
-    """Compare, draw, print."""
-    if arguments.out is not None:
+    If the profile was fitted to these rows, networks are left out in turn and predicted by models of the
+    others; --protocol profile prints the profile's own errors.
+    """
+    if out is not None:
         from torchedge.profiling.plots import check_picture
 
-        check_picture(arguments.out)
+        check_picture(out)
+    asked = _Asked(protocol, intervals)
     with tempfile.TemporaryDirectory() as scratch, Progress(3, "comparing") as progress:
-        device, report = compare_source(arguments, Path(scratch), progress)
-        if arguments.out is not None:
+        found, report = _compare_source(source, device, asked, Path(scratch), progress)
+        if out is not None:
             from torchedge.profiling.plots import draw_overview
 
-            draw_overview(report, arguments.out)
-    if arguments.json:
+            draw_overview(report, out)
+    if as_json:
         print_json(_document(report))
-    else:
-        _print(device, report)
-        if arguments.out is not None:
-            print_wrapped(f"written to {arguments.out}")
-    return 0
+        return
+    _print(found, report)
+    if out is not None:
+        print_wrapped(f"written to {out}")
 
 
-def compare_source(arguments: argparse.Namespace, scratch: Path, progress: Progress) -> tuple[Device, Report]:
-    """Return the device and the comparison that the arguments name."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The protocol (None: chosen by the data), and whether intervals are fitted."""
+
+    protocol: str | None
+    intervals: bool
+
+
+def _compare_source(
+    text: str, name: str | None, asked: _Asked, scratch: Path, progress: Progress
+) -> tuple[Device, Report]:
+    """Return the device and its comparison with measurements."""
     from torchedge.devices import find_device
     from torchedge.errors import DeviceError
     from torchedge.profiling.datasets import is_dataset
     from torchedge.profiling.samples import measured_device
 
-    source = Path(arguments.source)
+    source = Path(text)
     if is_dataset(source):
-        device = measured_device(source, arguments.device, scratch)
-        return device, _compare(source, device, arguments, progress)
+        device = measured_device(source, name, scratch)
+        return device, _compare(source, device, asked, progress)
     if source.is_dir() and not (source / "device.toml").is_file():
         raise InputError(
             f"{source}: holds neither measurements.csv nor device.toml, expected a folder of measurements or "
-            "a profile; `torchedge profile --help` says how to measure"
+            "a profile; `torchedge campaign run --help` says how to measure"
         )
     try:
-        device = find_device(source if source.is_dir() else arguments.source)
+        device = find_device(source if source.is_dir() else text)
     except DeviceError as error:
-        raise InputError(
-            f"{arguments.source[:80]} is neither a folder of measurements nor a device ({error})"
-        ) from error
-    if arguments.device is not None:
+        raise InputError(f"{text[:80]} is neither a folder of measurements nor a device ({error})") from error
+    if name is not None:
         raise InputError(
             f"--device is given and {device.name} is a device already; give a folder of measurements, or one "
             "device"
@@ -105,11 +113,11 @@ def compare_source(arguments: argparse.Namespace, scratch: Path, progress: Progr
             f"{device.name} ships no measurements to compare with; give the folder of measurements instead "
             f"(`torchedge devices {device.name}` prints the profile's accuracy)"
         )
-    report = _compare(shipped, device, arguments, progress)
+    report = _compare(shipped, device, asked, progress)
     return device, replace(report, dataset=f"{device.name}/{CAMPAIGN}")
 
 
-def _compare(folder: Path, device: Device, arguments: argparse.Namespace, progress: Progress) -> Report:
+def _compare(folder: Path, device: Device, asked: _Asked, progress: Progress) -> Report:
     from torchedge.prediction.profiles import load_models
     from torchedge.profiling.accuracy import compare_profile, compare_unseen, splits
     from torchedge.profiling.profile_folders import one_thread
@@ -121,7 +129,7 @@ def _compare(folder: Path, device: Device, arguments: argparse.Namespace, progre
         progress.doing("reading")
         measured = read_samples(folder, device)
         progress.step()
-        protocol = arguments.protocol
+        protocol = asked.protocol
         if protocol in (None, "profile"):
             progress.doing("predicting")
             report = compare_profile(measured, device)
@@ -130,9 +138,7 @@ def _compare(folder: Path, device: Device, arguments: argparse.Namespace, progre
         if protocol != "profile":
             progress.doing("fitting without the rows that are predicted")
             progress.more(sum(1 for samples in measured.values() for _ in splits(samples, protocol)) * 2)
-            report = compare_unseen(
-                measured, device, protocol, intervals=arguments.intervals, step=progress.step
-            )
+            report = compare_unseen(measured, device, protocol, intervals=asked.intervals, step=progress.step)
         progress.step()
     if not report.comparisons:
         raise InputError(f"{folder}: no run passed, so that there is nothing to compare; measure again")

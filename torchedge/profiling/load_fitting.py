@@ -224,7 +224,7 @@ def fit_device_loads(
     source = Source(file.name, file_sha256(file, max_bytes=_MOST_BYTES), Provenance.MEASURED)
     described = describe(
         source,
-        f"torchedge fit {file.name} --device {device.name} --out {out.resolve().name}",
+        f"torchedge fit loads {file.name} --device {device.name} --out {out.resolve().name}",
         measured=measured_on["date"],
         probe=measured_on["command"],
         on="{device}, driver {driver}, {texture}".format(**measured_on),

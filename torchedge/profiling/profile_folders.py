@@ -206,7 +206,8 @@ def describe_fit(out: Path, samples: Samples, models: FittedModels, accuracy: Ac
     name = samples.source.name
     described = describe(
         samples.source,
-        f"torchedge fit {name} --device {samples.device.name} --out {out.resolve().name}",
+        f"torchedge fit {MODE_TABLES[samples.mode]} {name} --device {samples.device.name} "
+        f"--out {out.resolve().name}",
         rows=len(samples.batch),
         memory_rows=int(samples.usable("memory").sum()),
         latency_rows=int(samples.usable("latency").sum()),

@@ -499,8 +499,8 @@ def describe_transfer(out: Path, transfer: Transfer, points: int | None, seed: i
     chosen = "all" if points is None else str(points)
     described = describe(
         source,
-        f"torchedge fit {source.name} --base {transfer.base.name} --points {chosen} --seed {seed} "
-        f"--device {samples.device.name} --out {out.resolve().name}",
+        f"torchedge fit {MODE_TABLES[samples.mode]} {source.name} --base {transfer.base.name} "
+        f"--points {chosen} --seed {seed} --device {samples.device.name} --out {out.resolve().name}",
         base=transfer.base.name,
         base_sha256=transfer.base.fingerprint,
         points=int(used.sum()),

@@ -75,7 +75,7 @@ def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJourn
 def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> bool:
     """Write device.toml, with what the probe saw, for a device nobody has described; return whether it did.
 
-    `torchedge fit FOLDER --device FOLDER` then has a device to fit. One that is there already stays.
+    `torchedge fit all FOLDER --device FOLDER` then has a device to fit. One that is there already stays.
     """
     if (folder / DEVICE_FILE).exists():
         return False
