@@ -11,18 +11,15 @@ sizes, random lifetimes, and rectangles cut into pieces, for which an arena with
 status is 1 where an arena of a training step is more than 5 % above its bound.
 """
 
-# ruff: noqa: E402 - the tests' oracles are put on the path first
 from __future__ import annotations
 
 import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
 
 import numpy as np
+import oracle_path  # noqa: F401 - for oracles
 from oracles.arena_plans import cut_rectangle, training_lifetimes
 
 from torchedge.errors import TorchedgeError

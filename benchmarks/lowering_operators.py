@@ -24,9 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
-
-from oracles.operator_samples import (  # noqa: E402
+import oracle_path  # noqa: F401 - for oracles
+from oracles.operator_samples import (
     Outcome,
     Tally,
     all_entries,
@@ -35,7 +34,7 @@ from oracles.operator_samples import (  # noqa: E402
     title_of,
 )
 
-from torchedge.storage import write_json  # noqa: E402
+from torchedge.storage import write_json
 
 ASKED = 0.95
 PATIENCE = 1_800.0

@@ -4,19 +4,14 @@ python benchmarks/memory_oracle.py [--networks NAME ...] [--batch-sizes 2 16] [-
 [--detail]
 """
 
-# ruff: noqa: E402 - the tests' oracles are put on the path first
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
+import oracle_path  # noqa: F401 - for oracles
 import torch
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
-
 from oracles.checkpointed import CHECKPOINTED
 from oracles.eager_memory import run_training
 from oracles.fake_cpu import run_training_on_fake_cpu

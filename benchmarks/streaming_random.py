@@ -9,17 +9,14 @@ not the best, a bound is above the optimum, or a FEASIBLE one is below it. A str
 the optimum and break the limits: it is only counted.
 """
 
-# ruff: noqa: E402 - the tests' oracles are put on the path first
 from __future__ import annotations
 
 import argparse
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
-
+import oracle_path  # noqa: F401 - for oracles
 from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import random_instance
 

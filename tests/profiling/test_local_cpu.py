@@ -1,13 +1,20 @@
 """This machine's own profile: written where predictions find it, every measured figure with its source."""
 
 import json
+import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from torchedge import find_device
 from torchedge.cli import main
-from torchedge.devices import Provenance
+from torchedge.devices import Figure, Provenance
+from torchedge.prediction.latency.roofline import COEFFICIENTS, prior_mean
+from torchedge.prediction.predictor import predict_graph
 from torchedge.profiling import local_cpu
+from torchedge.tracing.capturing import capture
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +57,41 @@ def test_a_folder_that_cannot_be_written(monkeypatch, home, capsys):
 
 
 def test_probes_give_sensible_figures():
-    import torch
-
     assert local_cpu.usable_cores() >= 1
     total, available = local_cpu.memory_mib()
     assert total > 64 and (available is None or 0 < available <= total)
     assert local_cpu.processor_name()
-    assert local_cpu.tiny_operator_us(torch) > 0
+    assert local_cpu.tiny_operator_us() > 0
+
+
+# the factor between the time model and this machine ---------------------------------------------------------
+
+
+def with_ratio(ratio):
+    device = find_device("rtx-2080ti")
+    figure = Figure(ratio, "1", Provenance.MEASURED, "a test")
+    return replace(
+        device, figures={**device.figures, "step_time_ratio": figure}, fingerprint=f"ratio {ratio}"
+    )
+
+
+def test_a_ratio_scales_every_time():
+    plain = find_device("rtx-2080ti")
+    moved = prior_mean(with_ratio(3.0)) - prior_mean(plain)
+    assert np.allclose(moved, [math.log(3.0) if c.follows else 0.0 for c in COEFFICIENTS])
+
+
+def test_a_ratio_scales_predicted_steps():
+    graph = capture(local_cpu.small_networks()["plain"], input_size=(3, 64, 64))
+    one, three = (predict_graph(graph, 8, with_ratio(ratio)).latency.value for ratio in (1.0, 3.0))
+    assert 2.9 < three / one < 3.01  # idle lanes' and tiles' own shares do not follow the device
+
+
+def test_the_ratio_is_measured_without_touching_random_state():
+    state = torch.get_rng_state()
+    ratio = local_cpu.step_time_ratio(find_device("local-cpu"))
+    assert 1e-4 < ratio < 1e4
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.slow

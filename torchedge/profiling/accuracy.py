@@ -144,7 +144,7 @@ class Comparison:
     @property
     def size(self) -> FloatArray:
         """(R,) absolute percentage errors."""
-        return np.abs(self.error)
+        return np.asarray(np.abs(self.error))
 
     @property
     def inside(self) -> Mask:
@@ -164,7 +164,7 @@ class Comparison:
     @property
     def score(self) -> Score:
         """Errors and coverage by network."""
-        coverage = _means(self.network, 100.0 * self.inside) if self.has_intervals else {}
+        coverage = _means(self.network, np.asarray(100.0 * self.inside)) if self.has_intervals else {}
         return Score(_means(self.network, self.size), coverage)
 
     def worst(self) -> list[tuple[str, int, float, float, float]]:
@@ -189,9 +189,19 @@ def compare(
     samples: Samples, quantity: Quantity, rows: Mask, value: FloatArray, low: FloatArray, high: FloatArray
 ) -> Comparison:
     """Return predictions (R,) of some rows beside what was measured there."""
-    columns = (samples.network, samples.level, samples.strategy, samples.label, samples.batch)
-    labels = (column[rows] for column in (*columns, samples.measured(quantity)))
-    return Comparison(samples.mode, quantity, *labels, value, low, high)
+    return Comparison(
+        samples.mode,
+        quantity,
+        samples.network[rows],
+        samples.level[rows],
+        samples.strategy[rows],
+        samples.label[rows],
+        samples.batch[rows],
+        samples.measured(quantity)[rows],
+        value,
+        low,
+        high,
+    )
 
 
 # predictions of rows that a model has not seen --------------------------------------------------------------
@@ -345,7 +355,9 @@ def _unused(device: Device, mode: Mode, samples: Samples) -> Mask | None:
 
 
 def _compare_models(samples: Samples, models: StepModels, rows: Mask) -> Iterator[Comparison]:
-    for quantity, model in zip(QUANTITIES, (models.memory, models.latency), strict=True):
+    pairs: tuple[tuple[Quantity, MemoryModel | LatencyModel], ...]
+    pairs = (("memory", models.memory), ("latency", models.latency))
+    for quantity, model in pairs:
         usable = samples.usable(quantity, rows)
         if usable.any():
             p = predict_rows(model, samples, usable)

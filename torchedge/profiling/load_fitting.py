@@ -24,12 +24,12 @@ from torchedge.streaming.capacities import (
     GROUP_ITEMS,
     LOAD_FEATURES,
     LOADS,
-    THRESHOLDS,
     FittedLoads,
     KernelWork,
     load_features,
 )
 from torchedge.streaming.instances import LoadClassName
+from torchedge.streaming.rates import THRESHOLDS
 
 __all__ = [
     "DISTURBED", "FOLDS", "LoadCase", "LoadScore", "LoadTable", "fit_device_loads", "fit_loads", "read_loads",

@@ -1,7 +1,7 @@
 """Measures this machine's processor and writes its profile, `profiles/local-cpu` in the user's folder.
 
-Six probes of a few seconds: what the system says of cores and memory, a large matrix product, a streaming
-copy, a tiny operator, the memory of a training process beside its tensors, and a few real training steps.
+Six probes of a few seconds: the system's cores and memory, a large matrix product, a streaming copy, a tiny
+operator, the memory of a training process beside its tensors, and training steps of three small networks.
 """
 
 from __future__ import annotations
@@ -9,20 +9,28 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from math import exp, log
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from torchedge import __version__
 from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
 from torchedge.errors import DeviceError, ProfileError
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.predictor import predict_graph
 from torchedge.storage import data_folder, read_toml, user_folder
+from torchedge.tracing.capturing import capture
 
-__all__ = ["COMMAND", "PROBES", "measure_local_cpu"]
+__all__ = ["COMMAND", "PROBES", "measure_local_cpu", "small_networks", "step_time_ratio"]
 
 COMMAND = f"torchedge profile {LOCAL_DEVICE}"
 PROBES = (
@@ -39,6 +47,7 @@ _PRODUCT_SIDES = (512, 1024, 2048, 3072)
 _PRODUCT_SECONDS, _COPY_SECONDS = 6.0, 4.0
 _COPY_MIB = (64, 256, 512)
 _TINY_RUNS, _TINY_REPEATS = 2000, 15
+_BATCH, _SIDE, _CLASSES, _STEPS = 8, 64, 10, 5
 
 _PROCESS = """
 import os, torch
@@ -60,66 +69,51 @@ print(resident)
 """A training process whose own tensors are negligible: what it takes is what any takes beside its tensors."""
 
 
-def measure_local_cpu(tell: Callable[[str], Any] = lambda _: None) -> Device:
+def measure_local_cpu(start: Callable[[str], Any] = lambda _: None) -> Device:
     """Measure this machine and write its profile; return the device as read back.
 
-    tell: called with the name of each probe before it runs. Takes about 20 s.
+    start: called with the name of each probe before it runs. Takes about 20 s.
     Raises DeviceError where a probe fails and ProfileError where the user's folder cannot be written.
     """
-    import torch
-
-    tell(PROBES[0])
-    name, cores, memory, available = processor_name(), usable_cores(), *memory_mib()
+    start(PROBES[0])
+    name, cores, (memory, available) = processor_name(), usable_cores(), memory_mib()
     versions = f"torch {torch.__version__}, torchedge {__version__}"
     where = f"{COMMAND}, {datetime.now(timezone.utc):%Y-%m-%d}, {versions}, {name}"
     threads = torch.get_num_threads()
-    tell(PROBES[1])
-    rate, side = matrix_rate(torch)
-    tell(PROBES[2])
-    bandwidth, copied = copy_rate(torch, memory)
-    tell(PROBES[3])
-    overhead = tiny_operator_us(torch)
-    tell(PROBES[4])
-    resident = process_mib()
-    found: dict[str, tuple[float, str]] = {
-        "memory_mib": (memory, "memory of the system, or of this process's control group where that is less"),
-        "context_mib": (resident, "resident memory of a process that has trained a tiny network"),
-        "peak_fp32_gflops": (
-            rate,
-            f"best of several products of {side} x {side} matrices, {threads} threads",
-        ),
-        "compute_units": (cores, "cores this process may run on"),
-        "launch_overhead_us": (overhead, "median time of adding two numbers, eager"),
-        "bandwidth_gb_s": (
-            bandwidth,
-            f"best of several copies of {copied} MiB, read and written bytes; a lower bound",
-        ),
-        "measured_bandwidth_gb_s": (
-            bandwidth,
-            f"best of several copies of {copied} MiB, read and written bytes",
-        ),
-    }
+    figures: dict[str, tuple[float, str]] = {}
+
+    def add(key: str, value: float, how: str) -> None:
+        figures[key] = (value, f"{where}: {how}")
+
+    add("memory_mib", memory, "memory of the system, or of this process's control group where that is less")
+    add("compute_units", cores, "cores this process may run on")
     if available is not None:
-        found["usable_memory_mib"] = (
-            available,
-            "available memory at the time of measuring, this process's own included",
-        )
-    sourced = {key: (value, f"{where}: {how}") for key, (value, how) in found.items()}
-    device = _write(name, sourced, torch.__version__)
-    tell(PROBES[5])
-    from torchedge.profiling.calibration import step_time_ratio
+        add("usable_memory_mib", available, "available memory when measured, this process's own included")
+    start(PROBES[1])
+    rate, side = matrix_rate()
+    add("peak_fp32_gflops", rate, f"best of several products of {side} x {side} matrices, {threads} threads")
+    start(PROBES[2])
+    bandwidth, copied = copy_rate(memory)
+    best = f"best of several copies of {copied} MiB, read and written bytes"
+    add("bandwidth_gb_s", bandwidth, f"{best}; a lower bound")
+    add("measured_bandwidth_gb_s", bandwidth, best)
+    start(PROBES[3])
+    add("launch_overhead_us", tiny_operator_us(), "median time of adding two numbers, eager")
+    start(PROBES[4])
+    add("context_mib", process_mib(), "resident memory of a process that has trained a tiny network")
+    device = _write(name, figures)
+    start(PROBES[5])
+    how = f"geometric mean over three small networks at batch {_BATCH}, {threads} threads"
+    add("step_time_ratio", step_time_ratio(device), how)
+    return _write(name, figures)
 
-    how = f"geometric mean over three small networks at batch 8, {threads} threads"
-    sourced["step_time_ratio"] = (step_time_ratio(device), f"{where}: {how}")
-    return _write(name, sourced, torch.__version__)
 
-
-def _write(name: str, found: dict[str, tuple[float, str]], torch_version: str) -> Device:
+def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:
     """Put the measured figures into the packaged template and write the profile."""
     template = data_folder("profiles") / LOCAL_DEVICE / "device.toml"
     document = dict(read_toml(template))
     figures: dict[str, Any] = dict(document.get("figures", {}))  # type: ignore[call-overload]
-    for key, (value, source) in found.items():
+    for key, (value, source) in measured.items():
         rule = KNOWN_FIGURES[key]
         rounded = round(value) if rule.whole or value >= 1000 else float(f"{value:.4g}")
         figures[key] = {
@@ -132,7 +126,7 @@ def _write(name: str, found: dict[str, tuple[float, str]], torch_version: str) -
         "title": name,
         "notes": f"This machine, measured by `{COMMAND}`. Delete the folder to go back to the template.",
         "figures": figures,
-        "software": {"pytorch": torch_version, "python": platform.python_version()},
+        "software": {"pytorch": torch.__version__, "python": platform.python_version()},
     }
     folder = user_folder() / "profiles" / LOCAL_DEVICE
     try:
@@ -148,7 +142,7 @@ def _write(name: str, found: dict[str, tuple[float, str]], torch_version: str) -
 # probes -----------------------------------------------------------------------------------------------------
 
 
-def matrix_rate(torch: Any) -> tuple[float, int]:  # noqa: ANN401 - the module, imported by the caller
+def matrix_rate() -> tuple[float, int]:
     """Return the best rate of square fp32 products in GFLOP/s, and the side that reached it."""
     best, chosen = 0.0, _PRODUCT_SIDES[0]
     deadline = time.perf_counter() + _PRODUCT_SECONDS
@@ -167,7 +161,7 @@ def matrix_rate(torch: Any) -> tuple[float, int]:  # noqa: ANN401 - the module, 
     return best, chosen
 
 
-def copy_rate(torch: Any, memory: float) -> tuple[float, int]:  # noqa: ANN401
+def copy_rate(memory: float) -> tuple[float, int]:
     """Return the best bandwidth of a copy in GB/s (bytes read plus written), and the MiB copied.
 
     Sizes are larger than caches and small beside the memory; the largest one counts.
@@ -187,7 +181,7 @@ def copy_rate(torch: Any, memory: float) -> tuple[float, int]:  # noqa: ANN401
     return best, size
 
 
-def tiny_operator_us(torch: Any) -> float:  # noqa: ANN401
+def tiny_operator_us() -> float:
     """Return the median time of one tiny eager operator in microseconds."""
     x, y = torch.ones(1), torch.ones(1)
     times = []
@@ -214,6 +208,54 @@ def process_mib() -> float:
         ) from error
 
 
+# training steps ---------------------------------------------------------------------------------------------
+
+
+def _block(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+
+def small_networks() -> dict[str, nn.Module]:
+    """Return plain, bottleneck and depthwise convolutional networks for 64 x 64 inputs."""
+    plain = [*_block(3, 32, 3, 2), *_block(32, 64, 3), *_block(64, 128, 3, 2), *_block(128, 128, 3)]
+    narrow = [*_block(3, 64, 7, 2), *_block(64, 32, 1), *_block(32, 32, 3), *_block(32, 128, 1)]
+    deep = [*_block(3, 32, 3, 2), *_block(32, 32, 3, 1, 32), *_block(32, 64, 1), *_block(64, 64, 3, 2, 64)]
+    widths = {"plain": (plain, 128), "bottleneck": (narrow, 128), "depthwise": (deep, 64)}
+    return {
+        name: nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, _CLASSES))
+        for name, (layers, width) in widths.items()
+    }
+
+
+def step_ms(model: nn.Module) -> float:
+    """Return the median time of a training step on this processor (SGD with momentum), ms; one warm-up."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    x, y = torch.randn(_BATCH, 3, _SIDE, _SIDE), torch.zeros(_BATCH, dtype=torch.long)
+    times = []
+    for _ in range(_STEPS + 1):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[1:])
+
+
+def step_time_ratio(device: Device) -> float:
+    """Return measured over analytic step time on this machine, the geometric mean over `small_networks`.
+
+    device: the machine's figures without an earlier ratio. The random state is restored.
+    """
+    logs = []
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        for name, model in small_networks().items():
+            graph = capture(model, input_size=(3, _SIDE, _SIDE), name=name)
+            estimate = predict_graph(graph, _BATCH, device, StepSettings()).latency.value
+            logs.append(log(step_ms(model) / estimate))
+    return exp(statistics.mean(logs))
+
+
 # the system -------------------------------------------------------------------------------------------------
 
 
@@ -234,12 +276,12 @@ def usable_cores() -> int:
 
 
 def memory_mib() -> tuple[float, float | None]:
-    """Return the MiB of memory, and how many of them were available (None where the system does not say)."""
+    """Return the MiB of memory, and of available memory (None where the system does not report it)."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _MIB
     except (ValueError, OSError, AttributeError) as error:
         raise DeviceError(
-            "this system does not tell its memory; expected POSIX: write the profile by hand"
+            "this system does not report its memory; expected POSIX: write the profile by hand"
         ) from error
     available = None
     with contextlib.suppress(OSError, ValueError, IndexError):

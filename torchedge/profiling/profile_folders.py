@@ -161,7 +161,7 @@ def write_profile(
             (loading, LOADING, LOADING_FILE, write_load_model),
         ):
             if part is not None:
-                digest = write(temporary, part.model)  # type: ignore[operator]
+                digest = write(temporary, part.model)
                 profile[table] = {**part.described, "sha256": digest}
                 source = {**source, "figures": {**source["figures"], **part.figures}}  # type: ignore[dict-item]
             elif table in profile:
