@@ -199,11 +199,11 @@ def apply(function: str, *args: Scalar | Number, dtype: str | None = None) -> Sc
     first = next(a for a in args if isinstance(a, Scalar))
     if first.dtype.startswith(("int", "uint")):
         function = _WHOLE.get(function, function)
-    given = tuple([a if isinstance(a, Scalar) else constant(a, first.dtype) for a in args])
-    simple = _simplified(function, given)
+    scalars = tuple([a if isinstance(a, Scalar) else constant(a, first.dtype) for a in args])
+    simple = _simplified(function, scalars)
     if simple is not None:
         return simple
-    return Apply(function, given, dtype or ("bool" if FUNCTIONS[function].predicate else first.dtype))
+    return Apply(function, scalars, dtype or ("bool" if FUNCTIONS[function].predicate else first.dtype))
 
 
 def _simplified(function: str, args: tuple[Scalar, ...]) -> Scalar | None:
@@ -229,8 +229,8 @@ def cast(value: Scalar, dtype: str) -> Scalar:
 
 def where(condition: Scalar, value: Scalar, other: Scalar | Number) -> Scalar:
     """Return `value` where the bool holds, else `other`; both sides are computed."""
-    given = other if isinstance(other, Scalar) else constant(other, value.dtype)
-    return Apply("where", (condition, value, given), value.dtype)
+    alternative = other if isinstance(other, Scalar) else constant(other, value.dtype)
+    return Apply("where", (condition, value, alternative), value.dtype)
 
 
 def guarded(bounds: Iterable[Bound], value: Scalar, other: Scalar | Number = 0) -> Scalar:

@@ -43,12 +43,12 @@ def check_arena(program: Program, alignment: int) -> None:
 
 def _touched(program: Program) -> dict[int, list[int]]:
     """Return the launches that touch each intermediate."""
-    found: dict[int, list[int]] = defaultdict(list)
+    touched: dict[int, list[int]] = defaultdict(list)
     for position, launch in enumerate(program.launches):
         for index in launch.tensors:
             if program.tensors[index].role == "intermediate":
-                found[index].append(position)
-    return found
+                touched[index].append(position)
+    return touched
 
 
 def _check_contents(program: Program, touched: dict[int, list[int]]) -> None:

@@ -122,15 +122,15 @@ def lifetimes_of(
     Raises:
         InputError: a launch reads an intermediate that none before it has written.
     """
-    found: dict[int, Lifetime] = {}
+    lifetimes: dict[int, Lifetime] = {}
     for position, launch in enumerate(launches):
         kernel = kernels[launch.kernel]
         written = []
         for index, access in zip(launch.tensors, kernel.access, strict=True):
             if tensors[index].role != "intermediate":
                 continue
-            if index in found:
-                found[index] = (found[index][0], position + 1)
+            if index in lifetimes:
+                lifetimes[index] = (lifetimes[index][0], position + 1)
             elif access == "write":
                 written.append(index)
             else:
@@ -138,9 +138,9 @@ def lifetimes_of(
                     f"launch {position}, kernel {kernel.name}, reads {tensors[index].name} before any launch "
                     "writes it; order the launches by what they need"
                 )
-        found |= {index: (position, position + 1) for index in written}
+        lifetimes |= {index: (position, position + 1) for index in written}
     end = len(launches)
-    return {i: (start, end if i in outputs else stop) for i, (start, stop) in found.items()}
+    return {i: (start, end if i in outputs else stop) for i, (start, stop) in lifetimes.items()}
 
 
 def in_place_pairs(
@@ -154,7 +154,7 @@ def in_place_pairs(
     That is: the kernel declares the pair of arguments for every use of the input, the input is last read
     there, the output is first written there, and both lie in buffers of the same size and item size.
     """
-    found = []
+    pairs = []
     for position, launch in enumerate(launches):
         declared = set(kernels[launch.kernel].in_place)
         for read, written in sorted(declared):
@@ -167,10 +167,10 @@ def in_place_pairs(
                 and lifetimes[after][0] == position
                 and all((at, written) in declared for at in places)
                 and _same_bytes(tensors[before], tensors[after])
-                and (before, after) not in found
+                and (before, after) not in pairs
             ):
-                found.append((before, after))
-    return found
+                pairs.append((before, after))
+    return pairs
 
 
 def _same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
@@ -309,7 +309,7 @@ def find_slots(
     )
     return min(
         [_filled(order, images, lifetimes) for order in orders],
-        key=lambda found: sum(map(image_bytes, found[0])),
+        key=lambda plan: sum(map(image_bytes, plan[0])),
     )
 
 

@@ -73,12 +73,12 @@ def choose_kept(roots: Sequence[Node]) -> set[Node]:
 
 def _views_up(node: Node, readers: dict[Node, list[tuple[Node, float]]]) -> list[tuple[Node, float]]:
     """Return the readers of a node and of its views."""
-    found = []
+    readers_up = []
     for reader, share in readers[node]:
-        found.append((reader, share))
+        readers_up.append((reader, share))
         if isinstance(reader, Pointwise) and is_access(reader.body):
-            found += _views_up(reader, readers)
-    return found
+            readers_up += _views_up(reader, readers)
+    return readers_up
 
 
 def _is_kept(node: Pointwise, ratio: float, contracted: bool) -> bool:
@@ -118,13 +118,13 @@ def _reads(node: Node) -> list[tuple[Read, int]]:
         return [(s, node.numel) for s in walk(node.body) if isinstance(s, Read)]
     if isinstance(node, Rows):
         inner = prod([a.extent for a in node.inner])
-        found = []
+        executed = []
         for stage in node.stages:
-            found += [(s, node.numel * inner) for s in walk(stage.body) if isinstance(s, Read)]
+            executed += [(s, node.numel * inner) for s in walk(stage.body) if isinstance(s, Read)]
         for output in node.outputs:
             points = prod([a.extent for a in output.axes])
-            found += [(s, points) for s in walk(output.body) if isinstance(s, Read)]
-        return found
+            executed += [(s, points) for s in walk(output.body) if isinstance(s, Read)]
+        return executed
     return [(s, s.tensor.numel) for root in node.roots for s in walk(root) if isinstance(s, Read)]
 
 
@@ -352,16 +352,16 @@ def _joined(group: FusionGroup, follower: FusionGroup) -> dict[Node, Computed] |
         there = [i.substitute(moved) for i in access.indices]
         if tuple(there) != group.computed[access.tensor].element:
             return None
-    found: dict[Node, Computed] = {}
+    joined: dict[Node, Computed] = {}
     for node, item in follower.computed.items():
         element = tuple([i.substitute(moved) for i in item.element])
-        found[node] = Computed(substitute(item.value, moved, read), element)
-    return found
+        joined[node] = Computed(substitute(item.value, moved, read), element)
+    return joined
 
 
 def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axis, Index] | None:
     """Return the follower's axes at the point where the host computes the element that it reads."""
-    made = group.computed[access.tensor]
+    computed = group.computed[access.tensor]
     if host.numel != access.tensor.numel or not host.numel:
         return None
     plain = [
@@ -369,9 +369,9 @@ def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axi
     ]
     wide = [a for a in host.axes if a.extent != 1]
     if len(plain) == len(wide) and set(plain) == set(wide):
-        at = {i.terms[0][0]: e for i, e in zip(access.indices, made.element, strict=True) if i.terms}
+        at = {i.terms[0][0]: e for i, e in zip(access.indices, computed.element, strict=True) if i.terms}
         return {a: at[a] for a in wide}
-    there = reshape(made.element, host.shape, access.tensor.shape)
+    there = reshape(computed.element, host.shape, access.tensor.shape)
     return {a: i for a, i in zip(host.axes, there, strict=True) if a.extent != 1}
 
 

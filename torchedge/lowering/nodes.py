@@ -53,8 +53,8 @@ class Node:
             raise LoweringError(
                 f"a tensor of {len(self.shape)} dimensions is read with {len(indices)} indices"
             )
-        given = tuple([ZERO if n == 1 else as_index(i) for i, n in zip(indices, self.shape, strict=True)])
-        return Read(self, given, self.dtype)
+        normal = tuple([ZERO if n == 1 else as_index(i) for i, n in zip(indices, self.shape, strict=True)])
+        return Read(self, normal, self.dtype)
 
     @property
     def roots(self) -> tuple[Scalar, ...]:

@@ -186,9 +186,9 @@ def _panels(extents: Extents, target: Target) -> Schedule:
             block_rows = _multiple(block_rows // 2, tile_rows)
         else:
             break
-    found = Schedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, slices)
+    schedule = Schedule("panel", block_rows, block_cols, DEPTH, tile_rows, vectors, vector, slices)
     # The larger operand is read repeatedly: keep it in the cache.
-    return replace(found, rows_first=extents.rows >= extents.cols)
+    return replace(schedule, rows_first=extents.rows >= extents.cols)
 
 
 def _locals(extents: Extents, target: Target) -> Schedule:

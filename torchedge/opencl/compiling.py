@@ -115,10 +115,10 @@ def _raise_build_error(
 
 
 def _build_error_text(name: str, source: str, log: str) -> str:
-    found = _ERROR.search(log)
-    if found is None:
+    match = _ERROR.search(log)
+    if match is None:
         return f"kernel {name} does not build: {' '.join(log.split())[:400]}; correct its source"
-    number, message = int(found[1] or found[3]), (found[2] or found[4]).strip()
+    number, message = int(match[1] or match[3]), (match[2] or match[4]).strip()
     lines = source.splitlines()
     shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
     return f"kernel {name} does not build, line {number}, `{shown}`: {message}; correct its source"

@@ -116,24 +116,24 @@ def sub_buffer(context: DeviceContext, buffer: Any, offset: int, nbytes: int, wh
         return buffer.get_sub_region(offset, max(1, nbytes))
 
 
-def upload(context: DeviceContext, queue: Any, target: Any, held: npt.NDArray[Any]) -> None:
+def upload(context: DeviceContext, queue: Any, target: Any, packed: npt.NDArray[Any]) -> None:
     """Copy a C-contiguous array, (height, width, 4) for an image, to the device and wait for it."""
     with translated("copying to the device", device=context.device):
         if isinstance(target, context.cl.Image):
-            height, width = held.shape[:2]
-            context.cl.enqueue_copy(queue, target, held, origin=(0, 0), region=(width, height))
-        elif held.nbytes:
-            context.cl.enqueue_copy(queue, target, held)
+            height, width = packed.shape[:2]
+            context.cl.enqueue_copy(queue, target, packed, origin=(0, 0), region=(width, height))
+        elif packed.nbytes:
+            context.cl.enqueue_copy(queue, target, packed)
 
 
-def download(context: DeviceContext, queue: Any, source: Any, held: npt.NDArray[Any]) -> None:
+def download(context: DeviceContext, queue: Any, source: Any, packed: npt.NDArray[Any]) -> None:
     """Fill a C-contiguous array, (height, width, 4) for an image, from the device and wait for it."""
     with translated("copying from the device", device=context.device):
         if isinstance(source, context.cl.Image):
-            height, width = held.shape[:2]
-            context.cl.enqueue_copy(queue, held, source, origin=(0, 0), region=(width, height))
-        elif held.nbytes:
-            context.cl.enqueue_copy(queue, held, source)
+            height, width = packed.shape[:2]
+            context.cl.enqueue_copy(queue, packed, source, origin=(0, 0), region=(width, height))
+        elif packed.nbytes:
+            context.cl.enqueue_copy(queue, packed, source)
 
 
 def fill(context: DeviceContext, queue: Any, target: Any, byte: int) -> None:

@@ -114,7 +114,7 @@ def handles() -> list[Any]:
     """
     cl = load_pyopencl()
     check_process()
-    found: list[Any] = []
+    devices: list[Any] = []
     reasons = []
     try:
         platforms = cl.get_platforms()
@@ -123,16 +123,16 @@ def handles() -> list[Any]:
         reasons.append(" ".join(str(error).split()))
     for platform in platforms:
         try:
-            found += platform.get_devices()
+            devices += platform.get_devices()
         except cl.Error as error:  # a driver without its hardware
             reasons.append(f"{platform.name.strip()}: {' '.join(str(error).split())}")
-    if not found:
+    if not devices:
         reason = f" ({'; '.join(reasons)})" if reasons else ""
         raise DeviceError(
             f"OpenCL finds no device{reason}; install the driver of one, or for this machine's processor "
             "run: pip install 'torchedge[opencl]'"
         )
-    return found
+    return devices
 
 
 def list_opencl_devices() -> list[ClDevice]:
@@ -191,20 +191,20 @@ def choose_device(query: str | int | None = None, devices: Sequence[ClDevice] | 
         DeviceError: there is no such device, or a name fits several.
         MissingExtraError: pyopencl is not installed.
     """
-    found = list_opencl_devices() if devices is None else list(devices)
+    known = list_opencl_devices() if devices is None else list(devices)
     asked = os.environ.get(DEVICE_VARIABLE) or None if query is None else query
     if asked is None:
-        return min(found, key=lambda device: (KINDS.index(device.kind), device.index))
+        return min(known, key=lambda device: (KINDS.index(device.kind), device.index))
     wanted = str(asked).strip().casefold()
     if re.fullmatch(r"-?\d+", wanted):
-        matches = [device for device in found if device.index == int(wanted)]
+        matches = [device for device in known if device.index == int(wanted)]
     elif wanted in KINDS:
-        matches = [device for device in found if device.kind == wanted][:1]
+        matches = [device for device in known if device.kind == wanted][:1]
     else:
-        matches = [device for device in found if wanted in f"{device.name}\n{_maker(device)}".casefold()]
+        matches = [device for device in known if wanted in f"{device.name}\n{_maker(device)}".casefold()]
     if len(matches) == 1:
         return matches[0]
-    names = "; ".join(f"{device.index}: {device.name} ({device.kind})" for device in found)
+    names = "; ".join(f"{device.index}: {device.name} ({device.kind})" for device in known)
     what = f"fits {len(matches)} devices" if matches else "fits no device"
     raise DeviceError(f"OpenCL device {asked!r} {what}; expected one of {names}; name one by its number")
 

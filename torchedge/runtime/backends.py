@@ -285,9 +285,9 @@ class GraphRun:
 
 
 def _value_of(tensor: torch.Tensor) -> OnDevice:
-    kept = kept_behind(tensor)
-    if kept is not None:
-        return kept
+    result = kept_behind(tensor)
+    if result is not None:
+        return result
     if tensor.is_meta:
         raise OpenCLError(
             "a tensor that the forward saved on the device came back without its data; expected the tensor "

@@ -35,16 +35,16 @@ def lowered(
     Raises:
         LoweringError: operators without a rule, or a request that no kernel supports.
     """
-    kept = BinaryCache(cache_folder() / "programs" if folder is None else folder)
+    cache = BinaryCache(cache_folder() / "programs" if folder is None else folder)
     key = key_of(step, target, layouts)
-    found = kept.read(key)
-    if found is not None:
+    entry = cache.read(key)
+    if entry is not None:
         try:
-            return parse_program(f"cached program {key[:12]}", parse_json(key, found)), True
+            return parse_program(f"cached program {key[:12]}", parse_json(key, entry)), True
         except TorchedgeError:
             pass
     program = lower(step, target, layouts)
-    kept.write(key, json.dumps(program_document(program), allow_nan=False).encode())
+    cache.write(key, json.dumps(program_document(program), allow_nan=False).encode())
     return program, False
 
 

@@ -172,8 +172,8 @@ class Trainer:
     def load(self) -> None:
         """Copy weights, buffers and the optimizer's state to the device: after `load_state_dict`, say."""
         first = self._opened()
-        held = states_of(self._optimizer, self._settings, self._parameters(), self._states())
-        first.load({name: _array_of(tensor) for name, tensor in {**self._tensors(), **held}.items()})
+        states = states_of(self._optimizer, self._settings, self._parameters(), self._states())
+        first.load({name: _array_of(tensor) for name, tensor in {**self._tensors(), **states}.items()})
 
     # what there is -----------------------------------------------------------------------------------------
 
@@ -215,11 +215,11 @@ class Trainer:
     def _trained_on(self, batch: _Batch) -> _Training:
         self._check_open()
         _check_form(batch, self._example)
-        found = self._training.get(batch.shapes)
-        if found is None:
+        programs = self._training.get(batch.shapes)
+        if programs is None:
             self._check_room(self._training, batch)
-            found = self._training[batch.shapes] = self._capture_training(batch)
-        return found
+            programs = self._training[batch.shapes] = self._capture_training(batch)
+        return programs
 
     def _capture_training(self, batch: _Batch) -> _Training:
         with self._settings.as_captured(), _keywords_named(batch):
@@ -243,8 +243,8 @@ class Trainer:
     def _inference_on(self, batch: _Batch, loss: Loss | None) -> _Inference:
         self._opened()
         key = (batch.form, batch.shapes, loss is None)
-        found = self._inferences.get(key)
-        if found is None:
+        inference = self._inferences.get(key)
+        if inference is None:
             self._check_room(self._inferences, batch)
             with _keywords_named(batch):
                 captured = capture_inference(
@@ -256,20 +256,20 @@ class Trainer:
                     keep=frozenset(all_rules()),
                 )
             executor = self._executor(captured.step, captured.tensors, self._first)
-            found = self._inferences[key] = _Inference(executor, captured.rebuild)
-        return found
+            inference = self._inferences[key] = _Inference(executor, captured.rebuild)
+        return inference
 
     def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
-        """Return a step on the device, its weights and states those of `owner` where it has them."""
-        kept = [] if owner is None else [t for t in owner.program.tensors if t.role in SHARED]
-        program, _ = lowered(step, target_for(self._device), {t.name: t.layout for t in kept})
+        """Return the executor of a step, which shares weights and states with `owner`."""
+        shared = [] if owner is None else [t for t in owner.program.tensors if t.role in SHARED]
+        program, _ = lowered(step, target_for(self._device), {t.name: t.layout for t in shared})
         executor = Executor(program, self._device, profile=self._profile, shared=owner)
-        names = {tensor.name for tensor in program.tensors} - {tensor.name for tensor in kept}
+        names = {tensor.name for tensor in program.tensors} - {tensor.name for tensor in shared}
         executor.load({name: _array_of(tensor) for name, tensor in tensors.items() if name in names})
         return executor
 
-    def _check_room(self, made: Mapping[Any, Any], batch: _Batch) -> None:
-        if len(made) >= MAX_SHAPES:
+    def _check_room(self, programs: Mapping[Any, Any], batch: _Batch) -> None:
+        if len(programs) >= MAX_SHAPES:
             raise InputError(
                 f"a batch of shapes {[list(shape) for shape in batch.shapes]} is the {MAX_SHAPES + 1}th "
                 "different one, each of which takes a program; pad batches to one shape (DataLoader: "
@@ -372,14 +372,14 @@ def _check_form(batch: _Batch, example: _Batch) -> None:
     """Raise InputError where a batch is not made up like the example: number of tensors, dtypes, ranks."""
     if [len(s) for s in batch.shapes] == [len(s) for s in example.shapes] and batch.form == example.form:
         return
-    found, wanted = _described(batch), _described(example)
-    if found == wanted:
+    passed, wanted = _described(batch), _described(example)
+    if passed == wanted:
         raise InputError(
             "the batch has another structure, or other arguments that are not tensors, than the Trainer's "
             "example; pass the same structure (a dict becomes keyword arguments), or create another Trainer"
         )
     raise InputError(
-        f"the batch is {found}; the Trainer was made for {wanted}; convert it (.to(dtype), .unsqueeze()), or "
+        f"the batch is {passed}; the Trainer expects {wanted}; convert it (.to(dtype), .unsqueeze()), or "
         "create another Trainer"
     )
 

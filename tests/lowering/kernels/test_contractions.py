@@ -171,7 +171,7 @@ def test_an_update_rides_along(schedule):
     data = {n.name: normal(*n.shape, seed=n.index).numpy() for n in (x, grad, weight)}
     target, chosen = SCHEDULES[schedule]
     made = program_of([], target, chosen, [(weight, new)])
-    assert sum(t.role == "intermediate" for t in made.tensors) == ("parts" in schedule)
+    assert sum(t.role == "intermediate" for t in made.tensors) == ("slices" in schedule)
     (found,) = run_nodes([], data, target, chosen, [(weight, new)])
     np.testing.assert_allclose(found, data["weight"] - 0.1 * data["grad"].T @ data["x"], rtol=1e-4, atol=1e-4)
 

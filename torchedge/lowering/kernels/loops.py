@@ -24,15 +24,15 @@ def strides_of(offset: Index) -> dict[Axis, int]:
 
 def grain(index: Index, strides: Mapping[Axis, int]) -> int:
     """Return the smallest step in memory that changes an index; `strides`: those of the axes. 0: constant."""
-    found = []
+    steps = []
     for atom, _ in index.terms:
         if isinstance(atom, Axis) and atom in strides:
-            found.append(strides[atom])
+            steps.append(strides[atom])
         elif isinstance(atom, (Floor, Remainder)):
             inner = grain(atom.index, strides)
             if inner:
-                found.append(inner * (atom.divisor if isinstance(atom, Floor) else 1))
-    return min(found, default=0)
+                steps.append(inner * (atom.divisor if isinstance(atom, Floor) else 1))
+    return min(steps, default=0)
 
 
 def in_memory_order(axes: Sequence[Axis], strides: Mapping[Axis, int]) -> tuple[Axis, ...]:
@@ -83,13 +83,13 @@ def _quotients(indices: Sequence[Index]) -> int:
 
 def accessed(*bodies: Scalar) -> list[Index]:
     """Return every index of guards and positions; loads count by their offsets."""
-    found: list[Index] = []
+    indices: list[Index] = []
     for scalar in walk(*bodies):
         if isinstance(scalar, Guarded):
-            found += [b[0] for b in scalar.bounds]
+            indices += [b[0] for b in scalar.bounds]
         elif isinstance(scalar, Position):
-            found.append(scalar.index)
-    return found
+            indices.append(scalar.index)
+    return indices
 
 
 def width_of(extent: int, widest: int) -> int:
@@ -104,11 +104,11 @@ def every_offset(
     values: Sequence[Scalar], stores: Sequence[tuple[Node, Computed]], arguments: Arguments
 ) -> list[Index]:
     """Return all index arithmetic of a kernel: offsets of reads and writes, bounds, positions."""
-    found = [offset_of(arguments.sites[n], c.element) for n, c in stores]
+    offsets = [offset_of(arguments.sites[n], c.element) for n, c in stores]
     for scalar in walk(*values):
         if isinstance(scalar, Read):
-            found.append(offset_of(arguments.sites[scalar.tensor], scalar.indices))
-    return found + accessed(*values)
+            offsets.append(offset_of(arguments.sites[scalar.tensor], scalar.indices))
+    return offsets + accessed(*values)
 
 
 def write_all(

@@ -141,11 +141,11 @@ def _axes_in(scalar: Scalar) -> set[Axis]:
 
 def _inner_strides(loops: Loops, a: Scalar, b: Scalar, arguments: Arguments) -> dict[Axis, int]:
     """Return strides to order the inner loops by: of the operand that has neighbours along one of them."""
-    found = [_strides(operand, arguments) for operand in (a, b)]
-    for strides in found:
+    both = [_strides(operand, arguments) for operand in (a, b)]
+    for strides in both:
         if any(strides.get(x) == 1 for x in loops if x.extent > 1):
             return strides
-    return found[0]
+    return both[0]
 
 
 def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
@@ -161,8 +161,8 @@ def _contiguous(scalar: Scalar, arguments: Arguments) -> frozenset[Axis]:
 
 
 def _joined_as(letter: str, loops: Loops, indices: Sequence[Index]) -> tuple[Loops, dict[Axis, Index]]:
-    found, moved = joined(loops, indices)
-    names = {x: Axis(f"{letter}{k}", x.extent) for k, x in enumerate(found)}
+    merged, moved = joined(loops, indices)
+    names = {x: Axis(f"{letter}{k}", x.extent) for k, x in enumerate(merged)}
     rename = {old: of(new) for old, new in names.items()}
     return tuple(names.values()), {x: i.substitute(rename) for x, i in moved.items()}
 
@@ -247,9 +247,9 @@ class Texts:
         """Return a test for work of a block of columns at a point of the outer inner loops; None: always."""
         if not product.skips or product.run % block_cols:
             return None
-        found = Guarded(product.skips, constant(1, "int32"), constant(0, "int32"))
+        test = Guarded(product.skips, constant(1, "int32"), constant(0, "int32"))
         place = places(product.cols, "col0")
-        return replace(self.read(found, None, 1), place=tuple(place))
+        return replace(self.read(test, None, 1), place=tuple(place))
 
     def write(self, stores: Sequence[tuple[Node, Computed]], lane: Axis | None, width: int) -> OperandText:
         """Return the statements that store everything made of the local `acc`, `width` neighbours at once."""
