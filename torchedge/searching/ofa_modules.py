@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
-from torchedge.searching.ofa_resnet50 import Architecture, Bottleneck
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """One residual block: channels in, in the middle and out, and the stride of its middle convolution.
+
+    `projected` says that the shortcut holds an average pool, a convolution and a batch norm.
+    """
+
+    inputs: int
+    middle: int
+    outputs: int
+    stride: int
+    projected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One sub-network: channels of the stem, whether its residual layer runs, the blocks, the image."""
+
+    stem_middle: int
+    stem_residual: bool
+    stem_outputs: int
+    blocks: tuple[Bottleneck, ...]
+    classes: int
+    image_size: int
 
 
 class OFAResNet50(nn.Module):

@@ -1,20 +1,25 @@
-"""The space of sub-networks of OFA-ResNet50 (Once-for-All, Cai et al., 2020; perf4sight, section 6.4)."""
+"""The space of sub-networks of OFA-ResNet50 (Once-for-All, Cai et al., 2020; perf4sight, section 6.4).
+
+Their graphs come without modules: the full network is captured once, and blocks are cut out of its graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError
-from torchedge.graphs import ForwardGraph, GraphFamily
-from torchedge.searching.spaces import Genes, Mode, SearchSpace
+from torchedge.graphs import ForwardGraph, GraphFamily, Mode, Size
+from torchedge.graphs.families import with_shapes, without_operators
+from torchedge.searching.spaces import Genes, SearchSpace
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from torchedge.searching.ofa_modules import Architecture
 
 DEPTHS = (0, 1, 2)
 EXPAND_RATIOS = (0.2, 0.25, 0.35)
@@ -26,40 +31,33 @@ BLOCKS = sum(BASE_DEPTHS) + len(BASE_DEPTHS) * max(DEPTHS)
 _DIVISOR = 8
 _PARTS = len(STAGE_WIDTHS) + 2
 
-_COUNTS = [base + max(DEPTHS) for base in BASE_DEPTHS]
+_STAGE_BLOCKS = tuple(base + max(DEPTHS) for base in BASE_DEPTHS)
 _RATIOS = slice(len(STAGE_WIDTHS) + 1, len(STAGE_WIDTHS) + 1 + BLOCKS)
-_STAGE = np.repeat(np.arange(len(_COUNTS)), _COUNTS)
-_PLACE = np.concatenate([np.arange(count) for count in _COUNTS])
-_BASE = np.repeat(BASE_DEPTHS, _COUNTS)
+_STAGE = np.repeat(np.arange(len(_STAGE_BLOCKS)), _STAGE_BLOCKS)
+_PLACE = np.concatenate([np.arange(count) for count in _STAGE_BLOCKS])
+_BASE = np.repeat(BASE_DEPTHS, _STAGE_BLOCKS)
 """Of each of the 18 blocks: its stage, its place in it, and how many blocks the stage always has."""
 
+_SIDES = 6
+
+SYMBOLS = (
+    "stem.middle",
+    "stem.outputs",
+    *(f"block{k}.middle" for k in range(sum(_STAGE_BLOCKS))),
+    *(f"stage{s}.width" for s in range(len(STAGE_WIDTHS))),
+    *(f"side{k}" for k in range(_SIDES)),
+)
+"""What differs between sub-networks of equal depths: channels, and the sides of images and feature maps."""
+
+_MARKERS = (
+    1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087, 1091, 1093, 1097, 1103,
+    1109, 1117, 1123, 1129, 1151, 1153, 1163,
+)  # fmt: skip
+"""Channels of the network that is captured: primes, by which each dimension is recognised afterwards."""
+
+_MARKED_SIDE = 2003
+
 Encoding = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Bottleneck:
-    """One residual block: channels in, in the middle and out, and the stride of its middle convolution.
-
-    `projected` says that the shortcut holds an average pool, a convolution and a batch norm.
-    """
-
-    inputs: int
-    middle: int
-    outputs: int
-    stride: int
-    projected: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What an encoding says: channels of the stem, whether its residual layer runs, the blocks, the image."""
-
-    stem_middle: int
-    stem_residual: bool
-    stem_outputs: int
-    blocks: tuple[Bottleneck, ...]
-    classes: int
-    image_size: int
 
 
 class OFAResNet50Space(SearchSpace):
@@ -121,10 +119,10 @@ class OFAResNet50Space(SearchSpace):
 
     def canonical(self, genes: Genes) -> Genes:
         """Return the genes (C, G) with the ratios of skipped blocks set to 0."""
-        found = genes.copy()
-        ratios = found[:, _RATIOS]
+        canonical = genes.copy()
+        ratios = canonical[:, _RATIOS]
         ratios[_PLACE[None] >= _BASE[None] + genes[:, 1 + _STAGE]] = 0
-        return found
+        return canonical
 
     def sample_size(self, encoding: Encoding) -> tuple[int, ...]:
         """Return the shape of one sample, (3, image_size, image_size)."""
@@ -135,6 +133,8 @@ class OFAResNet50Space(SearchSpace):
 
     def architecture(self, encoding: Encoding) -> Architecture:
         """Return the channels and strides an encoding stands for; raises InputError if it is none."""
+        from torchedge.searching.ofa_modules import Architecture, Bottleneck
+
         _check(encoding, self.image_sizes)
         widths = [WIDTHS[i] for i in encoding["w"]]
         middle = divisible(divisible(STEM_WIDTH * widths[0]) // 2)
@@ -170,8 +170,6 @@ class OFAResNet50Space(SearchSpace):
 
     def sketch(self, genes: Genes, mode: Mode) -> list[tuple[GraphFamily, npt.NDArray[np.int64], list[int]]]:
         """Return the graphs of candidates by families, one for each set of depths."""
-        from torchedge.searching.ofa_graphs import symbol_values
-
         members: dict[tuple[int, ...], list[int]] = {}
         for place, depths in enumerate(genes[:, : 1 + len(STAGE_WIDTHS)].tolist()):
             members.setdefault(tuple(depths), []).append(place)
@@ -179,8 +177,6 @@ class OFAResNet50Space(SearchSpace):
         return [(self._family(mode, depths), values[:, rows], rows) for depths, rows in members.items()]
 
     def _family(self, mode: Mode, depths: tuple[int, ...]) -> GraphFamily:
-        from torchedge.searching.ofa_graphs import cut
-
         key = (mode, depths)
         if key not in self._families:
             self._families[key] = cut(self.template(mode), bool(depths[0]), depths[1:])
@@ -188,15 +184,99 @@ class OFAResNet50Space(SearchSpace):
 
     def template(self, mode: Mode) -> ForwardGraph:
         """Return the full network, symbols in place of channels and sides; captured when first asked for."""
-        from torchedge.searching.ofa_graphs import full_template
-
         if mode not in self._templates:
             self._templates[mode] = full_template(self.classes, mode)
         return self._templates[mode]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the families behind, which are cut again where they are needed."""
+        """Pickle without the families, which are cut again where they are needed."""
         return {**self.__dict__, "_families": {}}
+
+
+# graphs without modules ------------------------------------------------------------------------------------
+
+
+def side_lengths(image_size: int) -> list[int]:
+    """Return the sides of the image and of the feature maps behind each layer with a stride, (6,)."""
+    sides = [image_size]
+    while len(sides) < _SIDES:
+        sides.append(-(-sides[-1] // 2))
+    return sides
+
+
+def symbol_values(genes: Genes, image_sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the values of `SYMBOLS` for candidates (C, G), a column each, skipped blocks included."""
+    stages, blocks = len(STAGE_WIDTHS), sum(_STAGE_BLOCKS)
+    ratios, widths = genes[:, 1 + stages : 1 + stages + blocks], genes[:, 1 + stages + blocks : -1]
+    stage_of = np.repeat(np.arange(stages), _STAGE_BLOCKS)
+    stem = [divisible(STEM_WIDTH * w) for w in WIDTHS]
+    outputs = [[divisible(base * w) for w in WIDTHS] for base in STAGE_WIDTHS]
+    middles = [[[divisible(round(out * e)) for e in EXPAND_RATIOS] for out in row] for row in outputs]
+    sides = np.array([side_lengths(size) for size in image_sizes])
+    columns = [
+        np.array([divisible(width // 2) for width in stem])[widths[:, :1]],
+        np.array(stem)[widths[:, 1:2]],
+        np.array(middles)[stage_of, widths[:, 2 + stage_of], ratios],
+        np.array(outputs)[np.arange(stages), widths[:, 2:]],
+        sides[genes[:, -1]],
+    ]
+    return np.concatenate(columns, axis=1).T.astype(np.int64)
+
+
+def full_template(classes: int, mode: Mode) -> ForwardGraph:
+    """Capture the full network once, its channels and sides being symbols."""
+    import torch
+
+    from torchedge.searching.ofa_modules import OFAResNet50
+    from torchedge.tracing.capturing import capture
+
+    with torch.device("meta"):
+        module = OFAResNet50(_marked(classes))
+    graph = capture(module, input_size=(3, _MARKED_SIDE, _MARKED_SIDE), mode=mode, name="ofa-resnet50")
+    marked = (*_MARKERS, *side_lengths(_MARKED_SIDE))
+    sizes = {m: Size.symbol(name) for m, name in zip(marked, SYMBOLS, strict=True)}
+    shapes = {
+        index: tuple([sizes.get(d, d) if isinstance(d, int) else d for d in value.shape])
+        for index, value in enumerate(graph.values)
+    }
+    return with_shapes(graph, shapes)
+
+
+def _marked(classes: int) -> Architecture:
+    from torchedge.searching.ofa_modules import Architecture, Bottleneck
+
+    channels = _MARKERS[1]
+    middles, widths = iter(_MARKERS[2:]), _MARKERS[-len(STAGE_WIDTHS) :]
+    blocks = []
+    for stage, count in enumerate(_STAGE_BLOCKS):
+        for block in range(count):
+            stride = 2 if block == 0 and stage else 1
+            blocks.append(Bottleneck(channels, next(middles), widths[stage], stride, projected=block == 0))
+            channels = widths[stage]
+    return Architecture(_MARKERS[0], True, _MARKERS[1], tuple(blocks), classes, _MARKED_SIDE)
+
+
+def cut(template: ForwardGraph, stem_residual: bool, depths: tuple[int, ...]) -> GraphFamily:
+    """Return the family of the sub-networks with these depths of the stages and this kind of stem."""
+    scopes = [] if stem_residual else ["input_stem.1"]
+    first = 0
+    for count, base, depth in zip(_STAGE_BLOCKS, BASE_DEPTHS, depths, strict=True):
+        scopes += [f"blocks.{first + k}" for k in range(base + depth, count)]
+        first += count
+    removed: set[int] = set()
+    stands_for: dict[int, int] = {}
+    for scope in scopes:
+        positions = [
+            k for k, op in enumerate(template.ops) if op.scope == scope or op.scope.startswith(f"{scope}.")
+        ]
+        entered = template.ops[positions[0]].inputs[0]
+        assert entered is not None
+        stands_for[template.ops[positions[-1]].outputs[0]] = entered
+        removed.update(positions)
+    return GraphFamily(without_operators(template, removed, stands_for), SYMBOLS)
+
+
+# encodings -------------------------------------------------------------------------------------------------
 
 
 def divisible(channels: float) -> int:
