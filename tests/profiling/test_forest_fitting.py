@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchedge.errors import InputError, MissingExtraError, ProfileError
-from torchedge.forests.trees import evaluate, evaluate_trees
+from torchedge.forests.trees import evaluate
 from torchedge.profiling import forest_fitting
 from torchedge.profiling.forest_fitting import convert_model, fit_forest, predict_left_out
 
@@ -43,8 +43,6 @@ def test_agrees_with_scikit_learn(seed: int, features: int, rows: int, leaf: int
         [X, np.nextafter(X.astype(np.float32), 0), make_table(seed + 1, 50, features, spread)[0]]
     )
     np.testing.assert_allclose(evaluate(forest, unseen), model.predict(unseen), rtol=1e-5)
-    each = np.stack([tree.predict(unseen) for tree in model.estimators_], axis=1)
-    np.testing.assert_allclose(evaluate_trees(forest, unseen), each, rtol=1e-6)
 
 
 def test_thresholds_between_float32_numbers_send_neighbours_the_same_way() -> None:

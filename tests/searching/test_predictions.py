@@ -9,6 +9,7 @@ from torch import nn
 
 import torchedge
 from torchedge.graphs import Affine, ForwardGraph, GraphFamily, Op, Size, Value
+from torchedge.prediction import families
 from torchedge.prediction.families import FamilyAnalysis, FamilyPredictor
 from torchedge.prediction.memory import compiled_replay
 from torchedge.prediction.memory.peaks import family_peaks, graph_traits, simulate_peaks
@@ -116,7 +117,7 @@ def test_latency_with_confidence_is_the_intervals_end_at_its_level():
     assert asked == sorted(asked) and asked[0] < asked[-1]
 
 
-def test_a_family_whose_rules_ask_for_sizes_falls_apart_into_its_graphs():
+def test_a_family_whose_rules_depend_on_sizes_is_split_into_its_graphs():
     """A pooling window of a symbolic side is no number: each member is then predicted by itself."""
     width = Size.symbol("width")
     values = (
@@ -134,3 +135,14 @@ def test_a_family_whose_rules_ask_for_sizes_falls_apart_into_its_graphs():
     found = predictor.memory([(family, columns)], 4)
     alone = [torchedge.predict(family.graph([w]), 4, "jetson-tx2", mode="infer") for w in (2, 64)]
     assert found == pytest.approx([p.memory.value for p in alone], rel=1e-9)
+
+
+def test_a_bug_in_a_rule_is_raised_and_not_taken_for_a_slow_family(monkeypatch):
+    def broken(graph):
+        raise TypeError("a bug in a rule")
+
+    monkeypatch.setattr(families, "count_amounts", broken)
+    predictor = FamilyPredictor(torchedge.find_device("jetson-tx2"), "train")
+    family, values, _ = SPACES["pruning"].sketch(np.zeros((1, 3), dtype=np.int16), "train")[0]
+    with pytest.raises(TypeError, match="a bug in a rule"):
+        predictor.memory([(family, values)], 8)

@@ -19,7 +19,6 @@ __all__ = [
     "Forest",
     "build_forest",
     "evaluate",
-    "evaluate_trees",
     "feature_hash",
     "features_outside",
     "outside_hull",
@@ -85,21 +84,11 @@ class Forest:
         """How many trees."""
         return len(self.depths)
 
-    @property
-    def n_nodes(self) -> int:
-        """How many nodes, over all trees."""
-        return len(self.payload)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the arrays occupy in memory."""
-        arrays = (self.feature, self.payload, self.step, self.roots, self.depths, self.low, self.high)
-        return sum(array.nbytes for array in arrays)
-
     def __repr__(self) -> str:
         """One line: learner and sizes."""
         return (
-            f"Forest({self.learner}, {self.n_trees} trees, {self.n_nodes} nodes, {self.n_features} features)"
+            f"Forest({self.learner}, {self.n_trees} trees, {len(self.payload)} nodes, "
+            f"{self.n_features} features)"
         )
 
 
@@ -125,7 +114,7 @@ def build_forest(
     metadata: Mapping[str, str] | None = None,
     source: str = "forest",
 ) -> Forest:
-    """Check breadth-first trees and make them a ``Forest``; nothing that passes can loop or read outside.
+    """Return a ``Forest`` of checked breadth-first trees, which can neither loop nor read out of bounds.
 
     Args:
         learner: what grew the trees.
@@ -211,27 +200,12 @@ def evaluate(forest: Forest, rows: ArrayLike) -> Float64:
     for start in range(0, len(checked), _ROW_BLOCK):
         block = checked[start : start + _ROW_BLOCK]
         total = sums[start : start + len(block)]
-        for _, leaves in _walk(forest, block):
+        for leaves in _walk(forest, block):
             # cumsum adds strictly in tree order; sum would change its order with the number of rows
             total[:] = np.cumsum(np.concatenate([total[None], leaves]), axis=0)[-1]
     sums *= forest.scale
     sums += forest.offset
     return sums
-
-
-def evaluate_trees(forest: Forest, rows: ArrayLike) -> Float32:
-    """The leaf value that each row reaches in each tree, for spreads: (r, t) float32, not scaled, not offset.
-
-    Raises:
-        InputError: a wrong shape, or a number that is not finite in float32.
-    """
-    checked = _check_rows(forest, rows)
-    result = np.empty((len(checked), forest.n_trees), np.float32)
-    for start in range(0, len(checked), _ROW_BLOCK):
-        block = checked[start : start + _ROW_BLOCK]
-        for first, leaves in _walk(forest, block):
-            result[start : start + len(block), first : first + len(leaves)] = leaves.T
-    return result
 
 
 def outside_hull(forest: Forest, rows: ArrayLike) -> NDArray[np.bool_]:
@@ -256,14 +230,12 @@ def features_outside(forest: Forest, rows: ArrayLike) -> tuple[str, ...]:
     return tuple(forest.feature_names[i] for i in np.flatnonzero(outside))
 
 
-def _walk(forest: Forest, block: Float32) -> Iterator[tuple[int, Float32]]:
-    """Walk all rows through some trees at a time, level by level: first tree, (trees, rows) leaf values."""
+def _walk(forest: Forest, block: Float32) -> Iterator[Float32]:
+    """Walk all rows through some trees at a time, level by level; yield (trees, rows) leaf values."""
     rows, columns = block.shape
     extended = np.empty((rows, columns + 1), np.float32)
     extended[:, :-1] = block
-    extended[
-        :, -1
-    ] = -np.inf  # what a leaf compares: never above its payload, so that finished pairs stay put
+    extended[:, -1] = -np.inf  # leaves compare this column: never above their payload, so they stay
     values = extended.ravel()
     together = min(forest.n_trees, max(1, _PAIRS // rows))
     pairs = together * rows
@@ -291,7 +263,7 @@ def _walk(forest: Forest, block: Float32) -> Iterator[tuple[int, Float32]]:
             step.take(node, out=steps, mode="clip")
             np.add(steps, right, out=steps)  # before the node: narrow numbers add faster
             np.add(node, steps, out=node)
-        yield first, payload.take(node).reshape(trees, rows)
+        yield payload.take(node).reshape(trees, rows)
 
 
 def _grow(

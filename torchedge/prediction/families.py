@@ -1,21 +1,20 @@
-"""Predictions for many graphs of one structure: what differs between them is worked out for all at once.
+"""Predictions for families: many graphs of one structure, predicted together.
 
-The step of a family's template is written down once, its sizes being polynomials of symbols. For candidates
-these are then evaluated together, and what is left to do one by one is the allocator's replay. Results are
-those of `predict_graphs` for the graphs one by one, to rounding.
+The step of a family's template is written once, with sizes that are polynomials of symbols. The polynomials
+are evaluated for all candidates together; only the allocator is replayed one by one. Results are those of
+`predict_graphs` for single graphs, to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.graphs import GraphFamily
+from torchedge.graphs import GraphFamily, Mode
 from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.sizes import Amounts, UndecidedError
 from torchedge.prediction.feature_sets import feature_rows
@@ -43,17 +42,15 @@ class FamilyPredictor:
     Rows are the members of all groups in order. Families are analysed once, as long as they exist.
     """
 
-    def __init__(
-        self, device: Device, mode: Literal["train", "infer"], settings: StepSettings | None = None
-    ) -> None:
+    def __init__(self, device: Device, mode: Mode, settings: StepSettings | None = None) -> None:
         self.models = load_models(device, mode)
         self.settings = device_settings(device, settings)
-        self._known: WeakKeyDictionary[GraphFamily, FamilyAnalysis | None] = WeakKeyDictionary()
+        self._analyses: WeakKeyDictionary[GraphFamily, FamilyAnalysis | None] = WeakKeyDictionary()
 
     def latency(
         self, groups: Sequence[Members], batch_size: int, confidence: float | None = None
     ) -> FloatArray:
-        """Return Φ or φ of each row in ms (R,), or with a confidence what it stays below."""
+        """Return Φ or φ of each row in ms (R,), or an upper bound that holds with a confidence."""
         model = self.models.latency
         work = [w for family, values in self._analysed(groups) for w in family.workloads(values)]
         rows, batch = np.arange(len(work)), np.full(len(work), float(batch_size))
@@ -67,7 +64,7 @@ class FamilyPredictor:
     def memory(
         self, groups: Sequence[Members], batch_size: int, confidence: float | None = None
     ) -> FloatArray:
-        """Return Γ or γ of each row in MiB (R,), or with a confidence what it stays below."""
+        """Return Γ or γ of each row in MiB (R,), or an upper bound that holds with a confidence."""
         model = self.models.memory
         peaks = family_peaks([(family.tape, values) for family, values in self._analysed(groups)], batch_size)
         rows = np.arange(len(peaks.batch))
@@ -79,34 +76,34 @@ class FamilyPredictor:
     def _columns(
         self, feature_set: str | None, groups: Sequence[Members], rows: IntArray, batch: FloatArray
     ) -> FloatArray | None:
-        """Return the features (R, F) that a forest reads beside its own, None where it reads none."""
+        """Return the columns (R, F) of a feature set for rows; None: no set."""
         if feature_set is None:
             return None
         graphs = [family.graph(column.tolist()) for family, values in groups for column in values.T]
         return feature_rows(graphs, rows, batch, feature_set)
 
     def _analysed(self, groups: Sequence[Members]) -> list[tuple[FamilyAnalysis, IntArray]]:
-        """Return the groups' analyses; a family whose rules ask what depends on its sizes falls apart."""
-        found = []
+        """Return the groups' analyses; split a family whose rules depend on its sizes into single graphs."""
+        analysed = []
         for family, values in groups:
             analysis = self._analysis(family)
             if analysis is not None:
-                found.append((analysis, values))
+                analysed.append((analysis, values))
                 continue
             for column in values.T:
-                alone = GraphFamily(family.graph(column.tolist()), ())
-                found.append((FamilyAnalysis(alone, self.settings), np.zeros((0, 1), dtype=np.int64)))
-        return found
+                single = GraphFamily(family.graph(column.tolist()), ())
+                analysed.append((FamilyAnalysis(single, self.settings), np.zeros((0, 1), dtype=np.int64)))
+        return analysed
 
     def _analysis(self, family: GraphFamily) -> FamilyAnalysis | None:
-        if family not in self._known:
+        if family not in self._analyses:
             try:
-                self._known[family] = FamilyAnalysis(family, self.settings)
+                self._analyses[family] = FamilyAnalysis(family, self.settings)
             except UndecidedError:
                 if not family.symbols:
                     raise
-                self._known[family] = None
-        return self._known[family]
+                self._analyses[family] = None
+        return self._analyses[family]
 
 
 class FamilyAnalysis:
@@ -116,11 +113,11 @@ class FamilyAnalysis:
     """
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
-        found = count_amounts(family.template)
-        numbers = [n for line in (*found.products, *found.depthwise) for n in line]
-        self._work = Amounts([*numbers, *found.passes, *found.launches], family.symbols, float)
-        lengths = [len(found.products) * len(PRODUCT_COLUMNS), len(found.depthwise) * len(DEPTHWISE_COLUMNS)]
-        self._ends: list[int] = np.cumsum([*lengths, len(found.passes)]).tolist()
+        work = count_amounts(family.template)
+        numbers = [n for line in (*work.products, *work.depthwise) for n in line]
+        self._work = Amounts([*numbers, *work.passes, *work.launches], family.symbols, float)
+        lengths = [len(work.products) * len(PRODUCT_COLUMNS), len(work.depthwise) * len(DEPTHWISE_COLUMNS)]
+        self._ends: list[int] = np.cumsum([*lengths, len(work.passes)]).tolist()
         self._training = family.template.loss is not None
         with collection_paused():
             self.tape = FamilyTape(family, settings)

@@ -157,7 +157,7 @@ class _Job:
     def columns(
         self, feature_set: str | None, which: npt.NDArray[np.intp], batch: FloatArray
     ) -> FloatArray | None:
-        """Return the features (R, F) that a forest reads beside its own, None where it reads none."""
+        """Return the columns (R, F) of a feature set for rows; None: no set."""
         return None if feature_set is None else feature_rows(self.graphs, which, batch, feature_set)
 
     def predict(self, peaks: Peaks, which: npt.NDArray[np.intp], batch: FloatArray) -> tuple[Memory, Times]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.errors import InputError
+from torchedge.graphs import Mode
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import checked_batches, predict_graph
 from torchedge.prediction.results import Prediction, checked_confidence
@@ -23,7 +24,7 @@ from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
 from torchedge.searching.evolution import Evolution, Recipe, Score
 from torchedge.searching.journal import SearchJournal
 from torchedge.searching.results import Candidate, Counts, Search, Violation, pareto
-from torchedge.searching.spaces import Mode, SearchSpace, check_space
+from torchedge.searching.spaces import SearchSpace, check_space
 
 FloatArray = npt.NDArray[np.float64]
 

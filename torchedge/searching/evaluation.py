@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from torchedge.devices import Device, find_device
 from torchedge.errors import InputError, MissingExtraError
-from torchedge.graphs import GraphFamily
+from torchedge.graphs import GraphFamily, Mode
 from torchedge.prediction.families import FamilyPredictor, Members
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.searching.spaces import Genes, Mode, SearchSpace
+from torchedge.searching.spaces import Genes, SearchSpace
 from torchedge.storage import data_folder
 
 FloatArray = npt.NDArray[np.float64]

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError
-from torchedge.graphs import ForwardGraph, GraphFamily
+from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 from torchedge.searching.channels import ChannelGroups, ChannelMap
-from torchedge.searching.spaces import Genes, Mode, SearchSpace
+from torchedge.searching.spaces import Genes, SearchSpace
 
 if TYPE_CHECKING:
     from torch import nn

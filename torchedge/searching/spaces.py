@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.graphs import ForwardGraph, GraphFamily
+from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 
 if TYPE_CHECKING:
     from torch import nn
 
 Genes = npt.NDArray[np.int16]
 """Candidates as rows (C, G): for each gene the index of the choice made."""
-
-Mode = Literal["train", "infer"]
 
 _MOST_CHOICES = 10_000
 
