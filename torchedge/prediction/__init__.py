@@ -1,4 +1,4 @@
-"""The needs of a training step, predicted from a graph: features, memory simulation, time model, forests."""
+"""Memory and latency of a step, predicted from a graph: features, simulation, time model, forests."""
 
 from torchedge.prediction.results import Estimate, Prediction, Predictions
 

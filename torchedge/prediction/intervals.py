@@ -1,7 +1,7 @@
-"""Prediction intervals: how far a measured value strays from a prediction, as seen in cross-validation.
+"""Prediction intervals: the distance of measured values from predictions, taken from cross-validation.
 
-Conformal: quantiles of the errors of models that had not seen the network (or its pruning level), each
-divided by a difficulty that a model gives for every row, so that hard rows get wide intervals.
+Conformal: quantiles of the errors of models that were not fitted to the network (or its pruning level). Each
+error is divided by the difficulty of its row, so that hard rows get wide intervals.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def fit_errors(errors: FloatArray, difficulty: FloatArray, weights: FloatArray) 
 
 
 def assumed_errors(half_width: float) -> ErrorModel:
-    """Return errors for a model nobody measured: the 90 % interval is `half_width` (in log) to both sides."""
+    """Return errors for an unmeasured model: the 90 % interval is `half_width` (in log) to both sides."""
     slope = GRID / 0.9 * half_width
     return ErrorModel(slope, slope)
 

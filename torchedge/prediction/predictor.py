@@ -120,7 +120,7 @@ def predict_graphs(
 
 
 def _not_timed(settings: StepSettings) -> tuple[str, ...]:
-    """Say which settings change the memory but not, though they should, the latency."""
+    """Return notes on settings that change the memory, but not the predicted latency."""
     notes = []
     if settings.optimizer in ("adam", "adamw"):
         notes.append(f"latency holds an SGD update; {settings.optimizer} takes a little longer")
@@ -130,16 +130,18 @@ def _not_timed(settings: StepSettings) -> tuple[str, ...]:
 
 
 def _models(device: Device, graphs: Sequence[ForwardGraph], amp: str | None) -> StepModels:
-    """Return a device's models for training steps, or for inference where no graph has a loss."""
+    """Return a device's models of training steps, or of inference if no graph has a loss."""
     training = {g.loss is not None for g in graphs}
     if len(training) > 1:
-        raise InputError("graphs of training steps and of inference are mixed; predict them apart")
+        raise InputError(
+            "some graphs are training steps and some are inferences; predict them in separate calls"
+        )
     return load_models(device, "train" if training == {True} else "infer", amp)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Graphs with what is known of them, on one device under one setting."""
+    """Graphs with their analyses, on one device under one setting."""
 
     graphs: list[ForwardGraph]
     analyses: list[Analysis]
@@ -208,10 +210,9 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
 
 
 def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[str, float]:
-    """Tensors by category at the peak, what the allocator holds beside them, and the process beside it.
+    """Return MiB by category: tensors at the peak, the rest of the allocator's memory, the process.
 
-    Where the device's ceiling or the forest puts the total below the simulated reserve, parts shrink in
-    proportion.
+    If the total is below the simulated reserve (a ceiling, or the forest), all parts shrink in proportion.
     """
     live = float(categories.sum())
     parts = dict(zip(CATEGORIES, categories.tolist(), strict=True))

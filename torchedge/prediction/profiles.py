@@ -44,7 +44,7 @@ _ASSUMED_MEMORY_ERROR, _ASSUMED_LATENCY_ERROR = 0.25, 0.8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedModels:
-    """What was fitted to measurements of one mode; None: that figure was not measured."""
+    """Models fitted to measurements of one mode; None: that figure was not measured."""
 
     memory: MemoryModel | None
     latency: LatencyModel | None
@@ -53,7 +53,7 @@ class FittedModels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepModels:
-    """Γ and Φ (or γ and φ) of one device, where each comes from, and what to tell the user about that."""
+    """Models of Γ and Φ (or γ and φ) of one device, with their provenance and notes for the user."""
 
     memory: MemoryModel
     latency: LatencyModel
@@ -75,9 +75,9 @@ def file_names(mode: Mode) -> tuple[str, str]:
 def load_models(device: Device, mode: Mode = "train", amp: str | None = None) -> StepModels:
     """Return Γ and Φ of a device (mode "infer": γ and φ), for steps under autocast to a dtype.
 
-    What was not measured follows from the other mode's measurements or from the device's figures, marked as
-    assumed. Latency measured in full precision stays as it is under autocast (`StepModels.notes` says so);
-    what was measured under autocast is converted to full precision, as an assumption. Raises
+    An unmeasured figure follows from the other mode's measurements or from the device's figures, marked as
+    assumed. Latency measured in full precision is used unchanged under autocast, with a note; latency
+    measured under autocast is converted to full precision, as an assumption. Raises
     ProfileError for files that are missing, damaged or made for another version.
     """
     return _loaded(device, device.folder, mode, amp)
@@ -300,10 +300,10 @@ def complete_models(
 
 
 def under_precision(models: StepModels, device: Device, amp: str | None) -> StepModels:
-    """Return models for steps under autocast to a dtype (None: full precision), with what that assumes.
+    """Return models for steps under autocast to a dtype (None: full precision), with notes on assumptions.
 
-    Only what was measured under autocast is converted: its coefficients move by what the device's figures say
-    of both precisions.
+    Only latency measured under autocast is converted: its coefficients shift by the ratio of the device's
+    figures for both precisions.
     """
     latency, measured = models.latency, models.latency.amp
     if measured is None and amp is not None:
@@ -326,7 +326,7 @@ def under_precision(models: StepModels, device: Device, amp: str | None) -> Step
 
 
 def _notes(device: Device, mode: Mode, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Say what was not measured, and what stands in for it."""
+    """Return notes that name unmeasured figures and their stand-ins."""
     here, there = MODE_TABLES[mode], MODE_TABLES["infer" if mode == "train" else "train"]
     notes: list[str] = []
     if list(origins.values()) == ["analytic"] * 2:
@@ -359,7 +359,7 @@ def _analytic_memory(device: Device) -> MemoryModel:
 
 
 def _derived_memory(known: MemoryModel) -> MemoryModel:
-    """Constants of the process stay as they are in the other mode; its extremes and its forest go."""
+    """Keep the constants of the process of the other mode; drop its floor, its ceiling and its forest."""
     return _wide(replace(known.process, floor=(0.0, 0.0), ceiling=UNLIMITED))
 
 

@@ -1,4 +1,4 @@
-"""What a prediction says: figures with intervals, their parts, their source and what they leave out."""
+"""Predictions: figures with intervals, their parts, their source, and what they do not cover."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchedge.errors import InputError
 from torchedge.ops import UNKNOWN_REMARK
 
 CONFIDENCE = 0.95
-"""Default one-sided confidence that a run stays below the memory it is said to need."""
+"""Default one-sided confidence that a run stays below its required memory."""
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """How much memory a run asks for, whatever the device has.
+    """The memory that a run requires, whatever the device has.
 
     required: batch sizes (B,) and a one-sided confidence to MiB (B,).
     """
@@ -87,7 +87,7 @@ class Prediction:
         return tuple([f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported])
 
     def required_mib(self, confidence: float = CONFIDENCE) -> float:
-        """Return the memory in MiB that the run stays below with this confidence (0.5 ≤ confidence < 1)."""
+        """Return an upper bound in MiB that holds with this confidence (0.5 ≤ confidence < 1)."""
         checked = checked_confidence(confidence)
         return float(self._needs().required(np.array([self.batch_size]), checked)[0])
 
@@ -119,9 +119,7 @@ class Prediction:
 
     def _needs(self) -> Needs:
         if self.needs is None:
-            raise InputError(
-                "this prediction was made without its model (it was read back from a file); predict again"
-            )
+            raise InputError("this prediction was read from a file, without its model; predict again")
         return self.needs
 
     def _limit(self, limit_mib: float | None) -> float:

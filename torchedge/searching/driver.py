@@ -1,4 +1,4 @@
-"""`torchedge.search`: checks what was given, runs the evolution, says what came out."""
+"""`torchedge.search`: check the arguments, run the evolution, summarize the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EXHAUSTED = 3
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """How far a search is: iteration (0: the initial population) of so many, best score, counts, seconds."""
+    """Progress of a search: iteration (0: the initial population), best score, counts, seconds."""
 
     iteration: int
     iterations: int
@@ -46,7 +46,7 @@ class SearchProgress:
 
 @dataclass(frozen=True, slots=True)
 class SearchTask:
-    """What is searched for, checked: limits in the order of `FIGURES`, batch sizes by mode, settings."""
+    """A checked search: limits in the order of `FIGURES`, batch sizes by mode, settings."""
 
     space: SearchSpace
     device: Device
@@ -58,7 +58,7 @@ class SearchTask:
     seed: int
 
     def header(self) -> dict[str, Any]:
-        """Return what a journal has to agree with to be continued."""
+        """Return the settings that a journal must have been written with to be continued."""
         choices = json.dumps([[k, list(map(repr, v))] for k, v in self.space.choices.items()])
         profile = json.dumps(_plain(self.device.profile), sort_keys=True, default=str)
         return {
@@ -94,8 +94,8 @@ def run_search(
     )
     team = Workers(evaluator, token, workers)
     limits = np.array(list(task.limits.values()))
-    with SearchJournal(journal, header) as book:
-        evolution = Evolution(task.space, team, book, score, limits, task.recipe, task.seed)
+    with SearchJournal(journal, header) as records:
+        evolution = Evolution(task.space, team, records, score, limits, task.recipe, task.seed)
         history = _evolve(evolution, progress, begun)
     return _summary(task, evolution, history, time.perf_counter() - begun)
 
@@ -108,7 +108,7 @@ def _evolve(
     history: list[float] = []
     idle = 0
 
-    def tell(iteration: int) -> None:
+    def report(iteration: int) -> None:
         if len(evolution.parent_scores):
             history.append(float(evolution.parent_scores[0]))
         if progress is not None:
@@ -125,10 +125,10 @@ def _evolve(
             )
 
     feasible = evolution.start()
-    tell(0)
+    report(0)
     for iteration in range(1, iterations + 1 if feasible else 1):
         idle = 0 if evolution.step(iteration) else idle + 1
-        tell(iteration)
+        report(iteration)
         if idle == _EXHAUSTED:
             break
     return history
@@ -199,7 +199,7 @@ def _predictions(task: SearchTask, chosen: Candidate) -> dict[str, Prediction]:
     }
 
 
-# what is given ----------------------------------------------------------------------------------------------
+# checks of arguments --------------------------------------------------------------------------------------
 
 
 def check_limits(constraints: object) -> dict[str, float]:
@@ -256,7 +256,7 @@ def make_task(
     recipe: Recipe,
     seed: object,
 ) -> SearchTask:
-    """Check what a search was given; raises InputError that says what is wrong with it."""
+    """Return a checked search; raises InputError for an unusable argument."""
     for mode, size in batch_sizes.items():
         if checked_batches(size).ndim:
             raise InputError(f"the batch size of mode {mode!r} is {size!r}; expected one whole number")

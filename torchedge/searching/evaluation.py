@@ -1,6 +1,6 @@
-"""Figures of candidates on a device, worked out here, in other processes or on other machines.
+"""Figures of candidates on a device, computed in this process, in other processes or on other machines.
 
-Candidates are cut into parts by their number alone, so that how many workers there are changes no result.
+Candidates are split into chunks by their number alone, so that the number of workers changes no result.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torchedge.storage import data_folder
 FloatArray = npt.NDArray[np.float64]
 Sketch = list[tuple[GraphFamily, npt.NDArray[np.int64], list[int]]]
 
-_PART = 80
-"""Candidates a part: enough to share what they have in common, few enough to keep several workers busy."""
+_CHUNK = 80
+"""Candidates a chunk: enough to share their common work, few enough to keep several workers busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "training_memory": Figure("train", "memory", "Γ", "MiB"),
     }
 )
-"""The figures by name, the cheapest to work out first."""
+"""The figures by name, the cheapest to compute first."""
 
 
 class Evaluator:
-    """Works out figures of a space's candidates.
+    """Computes figures of a space's candidates.
 
     names: of `FIGURES`, in their order. batch_sizes: by mode. confidence: None for the predicted figures,
-    else what runs stay below with it.
+    else upper bounds that hold with it.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Evaluator:
     def evaluate(self, genes: Genes, limits: FloatArray | None = None) -> FloatArray:
         """Return the figures (C, F) of candidates (C, G).
 
-        With limits (F,) a candidate's further figures are left out (NaN) once one of them is above its limit.
+        With limits (F,), once a candidate's figure is above its limit, its further figures are skipped (NaN).
         """
-        found = np.full((len(genes), len(self.names)), np.nan)
+        figures = np.full((len(genes), len(self.names)), np.nan)
         alive = np.ones(len(genes), dtype=np.bool_)
         sketches: dict[Mode, Sketch] = {}
         for column, name in enumerate(self.names):
@@ -89,13 +89,13 @@ class Evaluator:
                 sketches[figure.mode] = [(f, v, rows[places].tolist()) for f, v, places in sketch]
             groups, order = _living(sketches[figure.mode], alive)
             predict: Callable[..., FloatArray] = getattr(self.predictors[figure.mode], figure.kind)
-            found[order, column] = predict(groups, self.batch_sizes[figure.mode], self.confidence)
+            figures[order, column] = predict(groups, self.batch_sizes[figure.mode], self.confidence)
             if limits is not None:
-                alive &= found[:, column] <= limits[column]
-        return found
+                alive &= figures[:, column] <= limits[column]
+        return figures
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as what it was made of; the device's profile is read again where it arrives."""
+        """Pickle the arguments of the constructor; the receiver reads the device's profile again."""
         packaged = self.device.folder.parent == data_folder("profiles")
         device = self.device.name if packaged else str(self.device.folder)
         return _unpacked, (
@@ -108,7 +108,7 @@ def _unpacked(space: SearchSpace, device: str, *rest: Any) -> Evaluator:  # noqa
 
 
 def _living(sketch: Sketch, alive: npt.NDArray[np.bool_]) -> tuple[list[Members], list[int]]:
-    """Return the groups of candidates that are still alive, and which rows they are in order."""
+    """Return the groups of candidates that are still alive, and their rows in order."""
     groups: list[Members] = []
     order: list[int] = []
     for family, values, rows in sketch:
@@ -120,7 +120,7 @@ def _living(sketch: Sketch, alive: npt.NDArray[np.bool_]) -> tuple[list[Members]
 
 
 class Workers:
-    """Evaluates candidates in parts: here, or through joblib by as many workers as asked for.
+    """Evaluates candidates in chunks: in this process, or in joblib's workers.
 
     workers: 1 for this process alone; another number as joblib's n_jobs; None leaves it to
     `joblib.parallel_config`, this process where there is none.
@@ -140,35 +140,35 @@ class Workers:
         """Return the figures (C, F) of candidates (C, G), see `Evaluator.evaluate`."""
         if not len(genes):
             return np.zeros((0, len(self.evaluator.names)))
-        order = np.lexsort(genes.T[::-1])  # what begins alike has more in common
-        found = np.empty((len(genes), len(self.evaluator.names)))
-        found[order] = self._evaluate(np.array_split(genes[order], -(-len(genes) // _PART)), limits)
-        return found
+        order = np.lexsort(genes.T[::-1])  # neighbours with equal first genes share work
+        figures = np.empty((len(genes), len(self.evaluator.names)))
+        figures[order] = self._evaluate(np.array_split(genes[order], -(-len(genes) // _CHUNK)), limits)
+        return figures
 
-    def _evaluate(self, parts: Sequence[Genes], limits: FloatArray | None) -> FloatArray:
+    def _evaluate(self, chunks: Sequence[Genes], limits: FloatArray | None) -> FloatArray:
         if self._parallel is None:
-            return np.concatenate([self.evaluator.evaluate(part, limits) for part in parts])
-        found = self._run(parts, limits, None)
-        missing = [place for place, part in enumerate(found) if part is None]
+            return np.concatenate([self.evaluator.evaluate(chunk, limits) for chunk in chunks])
+        results = self._run(chunks, limits, None)
+        missing = [place for place, figures in enumerate(results) if figures is None]
         if missing:
-            for mode in self.evaluator.predictors:  # what a space captures once travels with it
-                self.evaluator.space.sketch(parts[0][:1], mode)
-        again = self._run([parts[place] for place in missing], limits, self.evaluator)
-        for place, part in zip(missing, again, strict=True):
-            found[place] = part
-        return np.concatenate([part for part in found if part is not None])
+            for mode in self.evaluator.predictors:  # capture here, once, before the space is pickled
+                self.evaluator.space.sketch(chunks[0][:1], mode)
+        again = self._run([chunks[place] for place in missing], limits, self.evaluator)
+        for place, figures in zip(missing, again, strict=True):
+            results[place] = figures
+        return np.concatenate([figures for figures in results if figures is not None])
 
     def _run(
-        self, parts: Sequence[Genes], limits: FloatArray | None, evaluator: Evaluator | None
+        self, chunks: Sequence[Genes], limits: FloatArray | None, evaluator: Evaluator | None
     ) -> list[FloatArray | None]:
         from joblib import delayed
 
-        if not parts:
+        if not chunks:
             return []
-        found: list[FloatArray | None] = self._parallel(
-            delayed(_evaluate_part)(self.token, evaluator, part, limits) for part in parts
+        results: list[FloatArray | None] = self._parallel(
+            delayed(_evaluate_chunk)(self.token, evaluator, chunk, limits) for chunk in chunks
         )
-        return found
+        return results
 
 
 def _parallel(workers: int | None) -> Any:  # noqa: ANN401 - joblib's
@@ -182,17 +182,17 @@ def _parallel(workers: int | None) -> Any:  # noqa: ANN401 - joblib's
     return None if parallel.n_jobs in (None, 1) else parallel
 
 
-_known: dict[str, Evaluator] = {}
-"""Evaluators that this process was sent before, by their token."""
+_received: dict[str, Evaluator] = {}
+"""Evaluators that this process received, by their token."""
 
 
-def _evaluate_part(
+def _evaluate_chunk(
     token: str, evaluator: Evaluator | None, genes: Genes, limits: FloatArray | None
 ) -> FloatArray | None:
-    """Evaluate a part in a worker; None where the worker has to be sent the evaluator first."""
-    if token not in _known:
+    """Evaluate a chunk in a worker; return None if the worker needs the evaluator first."""
+    if token not in _received:
         if evaluator is None:
             return None
-        _known.clear()
-        _known[token] = evaluator
-    return _known[token].evaluate(genes, limits)
+        _received.clear()
+        _received[token] = evaluator
+    return _received[token].evaluate(genes, limits)

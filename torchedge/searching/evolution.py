@@ -2,7 +2,7 @@
 
 A population of candidates within the constraints; each iteration the best quarter become parents, of whom
 half of the children are mutants and half are crossed. A child above a constraint is rejected and drawn again.
-Candidates that were seen before are drawn again, too: every child is a new network. All draws follow from the
+A candidate that was drawn before is drawn again, too: every child is a new network. All draws follow from the
 seed, the iteration and the round of drawing.
 """
 
@@ -24,10 +24,10 @@ FloatArray = npt.NDArray[np.float64]
 Score = Callable[[Sequence[Any]], Any]
 
 _ROUNDS = 30
-"""Rounds of drawing an iteration may take, and the initial population without coming nearer."""
+"""Most rounds of drawing of an iteration, and of the initial population without progress."""
 
 _GUIDED_FROM = 4
-"""Round from which the initial population's draws descend from those that came nearest."""
+"""Round from which on the initial population's draws descend from the nearest candidates."""
 
 _LEAST_YIELD = 0.1
 
@@ -58,7 +58,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class Archive:
-    """All candidates worked out so far, in order: genes, figures, scores (NaN: not valid), a part a round."""
+    """All candidates evaluated so far: genes, figures, scores (NaN: not valid), one array a round."""
 
     genes: list[Genes]
     figures: list[FloatArray]
@@ -72,7 +72,7 @@ class Archive:
 
 
 class Evolution:
-    """One evolution; `start` makes the initial population, each `step` runs an iteration."""
+    """One evolution; `start` draws the initial population, each `step` runs an iteration."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Evolution:
     # drawing ----------------------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Make the initial population; return whether any candidate within the constraints was found."""
+        """Draw the initial population; return whether a candidate is within the constraints."""
         genes: list[Genes] = []
         scores: list[FloatArray] = []
         nearest: Genes = self.parents
@@ -111,10 +111,10 @@ class Evolution:
                 )
             if round_ == 0:
                 drawn = np.concatenate([self._landmarks(), drawn])
-            new, figures, found = self._judge(drawn, None)
-            valid = ~np.isnan(found)
+            new, figures, judged = self._judge(drawn, None)
+            valid = ~np.isnan(judged)
             genes.append(new[valid])
-            scores.append(found[valid])
+            scores.append(judged[valid])
             idle = 0 if valid.any() else idle + 1
             before = least[0] if len(least) else np.inf
             excess = np.concatenate([least, self.excess(figures)])
@@ -129,9 +129,9 @@ class Evolution:
     def step(self, iteration: int) -> int:
         """Run one iteration (from 1 on); return how many new candidates within the constraints it found."""
         genes, scores = [self.parents], [self.parent_scores]
-        found = 0
+        count_valid = 0
         for round_ in range(_ROUNDS):
-            missing = self.recipe.population - found
+            missing = self.recipe.population - count_valid
             if missing <= 0:
                 break
             count = int(np.ceil(missing / max(self._yield, _LEAST_YIELD)))
@@ -142,9 +142,9 @@ class Evolution:
             self._yield = 0.5 * self._yield + 0.5 * float(valid.sum()) / count
             genes.append(new[valid])
             scores.append(judged[valid])
-            found += int(valid.sum())
+            count_valid += int(valid.sum())
         self._select(np.concatenate(genes), np.concatenate(scores))
-        return found
+        return count_valid
 
     def excess(self, figures: FloatArray) -> FloatArray:
         """Return by which share candidates (C, F) are above the limits, summed over the limits: (C,)."""
@@ -159,14 +159,14 @@ class Evolution:
         return np.array(rows, dtype=np.int16).reshape(-1, len(self.space.counts))
 
     def _select(self, genes: Genes, scores: FloatArray) -> None:
-        """Keep the best as parents; of equals, those found first."""
+        """Keep the best as parents; of equals, the earlier ones."""
         order = np.argsort(-scores, kind="stable")[: self._parent_count]
         self.parents, self.parent_scores = genes[order], scores[order]
 
     # judging ----------------------------------------------------------------------------------------------
 
     def _judge(self, drawn: Genes, limits: FloatArray | None) -> tuple[Genes, FloatArray, FloatArray]:
-        """Work out the draws that are new; return their genes, figures and scores (NaN: not valid)."""
+        """Evaluate the new draws; return their genes, figures and scores (NaN: not valid)."""
         new = self._new(self.space.canonical(drawn))
         records = [self.journal.records.get(row.tobytes()) for row in new]
         figures = np.array(
@@ -185,7 +185,7 @@ class Evolution:
         return new, figures, scores
 
     def _new(self, drawn: Genes) -> Genes:
-        """Return the draws that were not drawn before, each once."""
+        """Return the draws that are new, each once."""
         rows = []
         for place, row in enumerate(drawn):
             key = row.tobytes()
@@ -201,16 +201,16 @@ class Evolution:
         encodings = [self.space.decode(row) for row in genes.tolist()]
         if not encodings:
             return np.zeros(0)
-        given = self.score(encodings)
-        if hasattr(given, "detach"):  # a tensor, perhaps one that remembers how it came about, on a GPU
-            given = given.detach().cpu()
+        answer = self.score(encodings)
+        if hasattr(answer, "detach"):  # a tensor, perhaps with a gradient, perhaps on a GPU
+            answer = answer.detach().cpu()
         try:
-            scores = np.asarray(given, dtype=np.float64).reshape(-1)
+            scores = np.asarray(answer, dtype=np.float64).reshape(-1)
         except (TypeError, ValueError):
             scores = np.zeros(0)
         if len(scores) != len(encodings):
             raise InputError(
-                f"score gave {_short(given)} for {len(encodings)} candidates; expected one number each: "
+                f"score gave {_short(answer)} for {len(encodings)} candidates; expected one number each: "
                 "it is called with a list of encodings and returns as many numbers (batched=False: with one)"
             )
         wrong = np.flatnonzero(~np.isfinite(scores))

@@ -1,4 +1,4 @@
-"""What a search says: the winner, the Pareto fronts, the counts, or why nothing meets the constraints."""
+"""The result of a search: the winner, the Pareto fronts, the counts, or the unmet constraints."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many candidates a search went through.
+    """Numbers of candidates of a search.
 
-    drawn: all draws; known: draws that had been drawn before; evaluated: different candidates worked out;
-    valid: of these, those within all constraints; rejected: those above one, by the first that was found
-    violated (the cheapest figure is worked out first).
+    drawn: all draws; known: repeated draws; evaluated: different candidates evaluated; valid: those of them
+    within all constraints; rejected: the others, by the first violated constraint (the cheapest figure is
+    computed first).
     """
 
     drawn: int
@@ -166,9 +166,9 @@ class Search:
 
 
 def pareto(scores: npt.NDArray[np.float64], costs: npt.NDArray[np.float64]) -> list[int]:
-    """Return the rows (C,) that no other beats in both: a higher score and a lower cost; cheapest first.
+    """Return the rows (C,) that no other row beats in both score (higher) and cost (lower); cheapest first.
 
-    Of rows that are equal in both the first stands for all.
+    Of equal rows the first is returned.
     """
     best = -np.inf
     front: list[int] = []

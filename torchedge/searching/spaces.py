@@ -1,4 +1,4 @@
-"""Spaces of candidates: genes with their choices, and how a candidate becomes a module or a ForwardGraph."""
+"""Spaces of candidates: genes with their choices, and a candidate's module or ForwardGraph."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST_CHOICES = 10_000
 
 
 class SearchSpace(ABC):
-    """What `torchedge.search` searches; your own space has three things.
+    """A space for `torchedge.search`; your own subclass defines three things.
 
     choices: each gene's name with its choices, in order; input_size: the shape of one sample; `build`: the
     module of a candidate. A candidate is encoded as a dict of gene name to choice. Override `graph` where a
-    graph can be had without a module (it is captured from `build` otherwise), `sketch` where many graphs
-    share one structure, `encode` and `decode` for another encoding, `canonical` where genes may mean
-    nothing, `landmarks` for candidates that are good to know from the start.
+    graph exists without a module (it is captured from `build` otherwise), `sketch` where many graphs share
+    one structure, `encode` and `decode` for another encoding, `canonical` where genes may have no effect,
+    `landmarks` for candidates to evaluate first.
     """
 
     name: str = "space"
@@ -56,7 +56,7 @@ class SearchSpace(ABC):
         return [choice_of(name, encoding[name], options) for name, options in self.choices.items()]
 
     def canonical(self, genes: Genes) -> Genes:
-        """Return the genes (C, G) with those that mean nothing set to 0: equal rows are equal networks."""
+        """Return the genes (C, G) with those without effect set to 0: equal rows are equal networks."""
         return genes
 
     def landmarks(self) -> Sequence[Any]:

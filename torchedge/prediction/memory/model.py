@@ -1,4 +1,4 @@
-"""The memory of a device: what the allocator reserves, a process takes beside it, and a forest corrects.
+"""The memory model of a device: the allocator's reserve, plus a process constant, corrected by a forest.
 
 Γ = clip(reserved + process, floor, ceiling) · exp(forest). The process constant holds context, libraries and
 host side; a network without linear layers loads no BLAS library and takes less. Boards with unified memory
@@ -21,7 +21,7 @@ from torchedge.prediction.memory.peaks import Peaks
 FloatArray = npt.NDArray[np.float64]
 
 MEMORY_FEATURES = ("batch", "base", "reserved_over_allocated", "allocated", "parameters", "has_linear")
-"""What the correction forest sees: batch size, clipped base (MiB), ratio, allocated peak (MiB), parameters
+"""Columns of the correction forest: batch size, clipped base (MiB), ratio, allocated peak (MiB), parameters
 (MiB), 0 or 1."""
 
 UNLIMITED = 1e9
@@ -33,7 +33,7 @@ _LEAST_DIFFICULTY = 0.015
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a training process takes beside its tensors, MiB, each without and with linear layers.
+    """The memory of a training process beside its tensors, MiB, each without and with linear layers.
 
     beside: added to reserved memory; floor: the least any run takes; ceiling: the most Γ was seen at;
     capacity: the most a run may reserve.
@@ -111,7 +111,7 @@ class MemoryModel:
         return Memory(value, value * np.exp(-half), value * np.exp(half), outside, features)
 
     def required(self, peaks: Peaks, confidence: float, columns: FloatArray | None = None) -> FloatArray:
-        """Return (R,) MiB: what the runs ask for with this one-sided confidence, however much the device has.
+        """Return (R,) MiB: upper bounds of the required memory with this one-sided confidence.
 
         The larger of what the allocator and the process need, and of Γ with its own margin.
         """

@@ -1,4 +1,4 @@
-"""How a step is run: everything beside the model and the batch size that its memory depends on."""
+"""Settings of a step: all that its memory depends on beside the model and the batch size."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class StepSettings:
     winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for
     weight gradients of dense 3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator
     (2 or 4; 0: none).
-    workspaces: what the convolution library takes, measured on the device (full precision only; None:
-    nothing is known of it).
-    blas_workspace_mib: what cuBLAS takes from the allocator for good once a training step has multiplied
+    workspaces: measured workspaces of the device's convolution library (full precision only; None:
+    unknown).
+    blas_workspace_mib: memory that cuBLAS keeps from the allocator once a training step has multiplied
     matrices (64 on Hopper): half of it for the forward pass, half for the thread that runs the backward one.
     """
 

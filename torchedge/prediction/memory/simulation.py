@@ -1,4 +1,4 @@
-"""`simulate`: what one step holds in memory at its peak, when that is, and which tensors make it."""
+"""`simulate`: the memory of one step at its peak, with the time of the peak and its largest tensors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ _MIB = 2.0**20
 
 @dataclass(frozen=True, slots=True)
 class PeakEvent:
-    """Where in the step the live peak is.
-
-    Phase, kind of the operator that runs, path of the module it belongs to.
-    """
+    """The moment of the live peak: phase, kind of the running operator, path of its module."""
 
     phase: Phase
     kind: str
@@ -45,10 +42,7 @@ class PeakEvent:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Memory over one step, for plots.
-
-    After each of E events the live MiB (E,), its phase (E,) and operator number (E,).
-    """
+    """Memory over one step: after each of E events the live MiB (E,), its phase (E,) and operator (E,)."""
 
     live_mib: npt.NDArray[np.float64]
     phase: npt.NDArray[np.int8]
@@ -109,8 +103,8 @@ def simulate(
 ) -> MemoryProfile:
     """Return the memory of one steady-state step (of an inference graph: its forward pass).
 
-    settings: how the step is run, `StepSettings()` by default. largest: how many tensors to list. tape: what
-    `write_tape` gave for this graph and these settings, to save the time. Raises InputError for a batch size
+    settings: `StepSettings()` by default. largest: how many tensors to list. tape: the result of `write_tape`
+    for this graph and these settings, if known. Raises InputError for a batch size
     below 1 or one the graph, captured for a fixed batch, does not allow.
     """
     settings = settings or StepSettings()
@@ -177,8 +171,8 @@ def _breakdown(tape: Tape, alive: npt.NDArray[np.bool_], sizes: npt.NDArray[np.i
 def _largest(
     tape: Tape, alive: npt.NDArray[np.bool_], sizes: npt.NDArray[np.int64], count: int
 ) -> tuple[tuple[str, float], ...]:
-    found = np.flatnonzero(alive)
-    order = found[np.argsort(-sizes[found], kind="stable")][:count]
+    storages = np.flatnonzero(alive)
+    order = storages[np.argsort(-sizes[storages], kind="stable")][:count]
     return tuple((tape.labels[i], float(sizes[i]) / _MIB) for i in order)
 
 

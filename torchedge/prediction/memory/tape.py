@@ -38,9 +38,8 @@ class Tape:
     operator an event belongs to, counted through forward and backward. phases: (E,) int8, 0 forward, 1
     backward, 2 optimizer. operators: kind and module path of each operator an event may belong to.
     persistent: storages alive before the first event. remaining: storages alive after the last, in the order
-    in which the next steady-state step lists them as persistent. scratch: storages whose size the device's
-    library decides, whatever `sizes` says. first: the very first step, which leaves this one its memory,
-    where that is needed.
+    in which the next steady-state step lists them as persistent. scratch: storages whose size follows from
+    the device's library instead of `sizes`. first: the very first step, where this step's peaks depend on it.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -174,7 +173,7 @@ class TapeWriter:
             self.phases.append(self.phase)
 
     def close(self, remaining: list[int]) -> None:
-        """Free what nobody let go of (the loss, outputs), all but `remaining`."""
+        """Free what is still referenced (the loss, outputs), all but `remaining`."""
         kept = set(remaining)
         for storage, count in enumerate(self.counts):
             if 0 < count < PERSISTENT // 2 and storage not in kept:
@@ -187,7 +186,7 @@ class TapeWriter:
         operators: tuple[tuple[str, str], ...],
         workspaces: WorkspaceModel | None = None,
     ) -> Tape:
-        """Return the tape; `remaining` is alive at its end, `operators` are whom events belong to."""
+        """Return the tape; `remaining` is alive at its end, events belong to `operators`."""
         scratch = None
         if workspaces is not None and self.scratch:
             storages, phases, geometry = zip(*self.scratch, strict=True)
