@@ -48,8 +48,8 @@ from torchedge.storage.tensors import NAMES
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.copies import isolated
 from torchedge.tracing.objectives import Loss
-from torchedge.tracing.restoring import kept_modes
 from torchedge.tracing.training_steps import CapturedStep, capture_step
 
 __all__ = ["STAGES", "Request", "check_free", "make_bundle", "new_folder"]
@@ -242,10 +242,8 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
     args, kwargs = request.arguments
     keep, notes = frozenset(all_rules()), []
     if not request.train:
-        with kept_modes(request.model, False):
-            return capture_step(
-                request.model, args, kwargs, keep=keep, seed=request.seed, name=request.name
-            ), []
+        with isolated(unwrapped(request.model), False) as model:
+            return capture_step(model, args, kwargs, keep=keep, seed=request.seed, name=request.name), []
     targets, loss, optimizer = request.targets, request.loss, request.optimizer
     if loss is None:
         loss = torch.nn.functional.cross_entropy
@@ -257,9 +255,9 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
         if trained:
             optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM)
             notes.append(f"the optimizer is SGD with momentum {MOMENTUM}")
-    with kept_modes(request.model, True):
+    with isolated(unwrapped(request.model), True) as model:
         captured = capture_step(
-            request.model,
+            model,
             args,
             kwargs,
             targets=() if targets is None else targets,

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.manifests import Plain
 from torchedge.errors import CaptureError, MissingExtraError
-from torchedge.tracing.restoring import kept_attributes, kept_modes, kept_random_states
+from torchedge.tracing.copies import isolated
 from torchedge.tracing.vision import prepare_torchvision
 
 __all__ = ["TOLERANCE", "check_packages", "eager_outputs", "write_onnx"]
@@ -39,8 +39,8 @@ def eager_outputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
     """Return the tensors that the model returns in evaluation, computed by PyTorch; it is left as found."""
-    with torch.no_grad(), kept_random_states(), kept_attributes(model), kept_modes(model, False):
-        found = model(*args, **kwargs)
+    with torch.no_grad(), isolated(model, False) as twin:
+        found = twin(*args, **kwargs)
     return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 
@@ -99,10 +99,10 @@ def _exported(
     prepare_torchvision()
     silent = contextlib.redirect_stdout(io.StringIO())
     try:
-        with warnings.catch_warnings(), silent, kept_random_states(), kept_modes(model, False):
+        with warnings.catch_warnings(), silent, isolated(model, False) as twin:
             warnings.simplefilter("ignore")
             return torch.onnx.export(
-                model,
+                twin,
                 args,
                 kwargs=dict(kwargs),
                 input_names=list(inputs),

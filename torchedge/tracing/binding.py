@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
 from torchedge.graphs import FLOATING
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor
-from torchedge.tracing.targets import Target
+from torchedge.tracing.targets import TorchCall
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _NO_ATTRIBUTES = frozenset(("out", "device", "pin_memory", "layout"))
 _REAL_DEVICES = frozenset(("cuda", "cpu", "mps", "xpu"))
 
 
-def bind(target: Target, args: Any, kwargs: Any, rec: Recorder) -> tuple[list[int | None], dict[str, Any]]:
+def bind(target: TorchCall, args: Any, kwargs: Any, rec: Recorder) -> tuple[list[int | None], dict[str, Any]]:
     """Split a call's arguments into tensor inputs (indices of values) and named plain attributes."""
     inputs: list[int | None] = []
     attrs: dict[str, Any] = {}
@@ -82,15 +81,3 @@ def to_meta(item: Any, rec: Recorder) -> Any:
     if type(item) is dict:
         return {k: to_meta(v, rec) for k, v in item.items()}
     return item
-
-
-def where() -> str:
-    """Return " at FILE:LINE" of the innermost frame outside torch and torchedge, or nothing."""
-    frame = sys._getframe(1)
-    while True:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("torch.", "torchedge.")) and name != "torch":
-            return f" at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        if frame.f_back is None:
-            return ""
-        frame = frame.f_back

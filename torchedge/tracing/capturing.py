@@ -15,10 +15,8 @@ from torchedge.graphs.graph import Mode
 from torchedge.graphs.sizes import NotAffineError
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.losses import default_loss
-from torchedge.tracing.patches import LOCK
 from torchedge.tracing.programs import FileProgram
 from torchedge.tracing.refusals import refuse_unsuitable
-from torchedge.tracing.restoring import kept_modes, kept_random_states
 from torchedge.tracing.symbolic import ForwardCall, batch_of, trace
 
 Method = Literal["auto", "trace", "export"]
@@ -145,20 +143,19 @@ def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> For
     """Capture at the first of the batch sizes (None: at all) at which one of the methods succeeds."""
     call, methods = _resolved(request)
     failures: dict[str, TorchedgeError] = {}
-    with LOCK, kept_modes(call.model, call.training), kept_random_states():
-        for attempt, batch_size in enumerate(batch_sizes):
-            if batch_size == _EXAMPLE:
-                batch_size = _fallback_batch(request, call)
-                if batch_size is None:
-                    continue
-            tried = call if batch_size is None else _fixed(call, batch_size, noted=attempt > 0)
-            for method in methods:
-                try:
-                    return _by(method, tried)
-                except TorchedgeError as error:
-                    if not attempt and isinstance(error, InputError):
-                        raise
-                    failures.setdefault(method, error)  # the reasons of the first attempts are reported
+    for attempt, batch_size in enumerate(batch_sizes):
+        if batch_size == _EXAMPLE:
+            batch_size = _fallback_batch(request, call)
+            if batch_size is None:
+                continue
+        tried = call if batch_size is None else _fixed(call, batch_size, noted=attempt > 0)
+        for method in methods:
+            try:
+                return _by(method, tried)
+            except TorchedgeError as error:
+                if not attempt and isinstance(error, InputError):
+                    raise
+                failures.setdefault(method, error)  # the reasons of the first attempts are reported
     if len(failures) == 1:
         raise next(iter(failures.values()))
     tracing, exporting = failures["trace"], failures["export"]

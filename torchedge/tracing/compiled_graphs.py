@@ -12,9 +12,9 @@ from torch.fx import GraphModule
 
 from torchedge.errors import InputError
 from torchedge.tracing import fast_paths
+from torchedge.tracing.copies import LOCK
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import plain_kernels
-from torchedge.tracing.patches import LOCK
 
 Part = Literal["forward", "backward", "inference"]
 Run = Callable[[list[Any]], list[Any]]

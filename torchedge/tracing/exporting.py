@@ -18,11 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchedge.errors import CaptureError
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Role
+from torchedge.tracing.copies import LOCK, forget_cached, isolated
 from torchedge.tracing.interception import Interceptor
-from torchedge.tracing.patches import patched
 from torchedge.tracing.recorder import Recorder, TracedTensor
 from torchedge.tracing.replaying import replay
-from torchedge.tracing.restoring import forget_cached, kept_attributes
 from torchedge.tracing.symbolic import ForwardCall, batch_of, feed, loss_index, tensors_in
 
 _PROBE_BATCH = 13
@@ -73,9 +72,9 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
 
     batch = batch_of((call.args, call.kwargs))
     counts: list[int] = []
-    objective = _Objective(call.model, call.loss, rebuild, counts.append)
-    with kept_attributes(call.model):
-        probes = _probes(call.model, leaves, batch, call.fixed_batch or _PROBE_BATCH)
+    probes = _probes(call.model, leaves, batch, call.fixed_batch or _PROBE_BATCH)
+    with LOCK, isolated(call.model, call.training) as model:
+        objective = _Objective(model, call.loss, rebuild, counts.append)
         program = _exported(objective, probes, batch, leaves, call.fixed_batch)
     recorder = Recorder(_leaves_of(program), call.fixed_batch)
     fed = feed([leaves[i] for i in places], recorder)
@@ -168,7 +167,6 @@ def _run(
     for spec in program.graph_signature.input_specs:
         inputs.append(next(users) if spec.kind is InputKind.USER_INPUT else _held(program, spec.target))
     with (
-        patched(program.graph_module, recorder),
         Interceptor(recorder),
         torch.set_grad_enabled(training),
     ):

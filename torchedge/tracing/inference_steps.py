@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchedge.errors import InputError
 from torchedge.graphs.steps import Step
 from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.copies import isolated
 from torchedge.tracing.objectives import Loss, public_name
 from torchedge.tracing.training_steps import capture_step
 
@@ -43,8 +43,8 @@ def capture_inference(
     """
     model = unwrapped(model)
     found: list[tuple[list[Any], Any]] = []
-    answering = _Answering(model, loss, found.append)
-    with evaluating(model):
+    with isolated(model, False) as twin:
+        answering = _Answering(twin, loss, found.append)
         captured = capture_step(
             answering, (args, dict(kwargs), targets), keep=keep, name=type(model).__name__
         )
@@ -60,18 +60,6 @@ def capture_inference(
         return tree_unflatten([next(made) if leaf is _TENSOR else leaf for leaf in leaves], structure)
 
     return CapturedInference(replace(step, values=tuple(values)), tensors, rebuild)
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model into eval mode, and each of its modules back into its own mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 class _Answering(torch.nn.Module):

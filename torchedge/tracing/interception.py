@@ -11,9 +11,10 @@ from torchedge.errors import CaptureError
 from torchedge.graphs.sizes import shape_at
 from torchedge.ops import OpSpec, registry
 from torchedge.tracing.autocasting import autocast_arguments
-from torchedge.tracing.binding import bind, common_dtype, dtype_of, to_meta, where
+from torchedge.tracing.binding import bind, common_dtype, dtype_of, to_meta
+from torchedge.tracing.copies import where
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor
-from torchedge.tracing.targets import Target, target_of
+from torchedge.tracing.targets import TorchCall, target_of
 
 _CASTS = frozenset(("to", "type", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as"))
 _COPIES = frozenset(("reshape", "flatten", "contiguous", "reshape_as", "ravel"))
@@ -22,6 +23,7 @@ _DROPOUTS = frozenset(
     ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout")
 )
 _RANDOM = frozenset(("rand", "randn", "randint"))
+_DRAWS = _RANDOM | {"bernoulli", "uniform", "normal", "exponential", "random", "multinomial"}
 _MOST_PARTS = 1_000_000
 
 
@@ -31,15 +33,21 @@ class Interceptor(TorchFunctionMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self.generator = torch.Generator().manual_seed(0)
+        self.running: Any = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call; the mode is off while this runs."""
         target = target_of(func)
         kwargs = kwargs or {}
+        if target.body is not None and self.running != func:
+            return self._run_body(target.body, func, args, kwargs)
         role = target.role
         if role == "op":
             return self._record(target, func, args, kwargs)
         if role == "query":
+            if target.kind == "_set_grad_enabled":
+                self.recorder.autograd.switch(args[0])
             return func(*args, **kwargs)
         if role == "move":
             return args[0]
@@ -49,7 +57,16 @@ class Interceptor(TorchFunctionMode):
             return self._assign(target, func, args)
         return None if role == "check" else self._reshape(target, func, args, kwargs)
 
-    def _read(self, target: Target, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_body(self, body: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a Python function of PyTorch; a C method of its name that it calls arrives as `func` too."""
+        outer, self.running = self.running, func
+        try:
+            with self:
+                return body(*args, **kwargs)
+        finally:
+            self.running = outer
+
+    def _read(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         if any(type(t) is TracedTensor or t.device.type == "meta" for t in tensors):
             raise CaptureError(
@@ -58,7 +75,7 @@ class Interceptor(TorchFunctionMode):
             )
         return func(*args, **kwargs)
 
-    def _assign(self, target: Target, func: Any, args: Any) -> None:
+    def _assign(self, target: TorchCall, func: Any, args: Any) -> None:
         """`tensor.attribute = value`: stand-ins take new data, nothing that belongs to the model changes."""
         tensor, value = args
         if target.kind != "data":
@@ -72,7 +89,7 @@ class Interceptor(TorchFunctionMode):
         tensor.sizes, tensor.dtype_name = meta.size(), DTYPE_NAMES[meta.dtype]
         tensor.token = value.token if type(value) is TracedTensor else self.recorder.token(index)
 
-    def _record(self, target: Target, func: Any, args: Any, kwargs: Any) -> Any:
+    def _record(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
         rec, known = self.recorder, target.spec
         if torch._C._is_any_autocast_enabled():
             if known is not None:
@@ -97,7 +114,7 @@ class Interceptor(TorchFunctionMode):
                 return made
         return self._run_on_meta(target, func, args, kwargs, inputs, attrs)
 
-    def _fold(self, target: Target, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+    def _fold(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         """Run for real what only handles single random numbers: the coin of a stochastic layer is read."""
         rec = self.recorder
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
@@ -108,6 +125,8 @@ class Interceptor(TorchFunctionMode):
             if meta.numel() != 1:
                 return None
             kwargs = {**kwargs, "device": "cpu"}
+        if target.kind in _DRAWS and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self.generator}
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             rec.folded[id(result)] = result
@@ -116,7 +135,7 @@ class Interceptor(TorchFunctionMode):
 
     def _infer(
         self,
-        target: Target,
+        target: TorchCall,
         known: OpSpec,
         inputs: list[int | None],
         attrs: dict[str, Any],
@@ -145,7 +164,7 @@ class Interceptor(TorchFunctionMode):
 
     def _infer_many(
         self,
-        target: Target,
+        target: TorchCall,
         known: OpSpec,
         inputs: list[int | None],
         attrs: dict[str, Any],
@@ -169,7 +188,7 @@ class Interceptor(TorchFunctionMode):
 
     def _overwrite(
         self,
-        target: Target,
+        target: TorchCall,
         tensor: Any,
         inputs: list[int | None],
         attrs: dict[str, Any],
@@ -185,7 +204,7 @@ class Interceptor(TorchFunctionMode):
             tensor.token = rec.token(index)
         return tensor
 
-    def _reshape(self, target: Target, func: Any, args: Any, kwargs: Any) -> Any:
+    def _reshape(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
         """`unsqueeze_` and its like: the tensor stands for a view of itself from here on."""
         rec, tensor = self.recorder, args[0]
         if type(tensor) is not TracedTensor:
@@ -208,7 +227,7 @@ class Interceptor(TorchFunctionMode):
 
     def _write_out(
         self,
-        target: Target,
+        target: TorchCall,
         func: Any,
         args: Any,
         kwargs: Any,
@@ -245,7 +264,7 @@ class Interceptor(TorchFunctionMode):
 
     def _run_on_meta(
         self,
-        target: Target,
+        target: TorchCall,
         func: Any,
         args: Any,
         kwargs: Any,
@@ -262,7 +281,7 @@ class Interceptor(TorchFunctionMode):
 
     def _meta_result(
         self,
-        target: Target,
+        target: TorchCall,
         func: Any,
         args: Any,
         kwargs: Any,
@@ -283,7 +302,7 @@ class Interceptor(TorchFunctionMode):
 
     def _collect(
         self,
-        target: Target,
+        target: TorchCall,
         result: Any,
         args: Any,
         inputs: list[int | None],

@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.tracing.restoring import forget_cached, kept_attributes
+from torchedge.tracing.copies import forget_cached
 from torchedge.tracing.symbolic import output_names, tensors_in
 
 Loss = Callable[..., Any] | Literal["model"]
@@ -42,7 +42,7 @@ class Objective(torch.nn.Module):
         for place, tensor in zip(self.places, tensors, strict=True):
             filled[place] = tensor
         args, kwargs, targets = tree_unflatten(filled, self.structure)
-        with kept_attributes(self.model), _written_buffers(self.model):
+        with _written_buffers(self.model):
             outputs = self.model(*args, **kwargs)
         forget_cached((FakeTensor, FunctionalTensor))
         self.output_names = output_names(outputs, torch.Tensor)

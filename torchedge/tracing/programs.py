@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from torchedge.errors import InputError
-from torchedge.tracing.recorder import ACTIVE, Recorder
+from torchedge.tracing.recorder import Recorder, active_recorder
 
 
 class FileProgram(torch.nn.Module):
@@ -41,11 +41,12 @@ class FileProgram(torch.nn.Module):
 
     def recorder(self) -> Recorder:
         """Return the trace that is going on; raises InputError outside of one."""
-        if not ACTIVE:
+        recorder = active_recorder()
+        if recorder is None:
             raise InputError(
                 f"{self.title} was read to be captured, not to be run; use torchedge.capture or predict"
             )
-        return ACTIVE[-1]
+        return recorder
 
 
 @contextmanager

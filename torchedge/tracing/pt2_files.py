@@ -13,8 +13,9 @@ import math
 import operator
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ class Pt2Program(FileProgram):
             else:
                 raise ValueError(f"input of kind {kind}")
         super().__init__(title, weights)
-        self._graph, self._inputs = graph, self_inputs
+        self._graph, self._inputs = MappingProxyType(graph), self_inputs
         self._returned = [
             _name(spec["user_output"]["arg"]) for spec in signature["output_specs"] if "user_output" in spec
         ]
@@ -161,7 +162,7 @@ class Pt2Program(FileProgram):
         return tuple([values[name] for name in self._returned if name in values])
 
 
-def _run(graph: dict[str, Any], values: dict[str, Any], recorder: Recorder, training: bool) -> None:
+def _run(graph: Mapping[str, Any], values: dict[str, Any], recorder: Recorder, training: bool) -> None:
     """Run the nodes of a graph; results join `values` by name."""
     nodes = graph["nodes"]
     if len(nodes) > MAX_NODES:

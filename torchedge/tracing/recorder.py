@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 from torchedge.errors import CaptureError
 from torchedge.graphs import ForwardGraph, Op, Value
@@ -49,6 +54,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 }
 
 _MOST_OPS = 100_000
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 _PLAIN = (int, float, str, bool, type(None))
 
 
@@ -94,6 +100,11 @@ class TracedTensor(torch.Tensor):
         """Number of dimensions."""
         return len(self.sizes)
 
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """For the model the CPU: code that chooses by the device (`torch.autocast`) takes a usual way."""
+        return _CPU if torch._C._len_torch_function_stack() else _META
+
     def dim(self) -> int:
         """Return the number of dimensions."""
         return len(self.sizes)
@@ -131,9 +142,78 @@ def _size_or_number(item: int) -> int | Affine:
         return item  # a large constant such as sys.maxsize in a slice, no size
 
 
-ACTIVE: list[Recorder] = []
-"""The recorder of the trace that is going on, if any: for modules that interpret a file."""
+class _Active(threading.local):
+    """The recorders of the traces that this thread runs."""
 
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
+
+
+_active = _Active()
+
+
+def active_recorder() -> Recorder | None:
+    """Return the recorder of the trace that this thread runs, if any: for modules that interpret a file."""
+    return _active.recorders[-1] if _active.recorders else None
+
+
+class AutogradState:
+    """Whether autograd records the model's operators, and which checkpointed region they are in.
+
+    Inside a custom autograd function and a reentrant checkpoint PyTorch switches gradients off below Python.
+    The operators there count as recorded: each has its own backward, or runs again in the backward pass.
+    """
+
+    def __init__(self) -> None:
+        self._switched_on = torch.is_grad_enabled()
+        self._regions = 0
+
+    def switch(self, on: bool) -> None:
+        """Follow `torch.set_grad_enabled`, called before it takes effect."""
+        if not (self._switched_on and self._is_inside_function()):
+            self._switched_on = on
+
+    def now(self, note: Callable[[str], None]) -> tuple[bool, int]:
+        """Return whether gradients are recorded, and the number of the region (0: none)."""
+        if torch.is_grad_enabled():
+            self._switched_on = True
+        elif self._switched_on and self._is_inside_function():
+            return True, self._region_of_frames(note)
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
+            return self._switched_on and not torch.is_inference_mode_enabled(), 0
+        return self._switched_on, self._number(hooks[0])
+
+    @staticmethod
+    def _is_inside_function() -> bool:
+        return not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+
+    def _number(self, owner: Any) -> int:
+        """Return the number of a region, which the object that PyTorch makes for it carries."""
+        if not hasattr(owner, _REGION):
+            self._regions += 1
+            setattr(owner, _REGION, self._regions)
+        number: int = getattr(owner, _REGION)
+        return number
+
+    def _region_of_frames(self, note: Callable[[str], None]) -> int:
+        """Return the region of the innermost reentrant checkpoint, and note custom functions on the way."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is CheckpointFunction.forward.__code__:
+                return self._number(frame.f_locals["ctx"])
+            if frame.f_code is _APPLY and frame.f_locals["cls"] is not CheckpointFunction:
+                name = frame.f_locals["cls"].__name__
+                note(
+                    f"{name} is a custom autograd function: captured as the operators of its forward, each "
+                    "with its own backward"
+                )
+            frame = frame.f_back
+        return 0
+
+
+_REGION = "_torchedge_region"
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 Leaves = Callable[[], Iterable[tuple[str, torch.Tensor, Role]]]
 """Gives every tensor that belongs to the model with its name and role; asked once, at the first one met."""
 
@@ -174,8 +254,7 @@ class Recorder:
         self._judged = 0
         self._tokens = self._booked = 0
         self.scopes: list[str] = [""]
-        self.regions: list[int] = [0]
-        self.region_count = 0
+        self.autograd = AutogradState()
         self.fixed_batch = fixed_batch
         self.batch = fixed_batch or BATCH_PRIME
         self.folded: dict[int, torch.Tensor] = {}
@@ -290,6 +369,15 @@ class Recorder:
         if text not in self.notes:
             self.notes.append(text)
 
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this the recorder of the trace that this thread runs."""
+        _active.recorders.append(self)
+        try:
+            yield
+        finally:
+            _active.recorders.pop()
+
     # operators --------------------------------------------------------------------------------
 
     def add_op(
@@ -319,8 +407,7 @@ class Recorder:
                 {k: plain(v) for k, v in attrs.items()},
                 self.scopes[-1],
                 inplace,
-                torch.is_grad_enabled(),
-                self.regions[-1],
+                *self.autograd.now(self.note),
                 known,
             )
         )

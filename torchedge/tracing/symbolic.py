@@ -17,10 +17,9 @@ from torch.utils._pytree import SequenceKey, tree_flatten, tree_flatten_with_pat
 from torchedge.errors import CaptureError
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.garbage import collection_paused
+from torchedge.tracing.copies import forget_cached, isolated, scoped
 from torchedge.tracing.interception import Interceptor
-from torchedge.tracing.patches import patched
 from torchedge.tracing.recorder import Recorder, TracedTensor, leaves_of
-from torchedge.tracing.restoring import forget_cached, kept_attributes
 
 LossFunction = Callable[[Any], Any]
 
@@ -46,11 +45,16 @@ class ForwardCall:
 
 def trace(call: ForwardCall) -> ForwardGraph:
     """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
-    model = call.model
-    recorder = Recorder(leaves_of(model), call.fixed_batch)
+    recorder = Recorder(leaves_of(call.model), call.fixed_batch)
     fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
-    with collection_paused(), kept_attributes(model), patched(model, recorder), Interceptor(recorder):
+    with (
+        collection_paused(),
+        isolated(call.model, call.training) as model,
+        scoped(model, recorder.scopes),
+        recorder.active(),
+        Interceptor(recorder),
+    ):
         outputs = model(*fed_args, **fed_kwargs)
         returned = [recorder.index_of(t) for t in tensors_in(outputs)]
         recorder.scopes.append("loss")

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
+import torch._jit_internal
+import torch._tensor
+import torch.functional
+import torch.nn.functional
 
 from torchedge.ops import OpSpec, registry
 
@@ -72,12 +78,12 @@ _INPLACE_DUNDER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a function of PyTorch is to the tracer.
+class TorchCall:
+    """The role of a function of PyTorch in a trace.
 
     role: "op", "query", "read", "move", "check", "assign" (to a tensor's attribute) or "reshape" (in-place
-    change of shape). params: names of its positional parameters; slots: those where None stands for an
-    absent tensor.
+    change of shape). params: names of its positional parameters; slots: those where None stands for an absent
+    tensor. body: runs a function that is written in Python, so that the functions it calls are seen.
     """
 
     role: str
@@ -86,46 +92,114 @@ class Target:
     spec: OpSpec | None = None
     params: tuple[str, ...] = ()
     slots: frozenset[str] = _TENSOR_SLOTS
+    body: Any = None
 
 
-_resolved: dict[Any, Target] = {}
+_PYTHON_ROOMS = (torch.nn.functional, torch.functional, torch._tensor)
+_HANDLES = _names("has_torch_function has_torch_function_unary has_torch_function_variadic")
+_bodies: dict[int, Any] = {}
+_rooms: dict[int, dict[str, Any]] = {}
+_resolved: dict[Any, TorchCall] = {}
 
 
-def target_of(func: Callable[..., Any]) -> Target:
+def plain_body(func: Any) -> Any:
+    """Return a Python function of PyTorch without its hand-over to modes, any other object as it is.
+
+    Its globals and closure hold plain bodies too, so that a mode sees only the C functions that it calls.
+    """
+    if not isinstance(func, FunctionType) or id(func) in _bodies:
+        return _bodies.get(id(func), func)
+    home, cells = func.__globals__, [(cell, _content(cell)) for cell in func.__closure__ or ()]
+    if any(home is vars(room) for room in _PYTHON_ROOMS):
+        names = _plain_globals(home)
+    elif home is vars(torch._jit_internal) and any(plain_body(item) is not item for _, item in cells):
+        names = home  # of `boolean_dispatch`
+    else:
+        return func
+    if id(func) not in _bodies:
+        closure = tuple(
+            [CellType(plain_body(item)) if isinstance(item, FunctionType) else cell for cell, item in cells]
+        )
+        body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, closure or None)
+        body.__kwdefaults__ = func.__kwdefaults__
+        _bodies[id(func)] = body
+    return _bodies[id(func)]
+
+
+@cache
+def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
+    """Return the forward of a module of PyTorch with plain bodies in its globals, None for other modules."""
+    forward: Any = kind.forward
+    if not isinstance(forward, FunctionType) or not forward.__module__.startswith("torch.nn.modules."):
+        return None
+    if "F" not in forward.__code__.co_names:
+        return None
+    body = FunctionType(
+        forward.__code__, _plain_globals(forward.__globals__), forward.__name__, forward.__defaults__,
+        forward.__closure__,
+    )  # fmt: skip
+    body.__kwdefaults__ = forward.__kwdefaults__
+    return body
+
+
+def _plain_globals(home: dict[str, Any]) -> dict[str, Any]:
+    if id(home) not in _rooms:
+        names = _rooms[id(home)] = {**home, **dict.fromkeys(_HANDLES & home.keys(), _never)}
+        for name in home:
+            names[name] = plain_body(names[name])
+        if names.get("F") is torch.nn.functional:
+            names["F"] = ModuleType("torch.nn.functional")
+            vars(names["F"]).update(_plain_globals(vars(torch.nn.functional)))
+    return _rooms[id(home)]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _never(*args: object) -> bool:
+    return False
+
+
+def target_of(func: Callable[..., Any]) -> TorchCall:
     """Return (and remember) what a function of PyTorch is."""
     found = _resolved.get(func)
     if found is None:
-        found = _resolved[func] = _resolve(func)
+        found, body = _resolve(func), plain_body(func)
+        found = _resolved[func] = found if body is func else replace(found, body=body)
     return found
 
 
-def _resolve(func: Callable[..., Any]) -> Target:
+def _resolve(func: Callable[..., Any]) -> TorchCall:
     name = getattr(func, "__name__", type(func).__name__)
     if isinstance(func, torch._ops.OpOverload):
         name = str(func._schema.name).split("::")[-1]
     if name in ("__get__", "__set__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
         if name == "__set__":
-            return Target("assign", attribute)
-        return _operator(attribute) if attribute in _TENSOR_PROPERTIES else Target("query", attribute)
+            return TorchCall("assign", attribute)
+        return _operator(attribute) if attribute in _TENSOR_PROPERTIES else TorchCall("query", attribute)
     if name in _QUERIES or getattr(func, "__objclass__", None) is torch._C.Generator:
-        return Target("query", name)
+        return TorchCall("query", name)
     for role, names in (("read", _VALUE_READS), ("move", _MOVES), ("check", _CHECKS)):
         if name in names:
-            return Target(role, name)
+            return TorchCall(role, name)
     target = _operator(name, "reshape" if name in _RESHAPING else "op")
     return _with_schema(target, func._schema) if isinstance(func, torch._ops.OpOverload) else target
 
 
-def _operator(name: str, role: str = "op") -> Target:
+def _operator(name: str, role: str = "op") -> TorchCall:
     inplace = name in _INPLACE_DUNDER or (name.endswith("_") and not name.endswith("__"))
     kind = _INPLACE_DUNDER.get(name) or _DUNDER.get(name) or (name[:-1] if inplace else name)
     spec = registry().get(kind)
-    return Target(role, kind, inplace, spec, spec.params if spec is not None else ())
+    return TorchCall(role, kind, inplace, spec, spec.params if spec is not None else ())
 
 
-def _with_schema(target: Target, schema: torch._C.FunctionSchema) -> Target:
+def _with_schema(target: TorchCall, schema: torch._C.FunctionSchema) -> TorchCall:
     """Name the parameters as the ATen operator does; `Tensor?` ones are slots that None may fill."""
     names = ["input" if a.name == "self" else a.name for a in schema.arguments]
     slots = [n for n, a in zip(names, schema.arguments, strict=True) if str(a.type) == "Optional[Tensor]"]
-    return Target(target.role, target.kind, target.inplace, target.spec, tuple(names), frozenset(slots))
+    return TorchCall(target.role, target.kind, target.inplace, target.spec, tuple(names), frozenset(slots))

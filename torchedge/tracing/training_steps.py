@@ -16,15 +16,14 @@ from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.copies import LOCK, isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, scope_of, trace_joint
 from torchedge.tracing.objectives import Loss, Objective, public_name
 from torchedge.tracing.optimizer_updates import SCOPE, OptimizerPart, Trained, add_updates, check_optimizer
-from torchedge.tracing.patches import LOCK
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
 from torchedge.tracing.refusals import refuse_unsuitable
-from torchedge.tracing.restoring import kept_random_states
 
 _SEED_MASK = 0x7FFFFFFF
 _READS_VALUES = frozenset(
@@ -84,13 +83,13 @@ def capture_step(
     model = unwrapped(model)
     refuse_unsuitable(model)
     _check_choices(loss, optimizer, accumulate)
-    objective = Objective(model, _arguments(args), dict(kwargs or {}), _arguments(targets), loss)
-    trained = _trained(objective, optimizer) if loss is not None else set()
-    with LOCK, kept_random_states(), collection_paused():
-        joint = _traced(objective, trained, keep)
-    capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
     title = name or type(model).__name__
-    return capture.inference(title) if loss is None else capture.training(title, optimizer, accumulate)
+    with LOCK, collection_paused(), isolated(model) as twin:
+        objective = Objective(twin, _arguments(args), dict(kwargs or {}), _arguments(targets), loss)
+        trained = _trained(objective, optimizer) if loss is not None else set()
+        joint = _traced(objective, trained, keep)
+        capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
+        return capture.inference(title) if loss is None else capture.training(title, optimizer, accumulate)
 
 
 def _check_choices(loss: Any, optimizer: Any, accumulate: Any) -> None:

@@ -19,8 +19,8 @@ from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
 from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, TopologyModule
 from torchedge.tracing.capturing import capture
+from torchedge.tracing.copies import isolated
 from torchedge.tracing.recorder import TracedTensor
-from torchedge.tracing.restoring import kept_modes
 
 __all__ = ["Nodes", "serialise"]
 
@@ -46,10 +46,10 @@ def serialise(
     model's own. Raises InputError for a module that torch.fx cannot trace or that uses a layer, function or
     method outside the format, naming it, and CaptureError for one that does not run.
     """
-    with kept_modes(model, True):
-        nodes = _traced(model, label)
-    with kept_modes(model, False):
-        if _traced(model, label) != nodes:
+    with isolated(model, True) as twin:
+        nodes = _traced(twin, label)
+    with isolated(model, False) as twin:
+        if _traced(twin, label) != nodes:
             raise _refusal(label, "its code looks at whether it trains")
     if sum(node["op"] == "input" for node in nodes) != 1:
         raise InputError(f"{label} takes several inputs; expected a network of one image")

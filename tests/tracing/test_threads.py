@@ -1,0 +1,173 @@
+"""A capture in one thread changes nothing that another thread sees, and nothing of the model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from tracing.networks import NETWORKS, LayerDrop, image
+
+from torchedge.tracing.capturing import capture
+
+
+class Norms(nn.Module):
+    """Batch norm and dropout: both look at the training flag."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            *[nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()) for _ in range(8)]
+        )
+        self.drop = nn.Dropout()
+
+    def forward(self, x):
+        return self.drop(self.body(x))
+
+
+class Tagged(torch.Tensor):
+    """A tensor subclass that counts the functions it sees."""
+
+    seen = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.seen += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def pickles(round_):
+    assert pickle.loads(pickle.dumps(range(3))) == range(3)
+    assert type(range(3)) is range
+    assert range.__module__ == "builtins"
+
+
+def draws(round_):
+    drawn = torch.rand(4), random.random(), np.random.rand()
+    again = torch.rand(4), random.random(), np.random.rand()
+    assert not torch.equal(drawn[0], again[0])
+    assert drawn[1:] != again[1:]
+
+
+def checkpoints(round_):
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return x.sin().exp()
+
+    for reentrant in (False, True):
+        x = torch.ones(3, requires_grad=True)
+        checkpoint(counted, x, use_reentrant=reentrant).sum().backward()
+    assert len(calls) == 4, "each is run again in the backward pass"
+
+
+def subclasses(round_):
+    tagged = torch.ones(3).as_subclass(Tagged)
+    before = Tagged.seen
+    assert isinstance(nn.functional.relu(tagged), Tagged)
+    assert Tagged.seen > before
+
+
+ROUNDS = 40
+
+
+@pytest.mark.parametrize("work", [pickles, draws, checkpoints, subclasses])
+def test_other_threads_are_not_disturbed(work):
+    model, errors = Norms(), []
+    done = threading.Event()
+
+    def loop():
+        try:
+            for round_ in range(ROUNDS):
+                work(round_)
+        except BaseException as error:
+            errors.append(error)
+        done.set()
+
+    other = threading.Thread(target=loop)
+    other.start()
+    captures = 0
+    while not done.is_set() or captures < 5:
+        capture(model, image(8), mode="infer" if captures % 2 else "train")
+        captures += 1
+    other.join()
+    assert not errors
+
+
+def test_a_model_may_be_used_while_it_is_captured():
+    torch.manual_seed(0)
+    model = Norms().eval()
+    x = torch.randn(5, 8)
+    expected, statistics = model(x), copy.deepcopy(model.state_dict())
+    results: list[bool] = []
+    done = threading.Event()
+
+    def run():
+        for _ in range(200):
+            results.append(torch.equal(model(x), expected))
+        done.set()
+
+    other = threading.Thread(target=run)
+    other.start()
+    captures = 0
+    while not done.is_set() or captures < 5:
+        capture(model, image(8), mode="train")
+        captures += 1
+    other.join()
+    assert all(results)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in statistics.items())
+    assert not any(module.training for module in model.modules())
+
+
+def test_draws_in_python_do_not_touch_the_shared_generators():
+    class Coin(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.linear(x) if random.random() < 0.5 + np.random.rand() / 2 else x.relu()
+
+    models = Coin(), LayerDrop(0.5)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    for model in models:
+        assert len({capture(model, image(8)).digest for _ in range(4)}) == 1
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_a_capture_asks_nothing_of_the_shared_generators(name, monkeypatch):
+    def refuse(*args):
+        raise AssertionError("the shared generator was set")
+
+    build, example = NETWORKS[name]
+    model = build()
+    monkeypatch.setattr(torch, "set_rng_state", refuse)
+    monkeypatch.setattr(random, "seed", refuse)
+    monkeypatch.setattr(random, "setstate", refuse)
+    monkeypatch.setattr(np.random, "seed", refuse)
+    capture(model, example(), method="trace")
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_are_regions(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = checkpoint(lambda y: self.a(y).relu(), x, use_reentrant=reentrant)
+            x = self.b(x)
+            return checkpoint(self.c, x, use_reentrant=reentrant)
+
+    graph = capture(Checkpointed(), image(8))
+    assert [op.region for op in graph.ops if op.kind in ("linear", "relu")] == [1, 1, 0, 2]
+    assert all(op.grad for op in graph.ops if op.kind in ("linear", "relu"))

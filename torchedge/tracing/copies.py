@@ -1,0 +1,353 @@
+"""Copies of a model and of the Python functions it runs: a capture changes no model and no other thread.
+
+A capture runs the forward pass in a mode of its own thread, on a copy of the module tree: new module objects
+with copied attributes and containers that share parameters, buffers and every other object. So training
+flags, counters, caches and assigned buffers of the user's model stay as they are, also while other threads
+use it.
+
+Some calls never reach a mode: `range` over the batch, Python's and numpy's random numbers, scripted and
+memoized functions. Where the code of the model's classes names one of them, the copy gets methods with copied
+globals, in which that name stands for a substitute. Functions that such a method names are treated alike.
+Code that is reached in another way (a method of a base class by `super()`, a static method, a function kept
+in an attribute) runs as it is: it draws from the global generators, and its loops over samples are stopped
+by the limit on operators alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from torchedge.errors import CaptureError
+from torchedge.tracing.targets import plain_forward
+
+LOCK = threading.RLock()
+"""Held while torch.export or AOTAutograd runs: both switch settings of the whole process."""
+_LONGEST_RANGE = 50_000_000
+_ATOMS = frozenset((int, float, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype))
+_BOXES = frozenset((dict, OrderedDict, set))
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_Module = torch.nn.Module
+
+
+@contextmanager
+def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
+    """Yield a copy of a model to capture, in training or evaluation mode (None: every module in its own)."""
+    twin = copied(model)
+    if training is not None and twin.training != training:
+        twin.train(training)
+    functions = FunctionCopies()
+    for module in twin.modules():
+        for name, function in _methods_to_copy(type(module)):
+            vars(module)[name] = MethodType(functions.copied(function), module)
+    try:
+        yield twin
+    finally:
+        for module in list(twin.modules()):  # bound methods make cycles, which would keep weights alive
+            vars(module).clear()
+
+
+def copied(model: _Module) -> _Module:
+    """Return a copy of a module tree that shares its tensors; modules and containers are new objects."""
+    twins: dict[int, Any] = {}
+    waiting: list[tuple[_Module, _Module]] = []
+
+    def twin_of(item: Any) -> Any:
+        kind = type(item)
+        if kind in _ATOMS:
+            return item
+        twin = twins.get(id(item))
+        if twin is not None:
+            return twin
+        if isinstance(item, _Module):
+            twin = twins[id(item)] = object.__new__(kind)
+            waiting.append((item, twin))
+        elif isinstance(item, dict):
+            twin = twins[id(item)] = item.copy() if kind in _BOXES else copy.copy(item)
+            if not _ATOMS.issuperset(map(type, item.values())):
+                for key, value in item.items():
+                    if (new := twin_of(value)) is not value:
+                        twin[key] = new
+        elif isinstance(item, list):
+            twin = twins[id(item)] = item.copy() if kind is list else copy.copy(item)
+            if not _ATOMS.issuperset(map(type, item)):
+                twin[:] = [twin_of(value) for value in item]
+        elif isinstance(item, set):
+            twin = twins[id(item)] = copy.copy(item)
+        elif kind is tuple:
+            twin = item if _ATOMS.issuperset(map(type, item)) else tuple([twin_of(i) for i in item])
+        elif kind is MethodType:
+            twin = MethodType(item.__func__, twin_of(item.__self__))
+        elif kind is functools.partial:
+            keywords = {key: twin_of(value) for key, value in item.keywords.items()}
+            twin = functools.partial(twin_of(item.func), *map(twin_of, item.args), **keywords)
+        else:
+            twin = item
+        return twin
+
+    root: _Module = twin_of(model)
+    while waiting:
+        module, twin = waiting.pop()
+        home = vars(twin)
+        home.update(vars(module))
+        for key, value in vars(module).items():
+            kind = type(value)
+            if kind in _ATOMS:
+                continue
+            if kind in _BOXES and not value and key in _OF_EVERY_MODULE:
+                home[key] = kind()
+            else:
+                home[key] = twin_of(value)
+        home["_compiled_call_impl"] = None
+    return root
+
+
+@contextmanager
+def scoped(model: _Module, scopes: list[str]) -> Iterator[None]:
+    """Let each module of a copy push its path to `scopes` while it runs, and PyTorch's run plain bodies."""
+    for name, module in model.named_modules():
+        home = vars(module)
+        home["_compiled_call_impl"] = _scoped_call(module._call_impl, name, scopes)
+        if "forward" not in home and (forward := plain_forward(type(module))) is not None:
+            home["forward"] = MethodType(forward, module)
+    yield
+
+
+def _scoped_call(call: Callable[..., Any], name: str, scopes: list[str]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        scopes.append(name)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            scopes.pop()
+
+    return run
+
+
+def forget_cached(kinds: tuple[type, ...]) -> None:
+    """Clear each `functools.lru_cache` that holds a stand-in, which the next real run must not meet."""
+    import gc
+
+    caches: list[Any] = [o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper]
+    for cached in caches:
+        if cached.cache_info().currsize and any(type(entry) in kinds for entry in _entries(cached)):
+            cached.cache_clear()
+
+
+def _entries(cached: Any) -> Iterator[Any]:
+    """Yield everything within three steps of a cache: its entries and the contents of containers there."""
+    import gc
+
+    reached = gc.get_referents(cached)
+    for _ in range(3):
+        yield from reached
+        reached = gc.get_referents(
+            *[r for r in reached if isinstance(r, (tuple, list, dict)) or "lru" in type(r).__name__]
+        )
+
+
+# functions --------------------------------------------------------------------------------------------------
+
+
+class _RangeKind(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, range)
+
+    def __call__(cls, *bounds: Any) -> range:
+        numbers = range(*bounds)
+        if numbers.stop - numbers.start > _LONGEST_RANGE:
+            raise CaptureError(
+                f"the forward pass loops over the samples of the batch ({numbers}{where()}); capture it for "
+                "one batch size with batch_size="
+            )
+        return numbers
+
+
+_Range = _RangeKind("range", (), {})
+"""Stands for `range`: a loop over the samples, endless at the stand-ins' batch size, ends in an error."""
+
+
+def where() -> str:
+    """Return " at FILE:LINE" of the innermost frame outside torch and torchedge, or nothing."""
+    frame = sys._getframe(1)
+    while True:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("torch.", "torchedge.")) and name != "torch":
+            return f" at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+
+
+class FunctionCopies:
+    """Copies of Python functions for one capture, with substitutes in their globals and closures.
+
+    Random numbers come from generators of its own that start at fixed seeds, so that models that draw in
+    Python (stochastic depth, layer drop) give the same graph every time.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[int, Any] = {}
+        self._globals: dict[int, dict[str, Any]] = {}
+        self._random = random.Random(0)
+        self._numpy: Any = None
+
+    def copied(self, function: FunctionType) -> FunctionType:
+        """Return a copy of a function (and of the functions that it names) with the substitutes."""
+        if id(function) in self._copies:
+            known: FunctionType = self._copies[id(function)]
+            return known
+        home = function.__globals__
+        if id(home) not in self._globals:
+            self._globals[id(home)] = dict(home)
+        names = self._globals[id(home)]
+        twin = FunctionType(
+            function.__code__, names, function.__name__, function.__defaults__, self._cells(function)
+        )
+        twin.__kwdefaults__, twin.__qualname__ = function.__kwdefaults__, function.__qualname__
+        twin.__module__ = function.__module__
+        vars(twin).update(vars(function))
+        self._copies[id(function)] = twin
+        for name in _names_in(function.__code__):
+            if name in home or name == "range":
+                names[name] = self.substitute(home.get(name, range))
+        return twin
+
+    def substitute(self, item: Any) -> Any:
+        """Return what stands for a global or an argument in copied functions: mostly the object itself."""
+        if item is range:
+            return _Range
+        if item is random:
+            return self._module(random, self._random)
+        if isinstance(item, ModuleType):
+            return self._numpy_module(item)
+        if isinstance(item, torch.jit.ScriptFunction):
+            return getattr(item, "_torchdynamo_inline", item)
+        if _draws_in_python(item):
+            return getattr(self._random, item.__name__, item)
+        if isinstance(item, functools._lru_cache_wrapper):
+            return self._memoized(item)
+        return self.copied(item) if isinstance(item, FunctionType) and _must_copy(item) else item
+
+    def _cells(self, function: FunctionType) -> Any:
+        def cell(old: Any) -> Any:
+            try:
+                new = self.substitute(old.cell_contents)
+            except ValueError:  # an empty cell
+                return old
+            return old if new is old.cell_contents else type(old)(new)
+
+        return None if function.__closure__ is None else tuple([cell(old) for old in function.__closure__])
+
+    def _memoized(self, item: Any) -> Any:
+        if id(item) not in self._copies:
+            inner = item.__wrapped__
+            self._copies[id(item)] = functools.lru_cache(maxsize=None)(
+                self.copied(inner) if isinstance(inner, FunctionType) else inner
+            )
+        return self._copies[id(item)]
+
+    def _module(self, module: ModuleType, generator: Any) -> ModuleType:
+        """Return a module of random numbers whose functions draw from a generator of this capture."""
+        if id(module) not in self._copies:
+            twin = ModuleType(module.__name__)
+            vars(twin).update(vars(module))
+            for name, item in vars(module).items():
+                if getattr(item, "__self__", None) is not None and hasattr(generator, name):
+                    setattr(twin, name, getattr(generator, name))
+            self._copies[id(module)] = twin
+        twin = self._copies[id(module)]
+        return twin
+
+    def _numpy_module(self, module: ModuleType) -> ModuleType:
+        numpy = sys.modules.get("numpy")
+        if numpy is None or (module is not numpy and module is not numpy.random):
+            return module
+        if self._numpy is None:
+            self._numpy = numpy.random.RandomState(0)
+        draws = self._module(numpy.random, self._numpy)
+        if module is not numpy:
+            return draws
+        if id(numpy) not in self._copies:
+            twin = ModuleType("numpy")
+            vars(twin).update(vars(numpy))
+            twin.random = draws  # type: ignore[attr-defined]
+            self._copies[id(numpy)] = twin
+        known: ModuleType = self._copies[id(numpy)]
+        return known
+
+
+_SHARED_RANDOM = random._inst  # type: ignore[attr-defined]
+_decided: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
+_methods: WeakKeyDictionary[type, list[tuple[str, FunctionType]]] = WeakKeyDictionary()
+
+
+def _methods_to_copy(kind: type) -> list[tuple[str, FunctionType]]:
+    """Return the methods of a class (bases included) that name something which needs a substitute."""
+    if kind not in _methods:
+        _methods[kind] = [
+            (name, item)
+            for name, item in {k: v for base in reversed(kind.__mro__) for k, v in vars(base).items()}.items()
+            if isinstance(item, FunctionType) and not name.startswith("__") and _must_copy(item)
+        ]
+    return _methods[kind]
+
+
+def _must_copy(function: FunctionType) -> bool:
+    """Return whether a function of the user's code names something which needs a substitute."""
+    if function in _decided:
+        return _decided[function]
+    _decided[function] = False  # of a recursive function, the other names decide
+    room = (function.__module__ or "").partition(".")[0]
+    if room in ("torch", "torchedge") or room in sys.stdlib_module_names:
+        return False
+    home, code = function.__globals__, function.__code__
+    items = [home.get(name, range if name == "range" else None) for name in _names_in(code)]
+    items += [c.cell_contents for c in function.__closure__ or () if _is_filled(c)]
+    _decided[function] = any(_needs_substitute(item, code) for item in items)
+    return _decided[function]
+
+
+def _needs_substitute(item: Any, code: CodeType) -> bool:
+    if isinstance(item, FunctionType):
+        return _must_copy(item)
+    if isinstance(item, ModuleType):
+        numpy = item.__name__ == "numpy" and "random" in _names_in(code)
+        return item is random or numpy or item.__name__ == "numpy.random"
+    return (
+        item is range
+        or isinstance(item, (torch.jit.ScriptFunction, functools._lru_cache_wrapper))
+        or _draws_in_python(item)
+    )
+
+
+def _draws_in_python(item: Any) -> bool:
+    """Return whether an object is a function of `random`, such as `random.random`."""
+    return type(item) in (MethodType, BuiltinMethodType) and item.__self__ is _SHARED_RANDOM
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that a function and the functions within it read."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_in(constant)
+    return names
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
