@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchedge.tracing.registration import announce_backend as _announce_backend
-
 if TYPE_CHECKING:
     from torchedge.api import (
         Predictor,
@@ -144,6 +142,3 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562: whatever the name s
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-_announce_backend()

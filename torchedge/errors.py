@@ -111,12 +111,11 @@ class MissingExtraError(TorchedgeError, ImportError):
     """An optional package is needed for what was asked and is not installed."""
 
     @classmethod
-    def of(cls, package: str, *, extra: str, purpose: str) -> MissingExtraError:
-        """Build the error for one missing package, naming the pip command that brings it.
+    def of(cls, package: str, *, extra: str | None = None, purpose: str) -> MissingExtraError:
+        """Build the error for one missing package, with the pip command that installs it.
 
-        `package` is the name to show, `extra` the extra of torchedge that holds it, `purpose` what
-        it is needed for.
+        package: the name to show. extra: the extra of torchedge that lists it, None for a package that users
+        install by its own name. purpose: the work that needs the package.
         """
-        return cls(
-            f"{purpose} needs {package}, which is not installed; run: pip install 'torchedge[{extra}]'"
-        )
+        command = f"pip install {package}" if extra is None else f"pip install 'torchedge[{extra}]'"
+        return cls(f"{purpose} needs {package}, which is not installed; run: {command}")

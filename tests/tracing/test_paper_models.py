@@ -123,7 +123,7 @@ def test_names_that_are_none():
 )
 def test_a_missing_package_is_named(monkeypatch, name, module, package):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=f"{package}.*pip install"):
+    with pytest.raises(MissingExtraError, match=f"{package}.*run: pip install {package}$"):
         load_model(name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchedge.graphs.sizes import BATCH_PRIME
@@ -35,8 +35,8 @@ def real(function, *args, **kwargs):
 
 
 def agree(mine, theirs):
-    """A rule may leave the decision to PyTorch (None), but where it answers it must be right."""
-    assert mine is None or mine == theirs
+    """A rule gives PyTorch's shape, or None where PyTorch refuses."""
+    assert mine == theirs
 
 
 @RULES
@@ -74,9 +74,18 @@ def test_pooling(batch, height, width, data, ceil):
     x = (batch, 3, height, width)
     dilation = data.draw(st.integers(1, 2))
     attrs = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil}
+    sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+
+    def judge(mine, theirs, reach):
+        overhangs = any(reach * (k - 1) >= s + 2 * padding for k, s in zip(sides, x[2:], strict=True))
+        if mine is None and ceil and overhangs:
+            return  # windows larger than the padded input are left to PyTorch
+        agree(mine, theirs)
+
     theirs = real(F.max_pool2d, meta(*x), kernel, stride, padding, dilation, ceil)
-    agree(rule("max_pool2d", [x], **attrs, dilation=dilation), theirs)
-    agree(rule("avg_pool2d", [x], **attrs), real(F.avg_pool2d, meta(*x), kernel, stride, padding, ceil))
+    judge(rule("max_pool2d", [x], **attrs, dilation=dilation), theirs, dilation)
+    theirs = real(F.avg_pool2d, meta(*x), kernel, stride, padding, ceil)
+    judge(rule("avg_pool2d", [x], **attrs), theirs, 1)
 
 
 @RULES
@@ -133,9 +142,10 @@ def test_concatenation(data, batch, rank):
         shapes.append(
             tuple(shape) if data.draw(st.booleans()) else (0,) if data.draw(st.booleans()) else tuple(base)
         )
-    mine = rule("cat", shapes, dim=dim)
-    assume(mine is not None)
-    agree(mine, real(torch.cat, [meta(*s) for s in shapes], dim))
+    mine, theirs = rule("cat", shapes, dim=dim), real(torch.cat, [meta(*s) for s in shapes], dim)
+    if mine is None and any(s == (0,) for s in shapes):
+        return  # empty tensors of rank one, which PyTorch skips whatever the other shapes, are left to it
+    agree(mine, theirs)
 
 
 @RULES

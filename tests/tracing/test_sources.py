@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 from tracing.networks import SmallNet, image
 
-from torchedge.errors import CaptureError, InputError
+from torchedge.errors import CaptureError, InputError, MissingExtraError
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.sources import load_model
@@ -172,3 +174,9 @@ def test_inputs_are_inferred_from_the_first_layer(model, size, dtype):
 def test_no_input_can_be_inferred_without_a_layer():
     with pytest.raises(InputError, match="input_size"):
         capture(nn.ReLU())
+
+
+def test_a_missing_timm_is_installed_by_its_own_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(MissingExtraError, match=r"timm.*run: pip install timm$"):
+        load_model("timm:resnet10t")

@@ -36,7 +36,7 @@ LOCK = threading.RLock()
 """Held while torch.export or AOTAutograd runs: both switch settings of the whole process."""
 _LONGEST_RANGE = 50_000_000
 _ATOMS = frozenset((int, float, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype))
-_BOXES = frozenset((dict, OrderedDict, set))
+_BOXES = frozenset((dict, OrderedDict, list, set))
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _Module = torch.nn.Module
 
@@ -51,11 +51,17 @@ def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
     for module in twin.modules():
         for name, function in _methods_to_copy(type(module)):
             vars(module)[name] = MethodType(functions.copied(function), module)
+    homes = [vars(module) for module in twin.modules()]
+    boxes: list[Any] = [box for home in homes for box in home.values() if type(box) in _BOXES]
+    boxes.sort(key=bool, reverse=True)
     try:
         yield twin
     finally:
-        for module in list(twin.modules()):  # bound methods make cycles, which would keep weights alive
-            vars(module).clear()
+        for box in (
+            *homes,
+            *boxes,
+        ):  # bound methods make cycles, which keep weights alive
+            box.clear()
 
 
 def copied(model: _Module) -> _Module:
@@ -105,7 +111,7 @@ def copied(model: _Module) -> _Module:
             kind = type(value)
             if kind in _ATOMS:
                 continue
-            if kind in _BOXES and not value and key in _OF_EVERY_MODULE:
+            if not value and kind in _BOXES and key in _OF_EVERY_MODULE:
                 home[key] = kind()
             else:
                 home[key] = twin_of(value)

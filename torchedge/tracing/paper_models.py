@@ -40,9 +40,7 @@ def _library(name: str, package: str | None = None) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise MissingExtraError.of(
-            package or name, extra="dev", purpose="building this model of FlashMem's"
-        ) from error
+        raise MissingExtraError.of(package or name, purpose="building this model of FlashMem's") from error
 
 
 def _gpt_neo(width: int, depth: int, heads: int) -> tuple[torch.nn.Module, Example]:

@@ -129,7 +129,7 @@ def _from_name(text: str, weights: bool) -> torch.nn.Module:
     if timm is not None and timm.is_model(name):
         return _built(lambda: timm.create_model(name, pretrained=False), name, weights)
     if timm is None and timm_only:
-        raise MissingExtraError.of("timm", extra="dev", purpose=f"building the timm model {name}")
+        raise MissingExtraError.of("timm", purpose=f"building the timm model {name}")
     known = list(dict.fromkeys([*vision, *(timm.list_models() if timm is not None else [])]))
     if not known:
         raise MissingExtraError.of(

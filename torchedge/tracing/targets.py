@@ -117,12 +117,13 @@ def plain_body(func: Any) -> Any:
     else:
         return func
     if id(func) not in _bodies:
-        closure = tuple(
-            [CellType(plain_body(item)) if isinstance(item, FunctionType) else cell for cell, item in cells]
-        )
-        body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, closure or None)
+        fresh = tuple([CellType() if isinstance(item, FunctionType) else cell for cell, item in cells])
+        body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, fresh or None)
         body.__kwdefaults__ = func.__kwdefaults__
         _bodies[id(func)] = body
+        for new, (_, item) in zip(fresh, cells, strict=True):
+            if isinstance(item, FunctionType):  # a function may hold itself
+                new.cell_contents = plain_body(item)
     return _bodies[id(func)]
 
 

@@ -77,5 +77,5 @@ def _timm() -> Any:  # noqa: ANN401 - the module
     try:
         import timm
     except ImportError as error:
-        raise MissingExtraError.of("timm", extra="dev", purpose="building networks of timm") from error
+        raise MissingExtraError.of("timm", purpose="building networks of timm") from error
     return timm
