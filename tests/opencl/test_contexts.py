@@ -76,7 +76,8 @@ def test_a_fork_works_unless_its_parent_has_used_opencl(before, printed):
 def test_too_large_an_allocation_says_what_was_asked_and_what_there_is():
     context = open_context()
     asked = context.device.allocation_bytes + 1
-    with pytest.raises(DeviceMemoryError, match=f"weights: {asked} bytes requested, .* allocates at most") as caught:
+    message = f"weights: {asked} bytes requested, .* allocates at most"
+    with pytest.raises(DeviceMemoryError, match=message) as caught:
         allocate_buffer(context, asked, "weights")
     assert caught.value.nbytes == asked
 

@@ -30,7 +30,7 @@ SCHEDULES = {
     "tile": ("mobile", TILE),
     "narrow in slices": ("mobile", replace(NARROW, slices=3)),
 }
-WHOLE = [name for name in SCHEDULES if "parts" not in name]
+WHOLE = [name for name in SCHEDULES if "slices" not in name]
 ATEN = torch.ops.aten
 
 
