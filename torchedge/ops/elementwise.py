@@ -95,7 +95,7 @@ OPS = (
     _alike("mul", "input other", "multiply __rmul__", saves=product_saves, broadcasts=True),
     _alike("div", "input other rounding_mode", "true_divide divide", saves=quotient_saves, broadcasts=True),
     spec("__rtruediv__", "other input", "__rdiv__ reciprocal_mul", saves=keep(-1)),
-    spec("floor_divide", "input other", "__rfloordiv__ fmod remainder __rmod__", grads=("none",)),
+    spec("floor_divide", "input other", "__rfloordiv__ fmod remainder __rmod__ nextafter", grads=("none",)),
     spec(
         "pow",
         "input exponent",
@@ -109,7 +109,7 @@ OPS = (
         "log",
         "input",
         "log2 log10 log1p sin cos abs absolute asin acos atan sinh cosh erf erfc erfinv lgamma digamma "
-        "sinc angle atan2 logit xlogy",
+        "sinc angle atan2 logit xlogy acosh asinh atanh polygamma special_xlog1py",
         saves=keep(0),
     ),
     spec("neg", "input", "negative positive"),
@@ -142,6 +142,7 @@ OPS = (
         grads=("none",),
     ),
     spec("diff", "input n dim prepend append"),
+    spec("copysign", "input other", "ldexp special_zeta", saves=keep(0, 1), broadcasts=True),
     spec("nan_to_num", "input nan posinf neginf", saves=keep(0)),
     spec("polar", "abs angle", "complex view_as_complex_copy", saves=keep(-1)),
     spec("heaviside", "input values", grads=("none",)),

@@ -93,7 +93,8 @@ OPS = (
     _copy(
         "index_put",
         "input indices values",
-        "scatter scatter_add index_add index_copy index_fill masked_scatter scatter_reduce __setitem__",
+        "scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce masked_scatter "
+        "__setitem__",
         saves=index_saves,
         grads=("pass", "none", "new"),
     ),

@@ -158,6 +158,7 @@ OPS = (
     _wide("prod", "input dim keepdim dtype", saves=keep(0, -1)),
     _wide("cumsum", "input dim dtype"),
     _wide("cumprod", "input dim dtype", saves=keep(0, -1)),
+    _reduce("logcumsumexp", "input dim", saves=keep(0, -1)),
     _reduce("topk", "input k dim largest sorted", "sort", saves=keep(-2)),
     _wide("cdist", "x1 x2 p", saves=keep(0, 1, -1)),
     _wide("cosine_similarity", "x1 x2 dim eps", saves=keep(0, 1)),

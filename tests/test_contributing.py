@@ -1,0 +1,89 @@
+"""CONTRIBUTING.md: the recipes for an operator and for a feature, executed as they are printed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge import ops
+from torchedge.lowering.rules import all_rules
+from torchedge.tracing.training_steps import capture_step
+
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+KIND = "special_spherical_bessel_j0"
+
+
+def recipe(checkout, title):
+    """Return the Python blocks under a heading."""
+    text = (checkout / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return FENCE.findall(section)
+
+
+class WithNewOperator(nn.Module):
+    def forward(self, x):
+        return torch.special.spherical_bessel_j0(x)
+
+
+@pytest.fixture
+def entry(checkout, monkeypatch):
+    """The recipe's entry, added to the operators for one test."""
+    from torchedge.ops import elementwise
+
+    block = recipe(checkout, "How to add an operator")[0]
+    added = eval(block, dict(vars(elementwise)))
+    monkeypatch.setattr(elementwise, "OPS", (*elementwise.OPS, added))
+    ops.registry.cache_clear()
+    yield added
+    monkeypatch.undo()
+    ops.registry.cache_clear()
+
+
+def test_the_operator_is_unknown_without_the_recipe():
+    graph = torchedge.capture(WithNewOperator(), input_size=(4,), mode="infer")
+    assert graph.unsupported == (KIND,) and KIND not in all_rules()
+
+
+def test_the_recipe_of_an_entry_makes_the_operator_known(entry):
+    assert entry.kind == KIND and ops.spec_of(KIND) is entry
+    graph = torchedge.capture(WithNewOperator(), input_size=(4,), mode="infer")
+    assert graph.unsupported == ()
+    assert (
+        torchedge.predict(WithNewOperator(), 8, "jetson-tx2", input_size=(4,), mode="infer").unsupported == ()
+    )
+
+
+def test_the_recipe_of_a_rule_makes_kernels(checkout):
+    pytest.importorskip("pyopencl")
+    from torchedge.lowering.assembly import lower
+    from torchedge.lowering.rules import elementwise, registry
+    from torchedge.runtime import Executor
+
+    x = torch.tensor([0.0, 0.5, -2.0, 3.0])
+    exec(recipe(checkout, "How to add an operator")[1], dict(vars(elementwise)))
+    try:
+        captured = capture_step(WithNewOperator(), x, keep=frozenset(all_rules()))
+        with Executor(lower(captured.step)) as executor:
+            (result,) = executor.run(x.numpy())
+    finally:
+        del registry._RULES[KIND]
+    np.testing.assert_allclose(result, torch.special.spherical_bessel_j0(x.double()), rtol=1e-6)
+
+
+def test_the_recipe_of_a_feature_is_computed(checkout, monkeypatch):
+    from torchedge.prediction.feature_sets import registry
+
+    for table in ("_FEATURES", "_SETS"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    (block,) = recipe(checkout, "How to add a feature")
+    exec(block, {})
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    vector = torchedge.features(model, 32, feature_set="mine", input_size=(3, 16, 16))
+    parameters = sum(p.numel() for p in model.parameters())
+    values = np.asarray(getattr(vector, "values", vector), dtype=float).ravel()
+    assert values[-1] == parameters
