@@ -1,14 +1,17 @@
-"""README.md: sessions and snippets, run again, print what it shows; relative links exist.
+"""README.md and pages of docs/: sessions and snippets, run again, print what they show; links exist.
 
-`TORCHEDGE_UPDATE_README=1 python -m pytest -n0 tests/test_readme.py` pastes today's output.
+Sessions are compared by meaning: words, and numbers within 2 %, whatever the layout. Paste new output with
+`TORCHEDGE_UPDATE_README=1 python -m pytest -n0 tests/test_readme.py`.
 """
 
 import contextlib
 import doctest
 import io
+import math
 import os
 import re
 import shlex
+import xml.etree.ElementTree as ET
 
 import pytest
 import torch
@@ -18,6 +21,10 @@ from torchedge.cli import main
 from torchedge.tracing.vision import prepare_torchvision
 
 FENCE = re.compile(r"^```(pycon|python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ("README.md", "docs/predicting.md", "docs/devices.md")
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+DRAWN = re.compile(r"[#…│─━]+")
+"""Bars, rules and cut words depend on the width of the terminal."""
 
 
 @pytest.fixture
@@ -27,22 +34,42 @@ def readme(checkout):
 
 @pytest.fixture
 def clean(monkeypatch, tmp_path):
-    """An empty folder, nobody's configuration, and a device for snippets that name none."""
+    """An empty folder, no configuration, and 80 columns."""
     prepare_torchvision()
     pytest.importorskip("torchvision")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
     monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
 
 
-def test_sessions_print_what_they_show(readme, clean, checkout):
+@pytest.mark.parametrize("page", PAGES)
+def test_sessions_print_what_they_show(page, clean, checkout):
     pytest.importorskip("matplotlib")
-    today = rerun(readme)
+    text = (checkout / page).read_text(encoding="utf-8")
+    today = rerun(text)
     if os.environ.get("TORCHEDGE_UPDATE_README"):
-        (checkout / "README.md").write_text(today, encoding="utf-8")
+        (checkout / page).write_text(today, encoding="utf-8")
     else:
-        assert today.splitlines() == readme.splitlines()
+        for (kind, shown), (_, printed) in zip(FENCE.findall(text), FENCE.findall(today), strict=True):
+            assert kind == "python" or same_meaning(shown, printed), printed
+
+
+def same_meaning(shown, printed):
+    """Whether two outputs have the same words, and numbers that differ by 2 % at most."""
+    ours, theirs = DRAWN.sub("", shown), DRAWN.sub("", printed)
+    if NUMBER.sub("0", ours).split() != NUMBER.sub("0", theirs).split():
+        return False
+    numbers = [[float(n.replace(",", "")) for n in NUMBER.findall(text)] for text in (ours, theirs)]
+    return all(math.isclose(a, b, rel_tol=0.02, abs_tol=0.1) for a, b in zip(*numbers, strict=True))
+
+
+def test_meaning_is_words_and_numbers():
+    shown = "memory  1,000 MiB  ####\nfits"
+    assert same_meaning(shown, "memory 1,011 MiB  ###\n  fits")
+    for other in ("memory 1,030 MiB fits", "memory 1,000 MB fits", "memory 1,000 MiB", "γ 1,000 MiB fits"):
+        assert not same_meaning(shown, other)
 
 
 def test_the_first_screen_holds_a_session_of_each_kind(readme):
@@ -50,7 +77,7 @@ def test_the_first_screen_holds_a_session_of_each_kind(readme):
     assert "make demo" in first and "make test" in first
     kinds = [kind for kind, _ in FENCE.findall(first)]
     assert "pycon" in kinds and "console" in kinds
-    assert "TODO" not in readme
+    assert "TODO" not in readme and len(readme.splitlines()) <= 150
 
 
 def test_lines_of_output_are_compared():
@@ -60,11 +87,33 @@ def test_lines_of_output_are_compared():
     assert rerun(today) == today
 
 
-def test_relative_links_exist(readme, checkout):
-    links = re.findall(r"\]\(([^)#\s]+)", readme)
-    relative = [link for link in links if "://" not in link]
-    assert len(relative) > 5
-    assert [link for link in relative if not (checkout / link).exists()] == []
+def test_the_picture_is_one(checkout):
+    drawing = ET.parse(checkout / "docs" / "images" / "step.svg").getroot()
+    assert drawing.tag.endswith("}svg") and sum(1 for _ in drawing.iter()) > 50
+
+
+def test_relative_links_exist(checkout):
+    pages = [*checkout.glob("*.md"), *checkout.glob("docs/*.md"), *checkout.glob("*/README.md")]
+    broken = []
+    for page in pages:
+        links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        relative = [link for link in links if "://" not in link]
+        broken += [f"{page.name}: {link}" for link in relative if not (page.parent / link).exists()]
+    assert broken == []
+
+
+def test_the_page_of_the_command_line_names_every_command(checkout, capsys):
+    main(["--help"])
+    commands = set(re.findall(r"^  ([a-z]+)  +[A-Z]", capsys.readouterr().out, re.MULTILINE))
+    page = (checkout / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert len(commands) > 8
+    assert set(re.findall(r"^\| `torchedge ([a-z]+)`", page, re.MULTILINE)) == commands
+
+
+def test_the_index_names_every_page(checkout):
+    index = (checkout / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (checkout / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()
 
 
 def rerun(text):
@@ -72,12 +121,13 @@ def rerun(text):
     layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
     model = nn.Sequential(*layers)  # a training script's own
     names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    exec("import torchedge", names)
 
-    def replaced(found):
-        kind, body = found[1], found[2]
+    def replaced(match):
+        kind, body = match[1], match[2]
         if kind == "python":
             snippet(body, names)
-            return found[0]
+            return match[0]
         return f"```{kind}\n{pycon(body, names) if kind == 'pycon' else console(body)}```"
 
     return FENCE.sub(replaced, text)
