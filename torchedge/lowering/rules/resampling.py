@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import product
 from math import floor
 
@@ -205,133 +206,52 @@ def _span(scaling: Scaling) -> tuple[int, int]:
     return before, count
 
 
-@spatial_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
-def upsample_nearest(
-    space: int, result: Result, input: Node, output_size: Sequence[int], **scales: float | None
-) -> Node:
-    """Input at another size: each place takes the element before it."""
-    return _forward("nearest", space, result, input, scales)
-
-
-@spatial_rule("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
-def upsample_nearest_exact(
-    space: int, result: Result, input: Node, output_size: Sequence[int], **scales: float | None
-) -> Node:
-    """Input at another size: each place takes the element whose centre is nearest."""
-    return _forward("nearest exact", space, result, input, scales)
-
-
-@spatial_rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
-def upsample_linear(
-    space: int,
-    result: Result,
-    input: Node,
-    output_size: Sequence[int],
-    align_corners: bool,
-    **scales: float | None,
-) -> Node:
-    """Input at another size, linear in between."""
-    return _forward("linear", space, result, input, scales, align_corners)
-
-
-@spatial_rule("upsample_bicubic2d")
-def upsample_cubic(
-    space: int,
-    result: Result,
-    input: Node,
-    output_size: Sequence[int],
-    align_corners: bool,
-    **scales: float | None,
-) -> Node:
-    """Input at another size, cubic in between."""
-    return _forward("cubic", space, result, input, scales, align_corners)
-
-
 def _forward(
     kind: str,
     space: int,
     result: Result,
     input: Node,
-    scales: dict[str, float | None],
+    output_size: Sequence[int],
     align_corners: bool = False,
+    **scales: float | None,
 ) -> Node:
+    """Input at another size."""
     sizes, made = input.shape[-space:], result.shape[-space:]
     return _resampled(result, input, _scalings(kind, sizes, made, scales, align_corners))
-
-
-@spatial_rule("upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward")
-def upsample_nearest_backward(
-    space: int,
-    result: Result,
-    grad_output: Node,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    **scales: float | None,
-) -> Node:
-    """The sum of the gradients of the places that took an element."""
-    return _backward("nearest", space, result, grad_output, scales)
-
-
-@spatial_rule(
-    "_upsample_nearest_exact1d_backward",
-    "_upsample_nearest_exact2d_backward",
-    "_upsample_nearest_exact3d_backward",
-)
-def upsample_nearest_exact_backward(
-    space: int,
-    result: Result,
-    grad_output: Node,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    **scales: float | None,
-) -> Node:
-    """The sum of the gradients of the places that took an element."""
-    return _backward("nearest exact", space, result, grad_output, scales)
-
-
-@spatial_rule("upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward")
-def upsample_linear_backward(
-    space: int,
-    result: Result,
-    grad_output: Node,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    **scales: float | None,
-) -> Node:
-    """The shares in the gradients of the places that read an element."""
-    return _backward("linear", space, result, grad_output, scales, align_corners)
-
-
-@spatial_rule("upsample_bicubic2d_backward")
-def upsample_cubic_backward(
-    space: int,
-    result: Result,
-    grad_output: Node,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    **scales: float | None,
-) -> Node:
-    """The shares in the gradients of the places that read an element."""
-    return _backward("cubic", space, result, grad_output, scales, align_corners)
 
 
 def _backward(
     kind: str,
     space: int,
     result: Result,
-    grad: Node,
-    scales: dict[str, float | None],
+    grad_output: Node,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
     align_corners: bool = False,
+    **scales: float | None,
 ) -> Node:
-    """Return the gradient of the input: at once where taps have no weights, else one dimension by one."""
-    sizes, made, rank = result.shape[-space:], grad.shape[-space:], len(result.shape)
+    """The gradient of the input: at once where taps have no weights, else one dimension after the other."""
+    sizes, made, rank = result.shape[-space:], grad_output.shape[-space:], len(result.shape)
     scalings = dict(enumerate(_scalings(kind, sizes, made, scales, align_corners), start=rank - space))
     if kind.startswith("nearest"):
-        return _gathered(result.shape, result.dtype, grad, scalings)
-    found = grad
+        return _gathered(result.shape, result.dtype, grad_output, scalings)
+    gradient = grad_output
     for dim, scaling in scalings.items():
-        shape = [scaling.size if d == dim else n for d, n in enumerate(found.shape)]
-        found = _gathered(shape, result.dtype, found, {dim: scaling})
-    return found
+        shape = [scaling.size if d == dim else n for d, n in enumerate(gradient.shape)]
+        gradient = _gathered(shape, result.dtype, gradient, {dim: scaling})
+    return gradient
+
+
+_KINDS = {
+    "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    "nearest exact": (
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+    ),
+    "linear": ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+    "cubic": ("upsample_bicubic2d",),
+}
+for _kind, _names in _KINDS.items():
+    spatial_rule(*_names)(partial(_forward, _kind))
+    spatial_rule(*[f"{name}_backward" for name in _names])(partial(_backward, _kind))
