@@ -33,7 +33,7 @@ def told(stage):
 told("import, build")
 told("eager")
 bundle = torchedge.export(
-    model, example, out=out, device=device, train=train, onnx=onnx, progress=told
+    model, example, out=out, device=device, mode="train" if train else "infer", onnx=onnx, progress=told
 )
 told("end")
 memory = bundle.manifest.memory

@@ -265,7 +265,7 @@ def export(
     *,
     out: str | Path,
     device: str | Path | Device | None = None,
-    train: bool = False,
+    mode: Mode = "infer",
     targets: Any = None,  # noqa: ANN401 - any pytree of tensors
     loss: Callable[..., Any] | Literal["model"] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
@@ -273,7 +273,7 @@ def export(
     name: str | None = None,
     plan: StreamingPlan | None = None,
     onnx: bool = True,
-    accumulate: int = 1,
+    accumulation: int = 1,
     precision: Literal["float32", "float16"] = "float32",
     force: bool = False,
     progress: Callable[[str], object] = lambda stage: None,
@@ -284,9 +284,9 @@ def export(
     tuple: positional arguments, a mapping: keywords); the bundle is for these shapes. out: the folder to
     make; `force` replaces a bundle that is there. device: as in `predict`; it need not be here: the program
     is held against the limits in its profile.
-    train: a whole training step instead of an inference. loss: called as ``loss(output, *targets)``, by
+    mode: "train" exports a whole training step. loss: called as ``loss(output, *targets)``, by
     default cross entropy, or "model"; targets: example targets; optimizer: a torch.optim.SGD, Adam or AdamW
-    with its state, by default SGD with momentum; accumulate: batches to an update. seed: of dropout.
+    with its state, by default SGD with momentum; accumulation: batches to an update. seed: of dropout.
     precision: in which large intermediates lie; kernels compute in float32. plan: what `torchedge.plan`
     returned for this model, to go along. onnx: also write model.onnx, checked by onnx and run by onnxruntime
     where that is installed. progress: called with each stage.
@@ -298,7 +298,7 @@ def export(
 
     found = device if isinstance(device, Device) else choose_device(device)
     request = Request(
-        model, example, train, targets, loss, optimizer, seed, name, plan, onnx, accumulate, precision
+        model, example, mode, targets, loss, optimizer, seed, name, plan, onnx, accumulation, precision
     )
     return make_bundle(request, found, out, force=force, progress=progress)
 

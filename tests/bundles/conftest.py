@@ -45,7 +45,7 @@ def inference(model, batch, tmp_path_factory):
 def training(model, batch, tmp_path_factory):
     """The folder of a bundle that trains with momentum, for an Adreno."""
     out = tmp_path_factory.mktemp("bundles") / "training"
-    torchedge.export(model, batch[0], out=out, device="adreno", train=True, targets=batch[1], onnx=False)
+    torchedge.export(model, batch[0], out=out, device="adreno", mode="train", targets=batch[1], onnx=False)
     return out
 
 

@@ -105,7 +105,7 @@ def test_the_optimizers_state_goes_along(model, batch, tmp_path):
         batch[0],
         out=tmp_path / "adam",
         device="local-cpu",
-        train=True,
+        mode="train",
         targets=wanted,
         loss=loss,
         optimizer=optimizer,
@@ -130,14 +130,14 @@ def test_gradients_are_added_up(batch, tmp_path, device):
         batch[0],
         out=tmp_path / "b",
         device=device,
-        train=True,
+        mode="train",
         targets=batch[1],
         loss=nn.functional.cross_entropy,
         optimizer=optimizer,
-        accumulate=3,
+        accumulation=3,
         onnx=False,
     )
-    assert bundle.manifest.accumulate == 3 and "every 3 batches" in str(bundle)
+    assert bundle.manifest.accumulation == 3 and "every 3 batches" in str(bundle)
     memory = bundle.manifest.memory
     executors = [bundle.runner.executor, bundle.runner.accumulating]
     assert memory.arena_bytes == sum(executor.arena_bytes for executor in executors)
@@ -178,7 +178,7 @@ def test_a_model_is_left_as_found(model, batch, tmp_path):
     model.train()
     model[1].eval()
     torchedge.export(model, batch[0], out=tmp_path / "a", device="local-cpu", onnx=False)
-    torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu", train=True, onnx=False)
+    torchedge.export(model, batch[0], out=tmp_path / "b", device="local-cpu", mode="train", onnx=False)
     assert model.training and not model[1].training
     model.train()
     for name, held in model.state_dict().items():

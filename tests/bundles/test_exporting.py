@@ -43,9 +43,9 @@ def test_limits_come_from_the_profile():
 
 
 @pytest.mark.parametrize("device", ["adreno", "mali"])
-@pytest.mark.parametrize("train", [False, True])
-def test_bundles_for_phones_are_held_against_their_limits(model, batch, tmp_path, device, train):
-    bundle = torchedge.export(model, batch[0], out=tmp_path / "phone", device=device, train=train, onnx=False)
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_bundles_for_phones_are_held_against_their_limits(model, batch, tmp_path, device, mode):
+    bundle = torchedge.export(model, batch[0], out=tmp_path / "phone", device=device, mode=mode, onnx=False)
     limits = profile_limits(torchedge.find_device(device))
     check_limits(bundle.program, limits)
     assert bundle.program.target == "mobile"
@@ -103,7 +103,7 @@ def test_the_onnx_model_computes_the_same(model, batch, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     bundle = torchedge.export(
-        model, batch[0], out=tmp_path / "b", device="local-cpu", train=True, targets=batch[1]
+        model, batch[0], out=tmp_path / "b", device="local-cpu", mode="train", targets=batch[1]
     )
     told = bundle.manifest.onnx
     assert told["checked_by"].startswith("onnx ") and told["run_by"].startswith("onnxruntime ")
@@ -272,13 +272,13 @@ class Scores(nn.Module):
     [
         (lambda: "resnet18", {}, "model is a str; expected a torch.nn.Module"),
         (lambda: nn.Linear(4, 2, device="meta"), {}, "2 weights on the meta device .weight."),
-        (lambda: nn.Linear(4, 2), {"targets": torch.zeros(3)}, "targets is given without train=True"),
-        (lambda: nn.Linear(4, 2), {"loss": nn.MSELoss()}, "loss is given without train=True"),
-        (lambda: nn.Linear(4, 2), {"accumulate": 2}, "accumulate is given without train=True"),
-        (lambda: nn.Linear(4, 2), {"accumulate": 0, "train": True}, "accumulate is 0"),
+        (lambda: nn.Linear(4, 2), {"targets": torch.zeros(3)}, "targets is given without mode='train'"),
+        (lambda: nn.Linear(4, 2), {"loss": nn.MSELoss()}, "loss is given without mode='train'"),
+        (lambda: nn.Linear(4, 2), {"accumulation": 2}, "accumulation is given without mode='train'"),
+        (lambda: nn.Linear(4, 2), {"accumulation": 0, "mode": "train"}, "accumulation is 0"),
         (lambda: nn.Linear(4, 2), {"precision": "half"}, "precision is 'half'; expected one of float32"),
-        (Scores, {"train": True}, r"returns tensors of shapes \[3, 4\], \[3, 4\], for which no targets"),
-        (nn.ReLU, {"train": True}, "no parameter that requires a gradient"),
+        (Scores, {"mode": "train"}, r"returns tensors of shapes \[3, 4\], \[3, 4\], for which no targets"),
+        (nn.ReLU, {"mode": "train"}, "no parameter that requires a gradient"),
         (lambda: nn.Linear(4, 2), {"example": 3}, "example holds no tensor"),
         (lambda: nn.Linear(5, 2), {}, "."),
         (lambda: nn.Linear(4, 2), {"device": "adrenoo"}, "unknown"),

@@ -254,6 +254,6 @@ def test_gradients_are_added_up_over_batches(run, nets, tmp_path):
         "float16",
     )
     document = json.loads(run(*words, "--out", out, "--json"))
-    assert document["accumulate"] == 2 and "accumulating.json" in document["files"]
+    assert document["accumulation"] == 2 and "accumulating.json" in document["files"]
     losses = json.loads(run("run", out, "--random", "--steps", "4", "--json"))["losses"]
     assert losses[0] == losses[1] > losses[2] == losses[3]

@@ -1,6 +1,7 @@
 """Whatever is wrong with the input: exit status 2, one line that says what to do, no traceback."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,10 @@ WRONG = {
     "unknown device": (("predict", "nets.py:fine", "-d", "jetson-tx3"), "did you mean jetson-tx2"),
     "device folder without profile": (("predict", "nets.py:fine", "-d", "./data"), "device.toml"),
     "wrong channels": (("predict", "nets.py:fine", "-d", "tx2", "--input-size", "5x8x8"), "channel"),
+    "a size too few": (
+        ("predict", "nets.py:fine", "-d", "tx2", "--input-size", "3x8"),
+        "--input-size 3x8 does",
+    ),
     "too small an image": (("predict", "nets.py:fine", "-d", "tx2", "--input-size", "3x1x1"), ""),
     "no shape": ((*FINE, "--input-size", "large"), "3x224x224"),
     "a zero in the shape": ((*FINE, "--input-size", "3x0x8"), "3x224x224"),
@@ -132,6 +137,14 @@ def test_refused_in_one_line(case, capsys):
     assert expected in line, line
 
 
+@pytest.mark.parametrize("size", ["3x8", "8", "1x3x8x8"])
+def test_an_input_size_that_does_not_suit_is_told_in_the_users_sizes(size, capsys):
+    """Not in those that stand for the batch size while a model is captured."""
+    line = refused(capsys, "predict", "nets.py:fine", "-d", "tx2", "--input-size", size)
+    sizes = {int(number) for text in re.findall(r"\[([\d, ]+)\]", line) for number in text.split(",")}
+    assert sizes <= {1, 3, 4, 8} and not re.search(r"\bs\d+\b", line), line
+
+
 def test_an_unreadable_factory_file(capsys):
     Path("nets.py").chmod(0)
     if os.access("nets.py", os.R_OK):
@@ -153,7 +166,7 @@ HEADER = "network,pruning_level,batch_size,memory_fits,gamma_mb,allocated_mb,res
         (f"{HEADER}\na,0,2,1,1,1,1,1,1\n", "topolog"),
     ],
 )
-@pytest.mark.parametrize("command", ["fit all", "fit inference", "accuracy"])
+@pytest.mark.parametrize("command", ["fit all", "fit training", "accuracy"])
 def test_a_dataset_that_is_none(command, table, expected, capsys):
     Path("data/measurements.csv").write_text(table)
     out = ("--out", "new") if "fit" in command else ()

@@ -32,13 +32,13 @@ def batches(count, size=8):
     return [(torch.randn(size, 6), torch.randint(4, (size,))) for _ in range(count)]
 
 
-def train_eager(model, optimizer, data, accumulate=1):
+def train_eager(model, optimizer, data, accumulation=1):
     losses = []
     for count, (x, y) in enumerate(data, start=1):
         loss = F.cross_entropy(model(x), y)
-        (loss / accumulate).backward()
+        (loss / accumulation).backward()
         losses.append(loss.item())
-        if count % accumulate == 0:
+        if count % accumulation == 0:
             optimizer.step()
             optimizer.zero_grad()
     return losses
@@ -106,7 +106,7 @@ def test_gradients_of_several_batches_make_one_update():
     eager = copy.deepcopy(model)
     mine, theirs = OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adam"](eager.parameters())
     data = batches(6)
-    with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine, accumulate=3) as trainer:
+    with torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=mine, accumulation=3) as trainer:
         found = [trainer.step(x, y) for x, y in data]
         assert (trainer.steps, trainer.batches) == (2, 6)
     np.testing.assert_allclose(found, train_eager(eager, theirs, data, 3), **TOLERANCE)

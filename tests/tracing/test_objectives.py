@@ -105,8 +105,8 @@ def linear_step(**options):
         ({"optimizer": "sgd"}, InputError, "torch.optim.Optimizer"),
         ({"loss": nn.CrossEntropyLoss(), "targets": (classes(), classes())}, InputError, "argument"),
         ({"targets": torch.randn(4, 7)}, CaptureError, "raised"),
-        ({"accumulate": 0}, InputError, "accumulate"),
-        ({"accumulate": 2}, InputError, "without an optimizer"),
+        ({"accumulation": 0}, InputError, "accumulation"),
+        ({"accumulation": 2}, InputError, "without an optimizer"),
         ({"loss": 3}, InputError, "callable"),
     ],
 )  # fmt: skip

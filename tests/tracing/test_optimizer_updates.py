@@ -124,7 +124,7 @@ def test_gradients_accumulate_over_batches():
         args,
         targets=targets,
         loss=F.cross_entropy,
-        accumulate=3,
+        accumulation=3,
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
     )
     assert captured.accumulating is not None

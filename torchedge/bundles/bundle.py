@@ -80,7 +80,7 @@ class Bundle:
         kernels = [name for name in manifest.files if name.startswith("kernels/")]
         texts = {name[len("kernels/") : -len(".cl")]: _text(folder, name) for name in kernels}
         program = _program(folder, PROGRAM, texts)
-        accumulating = _program(folder, ACCUMULATING, texts) if manifest.accumulate > 1 else None
+        accumulating = _program(folder, ACCUMULATING, texts) if manifest.accumulation > 1 else None
         _check_same(folder, manifest, program, accumulating)
         weights = resolve_inside(folder, WEIGHTS)
         header = read_header(weights)
@@ -138,7 +138,7 @@ class Bundle:
         """
         if not self.trains:
             raise InputError(
-                f"{self.path}: is a bundle for inference; expected one that trains: export with train=True"
+                f"{self.path}: is a bundle for inference; expected one that trains: export with mode='train'"
             )
         return float(self.run(*inputs)[0])
 
@@ -224,12 +224,12 @@ class Runner:
                 yield tensor.name, held
 
     def step(self, *inputs: object) -> list[Array]:
-        """Run one batch and return the outputs; in training, each `accumulate`-th batch updates the weights.
+        """Run one batch and return the outputs; each `accumulation`-th batch of training updates weights.
 
         Raises:
             InputError: too few or many arrays, a wrong shape or dtype. OpenCLError: the driver fails.
         """
-        completes = (self.batches + 1) % self.bundle.manifest.accumulate == 0
+        completes = (self.batches + 1) % self.bundle.manifest.accumulation == 0
         accumulating = None if completes else self.accumulating
         self._last = accumulating or self.executor
         outputs = self._last.step(*inputs)
@@ -351,8 +351,8 @@ def _description(bundle: Bundle) -> str:
     manifest, program = bundle.manifest, bundle.program
     memory, target = manifest.memory, manifest.target
     step = "training step" if bundle.trains else "inference"
-    if manifest.accumulate > 1:
-        step += f", weights updated every {manifest.accumulate} batches"
+    if manifest.accumulation > 1:
+        step += f", weights updated every {manifest.accumulation} batches"
     rows = [
         ("for", f"{target.name} ({target.device_class})"),
         ("inputs", _listed(manifest.inputs)),

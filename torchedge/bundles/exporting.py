@@ -36,6 +36,7 @@ from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_o
 from torchedge.bundles.weights import KEPT, write_weights
 from torchedge.devices import Device
 from torchedge.errors import DeviceError, InputError, LoweringError
+from torchedge.graphs import Mode
 from torchedge.lowering.assembly import ALIGNMENT, lower
 from torchedge.lowering.limits import Limits, check_limits, profile_limits
 from torchedge.lowering.placement import share_images
@@ -71,7 +72,7 @@ class Request:
 
     model: torch.nn.Module
     example: Any
-    train: bool = False
+    mode: Mode = "infer"
     targets: Any = None
     loss: Loss | None = None
     optimizer: torch.optim.Optimizer | None = None
@@ -79,8 +80,13 @@ class Request:
     name: str | None = None
     plan: StreamingPlan | None = None
     onnx: bool = True
-    accumulate: int = 1
+    accumulation: int = 1
     precision: Precision = "float32"
+
+    @property
+    def train(self) -> bool:
+        """Whether a whole training step is exported."""
+        return self.mode == "train"
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -207,15 +213,17 @@ def _check_request(request: Request) -> None:
             f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), which holds "
             "no values; expected a model with its weights: load them first"
         )
+    if request.mode not in get_args(Mode):
+        raise InputError(f"mode is {request.mode!r}; expected one of {', '.join(get_args(Mode))}")
     given = [name for name in ("targets", "loss", "optimizer") if getattr(request, name) is not None]
     if given and not request.train:
-        raise InputError(f"{given[0]} is given without train=True; expected it for a training step alone")
+        raise InputError(f"{given[0]} is given without mode='train'; expected it for a training step alone")
     if request.precision not in get_args(Precision):
         raise InputError(
             f"precision is {request.precision!r}; expected one of {', '.join(get_args(Precision))}"
         )
-    if request.accumulate != 1 and not request.train:
-        raise InputError("accumulate is given without train=True; expected it for a training step alone")
+    if request.accumulation != 1 and not request.train:
+        raise InputError("accumulation is given without mode='train'; expected it for a training step alone")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):
         raise InputError(f"plan is a {type(request.plan).__name__}; expected what torchedge.plan returns")
 
@@ -263,7 +271,7 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
             targets=() if targets is None else targets,
             loss=loss,
             optimizer=optimizer,
-            accumulate=request.accumulate,
+            accumulation=request.accumulation,
             keep=keep,
             seed=request.seed,
             name=request.name,
@@ -332,8 +340,8 @@ def _manifest(
     names = [value.name for value in values] if request.train else captured.output_names
     return Manifest(
         model=program.name,
-        mode="train" if request.train else "infer",
-        accumulate=request.accumulate,
+        mode=request.mode,
+        accumulation=request.accumulation,
         versions={"torchedge": __version__, "torch": torch.__version__, "numpy": np.__version__},
         target=target,
         inputs=ports_of(program, fed, [program.tensors[place].name for place in fed]),

@@ -110,7 +110,7 @@ class BundleFile:
 class Manifest:
     """What a bundle was made of and for, what it takes, and the hash of every file: manifest.json.
 
-    accumulate: batches to an update; above one, all but the last of them run accumulating.json, which adds
+    accumulation: batches to an update; above one, all but the last of them run accumulating.json, which adds
     up gradients. versions: of torchedge and torch that made it. hyperparameters: their values at the
     beginning. onnx: what was found when model.onnx was run, or why there is none. files: by path within the
     bundle.
@@ -118,7 +118,7 @@ class Manifest:
 
     model: Text
     mode: Mode
-    accumulate: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    accumulation: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     versions: Mapping[Text, Text]
     target: Annotated[BundleTarget, Key("device")]
     inputs: Ports
@@ -171,7 +171,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check_manifest(manifest: Manifest) -> None:
-    for name in (PROGRAM, WEIGHTS, *([ACCUMULATING] if manifest.accumulate > 1 else [])):
+    for name in (PROGRAM, WEIGHTS, *([ACCUMULATING] if manifest.accumulation > 1 else [])):
         if name not in manifest.files:
             raise InputError(f"files has no {name!r}; expected it")
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from torchedge.bundles.bundle import Bundle, Runner
     from torchedge.bundles.manifests import Port
+    from torchedge.graphs import Mode
 
 __all__ = ["export", "run"]
 
@@ -93,7 +94,7 @@ def export(
     device: str | None,
     batch_size: int,
     input_size: tuple[int, ...] | None,
-    mode: str,
+    mode: Mode,
     weights: Path | None,
     seed: int,
     precision: Any,  # noqa: ANN401 - a Literal
@@ -131,11 +132,11 @@ def export(
             example,
             out=out,
             device=target,
-            train=mode == "train",
+            mode=mode,
             seed=seed,
             name=label,
             onnx=onnx,
-            accumulate=training["accumulation"] or 1,
+            accumulation=training["accumulation"] or 1,
             precision=precision,
             force=force,
             progress=tell,

@@ -153,7 +153,7 @@ def _fit_modes(
             f"{dataset} is a file; expected a folder: `torchedge fit loads` reads what load_probe.py writes"
         )
     check_target(out, force=force)
-    if not is_dataset(dataset):
+    if not dataset.is_dir() or (base is not None and not is_dataset(dataset)):
         read_dataset(dataset)  # raises: says what it expects
     transfers: dict[Mode, Transfer] = {}
     with one_thread():

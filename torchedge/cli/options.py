@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchedge.cli.console import set_verbosity, verbosity, warn
-from torchedge.errors import InputError, TorchedgeWarning
+from torchedge.errors import CaptureError, InputError, TorchedgeWarning
 
 if TYPE_CHECKING:
     from torchedge.graphs import ForwardGraph
@@ -359,5 +359,14 @@ def capture_named(
     from torchedge.tracing.capturing import CaptureRequest, capture_each
 
     request = CaptureRequest(text, mode=mode, input_size=input_size)
-    with contextlib.redirect_stdout(sys.stderr):
-        return capture_each(request, batch_sizes)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return capture_each(request, batch_sizes)
+    except CaptureError as error:
+        if input_size is None:
+            raise
+        shape = "x".join(map(str, input_size))
+        raise CaptureError(
+            f"--input-size {shape} does not suit the model; expected the shape of one sample, without the "
+            f"batch. {error}"
+        ) from error

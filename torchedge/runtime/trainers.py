@@ -73,7 +73,7 @@ class Trainer:
     dict as its argument takes ``(inputs,)``. targets: further arguments of the loss, a tensor or a tuple.
     loss: as in ``loss(output, *targets)``, or "model" for the `loss` that the model itself returns.
     optimizer: a torch.optim.SGD, Adam or AdamW over the model's parameters; its learning rates are read at
-    each step, so that PyTorch's schedulers work. device: as in `torchedge devices --opencl`. accumulate:
+    each step, so that PyTorch's schedulers work. device: as in `torchedge devices --opencl`. accumulation:
     number of batches whose gradients are averaged before one update. seed: of dropout, by default
     `torch.initial_seed()`. profile: measure the times of kernels for `report`.
 
@@ -91,12 +91,12 @@ class Trainer:
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         device: ClDevice | str | int | None = None,
-        accumulate: int = 1,
+        accumulation: int = 1,
         seed: int | None = None,
         profile: bool = False,
     ) -> None:
         self._model, self._loss, self._optimizer = model, loss, optimizer
-        self._accumulate, self._seed, self._profile = accumulate, seed, profile
+        self._accumulation, self._seed, self._profile = accumulation, seed, profile
         self._device = open_context(device).device
         self._settings = OptimizerSettings(optimizer)
         self._example = _batch_of(example_inputs, targets)
@@ -112,7 +112,7 @@ class Trainer:
     # training and inference --------------------------------------------------------------------------------
 
     def step(self, inputs: Any, targets: Any = ()) -> float:
-        """Train on one batch and return its loss; the batch that completes `accumulate` ones updates.
+        """Train on one batch and return its loss; the batch that completes `accumulation` ones updates.
 
         A batch of another size, such as a loader's last one, gets a program of its own when it first comes.
 
@@ -122,7 +122,7 @@ class Trainer:
         """
         batch = _batch_of(inputs, targets)
         programs = self._trained_on(batch)
-        completes = (self.batches + 1) % self._accumulate == 0
+        completes = (self.batches + 1) % self._accumulation == 0
         executor = programs.updating if completes else programs.accumulating
         assert executor is not None
         self._send_rates(executor)
@@ -134,7 +134,7 @@ class Trainer:
     @property
     def steps(self) -> int:
         """Updates that were made."""
-        return self.batches // self._accumulate
+        return self.batches // self._accumulation
 
     def predict(self, inputs: Any) -> Any:
         """Return what the model returns for a batch in eval mode, with the weights as they are now."""
@@ -230,7 +230,7 @@ class Trainer:
                 targets=batch.targets,
                 loss=self._loss,
                 optimizer=self._optimizer,
-                accumulate=self._accumulate,
+                accumulation=self._accumulation,
                 keep=frozenset(all_rules()),
                 seed=self._seed,
             )

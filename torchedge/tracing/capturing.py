@@ -155,7 +155,7 @@ def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> For
             except TorchedgeError as error:
                 if not attempt and isinstance(error, InputError):
                     raise
-                failures.setdefault(method, error)  # the reasons of the first attempts are reported
+                failures[method] = error  # the last attempt has sizes that the user knows, if any has
     if len(failures) == 1:
         raise next(iter(failures.values()))
     tracing, exporting = failures["trace"], failures["export"]

@@ -56,7 +56,7 @@ def capture_step(
     targets: Any = (),
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    accumulate: int = 1,
+    accumulation: int = 1,
     keep: Collection[str] = frozenset(),
     seed: int | None = None,
     name: str | None = None,
@@ -71,7 +71,7 @@ def capture_step(
     optimizer: a torch.optim.SGD, Adam or AdamW; its parameters are updated, every other one counts as frozen,
     and the only output is the loss. None: the outputs are the loss and the gradient of each parameter that
     requires one, called ``gradient.NAME``.
-    accumulate: gradients of so many batches are added up, each divided by their number, before one update
+    accumulation: gradients of so many batches are added up, each divided by their number, before one update
     (TMModel trains with batches of one and updates after 32).
     keep: ATen base names of operators to leave whole where PyTorch would take them apart.
     seed: of dropout and other random operators, by default `torch.initial_seed()`, of which 31 bits count.
@@ -82,17 +82,17 @@ def capture_step(
         raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     model = unwrapped(model)
     refuse_unsuitable(model)
-    _check_choices(loss, optimizer, accumulate)
+    _check_choices(loss, optimizer, accumulation)
     title = name or type(model).__name__
     with LOCK, collection_paused(), isolated(model) as twin:
         objective = Objective(twin, _arguments(args), dict(kwargs or {}), _arguments(targets), loss)
         trained = _trained(objective, optimizer) if loss is not None else set()
         joint = _traced(objective, trained, keep)
         capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
-        return capture.inference(title) if loss is None else capture.training(title, optimizer, accumulate)
+        return capture.inference(title) if loss is None else capture.training(title, optimizer, accumulation)
 
 
-def _check_choices(loss: Any, optimizer: Any, accumulate: Any) -> None:
+def _check_choices(loss: Any, optimizer: Any, accumulation: Any) -> None:
     if loss is not None and loss != "model" and not callable(loss):
         raise InputError(f'loss is {loss!r}; expected a callable, "model" or None')
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -101,10 +101,12 @@ def _check_choices(loss: Any, optimizer: Any, accumulate: Any) -> None:
         )
     if optimizer is not None and loss is None:
         raise InputError('an optimizer is given without a loss; expected loss=, a callable or "model"')
-    if type(accumulate) is not int or accumulate < 1:
-        raise InputError(f"accumulate is {accumulate!r}; expected a whole number of batches from 1 on")
-    if accumulate > 1 and optimizer is None:
-        raise InputError(f"accumulate is {accumulate} without an optimizer; expected optimizer= beside it")
+    if type(accumulation) is not int or accumulation < 1:
+        raise InputError(f"accumulation is {accumulation!r}; expected a whole number of batches from 1 on")
+    if accumulation > 1 and optimizer is None:
+        raise InputError(
+            f"accumulation is {accumulation} without an optimizer; expected optimizer= beside it"
+        )
 
 
 def _arguments(given: Any) -> tuple[Any, ...]:
@@ -205,9 +207,11 @@ class _Capture:
         step = self._finished(self.draft, list(outputs.values()), updates, title)
         return replace(self._captured(step), output_names=tuple(outputs))
 
-    def training(self, title: str, optimizer: torch.optim.Optimizer | None, accumulate: int) -> CapturedStep:
+    def training(
+        self, title: str, optimizer: torch.optim.Optimizer | None, accumulation: int
+    ) -> CapturedStep:
         """Return the training step: its outputs are the loss, and the gradients without an optimizer."""
-        returned, updates = self._run(1.0 / accumulate)
+        returned, updates = self._run(1.0 / accumulation)
         loss = returned[self.joint.outputs[0]]
         gradients = self._gradients(returned)
         if loss is None or not gradients:
@@ -219,7 +223,7 @@ class _Capture:
             outputs = [loss, *gradients.values()]
             return self._captured(self._finished(self.draft, outputs, updates, title))
         accumulating = None
-        if accumulate > 1:
+        if accumulation > 1:
             sums = {value: self._accumulator(value, gradient) for value, gradient in gradients.items()}
             added = [*updates, *sums.values()]
             accumulating = self._finished(self.draft.copy(), [loss], added, title)
