@@ -39,6 +39,7 @@ __all__ = [
     "Command",
     "Group",
     "Number",
+    "Size",
     "Whole",
     "accumulation",
     "amp",
@@ -64,10 +65,15 @@ MODEL is a torchvision or timm name (resnet50, timm:convnext_tiny), file.py:fact
 arguments that returns a module; the file is run), or an .onnx or .pt2 file."""
 
 
+if TYPE_CHECKING:
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType  # generic in new releases of click alone
+
 # types of values --------------------------------------------------------------------------------------------
 
 
-class Whole(click.ParamType):
+class Whole(_Type):
     """A whole number within bounds."""
 
     name = "N"
@@ -89,7 +95,7 @@ class Whole(click.ParamType):
         return int(text)
 
 
-class Number(click.ParamType):
+class Number(_Type):
     """A number from `low` to `high`; with `open_high`, below `high`."""
 
     def __init__(self, low: float, high: float, *, name: str = "X", open_high: bool = False) -> None:
@@ -107,7 +113,7 @@ class Number(click.ParamType):
         return result
 
 
-class _Sizes(click.ParamType):
+class _Sizes(_Type):
     """Batch sizes: 32, or 32,64,128."""
 
     name = "N[,N...]"
@@ -128,7 +134,7 @@ class _Sizes(click.ParamType):
         return tuple(dict.fromkeys(WHOLE.convert(part, param, ctx) for part in parts))
 
 
-class _Shape(click.ParamType):
+class _Shape(_Type):
     """The shape of one sample: 3x224x224."""
 
     name = "CxHxW"
@@ -153,7 +159,7 @@ class _Shape(click.ParamType):
         self.fail(f"{value[:40]!r} is not a shape of one sample such as 3x224x224.", param, ctx)
 
 
-class _Size(click.ParamType):
+class Size(_Type):
     """An amount of memory in bytes: 500MiB, 1.5GiB, or a number of MiB."""
 
     name = "SIZE"
@@ -174,7 +180,7 @@ class _Size(click.ParamType):
         return amount
 
 
-class _Device(click.ParamType):
+class _Device(_Type):
     """A device's name, alias or profile folder; completes names."""
 
     name = "DEVICE"
@@ -190,7 +196,7 @@ class _Device(click.ParamType):
 
 
 WHOLE = Whole()
-SHAPE, SIZE, BATCH_SIZES = _Shape(), _Size(), _Sizes()
+SHAPE, SIZE, BATCH_SIZES = _Shape(), Size(), _Sizes()
 BATCH_SIZE = WHOLE
 CONFIDENCE = Number(0.5, 1.0, name="P", open_high=True)
 DEVICE = _Device()

@@ -26,7 +26,7 @@ from torchedge.cli.console import (
     table,
     warn,
 )
-from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, Number, capture_named
+from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, Number, Size, capture_named
 from torchedge.errors import InputError, LimitError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def plan() -> None:
     """
 
 
-class _SizeOrNone(type(SIZE)):  # type: ignore[misc] # the class of SIZE
+class _SizeOrNone(Size):
     """An amount of memory in bytes, or "none"."""
 
     name = "SIZE|none"
