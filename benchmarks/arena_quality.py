@@ -37,7 +37,7 @@ def lowered(name: str, batch: int, target: str = "cpu") -> Program:
     import torch
 
     from torchedge.lowering.assembly import lower
-    from torchedge.tracing.training_steps import capture_step
+    from torchedge.tracing.steps import capture_step
     from torchedge.tracing.vision import import_torchvision
 
     options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}

@@ -24,7 +24,7 @@ import torch
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
 from torchedge.runtime import Executor
-from torchedge.tracing.training_steps import CapturedStep, capture_step
+from torchedge.tracing.steps import CapturedStep, capture_step
 
 LAYERS = (
     # channels, side, kernel, stride, output channels

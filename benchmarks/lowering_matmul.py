@@ -32,7 +32,7 @@ from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import target_for
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 ROW_MAJOR, NOT_TRANSPOSED = 101, 111
 """CLBlast's constants."""

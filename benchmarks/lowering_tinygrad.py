@@ -35,7 +35,7 @@ from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import target_for
 from torchedge.opencl import choose_device
 from torchedge.runtime import Executor
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 from torchedge.tracing.vision import import_torchvision
 
 MODELS = ("resnet18", "mobilenet_v2")

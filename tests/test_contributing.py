@@ -12,7 +12,7 @@ from torch import nn
 import torchedge
 from torchedge import ops
 from torchedge.lowering.rules import all_rules
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 KIND = "special_spherical_bessel_j0"

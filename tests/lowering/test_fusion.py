@@ -10,7 +10,7 @@ from torch import nn
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 KEEP = frozenset(all_rules())
 

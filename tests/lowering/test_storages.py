@@ -13,7 +13,7 @@ from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS
 from torchedge.runtime.executors import Executor
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 pytest.importorskip("pyopencl")
 MOBILE = TARGETS["mobile"]

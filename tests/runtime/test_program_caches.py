@@ -10,7 +10,7 @@ from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS
 from torchedge.runtime.program_caches import key_of, lowered
 from torchedge.textures.layouts import Layout
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from torchedge.errors import CaptureError
-from torchedge.tracing.aten_graphs import step_of
-from torchedge.tracing.canonical_forms import canonical
+from torchedge.tracing.aten_graphs import canonical, step_of
 from torchedge.tracing.decompositions import decompositions
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 
 def converted(module, args):

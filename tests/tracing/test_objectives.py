@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchedge.errors import CaptureError, InputError
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 LOSSES = {
     "smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), classes),

@@ -11,7 +11,7 @@ from oracles.step_interpreter import Interpreter
 from oracles.step_networks import SmallCNN
 from torch.nn import functional as F
 
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 OPTIMIZERS = {
     "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),

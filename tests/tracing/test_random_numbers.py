@@ -10,7 +10,7 @@ from oracles.step_interpreter import Interpreter, philox_uniform
 from torch import nn
 from torch.nn import functional as F
 
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 
 class Noisy(nn.Module):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import random
 import threading
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ class Tagged(torch.Tensor):
 
 
 def pickles(round_):
-    assert pickle.loads(pickle.dumps(range(3))) == range(3)
+    assert ForkingPickler.loads(ForkingPickler.dumps(range(3))) == range(3)  # as for a DataLoader's worker
     assert type(range(3)) is range
     assert range.__module__ == "builtins"
 

@@ -22,8 +22,8 @@ from oracles.step_networks import FSRCNN, SmallCNN, SmallGPT, SmallViT
 from torch import nn
 from torch.nn import functional as F
 
-from torchedge.tracing.losses import default_loss
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.objectives import default_loss
+from torchedge.tracing.steps import capture_step
 from torchedge.tracing.vision import import_torchvision
 
 

@@ -51,7 +51,7 @@ from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.objectives import Loss
-from torchedge.tracing.training_steps import CapturedStep, capture_step
+from torchedge.tracing.steps import CapturedStep, capture_step
 
 __all__ = ["STAGES", "Request", "check_free", "make_bundle", "new_folder"]
 

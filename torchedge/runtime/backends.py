@@ -30,14 +30,18 @@ from torchedge.runtime.program_caches import lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.aten_graphs import step_of
 from torchedge.tracing.compiled_graphs import (
+    Segment,
     TracedGraph,
     allow_recurrent_modules,
     compile_with_backward,
     fresh_tracing,
     is_symbolic,
+    operator_name,
+    results_of,
+    single_operators,
+    split_graph,
 )
 from torchedge.tracing.random_numbers import COUNTER, SEED
-from torchedge.tracing.segments import Segment, operator_name, results_of, single_operators, split_graph
 
 MAX_SHAPES = 16
 """Sets of sizes of one captured graph whose programs stay in memory."""

@@ -21,10 +21,9 @@ from torchedge.opencl import ClDevice, open_context
 from torchedge.runtime.executors import SHARED, Executor, ProgramReport, report_on
 from torchedge.runtime.program_caches import lowered
 from torchedge.tracing.capturing import unwrapped
-from torchedge.tracing.inference_steps import capture_inference
 from torchedge.tracing.objectives import Loss
-from torchedge.tracing.optimizer_states import OptimizerSettings, states_of, take_states
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
+from torchedge.tracing.steps import capture_inference, capture_step
 
 MAX_SHAPES = 8
 """Shapes of batches for which programs are made; more of them are rather a mistake."""

@@ -14,10 +14,35 @@ from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.sizes import NotAffineError
 from torchedge.tracing.input_size import infer_input
-from torchedge.tracing.losses import default_loss
+from torchedge.tracing.interception import ForwardCall, batch_of, trace
+from torchedge.tracing.objectives import default_loss
 from torchedge.tracing.programs import FileProgram
-from torchedge.tracing.refusals import refuse_unsuitable
-from torchedge.tracing.symbolic import ForwardCall, batch_of, trace
+
+_DETECTORS = frozenset(
+    ("GeneralizedRCNN", "FasterRCNN", "MaskRCNN", "KeypointRCNN", "RetinaNet", "FCOS", "SSD")
+)
+
+
+def refuse_unsuitable(model: torch.nn.Module) -> None:
+    """Raise CaptureError for whole detectors, scripted modules and layers that have no weights yet."""
+    name = type(model).__name__
+    if type(model).__module__.startswith("torchvision.models.detection") and name in _DETECTORS:
+        raise CaptureError(
+            f"{name} chooses boxes by their scores, so its shapes depend on the data; capture its backbone "
+            "instead: capture(model.backbone, input_size=(3, 800, 800))"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"{name} is compiled by TorchScript, which hides its operators; pass the original nn.Module"
+        )
+    lazy = next(
+        (p for p, v in model.named_parameters() if isinstance(v, torch.nn.UninitializedParameter)), None
+    )
+    if lazy is not None:
+        raise CaptureError(
+            f"{name} has a lazy layer without weights ({lazy}); run the model once on an example first"
+        )
+
 
 Method = Literal["auto", "trace", "export"]
 Loss = Callable[[Any], Any] | Literal["default"] | None

@@ -1,20 +1,165 @@
-"""What `torch.compile` hands to a backend: graphs of ATen operators, with their backward, by AOTAutograd."""
+"""Graphs that `torch.compile` hands to a backend: traced with their backward, cut by where they run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from torchedge.errors import InputError
-from torchedge.tracing import fast_paths
 from torchedge.tracing.copies import LOCK
-from torchedge.tracing.decompositions import decompositions
+from torchedge.tracing.decompositions import FUSED_LAYERS, decompositions
 from torchedge.tracing.joint_graphs import plain_kernels
+from torchedge.tracing.random_numbers import RANDOM
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Operators of a graph that run at one place, as a graph of its own.
+
+    inputs, outputs: names of the whole graph's nodes, in the order of the segment's placeholders and results.
+    lowered: whether it runs on the device; else PyTorch runs it.
+    """
+
+    module: GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    lowered: bool
+
+
+@dataclass(frozen=True)
+class Results:
+    """Names of a graph's placeholders, and of the tensors that it returns (None: no tensor).
+
+    forms: of each returned tensor, a fake one of its shape and strides.
+    """
+
+    placeholders: tuple[str, ...]
+    returned: tuple[str | None, ...]
+    forms: Mapping[str, torch.Tensor]
+
+
+def results_of(module: GraphModule) -> Results:
+    """Return what goes into a graph and what comes out."""
+    found = [node if isinstance(node, Node) and _is_tensor(node) else None for node in _returned(module)]
+    return Results(
+        tuple([node.name for node in module.graph.find_nodes(op="placeholder")]),
+        tuple([None if node is None else node.name for node in found]),
+        {node.name: node.meta["val"] for node in found if node is not None},
+    )
+
+
+def split_graph(module: GraphModule, runs_in_pytorch: Callable[[Node], bool]) -> list[Segment]:
+    """Return the segments of a graph in the order in which they run, as few as its dependencies allow.
+
+    runs_in_pytorch: asked of each operator. Constants are made again in each segment that reads them.
+    """
+    level: dict[Node, int] = {}
+    constant = _constants(module)
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node not in constant:
+            before = [level[n] for n in node.all_input_nodes if n in level]
+            place = max(before, default=0)
+            if node.target is not operator.getitem:
+                place += (place % 2) != runs_in_pytorch(node)
+            level[node] = place
+    if not level:
+        level = dict.fromkeys(constant, 0)
+    wanted = {r for r in _returned(module) if isinstance(r, Node)}
+    found: list[Segment] = []
+    for place in sorted(set(level.values())):
+        members = [n for n in level if level[n] == place]
+        read = {n for n in members if any(level.get(user, place) != place for user in n.users)}
+        made = wanted & {*members, *([] if found else constant)}
+        found.append(_segment(module, members, constant, read | made, place % 2 == 0))
+    return found
+
+
+def single_operators(module: GraphModule) -> Iterator[tuple[Node, Segment]]:
+    """Yield each operator of a graph with the segment that it would be alone."""
+    constant = _constants(module)
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem and node not in constant:
+            parts = [user for user in node.users if user.target is operator.getitem]
+            yield node, _segment(module, [node, *parts], constant, {*(parts or [node])}, True)
+
+
+def operator_name(node: Node) -> str:
+    """Return an operator's name as users know it, such as "aten.topk"."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name).replace("::", ".")
+    return str(getattr(target, "__name__", target))
+
+
+def _returned(module: GraphModule) -> Sequence[Any]:
+    returned: Any = next(iter(module.graph.find_nodes(op="output"))).args[0]
+    return returned if isinstance(returned, (tuple, list)) else [returned]
+
+
+def _constants(module: GraphModule) -> dict[Node, None]:
+    """Return the nodes that depend on constants alone and draw no numbers."""
+    found: dict[Node, None] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and _is_constant(node, found)):
+            found[node] = None
+    return found
+
+
+def _is_constant(node: Node, constant: Collection[Node]) -> bool:
+    target = node.target
+    if target is not operator.getitem:
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            return False
+        kind = str(target._schema.name).split("::")[-1]
+        if kind in RANDOM or torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
+            return False
+    return all(source in constant for source in node.all_input_nodes)
+
+
+def _segment(
+    module: GraphModule,
+    members: Sequence[Node],
+    constant: Collection[Node],
+    wanted: Collection[Node],
+    lowered: bool,
+) -> Segment:
+    """Return the graph of some nodes; what they read from elsewhere becomes placeholders, but constants."""
+    graph, inside = Graph(), set(members)
+    copies: dict[Node, Node] = {}
+    outside = dict.fromkeys(s for n in members for s in n.all_input_nodes if s not in inside)
+    inputs = [n for n in outside if n not in constant]
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = node.meta
+
+    def copied(node: Node) -> Node:
+        if node not in copies:
+            for source in node.all_input_nodes:
+                copied(source)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        return copies[node]
+
+    for node in members:
+        copied(node)
+    outputs = [n for n in module.graph.nodes if n in wanted and _is_tensor(n)]
+    graph.output(tuple([copied(n) for n in outputs]))
+    return Segment(
+        GraphModule(module, graph),
+        tuple([n.name for n in inputs]),
+        tuple([n.name for n in outputs]),
+        lowered,
+    )
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
 
 Part = Literal["forward", "backward", "inference"]
 Run = Callable[[list[Any]], list[Any]]
@@ -73,7 +218,7 @@ def compile_with_backward(
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         partition_fn=partition,
-        decompositions={**decompositions(keep), **fast_paths.TABLE},
+        decompositions={**decompositions(keep), **FUSED_LAYERS},
     )
     with LOCK, plain_kernels(), _kept_for_every_backward():
         made: Callable[..., Any] = backend(module, examples)

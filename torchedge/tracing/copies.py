@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.tracing.targets import plain_forward
+from torchedge.tracing.torch_calls import plain_forward
 
 LOCK = threading.RLock()
 """Held while torch.export or AOTAutograd runs: both switch settings of the whole process."""
@@ -273,8 +273,8 @@ class FunctionCopies:
                 if getattr(item, "__self__", None) is not None and hasattr(generator, name):
                     setattr(twin, name, getattr(generator, name))
             self._copies[id(module)] = twin
-        twin = self._copies[id(module)]
-        return twin
+        known: ModuleType = self._copies[id(module)]
+        return known
 
     def _numpy_module(self, module: ModuleType) -> ModuleType:
         numpy = sys.modules.get("numpy")
@@ -294,7 +294,7 @@ class FunctionCopies:
         return known
 
 
-_SHARED_RANDOM = random._inst  # type: ignore[attr-defined]
+_SHARED_RANDOM = random._inst
 _decided: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 _methods: WeakKeyDictionary[type, list[tuple[str, FunctionType]]] = WeakKeyDictionary()
 

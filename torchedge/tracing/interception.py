@@ -1,20 +1,142 @@
-"""The torch-function mode that turns each call into PyTorch into an operator of the graph."""
+"""The fast path of capture: run the forward pass once on stand-ins in a mode that records every operator.
+
+As in torch.fx, nothing is computed; unlike there, every stand-in has its shape, so that code which looks at
+shapes runs as it is, and one run gives operators, shapes, Python lifetimes, checkpoint regions and module
+paths.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import SequenceKey, tree_flatten, tree_flatten_with_path, tree_map
 
 from torchedge.errors import CaptureError
+from torchedge.graphs import FLOATING, ForwardGraph
+from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.sizes import shape_at
 from torchedge.ops import OpSpec, registry
-from torchedge.tracing.autocasting import autocast_arguments
-from torchedge.tracing.binding import bind, common_dtype, dtype_of, to_meta
-from torchedge.tracing.copies import where
-from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor
-from torchedge.tracing.targets import TorchCall, target_of
+from torchedge.tracing.copies import forget_cached, isolated, scoped, where
+from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
+from torchedge.tracing.torch_calls import TorchCall, target_of
+
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_NO_ATTRIBUTES = frozenset(("out", "device", "pin_memory", "layout"))
+_REAL_DEVICES = frozenset(("cuda", "cpu", "mps", "xpu"))
+
+
+def bind(target: TorchCall, args: Any, kwargs: Any, rec: Recorder) -> tuple[list[int | None], dict[str, Any]]:
+    """Split a call's arguments into tensor inputs (indices of values) and named plain attributes."""
+    inputs: list[int | None] = []
+    attrs: dict[str, Any] = {}
+    params, slots = target.params, target.slots
+    for position, arg in enumerate(args):
+        name = params[position] if position < len(params) else f"arg{position}"
+        _place(name, arg, slots, inputs, attrs, rec)
+    for name, arg in kwargs.items():
+        if name not in _NO_ATTRIBUTES:
+            _place(name, arg, slots, inputs, attrs, rec)
+    return inputs, attrs
+
+
+def _place(name: str, arg: Any, slots: frozenset[str], inputs: list[int | None], attrs: dict[str, Any],
+           rec: Recorder) -> None:  # fmt: skip
+    if isinstance(arg, torch.Tensor):
+        inputs.append(rec.index_of(arg))
+    elif arg is None:
+        if name in slots:
+            inputs.append(None)
+    elif isinstance(arg, (tuple, list)) and any(isinstance(a, torch.Tensor) for a in arg):
+        inputs.extend(rec.index_of(a) for a in arg if isinstance(a, torch.Tensor))
+        rest = tuple(a for a in arg if not isinstance(a, torch.Tensor))
+        if rest:
+            attrs[name] = rest
+    elif type(arg) is not torch.device:
+        attrs[name] = arg
+
+
+def dtype_of(tensor: torch.Tensor) -> torch.dtype:
+    """Return a tensor's dtype without a detour through the tracing mode."""
+    return _DTYPES[tensor.dtype_name] if type(tensor) is TracedTensor else tensor.dtype
+
+
+def common_dtype(tensors: Any, attrs: dict[str, Any]) -> torch.dtype | None:
+    """Return the dtype of the result where all tensors agree and no scalar promotes it, else None."""
+    if not tensors:
+        return None
+    first = tensors[0]
+    name = first.dtype_name if type(first) is TracedTensor else DTYPE_NAMES[first.dtype]
+    for tensor in tensors[1:]:
+        other = tensor.dtype_name if type(tensor) is TracedTensor else DTYPE_NAMES[tensor.dtype]
+        if other != name:
+            return None
+    dtype = _DTYPES[name]
+    if attrs.get("dtype") not in (None, dtype):
+        return None
+    if name not in FLOATING and any(isinstance(a, float) for a in attrs.values()):
+        return None
+    return dtype
+
+
+def to_meta(item: Any, rec: Recorder) -> Any:
+    """Replace real tensors by meta tensors and devices by the meta device, through nested containers."""
+    if isinstance(item, torch.Tensor):
+        return rec.meta_of(item)
+    if isinstance(item, torch.device):
+        return torch.device("meta")
+    if type(item) is str and item.split(":")[0] in _REAL_DEVICES:
+        return "meta"
+    if type(item) in (tuple, list):
+        return type(item)([to_meta(i, rec) for i in item])
+    if type(item) is dict:
+        return {k: to_meta(v, rec) for k, v in item.items()}
+    return item
+
+
+_LOW = (torch.float16, torch.bfloat16)
+Cast = Callable[[torch.Tensor, torch.dtype], Any]
+
+
+def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cast: Cast) -> tuple[Any, Any]:
+    """Return the arguments as autocast passes them on; casts of parameters are kept while it is on."""
+    low = _low_dtype()
+    if known.autocast == "lower" and low is not None:
+        wanted, given = low, frozenset((torch.float32, *_LOW))
+    elif known.autocast in ("float32", "float32_on_cuda") and low is not None:
+        wanted, given = torch.float32, frozenset(_LOW)
+    else:
+        return args, kwargs
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            dtype = dtype_of(item)
+            return item if dtype is wanted or dtype not in given else _cast_once(rec, item, wanted, cast)
+        if type(item) in (tuple, list):
+            return type(item)([convert(i) for i in item])
+        return item
+
+    return tuple([convert(a) for a in args]), {k: convert(v) for k, v in kwargs.items()}
+
+
+def _cast_once(rec: Recorder, tensor: torch.Tensor, dtype: torch.dtype, cast: Cast) -> Any:
+    if type(tensor) is TracedTensor:
+        return cast(tensor, dtype)
+    key = (id(tensor), dtype)
+    if key not in rec.casts:
+        rec.casts[key] = cast(tensor, dtype)
+    return rec.casts[key]
+
+
+def _low_dtype() -> torch.dtype | None:
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    return None
+
 
 _CASTS = frozenset(("to", "type", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as"))
 _COPIES = frozenset(("reshape", "flatten", "contiguous", "reshape_as", "ravel"))
@@ -359,3 +481,114 @@ def _refuse_batch_loop(kind: str, args: Any, attrs: dict[str, Any]) -> None:
             f"the forward pass loops over the samples of the batch ({kind}{where()}); capture it for one "
             "batch size with batch_size="
         )
+
+
+LossFunction = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class ForwardCall:
+    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` where there is a loss.
+
+    Tensors among the arguments serve for their shape and dtype only. Dimension 0 of each tensor that agrees
+    with that of the first tensor is the batch. fixed_batch: the one batch size to capture for, None: every.
+    name, notes: of the ForwardGraph.
+    """
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss: LossFunction | None = None
+    training: bool = False
+    fixed_batch: int | None = None
+    name: str = "model"
+    notes: tuple[str, ...] = ()
+
+
+def trace(call: ForwardCall) -> ForwardGraph:
+    """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
+    recorder = Recorder(leaves_of(call.model), call.fixed_batch)
+    fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder)
+    inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
+    with (
+        collection_paused(),
+        isolated(call.model, call.training) as model,
+        scoped(model, recorder.scopes),
+        recorder.active(),
+        Interceptor(recorder),
+    ):
+        outputs = model(*fed_args, **fed_kwargs)
+        returned = [recorder.index_of(t) for t in tensors_in(outputs)]
+        recorder.scopes.append("loss")
+        value = call.loss(outputs) if call.loss is not None else None
+        if call.loss is not None:
+            outputs = None  # as in `loss = criterion(model(x), y)`: only what autograd keeps of them stays
+    if not returned:
+        raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
+    last = loss_index(recorder, value) if call.loss is not None else None
+    graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
+    outputs = value = fed_args = fed_kwargs = None
+    if recorder.leaked():
+        forget_cached((TracedTensor,))
+    return graph
+
+
+def feed(tree: Any, recorder: Recorder) -> Any:
+    """Replace every tensor of an example by an input of the graph under construction."""
+    batch = batch_of(tree)
+    count = 0
+
+    def stand_in(leaf: Any) -> Any:
+        nonlocal count
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        sizes = tuple(leaf.shape)
+        if sizes and sizes[0] == batch:
+            sizes = (recorder.batch, *sizes[1:])
+        count += 1
+        return recorder.feed("x" if count == 1 else f"x{count}", sizes, leaf.dtype)
+
+    return tree_map(stand_in, tree)
+
+
+def loss_index(recorder: Recorder, value: Any) -> int:
+    """Return the value to differentiate; raises CaptureError where the loss is no scalar of the graph."""
+    if not isinstance(value, TracedTensor):
+        raise CaptureError(
+            f"the loss is a {type(value).__name__}; expected a scalar tensor made from the model's outputs"
+        )
+    if tuple(value.sizes):
+        raise CaptureError(
+            f"the loss has shape {tuple(value.sizes)}; expected a scalar, for example its mean"
+        )
+    return recorder.index_of(value)
+
+
+def batch_of(tree: Any) -> int | None:
+    """Return the batch size of an example: dimension 0 of its first tensor, None where there is none."""
+    first = next((t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor) and t.dim()), None)
+    return None if first is None else int(first.shape[0])
+
+
+def output_names(outputs: Any, kind: type) -> list[str]:
+    """Return a name for each tensor of a model's result, after the keys and places that lead to it."""
+    paths = [path for path, leaf in tree_flatten_with_path(outputs)[0] if isinstance(leaf, kind)]
+    if not paths:
+        paths = [(SequenceKey(place),) for place in range(len(tensors_in(outputs, kind)))]
+    names = []
+    for path in paths:
+        steps = [
+            str(getattr(step, "key", getattr(step, "name", getattr(step, "idx", step)))) for step in path
+        ]
+        keyed = bool(path) and not isinstance(path[0], SequenceKey)
+        names.append("_".join(steps if keyed else ["output", *(steps if len(paths) > 1 else [])]))
+    usable = len(set(names)) == len(names) and all(name and name.isprintable() for name in names)
+    return names if usable else [f"output_{place}" for place in range(len(names))]
+
+
+def tensors_in(outputs: Any, kind: type = TracedTensor) -> list[Any]:
+    """Return all tensors of a model's result: pytrees, dataclass-like outputs and objects with `to_tuple`."""
+    found = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, kind)]
+    if not found and hasattr(outputs, "to_tuple"):
+        found = [leaf for leaf in tree_flatten(outputs.to_tuple())[0] if isinstance(leaf, kind)]
+    return found

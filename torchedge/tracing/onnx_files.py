@@ -15,10 +15,8 @@ import numpy as np
 import torch
 
 from torchedge.errors import CaptureError, InputError, MissingExtraError
-from torchedge.tracing.onnx_folding import FOLDS
-from torchedge.tracing.onnx_layers import LAYERS
-from torchedge.tracing.onnx_node import Node
-from torchedge.tracing.onnx_operators import OPERATORS, tensor_of
+from torchedge.tracing.onnx_nodes import FOLDS, Node
+from torchedge.tracing.onnx_operators import LAYERS, OPERATORS, tensor_of
 from torchedge.tracing.programs import FileProgram, scope
 
 MAX_FILE_BYTES = 2 << 30

@@ -179,7 +179,7 @@ class AutogradState:
             self._switched_on = True
         elif self._switched_on and self._is_inside_function():
             return True, self._region_of_frames(note)
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
             return self._switched_on and not torch.is_inference_mode_enabled(), 0
         return self._switched_on, self._number(hooks[0])

@@ -11,7 +11,7 @@ from oracles.rule_checks import check
 from torchedge.lowering.nodes import Contraction, Pointwise
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.translation import translate
-from torchedge.tracing.training_steps import capture_step
+from torchedge.tracing.steps import capture_step
 
 aten = torch.ops.aten
 

@@ -1,10 +1,9 @@
-"""What each function of PyTorch is to the tracer: an operator, a question, a read of values, a move."""
+"""The role of each function of PyTorch in a trace: an operator, a question, a read of values, a move."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -127,7 +126,6 @@ def plain_body(func: Any) -> Any:
     return _bodies[id(func)]
 
 
-@cache
 def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
     """Return the forward of a module of PyTorch with plain bodies in its globals, None for other modules."""
     forward: Any = kind.forward
@@ -135,7 +133,10 @@ def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
         return None
     if "F" not in forward.__code__.co_names:
         return None
-    body = FunctionType(
+    if id(forward) in _bodies:
+        known: FunctionType = _bodies[id(forward)]
+        return known
+    body = _bodies[id(forward)] = FunctionType(
         forward.__code__, _plain_globals(forward.__globals__), forward.__name__, forward.__defaults__,
         forward.__closure__,
     )  # fmt: skip
