@@ -121,8 +121,8 @@ class DistanceScale:
 def distance_scale(features: FloatArray, most: int = 400) -> DistanceScale:
     """Return a scale that refers to measured rows (M, F), thinned evenly to `most`; its law is unfitted."""
     centre, spread = features.mean(axis=0), features.std(axis=0) + 0.02
-    kept = features[np.unique(np.linspace(0, len(features) - 1, min(most, len(features))).astype(int))]
-    return DistanceScale(1.0, 0.0, centre, spread, (kept - centre) / spread)
+    reference = features[np.unique(np.linspace(0, len(features) - 1, min(most, len(features))).astype(int))]
+    return DistanceScale(1.0, 0.0, centre, spread, (reference - centre) / spread)
 
 
 def fit_law(

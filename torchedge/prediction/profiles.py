@@ -139,12 +139,12 @@ def _schema(mode: Mode) -> str:
 
 def _feature_set(figure: str, forest: Forest) -> str:
     """Return what a forest reads: "own" or the name of a feature set."""
-    found = "own" if forest.feature_names == _OWN_FEATURES[figure] else set_of_names(forest.feature_names)
-    if found is None:
+    name = "own" if forest.feature_names == _OWN_FEATURES[figure] else set_of_names(forest.feature_names)
+    if name is None:
         raise ProfileError(
             f"the {figure} forest reads features of no registered set; fit it on one, or register the set"
         )
-    return found
+    return name
 
 
 def _memory_tensors(model: MemoryModel) -> dict[str, npt.NDArray[np.float64]]:
@@ -152,8 +152,8 @@ def _memory_tensors(model: MemoryModel) -> dict[str, npt.NDArray[np.float64]]:
     figures = [*process.beside, *process.floor, process.ceiling, process.capacity]
     tensors = {"memory.process": np.array(figures)}
     errors = (model.errors, model.reserved_errors, model.allocated_errors)
-    for name, found in zip(_MEMORY_ERRORS, errors, strict=True):
-        tensors.update(_error_tensors(name, found))
+    for name, model_errors in zip(_MEMORY_ERRORS, errors, strict=True):
+        tensors.update(_error_tensors(name, model_errors))
     return tensors
 
 
@@ -205,14 +205,14 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
 
 
 def _provenance(device: Device, described: Mapping[str, object], mode: Mode) -> Provenance:
-    given = described.get("provenance", Provenance.PUBLIC_DATA.value)
+    word = described.get("provenance", Provenance.PUBLIC_DATA.value)
     try:
-        return Provenance(given)
+        return Provenance(word)
     except ValueError as error:
         words = ", ".join(item.value for item in Provenance)
         raise ProfileError(
             f"{device.folder / 'device.toml'}: profile.{MODE_TABLES[mode]}.provenance is "
-            f"{str(given)[:40]!r}, expected one of: {words}; correct the file"
+            f"{str(word)[:40]!r}, expected one of: {words}; correct the file"
         ) from error
 
 

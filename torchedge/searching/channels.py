@@ -1,4 +1,4 @@
-"""Which channels of a captured network belong together: groups that can only be pruned as one.
+"""Channel groups of a captured network: channels that can only be pruned together.
 
 A convolution or linear layer makes a new group; additions, products and shared weights unite groups;
 concatenations put them side by side; flattening repeats each channel. Groups that reach the network's output,
@@ -25,15 +25,15 @@ _BINARY = frozenset({"add", "sub", "mul", "div", "maximum", "minimum"})
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of channels: `count` channels of a group (None: fixed ones), each `times` entries long."""
+class ChannelRange:
+    """A range of channels: `count` channels of a group (None: fixed ones), each `times` entries long."""
 
     group: str | None
     count: int
     times: int = 1
 
 
-Segments = tuple[Segment, ...]
+ChannelRanges = tuple[ChannelRange, ...]
 
 
 class ChannelGroups:
@@ -66,7 +66,7 @@ class ChannelGroups:
                 self.freeze(first, self.frozen[second])
 
     def freeze(self, name: str, why: str) -> None:
-        """Take a group out of what may be pruned."""
+        """Exclude a group from pruning, with the reason."""
         self.frozen.setdefault(self.root(name), why)
 
     def free(self) -> list[str]:
@@ -76,43 +76,43 @@ class ChannelGroups:
 
 
 class ChannelMap:
-    """The channels of one graph's values: for each value by dimension the segments it is made of."""
+    """The channels of one graph's values: for each value by dimension the ranges it is made of."""
 
     def __init__(self, graph: ForwardGraph, groups: ChannelGroups) -> None:
         self.graph, self.groups = graph, groups
-        self.axes: dict[int, dict[int, Segments]] = {}
+        self.axes: dict[int, dict[int, ChannelRanges]] = {}
         self.depthwise: set[int] = set()
         for position, op in enumerate(graph.ops):
             self._follow(position, op, spec_of(op.kind).work)
         for index in graph.outputs:
             self._freeze([index], "the network's output")
 
-    # what is known of a value -----------------------------------------------------------------------------
+    # channels of a value -----------------------------------------------------------------------------
 
-    def of(self, index: int | None) -> Segments | None:
-        """Return the segments of a value's channels; None where they are not followed."""
+    def of(self, index: int | None) -> ChannelRanges | None:
+        """Return the ranges of a value's channels; None where they are not followed."""
         return None if index is None else self.axes.get(index, {}).get(_CHANNEL)
 
-    def _fixed(self, index: int) -> Segments:
+    def _fixed(self, index: int) -> ChannelRanges:
         size = self.graph.values[index].shape[_CHANNEL]
-        return (Segment(None, size),) if isinstance(size, int) else ()
+        return (ChannelRange(None, size),) if isinstance(size, int) else ()
 
     def _freeze(self, indices: Iterable[int | None], why: str) -> None:
         for index in indices:
-            for segments in self.axes.get(-1 if index is None else index, {}).values():
-                for segment in segments:
-                    if segment.group is not None:
-                        self.groups.freeze(segment.group, why)
+            for ranges in self.axes.get(-1 if index is None else index, {}).values():
+                for span in ranges:
+                    if span.group is not None:
+                        self.groups.freeze(span.group, why)
 
-    def _tie(self, index: int | None, axis: int, segments: Segments, why: str) -> None:
-        """Say what a value's dimension is made of; where that was said before, both have to agree."""
+    def _tie(self, index: int | None, axis: int, ranges: ChannelRanges, why: str) -> None:
+        """Record the ranges of a value's dimension; where there are some, both have to agree."""
         if index is None:
             return
-        before = self.axes.setdefault(index, {}).setdefault(axis, segments)
-        if before is not segments:
-            self._unite(before, segments, why)
+        before = self.axes.setdefault(index, {}).setdefault(axis, ranges)
+        if before is not ranges:
+            self._unite(before, ranges, why)
 
-    def _unite(self, one: Segments, other: Segments, why: str) -> None:
+    def _unite(self, one: ChannelRanges, other: ChannelRanges, why: str) -> None:
         if [(s.count, s.times) for s in one] == [(s.count, s.times) for s in other]:
             for left, right in zip(one, other, strict=True):
                 if left.group is None or right.group is None:
@@ -121,9 +121,9 @@ class ChannelMap:
                 else:
                     self.groups.unite(left.group, right.group)
             return
-        for segment in (*one, *other):
-            if segment.group is not None:
-                self.groups.freeze(segment.group, why)
+        for span in (*one, *other):
+            if span.group is not None:
+                self.groups.freeze(span.group, why)
 
     # operators --------------------------------------------------------------------------------------------
 
@@ -134,16 +134,16 @@ class ChannelMap:
         elif op.kind == "linear":
             self._layer(op, where)
         elif op.kind == "batch_norm":
-            segments = self.of(op.inputs[0])
+            ranges = self.of(op.inputs[0])
             for index in op.inputs[1:]:
-                if segments is not None:
-                    self._tie(index, 0, segments, where)
-            self._pass(op, segments)
+                if ranges is not None:
+                    self._tie(index, 0, ranges, where)
+            self._pass(op, ranges)
         elif op.kind in _BINARY and len(op.inputs) == 2:
             self._binary(op, where)
         elif op.kind == "cat" and op.attrs.get("dim", 0) == _CHANNEL:
             parts = [self.of(i) or self._fixed(i) for i in op.inputs if i is not None]
-            self._pass(op, tuple(segment for part in parts for segment in part))
+            self._pass(op, tuple(span for part in parts for span in part))
         elif op.kind == "flatten" and op.attrs.get("start_dim", 0) == 1 and op.attrs.get("end_dim", -1) == -1:
             self._flatten(op)
         elif (work in _FOLLOWED or op.kind in _ALIKE) and self._keeps_channels(op):
@@ -151,13 +151,13 @@ class ChannelMap:
         else:
             self._freeze(op.inputs, where)
 
-    def _pass(self, op: Op, segments: Segments | None) -> None:
-        if segments is not None:
+    def _pass(self, op: Op, ranges: ChannelRanges | None) -> None:
+        if ranges is not None:
             for index in op.outputs:
-                self.axes[index] = {_CHANNEL: segments}
+                self.axes[index] = {_CHANNEL: ranges}
 
     def _keeps_channels(self, op: Op) -> bool:
-        """Whether an operator reads one value, and what it makes has as many channels."""
+        """Whether an operator reads one value, and its outputs have as many channels."""
         read = [i for i in op.inputs if i is not None]
         shapes = [self.graph.values[i].shape for i in (*read, *op.outputs)]
         if len(read) != 1 or any(len(s) < 2 for s in shapes):
@@ -173,18 +173,18 @@ class ChannelMap:
         if groups == 1 or not isinstance(outputs, int) or not isinstance(inputs, int):
             self._layer(op, where)
         elif inputs == 1 and outputs == groups:
-            segments = self.of(op.inputs[0])
-            if segments is not None:
+            ranges = self.of(op.inputs[0])
+            if ranges is not None:
                 self.depthwise.add(position)
                 for index in op.inputs[1:]:
-                    self._tie(index, 0, segments, where)
-                self._pass(op, segments)
+                    self._tie(index, 0, ranges, where)
+                self._pass(op, ranges)
         else:  # pruning it would have to take as many channels out of each group
             self._layer(op, where, reads=False)
             self._freeze((*op.inputs, *op.outputs), f"grouped {where}")
 
     def _layer(self, op: Op, where: str, reads: bool = True) -> None:
-        """A layer that makes channels of its own, and whose weights' second dimension reads others."""
+        """A layer that makes a new group of channels; its weights' second dimension reads another."""
         source, weight = op.inputs[0], op.inputs[1]
         out = self.graph.values[op.outputs[0]].shape
         rank = len(self.graph.values[weight].shape) if weight is not None else 0
@@ -193,13 +193,13 @@ class ChannelMap:
             self._freeze(op.inputs, where)
             return
         name = self.graph.values[weight].name.removesuffix(".weight")
-        made = (Segment(self.groups.add(name, count), count),)
-        self._tie(weight, 0, made, where)
+        own = (ChannelRange(self.groups.add(name, count), count),)
+        self._tie(weight, 0, own, where)
         if reads and source is not None:
             self._tie(weight, _CHANNEL, self.of(source) or self._fixed(source), where)
         for bias in op.inputs[2:]:
-            self._tie(bias, 0, made, where)
-        self._pass(op, made)
+            self._tie(bias, 0, own, where)
+        self._pass(op, own)
 
     def _binary(self, op: Op, where: str) -> None:
         out = self.graph.values[op.outputs[0]].shape
@@ -223,25 +223,25 @@ class ChannelMap:
         self._pass(op, first)
 
     def _flatten(self, op: Op) -> None:
-        segments, source = self.of(op.inputs[0]), op.inputs[0]
-        if segments is None or source is None:
+        ranges, source = self.of(op.inputs[0]), op.inputs[0]
+        if ranges is None or source is None:
             return
         spatial = self.graph.values[source].shape[2:]
         if all(isinstance(d, int) for d in spatial):
             times = prod([d for d in spatial if isinstance(d, int)])
-            self._pass(op, tuple(Segment(s.group, s.count, s.times * times) for s in segments))
+            self._pass(op, tuple(ChannelRange(s.group, s.count, s.times * times) for s in ranges))
         else:
             self._freeze([source], f"{op.kind} at {op.scope}")
 
-    # what follows -----------------------------------------------------------------------------------------
+    # symbolic sizes -----------------------------------------------------------------------------------------
 
-    def length(self, segments: Segments) -> Amount:
-        """Return how long a dimension of these segments is, free groups being symbols."""
+    def length(self, ranges: ChannelRanges) -> Amount:
+        """Return how long a dimension of these ranges is, free groups being symbols."""
         total: Amount = 0
-        for segment in segments:
-            root = None if segment.group is None else self.groups.root(segment.group)
+        for span in ranges:
+            root = None if span.group is None else self.groups.root(span.group)
             free = root is not None and root not in self.groups.frozen
-            total = total + segment.times * (Size.symbol(root) if free and root else segment.count)
+            total = total + span.times * (Size.symbol(root) if free and root else span.count)
         return total
 
     def template(self) -> ForwardGraph:
@@ -249,13 +249,13 @@ class ChannelMap:
         shapes: dict[int, tuple[object, ...]] = {}
         for index, axes in self.axes.items():
             shape: list[object] = list(self.graph.values[index].shape)
-            for axis, segments in axes.items():
-                shape[axis] = self.length(segments)
+            for axis, ranges in axes.items():
+                shape[axis] = self.length(ranges)
             shapes[index] = tuple(shape)
         graph = with_shapes(self.graph, shapes)
         ops = list(graph.ops)
         for position in self.depthwise:
-            segments = self.of(ops[position].inputs[0]) or ()
-            attrs = {**ops[position].attrs, "groups": self.length(segments)}
+            ranges = self.of(ops[position].inputs[0]) or ()
+            attrs = {**ops[position].attrs, "groups": self.length(ranges)}
             ops[position] = replace(ops[position], attrs=attrs)
         return replace(graph, ops=tuple(ops))

@@ -143,8 +143,8 @@ def _summary(task: SearchTask, evolution: Evolution, history: Sequence[float], s
 
     def candidate(row: int) -> Candidate:
         score = None if np.isnan(scores[row]) else float(scores[row])
-        known = {n: float(v) for n, v in zip(names, figures[row], strict=True)}
-        return Candidate(task.space.decode(genes[row].tolist()), known, score)
+        by_name = {n: float(v) for n, v in zip(names, figures[row], strict=True)}
+        return Candidate(task.space.decode(genes[row].tolist()), by_name, score)
 
     valid = np.flatnonzero(~np.isnan(scores))
     best = nearest = None

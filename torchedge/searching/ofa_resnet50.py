@@ -292,8 +292,8 @@ def _whole(number: object) -> bool:
 def _check(encoding: object, image_sizes: tuple[int, ...]) -> None:
     """Raise InputError naming the first entry of an encoding that is not one of the space."""
     if not isinstance(encoding, Mapping) or set(encoding) != {"d", "e", "w", "image_size"}:
-        found = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
-        raise InputError(f"encoding holds {found}; expected a dict of 'd', 'e', 'w' and 'image_size'")
+        keys = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
+        raise InputError(f"encoding holds {keys}; expected a dict of 'd', 'e', 'w' and 'image_size'")
     stages = len(STAGE_WIDTHS)
     _check_entries("d", encoding["d"], stages + 1, DEPTHS)
     _check_entries("e", encoding["e"], BLOCKS, EXPAND_RATIOS)

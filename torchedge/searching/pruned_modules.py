@@ -1,4 +1,4 @@
-"""Modules with channels taken out, after the map of which dimension of which parameter is made of what."""
+"""Modules without some of their channels, by the map of every parameter's dimensions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from torchedge.searching.channels import ChannelMap, Segments
+from torchedge.searching.channels import ChannelMap, ChannelRanges
 
 Kept = Mapping[str, npt.NDArray[np.int64]]
 
@@ -34,17 +34,17 @@ def prune_module(model: nn.Module, maps: Iterable[ChannelMap], kept: Kept) -> nn
     return pruned
 
 
-def _entries(channels: ChannelMap, segments: Segments, kept: Kept) -> npt.NDArray[np.int64] | None:
+def _entries(channels: ChannelMap, ranges: ChannelRanges, kept: Kept) -> npt.NDArray[np.int64] | None:
     """Return which entries of a dimension stay; None: all."""
-    found, start, whole = [], 0, True
-    for segment in segments:
-        root = None if segment.group is None else channels.groups.root(segment.group)
-        stays = np.arange(segment.count)
+    entries, start, whole = [], 0, True
+    for span in ranges:
+        root = None if span.group is None else channels.groups.root(span.group)
+        stays = np.arange(span.count)
         if root is not None and root in kept:
             stays, whole = kept[root], False
-        found.append((start + stays[:, None] * segment.times + np.arange(segment.times)).reshape(-1))
-        start += segment.count * segment.times
-    return None if whole else np.concatenate(found)
+        entries.append((start + stays[:, None] * span.times + np.arange(span.times)).reshape(-1))
+        start += span.count * span.times
+    return None if whole else np.concatenate(entries)
 
 
 def _shrink(owner: nn.Module, leaf: str, axes: Mapping[int, npt.NDArray[np.int64] | None]) -> None:
@@ -81,22 +81,20 @@ def channel_norms(
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Return by group the mean absolute weight of the filters that make each channel."""
     parameters: dict[str, Any] = dict(model.named_parameters())
-    found: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in names}
+    norms: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in names}
     seen: set[str] = set()
     for channels in maps:
         for index, axes in channels.axes.items():
             value = channels.graph.values[index]
-            segments = axes.get(0, ())
-            makes = (
-                value.role == "parameter" and len(value.shape) > 1 and len(axes) > 1 and len(segments) == 1
-            )
-            group = segments[0].group if makes else None
+            ranges = axes.get(0, ())
+            makes = value.role == "parameter" and len(value.shape) > 1 and len(axes) > 1 and len(ranges) == 1
+            group = ranges[0].group if makes else None
             if group is None or value.name in seen:
                 continue
             seen.add(value.name)
             root, weight = channels.groups.root(group), parameters[value.name]
-            if root in found and not weight.is_meta:
+            if root in norms and not weight.is_meta:
                 norm = weight.detach().abs().flatten(1).double().mean(1)
-                found[root].append(norm.cpu().numpy())
+                norms[root].append(norm.cpu().numpy())
     counts = next(iter(maps)).groups.counts
-    return {name: np.mean(rows, axis=0) if rows else np.ones(counts[name]) for name, rows in found.items()}
+    return {name: np.mean(rows, axis=0) if rows else np.ones(counts[name]) for name, rows in norms.items()}

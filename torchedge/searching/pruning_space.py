@@ -86,11 +86,11 @@ class PruningSpace(SearchSpace):
 
     def _options(self, count: int) -> tuple[int, ...]:
         """Return the numbers of channels that a group may keep."""
-        found = set()
+        options = set()
         for ratio in self.ratios:
             rounded = max(round(ratio * count / self.round_to), 1) * self.round_to
-            found.add(count if ratio == 1 else min(max(rounded, _LEAST), count))
-        return tuple(sorted(found))
+            options.add(count if ratio == 1 else min(max(rounded, _LEAST), count))
+        return tuple(sorted(options))
 
     @property
     def frozen(self) -> Mapping[str, str]:
@@ -115,8 +115,8 @@ class PruningSpace(SearchSpace):
 
     def sketch(self, genes: Genes, mode: Mode) -> list[tuple[GraphFamily, npt.NDArray[np.int64], list[int]]]:
         """Return the graphs of candidates: all are of one family."""
-        kept = [np.array(options)[genes[:, k]] for k, options in enumerate(self.choices.values())]
-        return [(self._family(mode), np.array(kept, dtype=np.int64), list(range(len(genes))))]
+        counts = [np.array(options)[genes[:, k]] for k, options in enumerate(self.choices.values())]
+        return [(self._family(mode), np.array(counts, dtype=np.int64), list(range(len(genes))))]
 
     def _family(self, mode: Mode) -> GraphFamily:
         if mode not in self._families:
@@ -129,7 +129,9 @@ class PruningSpace(SearchSpace):
 
         self.encode(encoding)
         if self.model is None:
-            raise InputError("this space was sent here without its model; build where it was made")
+            raise InputError(
+                "this space was unpickled without its model; build in the process that made the space"
+            )
         return prune_module(self.model, self._maps.values(), self.kept(encoding))
 
     def kept(self, encoding: Mapping[str, int]) -> dict[str, npt.NDArray[np.int64]]:
@@ -166,6 +168,6 @@ class PruningSpace(SearchSpace):
         return channel_norms(self.model, self._maps.values(), list(self.choices))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the weights behind: graphs are all that predictions need."""
+        """Pickle without the weights: predictions need the graphs only."""
         families = {mode: self._family(mode) for mode in ("train", "infer")}
         return {**self.__dict__, "model": None, "_maps": {}, "_families": families}

@@ -51,8 +51,8 @@ class SearchSpace(ABC):
     def encode(self, encoding: Any) -> list[int]:  # noqa: ANN401 - a space's own
         """Return the genes of an encoding; raises InputError for what the space does not hold."""
         if not isinstance(encoding, Mapping) or set(encoding) != set(self.choices):
-            found = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
-            raise InputError(f"encoding holds {found}; expected a dict of {', '.join(self.choices)}")
+            keys = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
+            raise InputError(f"encoding holds {keys}; expected a dict of {', '.join(self.choices)}")
         return [choice_of(name, encoding[name], options) for name, options in self.choices.items()]
 
     def canonical(self, genes: Genes) -> Genes:

@@ -222,8 +222,8 @@ def _checked_batch(batch_size: int | Sequence[int] | NDArray[np.integer[Any]]) -
     """Return (B,) batch sizes, (1,) for a single number."""
     array = isinstance(batch_size, np.ndarray) and batch_size.ndim == 1
     many = array or (isinstance(batch_size, Sequence) and not isinstance(batch_size, (str, bytes)))
-    given = list(batch_size) if many else [batch_size]  # type: ignore[arg-type]
-    sizes = [_checked_size(size) for size in given]
+    entries = list(batch_size) if many else [batch_size]  # type: ignore[arg-type]
+    sizes = [_checked_size(size) for size in entries]
     if not sizes:
         raise InputError("batch_size is an empty sequence; expected at least one positive whole number")
     return np.array(sizes, dtype=np.int64)

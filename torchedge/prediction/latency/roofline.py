@@ -326,8 +326,8 @@ def work_times(
     terms: Terms | None = None,
 ) -> WorkTimes:
     """Return the time the device computes (`busy`) and the host launches (`launch`), with their parts."""
-    found = product_terms(rows, p, xp) if terms is None else terms
-    products, passes = product_times(rows, found, xp), pass_times(rows, p, xp)
+    line_terms = product_terms(rows, p, xp) if terms is None else terms
+    products, passes = product_times(rows, line_terms, xp), pass_times(rows, p, xp)
     busy = sum(passes) + segments(sum(products.values()), rows.product_row, rows.count)
     depthwise = depthwise_times(rows, p, xp) if len(rows.depthwise) else None
     if depthwise is not None:

@@ -174,9 +174,9 @@ class TapeWriter:
 
     def close(self, remaining: list[int]) -> None:
         """Free what is still referenced (the loss, outputs), all but `remaining`."""
-        kept = set(remaining)
+        alive = set(remaining)
         for storage, count in enumerate(self.counts):
-            if 0 < count < PERSISTENT // 2 and storage not in kept:
+            if 0 < count < PERSISTENT // 2 and storage not in alive:
                 self.counts[storage] = 1
                 self.drop(storage)
 
