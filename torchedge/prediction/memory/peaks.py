@@ -116,13 +116,13 @@ def _replayed(tape: Tape, batch: int) -> tuple[int, int]:
 
 
 def _ratios(tape: Tape, batches: Sequence[int]) -> list[tuple[float, float]]:
-    """Return both replayed peaks over the live peak at anchors."""
-    live = tape.peak_bytes(np.array(batches)).tolist()
-    replayed = [_replayed(tape, batch) for batch in batches]
-    return [
-        (allocated / alone, reserved / alone)
-        for alone, (allocated, reserved) in zip(live, replayed, strict=True)
-    ]
+    """Return both replayed peaks over the live peak at anchors; each is computed once."""
+    missing = [batch for batch in batches if batch not in tape.ratios]
+    if missing:
+        for batch, live in zip(missing, tape.peak_bytes(np.array(missing)).tolist(), strict=True):
+            allocated, reserved = _replayed(tape, batch)
+            tape.ratios[batch] = allocated / live, reserved / live
+    return [tape.ratios[batch] for batch in batches]
 
 
 # families of graphs ---------------------------------------------------------------------------------------
