@@ -6,17 +6,17 @@
 One file, Python 3.6 or newer, pyopencl and numpy; torchedge is not needed. For representative kernels of each
 operator class (elemental: add, relu, gelu; reusable: matmul, conv; hierarchical: softmax, layer_norm) over
 sizes and work-group shapes it measures the plain kernel, and the same kernel when each work-item, beside its
-own work, copies its share of an extra buffer into an image2d (a buffer where the device has no images): a
-texel before each step of its work, stored after it, without divergence, what is left over at the end
-(FlashMem, section 4.4). Extra bytes are 1/8 to 8 times what the kernel reads, and up to 64 times for kernels
-that have not slowed down by half. Tensors are stored in half precision and computed in single precision; the
-extra bytes are taken from all over a pool that is larger than caches.
+own work, copies its share of an extra buffer into an image2d (a buffer where the device has no images): it
+fetches a texel before each step of its work and stores it after the step, without divergence, and copies the
+remainder at the end (FlashMem, section 4.4). Extra bytes are 1/8 to 8 times what the kernel reads, and up to
+64 times for kernels that have not slowed down by half. Tensors are stored in half precision and computed in
+single precision; the extra bytes come from all over a pool that is larger than caches.
 
-The output starts with a row on the machine ("environment"); then each row is a kernel of one size and one
+The output starts with a row about the machine ("environment"); then each row is a kernel of one size and one
 work-group shape, with its time alone and under each load ("loads": bytes, median of interleaved runs, the
 shortest of them, in ms, by the events of the device where it times them), or a stand-alone copy from buffer
-to image ("copy"). Started again with the same --out, it goes on where it stopped. Sizes that take too long on
-a slow device are left out.
+to image ("copy"). Started again with the same --out, it continues where it stopped. Sizes that take too long
+on a slow device are skipped.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`torchedge profile --plan`: what it prints, what it refuses, and that it goes on where it was."""
+"""`torchedge campaign run`: what it prints, what it refuses, and that it continues where it was."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Networks as plain data (a list of layers and functions with their arguments) made into runnable modules.
+"""Networks as plain data (layers and functions with their arguments), and the modules they describe.
 
 The format is that of the public Jetson TX2 dataset's `topologies.jsonl` and of campaigns' job lines. A
 network is a list of nodes in the order they run, each a table with
@@ -10,7 +10,7 @@ network is a list of nodes in the order they run, each a table with
 - `args`, and for functions and methods `kwargs` (both optional, default none).
 
 An argument is null, true, false, a number, text, a list, `{"node": n}` (the result of node n) or
-`{"slice": [a, b, c]}`, whose parts are arguments. A result is let go of while the last node that reads it
+`{"slice": [a, b, c]}`, whose parts are arguments. A result is freed while the last node that reads it
 runs, as in code that overwrites its variables. Nothing in a file is executed: every layer, function and
 method has to be in the tables below.
 """
@@ -98,7 +98,7 @@ class TopologyModule(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the last node gives
         """Run the network on x (N, C, H, W)."""
-        made: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         last: dict[str, int] = {}
         for position, node in enumerate(self.nodes):
             for name in _names([node.get("args", []), node.get("kwargs", {})]):
@@ -106,15 +106,15 @@ class TopologyModule(nn.Module):
         for position, node in enumerate(self.nodes):
             op, name = node["op"], node.get("name", "")
             if op == "input":
-                made[name] = x
+                results[name] = x
                 continue
-            args = _resolve(node.get("args", []), made)
+            args = _resolve(node.get("args", []), results)
             if op == "output":
                 return args[0]
-            kwargs = _resolve(node.get("kwargs", {}), made) if op != "module" else {}
-            for used in [n for n in made if last.get(n) == position]:
-                del made[used]  # as in Python code whose variables are overwritten
-            made[name] = self._run(node, args, kwargs)
+            kwargs = _resolve(node.get("kwargs", {}), results) if op != "module" else {}
+            for used in [n for n in results if last.get(n) == position]:
+                del results[used]  # as in Python code whose variables are overwritten
+            results[name] = self._run(node, args, kwargs)
             del args
         raise ProfileError("the topology has no output node; expected one at its end")
 
@@ -171,13 +171,13 @@ def _names(item: Any) -> list[str]:  # noqa: ANN401
     return [n for v in item for n in _names(v)] if isinstance(item, list) else []
 
 
-def _resolve(item: Any, made: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _resolve(item: Any, results: Mapping[str, Any]) -> Any:  # noqa: ANN401
     if isinstance(item, Mapping):
         if "node" in item:
-            if item["node"] not in made:
-                raise ProfileError(f"a topology reads node {item['node']!r} before it is made")
-            return made[item["node"]]
+            if item["node"] not in results:
+                raise ProfileError(f"a topology reads node {item['node']!r} before it is computed")
+            return results[item["node"]]
         if "slice" in item:
-            return slice(*[_resolve(i, made) for i in item["slice"]])
-        return {k: _resolve(v, made) for k, v in item.items()}
-    return [_resolve(i, made) for i in item] if isinstance(item, list) else item
+            return slice(*[_resolve(i, results) for i in item["slice"]])
+        return {k: _resolve(v, results) for k, v in item.items()}
+    return [_resolve(i, results) for i in item] if isinstance(item, list) else item

@@ -38,7 +38,7 @@ def test_puts_runs_and_streams(transport, tmp_path):
         lines = list(run.lines())
         assert run.wait() == 3
     assert lines[0] == "one\n" and "Γ; rm -rf $HOME" in lines[1] and "$(echo no); `no`" in lines[1]
-    assert run.said == "a word"
+    assert run.last_error == "a word"
 
 
 def test_leaving_kills_what_runs_there(transport, tmp_path):

@@ -1,4 +1,6 @@
-"""Work in a child process, so that its memory is freed at its end; the parent needs no torch.
+"""Work in a child process, so that its memory is freed at its end; progress of a campaign.
+
+The parent needs no torch.
 
 The child prints one JSON object a line: its progress, or {"error": message, "input": whether the user's
 input is at fault}. `main` of a child's module calls `report_errors`, the parent `run_child`.
@@ -10,11 +12,30 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torchedge.errors import InputError, ProfileError, TorchedgeError
 
-__all__ = ["report_errors", "run_child"]
+__all__ = ["Listener", "report_errors", "run_child"]
+
+
+class Listener(Protocol):
+    """Receives the progress of a campaign; a progress bar, for one."""
+
+    def preparing(self, total: int, done: int) -> None:
+        """Networks are being written as job lines."""
+
+    def measuring(self, total: int, done: int) -> None:
+        """Points or convolutions are being measured."""
+
+    def doing(self, what: str) -> None:
+        """Name the current network or point."""
+
+    def step(self) -> None:
+        """One more network or point is done."""
+
+    def note(self, text: str) -> None:
+        """Show a line to the user."""
 
 
 def run_child(module: str, arguments: Sequence[str], listen: Callable[[dict[str, Any]], object]) -> None:

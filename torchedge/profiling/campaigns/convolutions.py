@@ -15,10 +15,10 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torchedge.errors import DeviceError, InputError, ProfileError
-from torchedge.profiling.campaigns.children import report_errors, run_child
+from torchedge.profiling.campaigns.children import Listener, report_errors, run_child
 from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.transports import Transport, explain
 from torchedge.storage.documents import read_bytes, write_bytes
@@ -52,19 +52,6 @@ _IMAGE_CHANNELS = 4
 _TRIES = 50
 
 
-class Listener(Protocol):
-    """Receives progress, as that of a campaign."""
-
-    def measuring(self, total: int, done: int) -> None:
-        """Convolutions are being measured."""
-
-    def doing(self, what: str) -> None:
-        """Name what is under way."""
-
-    def step(self) -> None:
-        """One more is done."""
-
-
 def measure_convolutions(
     folder: Path,
     count: int,
@@ -74,7 +61,7 @@ def measure_convolutions(
     hooks: Sequence[Path],
     listener: Listener,
 ) -> None:
-    """Measure what is left of so many convolutions near those of the folder's networks.
+    """Measure the remaining ones of `count` convolutions near those of the folder's networks.
 
     hooks: the leash and the probe. A convolution at which the probe goes down gets a row with the reason, and
     is not tried again. Raises DeviceError where nothing can be measured, InputError for networks without
@@ -120,7 +107,9 @@ def _attempt(
         _write(out, {**left[done], "reason": f"the probe ended here with status {status}"})
         listener.step()
         if not done:
-            raise DeviceError(f"convolutions: the probe ended with status {status}: {explain(run.said)}")
+            raise DeviceError(
+                f"convolutions: the probe ended with status {status}: {explain(run.last_error)}"
+            )
     return done + 1
 
 
@@ -178,18 +167,18 @@ def _row_of(line: str) -> dict[str, Any] | None:
 
 
 def shapes_of(jobs: Sequence[Mapping[str, Any]]) -> list[Shape]:
-    """Return the convolutions of networks, each as often as it runs, batch 0; depthwise ones are left out."""
+    """Return the convolutions of networks, each as often as it runs, batch 0; depthwise ones are omitted."""
     from torchedge.profiling.campaigns.networks import build_network
     from torchedge.tracing.capturing import capture
 
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     for job in jobs:
         graph = capture(build_network(job["build"]), input_size=tuple(job["input_size"]), mode="infer")
         for op in graph.ops:
             if op.kind == "conv2d":
                 x, weight = (graph.values[i].shape for i in op.inputs[:2] if i is not None)
-                found += _shape(x, weight, op.attrs)
-    return found
+                shapes += _shape(x, weight, op.attrs)
+    return shapes
 
 
 def _shape(x: Sequence[Any], weight: Sequence[Any], attrs: Mapping[str, Any]) -> list[Shape]:

@@ -52,24 +52,24 @@ def build_network(recipe: Mapping[str, Any]) -> nn.Module:
     try:
         try:
             with torch.device("meta"):
-                return _made(recipe["library"], name, kwargs)
+                return _create(recipe["library"], name, kwargs)
         except NotImplementedError:  # a builder that computes with tensors
-            return _made(recipe["library"], name, kwargs).to("meta")
+            return _create(recipe["library"], name, kwargs).to("meta")
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no message"])[0]
         raise InputError(f"{name} cannot be built with {dict(kwargs)}: {said}") from error
 
 
-def _made(library: str, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
+def _create(library: str, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if library == "timm":
-            made: nn.Module = _timm().create_model(name, pretrained=False, **kwargs)
-            return made
+            timm_model: nn.Module = _timm().create_model(name, pretrained=False, **kwargs)
+            return timm_model
         from torchvision.models import get_model
 
-        found: nn.Module = get_model(name, weights=None, **kwargs)
-        return found
+        model: nn.Module = get_model(name, weights=None, **kwargs)
+        return model
 
 
 def _timm() -> Any:  # noqa: ANN401 - the module

@@ -129,15 +129,15 @@ def parse_plan(name: str, text: str) -> CampaignPlan:
     except ProfileError as error:
         raise InputError(f"plan {error}") from error
     table = _Table(f"plan {name}", document, _KEYS)
-    given = document.get("networks")
-    if not isinstance(given, list) or not 0 < len(given) <= MOST_NETWORKS:
+    networks = document.get("networks")
+    if not isinstance(networks, list) or not 0 < len(networks) <= MOST_NETWORKS:
         raise InputError(
-            f"plan {name}: networks is {str(given)[:40]!r}; expected a list of 1 to {MOST_NETWORKS} names or "
-            "tables such as {name = 'googlenet', kwargs = {aux_logits = false}}"
+            f"plan {name}: networks is {str(networks)[:40]!r}; expected a list of 1 to {MOST_NETWORKS} "
+            "names or tables such as {name = 'googlenet', kwargs = {aux_logits = false}}"
         )
     plan = CampaignPlan(
         name=name,
-        networks=tuple(_network(name, item, document) for item in given),
+        networks=tuple(_network(name, item, document) for item in networks),
         scope=table.word("scope", SCOPES, "global"),
         round_to=table.whole("round_to", 1, 1024, 1) if "round_to" in document else None,
         optimizer=table.word("optimizer", OPTIMIZERS, "sgd-momentum"),
@@ -159,34 +159,34 @@ def parse_plan(name: str, text: str) -> CampaignPlan:
 
 
 def _network(plan: str, item: object, document: Mapping[str, object]) -> PlannedNetwork:
-    given = {"name": item} if isinstance(item, str) else item
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+    entry = {"name": item} if isinstance(item, str) else item
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise InputError(f"plan {plan}: a network is {str(item)[:60]!r}; expected a name or a table with one")
-    name = str(given["name"])
+    name = str(entry["name"])
     where = f"plan {plan}, network {name}"
     for key in ("name", "label"):
-        text = given.get(key, name)
+        text = entry.get(key, name)
         if not isinstance(text, str) or not _NAME.fullmatch(text):
             raise InputError(
                 f"{where}: {key} is {str(text)[:60]!r}; expected a name of torchvision or timm:NAME"
             )
-    kwargs = given.get("kwargs", {})
+    kwargs = entry.get("kwargs", {})
     if not isinstance(kwargs, Mapping):
         raise InputError(
             f"{where}: kwargs is {str(kwargs)[:40]!r}; expected a table of the builder's arguments"
         )
     inherited = {key: document[key] for key in (*_GRID, "input_size") if key in document}
-    table = _Table(where, {**inherited, **given}, _NETWORK_KEYS)
+    table = _Table(where, {**inherited, **entry}, _NETWORK_KEYS)
     points = [("infer", size) for size in table.numbers("infer_batch_sizes", 1, LARGEST, ())]
     points += [("train", size) for size in table.numbers("train_batch_sizes", 1, LARGEST, ())]
     if not points:
         raise InputError(f"{where}: has no train_batch_sizes and no infer_batch_sizes; expected one of them")
     levels = table.levels()
     strategies = table.words("strategies", STRATEGIES, ("random",))
-    sizes = given.get("input_sizes", [table.document.get("input_size", list(INPUT_SIZE))])
+    sizes = entry.get("input_sizes", [table.document.get("input_size", list(INPUT_SIZE))])
     return PlannedNetwork(
         name,
-        str(given.get("label", name)),
+        str(entry.get("label", name)),
         dict(kwargs),
         _sizes(where, sizes),
         levels,
@@ -195,7 +195,7 @@ def _network(plan: str, item: object, document: Mapping[str, object]) -> Planned
     )
 
 
-def _sizes(where: str, given: object) -> tuple[tuple[int, ...], ...]:
+def _sizes(where: str, sizes: object) -> tuple[tuple[int, ...], ...]:
     def fine(size: object) -> bool:
         return (
             isinstance(size, list)
@@ -203,9 +203,9 @@ def _sizes(where: str, given: object) -> tuple[tuple[int, ...], ...]:
             and all(type(n) is int and 1 <= n <= LARGEST for n in size)
         )
 
-    if not isinstance(given, list) or not given or not all(map(fine, given)):
-        raise InputError(f"{where}: input size is {str(given)[:60]}; expected sizes such as [3, 224, 224]")
-    return tuple(dict.fromkeys(tuple(size) for size in given))
+    if not isinstance(sizes, list) or not sizes or not all(map(fine, sizes)):
+        raise InputError(f"{where}: input size is {str(sizes)[:60]}; expected sizes such as [3, 224, 224]")
+    return tuple(dict.fromkeys(tuple(size) for size in sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ from torchedge.profiling.campaigns.journal import CampaignJournal
 from torchedge.profiling.campaigns.plans import PlanItem
 from torchedge.storage.documents import write_json
 
-__all__ = ["COLUMNS", "describe_device", "write_tables"]
+__all__ = ["COLUMNS", "Summary", "describe_device", "write_tables"]
 
 COLUMNS = (
     "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
@@ -27,15 +28,31 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of measurements.csv; a blank is not known."""
 
-Counts = tuple[int, int, int, int, dict[str, str], dict[str, str], Mapping[str, Any] | None]
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a campaign stands: numbers of points, and the reasons of what failed or was skipped."""
+
+    folder: Path
+    points: int
+    measured: int
+    out_of_memory: int
+    unsteady: int
+    failed: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Any] | None = None
+
+    @property
+    def left(self) -> int:
+        """Points without a row."""
+        return self.points - self.measured - self.out_of_memory - len(self.failed)
 
 
-def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJournal) -> Counts:
+def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJournal) -> Summary:
     """Write measurements.csv, networks.jsonl, layers.jsonl, environment.json and, if any, skipped.jsonl.
 
-    Each file is replaced as a whole, and the same rows give the same bytes. Returns the number of points, of
-    those measured, out of memory and unsteady, the reasons of failed points and of skipped networks by id,
-    and the environment row. Raises ProfileError where the folder cannot be written.
+    Each file is replaced as a whole, and the same rows give the same bytes. Raises ProfileError where the
+    folder cannot be written.
     """
     measured = out_of_memory = 0
     failed: dict[str, str] = {}
@@ -69,13 +86,15 @@ def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJourn
     if journal.environment is not None:
         write_json(folder / "environment.json", journal.environment)
     unsteady = len(journal.unsteady.intersection(points))
-    return len(points), measured, out_of_memory, unsteady, failed, skipped, journal.environment
+    return Summary(
+        folder, len(points), measured, out_of_memory, unsteady, failed, skipped, journal.environment
+    )
 
 
 def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> bool:
     """Write device.toml, with what the probe saw, for a device nobody has described; return whether it did.
 
-    `torchedge fit all FOLDER --device FOLDER` then has a device to fit. One that is there already stays.
+    `torchedge fit all FOLDER --device FOLDER` then has a device to fit. An existing one stays.
     """
     if (folder / DEVICE_FILE).exists():
         return False

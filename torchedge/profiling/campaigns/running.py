@@ -7,24 +7,24 @@ import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torchedge import __version__
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.profiling.campaigns import convolutions
-from torchedge.profiling.campaigns.children import run_child
+from torchedge.profiling.campaigns.children import Listener, run_child
 from torchedge.profiling.campaigns.expansion import PLAN, read_jobs
 from torchedge.profiling.campaigns.journal import CampaignJournal, Point, boot_id, point_of
 from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_plan
-from torchedge.profiling.campaigns.recording import describe_device, write_tables
+from torchedge.profiling.campaigns.recording import Summary, describe_device, write_tables
 from torchedge.profiling.campaigns.transports import Run, Transport, explain
 from torchedge.storage import data_folder
 from torchedge.storage.documents import read_bytes, write_bytes
 
-__all__ = ["Campaign", "Listener", "Summary", "run_campaign"]
+__all__ = ["Campaign", "Summary", "run_campaign"]
 
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
 PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
@@ -33,25 +33,6 @@ PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
 
 class _OtherMachine(DeviceError):
     """The device is not the one that the campaign began on."""
-
-
-class Listener(Protocol):
-    """Hears how a campaign goes on; a progress bar, for one."""
-
-    def preparing(self, total: int, done: int) -> None:
-        """Networks are being written as job lines."""
-
-    def measuring(self, total: int, done: int) -> None:
-        """Points are being measured."""
-
-    def doing(self, what: str) -> None:
-        """Name the network or the point under way."""
-
-    def step(self) -> None:
-        """One more network or point is done."""
-
-    def note(self, text: str) -> None:
-        """Tell something the user should read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +54,10 @@ class Campaign:
     pauses: Sequence[float] = PAUSES
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """How a campaign stands: numbers of points, and the reasons of what failed or was skipped."""
-
-    folder: Path
-    points: int
-    measured: int
-    out_of_memory: int
-    unsteady: int
-    failed: Mapping[str, str] = field(default_factory=dict)
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, Any] | None = None
-
-    @property
-    def left(self) -> int:
-        """Points without a row."""
-        return self.points - self.measured - self.out_of_memory - len(self.failed)
-
-
 def run_campaign(campaign: Campaign, transport: Transport | None, listener: Listener) -> Summary:
-    """Measure what is left of a campaign and derive its tables; without a transport only the tables.
+    """Measure the remaining points of a campaign and write its tables; without a transport only the tables.
 
-    May be killed at any moment: the journal loses at most the point under way, and the next call goes on. The
+    May be killed at any moment: the journal loses at most the current point, and the next call continues. The
     tables are written at the end and also when the run is interrupted or fails.
 
     Raises InputError for a plan that differs from the folder's, DeviceError for a device that cannot be
@@ -107,7 +69,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ProfileError(
-            f"{folder}: cannot be made ({error.strerror}); choose another with --out"
+            f"{folder}: cannot be created ({error.strerror}); choose another with --out"
         ) from error
     with CampaignJournal(folder) as journal:
         _check_same(campaign, journal)
@@ -121,7 +83,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
             summary = write_tables(folder, items, journal)
             if journal.environment is not None:
                 describe_device(folder, campaign.device, journal.environment)
-    return Summary(folder, *summary)
+    return summary
 
 
 def _measure_convolutions(
@@ -131,7 +93,7 @@ def _measure_convolutions(
     if not campaign.convolutions:
         return
     if environment.get("device") != "cuda":
-        listener.note("no convolutions are measured: their workspaces are looked at on CUDA only")
+        listener.note("no convolutions are measured: workspaces are measured on CUDA only")
         return
     hooks = [data_folder("hooks") / name for name in (LEASH, convolutions.PROBE)]
     count, seed = campaign.convolutions, campaign.plan.seed
@@ -139,11 +101,11 @@ def _measure_convolutions(
 
 
 def _check_same(campaign: Campaign, journal: CampaignJournal) -> None:
-    """Refuse a folder that holds another plan's or another device's measurements; write the plan down."""
+    """Refuse a folder with another plan's or another device's measurements; store the plan."""
     path = campaign.folder / PLAN
     if path.exists():
-        held = parse_plan(str(path), read_bytes(path).decode("utf-8", "replace"))
-        if held.digest != campaign.plan.digest:
+        stored = parse_plan(str(path), read_bytes(path).decode("utf-8", "replace"))
+        if stored.digest != campaign.plan.digest:
             raise InputError(
                 f"{campaign.folder} holds measurements of another plan; expected the one in its {path.name}: "
                 "use that, or another --out"
@@ -165,7 +127,7 @@ def _prepare(campaign: Campaign, transport: Transport | None, listener: Listener
     if there == len(items):
         return
     if transport is not None:
-        transport.put([])  # a device out of reach is told before the work
+        transport.put([])  # a device out of reach fails before the work
     listener.preparing(len(items), there)
     begun = 0
 
@@ -181,7 +143,7 @@ def _prepare(campaign: Campaign, transport: Transport | None, listener: Listener
 
 
 class _Session:
-    """One run of the controller: starts the probe, books its rows, starts it again where it went down."""
+    """One run of the controller: starts the probe, records its rows, restarts it after a failure."""
 
     def __init__(
         self,
@@ -232,7 +194,7 @@ class _Session:
                 return
             silent = 0 if len(self.left) < before else silent + 1
             if silent >= len(self.campaign.pauses):
-                raise DeviceError(f"{self.campaign.over}: {reason}; run the same command again to go on")
+                raise DeviceError(f"{self.campaign.over}: {reason}; run the same command again to continue")
             self.listener.note(f"{reason}; starting again")
             time.sleep(self.campaign.pauses[silent])
 
@@ -241,11 +203,11 @@ class _Session:
         reason = "the device, the connection or the controller went away here, several times in a row"
         for job, mode, batch in self.journal.given_up():
             label = {"job": job, "mode": mode, "batch_size": batch}
-            self._book({"row": "point", **label, "fits": None, "reason": reason})
+            self._record({"row": "point", **label, "fits": None, "reason": reason})
         return bool(self.left)
 
     def _attempt(self) -> str:
-        """Run the probe once over what is left; return why it ended before the end.
+        """Run the probe once over the remaining points; return why it ended early.
 
         A device that does not answer is an error at first, and waited for once it has answered.
         """
@@ -263,7 +225,7 @@ class _Session:
             return str(error)
 
     def _follow(self, run: Run) -> str:
-        """Book what the probe writes until it ends."""
+        """Record what the probe writes until it ends."""
         heard = False
         try:
             for line in run.lines():
@@ -279,8 +241,8 @@ class _Session:
         if not heard:
             raise DeviceError(f"{self.campaign.over}: {_why_not(run, status, self.transport.python)}")
         if self.journal.under_way is not None:
-            self.journal.add({"row": "lost", "status": status, "said": run.said[:300]})
-        return f"the probe ended with status {status} ({run.said[:200] or 'without a word'})"
+            self.journal.add({"row": "lost", "status": status, "said": run.last_error[:300]})
+        return f"the probe ended with status {status} ({run.last_error[:200] or 'no message'})"
 
     def _take(self, row: Mapping[str, Any]) -> None:
         if row["row"] == "environment":
@@ -292,9 +254,9 @@ class _Session:
             self.journal.add(row)
             self.listener.doing("{} {} {}".format(*point_of(row)))
         elif point_of(row) in self.left:
-            self._book(row)
+            self._record(row)
 
-    def _book(self, row: Mapping[str, Any]) -> None:
+    def _record(self, row: Mapping[str, Any]) -> None:
         self.journal.add(row)
         self.left.pop(point_of(row), None)
         self.listener.step()
@@ -329,13 +291,13 @@ def _row_of(line: str) -> dict[str, Any] | None:
 
 
 def _why_not(run: Run, status: int, python: str) -> str:
-    """Say why no row came at all, and what to do."""
-    missing = run.said_anywhere("No module named")
+    """Return why no row came at all, and what to do."""
+    missing = run.error_with("No module named")
     if "torch" in missing:
         return f"{python} there has no PyTorch ({missing}); install it, or name another with --python"
-    if status == 127 or "not found" in run.said:
-        return f"{python} was not found there; say where Python is with --python"
-    return f"the probe ended with status {status} before it measured anything: {explain(run.said)}"
+    if status == 127 or "not found" in run.last_error:
+        return f"{python} was not found there; name the interpreter with --python"
+    return f"the probe ended with status {status} before it measured anything: {explain(run.last_error)}"
 
 
 def _other_machine(campaign: Campaign, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -345,5 +307,5 @@ def _other_machine(campaign: Campaign, before: Mapping[str, Any], now: Mapping[s
     what = ", ".join(differ) or "its identity"
     return (
         f"{campaign.over} is not the machine that {campaign.folder} was measured on: {what}; restore "
-        "that, or begin anew with another --out"
+        "that, or start again with another --out"
     )

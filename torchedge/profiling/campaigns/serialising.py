@@ -149,7 +149,7 @@ def _argument(value: Any, label: str) -> Any:  # noqa: ANN401 - what torch.fx re
 
 def _settings(module: nn.Module, kind: str) -> dict[str, Any]:
     """Return the constructor's arguments that differ from their defaults."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, parameter in inspect.signature(LAYERS[kind]).parameters.items():
         if name in ("device", "dtype") or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             continue
@@ -157,8 +157,8 @@ def _settings(module: nn.Module, kind: str) -> dict[str, Any]:
         if name == "bias":
             value = value is not None
         if value != parameter.default and value is not parameter.empty:
-            found[name] = list(value) if isinstance(value, tuple) else value
-    return found
+            settings[name] = list(value) if isinstance(value, tuple) else value
+    return settings
 
 
 # lifetimes --------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _settings(module: nn.Module, kind: str) -> dict[str, Any]:
 
 
 def _hold_results(model: nn.Module, nodes: Nodes, input_size: Sequence[int] | None, label: str) -> Nodes:
-    """Return the nodes with others between them that do nothing but read results `model` still holds there.
+    """Return the nodes with others between them that only read results which `model` still holds there.
 
     Such a node takes element 0 of a list [0, results...]. Raises CaptureError where the module cannot be
     captured, and InputError where the nodes do not run the module's operators.
@@ -179,30 +179,30 @@ def _hold_results(model: nn.Module, nodes: Nodes, input_size: Sequence[int] | No
     ours = capture(watched, input_size=size, method="trace")
     if [(op.kind, op.inplace) for op in theirs.ops] != [(op.kind, op.inplace) for op in ours.ops]:
         raise InputError(f"{label} cannot be written as a list of layers: rebuilt, it runs other operators")
-    kept, released, notes = _releases(theirs), _releases(ours), watched.notes
-    held: dict[str, list[str]] = {}
-    for name, values in notes.made.items():
+    theirs_end, ours_end, notes = _releases(theirs), _releases(ours), watched.notes
+    to_hold: dict[str, list[str]] = {}
+    for name, values in notes.values_of.items():
         read = any(name in _read(node) for node in nodes)
-        until = max((kept.get(v, -1) for v in values), default=-1)
-        if read and until > max((released.get(v, len(ours.ops)) for v in values), default=until):
-            held.setdefault(notes.node_of(until), []).append(name)
+        until = max((theirs_end.get(v, -1) for v in values), default=-1)
+        if read and until > max((ours_end.get(v, len(ours.ops)) for v in values), default=until):
+            to_hold.setdefault(notes.node_of(until), []).append(name)
     out: Nodes = []
     for node in nodes:
-        if node["op"] == "output" and notes.END in held:
-            out.append(_hold(len(out), held[notes.END]))
+        if node["op"] == "output" and notes.END in to_hold:
+            out.append(_hold(len(out), to_hold[notes.END]))
         out.append(node)
-        if node["name"] in held:
-            out.append(_hold(len(out), held[node["name"]]))
+        if node["name"] in to_hold:
+            out.append(_hold(len(out), to_hold[node["name"]]))
     return out
 
 
 class _Notes:
-    """Which values of the graph each node makes, and how many operators have run behind it."""
+    """Which values of the graph each node computes, and how many operators have run after it."""
 
     END = ""
 
     def __init__(self) -> None:
-        self.made: dict[str, tuple[int, ...]] = {}
+        self.values_of: dict[str, tuple[int, ...]] = {}
         self.ends: list[tuple[str, int]] = []
 
     def node_of(self, op: int) -> str:
@@ -221,13 +221,13 @@ class _Watched(TopologyModule):
         result = super()._run(node, args, kwargs)
         traced = [leaf for leaf in tree_leaves(result) if isinstance(leaf, TracedTensor)]
         if traced:
-            self.notes.made[node["name"]] = tuple(leaf.token.index for leaf in traced)
+            self.notes.values_of[node["name"]] = tuple(leaf.token.index for leaf in traced)
             self.notes.ends.append((node["name"], len(traced[0].recorder.ops)))
         return result
 
 
 def _releases(graph: ForwardGraph) -> dict[int, int]:
-    """Return the operator behind which each value is let go of for the last time."""
+    """Return the operator after which each value is freed for the last time."""
     return {value: op for op, values in enumerate(graph.releases or ()) for value in values}
 
 

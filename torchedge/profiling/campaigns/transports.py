@@ -34,7 +34,7 @@ _SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
 
 
 class Run:
-    """A command under way: iterate over its lines of output, then ask `ended`. Leaving the block kills it."""
+    """A command under way: iterate over its lines of output, then call `wait`. Leaving the block kills it."""
 
     def __init__(self, words: Sequence[str]) -> None:
         # Standard input stays open for as long as the command may run: it is the leash.
@@ -45,7 +45,7 @@ class Run:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._errors: deque[str] = deque(maxlen=_KEPT_LINES)
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
 
@@ -54,7 +54,7 @@ class Run:
         for line in self._process.stderr:
             text = line[:1000].decode("utf-8", "replace").strip()
             if text:
-                self._said.append(text)
+                self._errors.append(text)
 
     def __enter__(self) -> Run:
         return self
@@ -77,16 +77,16 @@ class Run:
         return status
 
     @property
-    def said(self) -> str:
+    def last_error(self) -> str:
         """The last line on standard error, "" where there is none."""
-        return self._said[-1] if self._said else ""
+        return self._errors[-1] if self._errors else ""
 
-    def said_anywhere(self, text: str) -> str:
-        """The last line on standard error that holds a text, "" where none does."""
-        return next((line for line in reversed(self._said) if text in line), "")
+    def error_with(self, text: str) -> str:
+        """The last line on standard error with a text, "" where none does."""
+        return next((line for line in reversed(self._errors) if text in line), "")
 
     def kill(self) -> None:
-        """End the command, first by letting go of its leash."""
+        """End the command, first by closing its standard input."""
         process = self._process
         for stream in (process.stdin, process.stdout):
             if stream is not None:
@@ -122,7 +122,7 @@ class Transport(ABC):
 
 
 class Local(Transport):
-    """This machine; files stay where they are put, in a folder of the campaign."""
+    """This machine; files are copied to a folder of the campaign."""
 
     def __init__(self, python: str, folder: Path) -> None:
         super().__init__(python)
@@ -252,9 +252,9 @@ def open_transport(over: str, python: str | None, folder: Path) -> Transport:
     raise InputError(f"--over is {over!r}; expected {FORMS}")
 
 
-def explain(said: str) -> str:
+def explain(errors: str) -> str:
     """Return the last line a program wrote, and what to do about it."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["failed without a word"]
+    lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["no message"]
     hints = {
         "Permission denied": "allow this machine's key there (ssh-copy-id), since no password can be asked",
         "Host key verification": "connect once by hand and accept the host's key",
@@ -270,5 +270,5 @@ def explain(said: str) -> str:
         "cannot start cuda": "use --processor cpu, or a PyTorch with CUDA there",
         "No space left": "make room on the device",
     }
-    hint = next((step for word, step in hints.items() if word in said), "try the same by hand")
+    hint = next((step for word, step in hints.items() if word in errors), "try the same by hand")
     return f"{lines[-1][:200]}; {hint}"
