@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from torchedge.ops.specs import Call, LoadClass, Sizes, Work, spec
+from torchedge.ops.specs import Call, LoadClass, Work, spec
+from torchedge.ops.strides import Sizes
 
 
 def spread(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from torchedge.graphs import ITEM_SIZES
-from torchedge.ops.specs import Call, Sizes, Work, keep, spec
-from torchedge.ops.strides import as_input
+from torchedge.ops.specs import Call, Work, keep, spec
+from torchedge.ops.strides import Sizes, as_input
 
 
 def broadcast(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from torchedge.ops import strides
-from torchedge.ops.specs import Call, LoadClass, Sizes, Work, keep, no_flops, spec
+from torchedge.ops.specs import Call, LoadClass, Work, keep, no_flops, spec
+from torchedge.ops.strides import Sizes
 
 
 def cat_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:

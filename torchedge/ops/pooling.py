@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from torchedge.ops.convolution import spread
-from torchedge.ops.specs import Call, LoadClass, Sizes, Work, keep, spec
+from torchedge.ops.specs import Call, LoadClass, Work, keep, spec
+from torchedge.ops.strides import Sizes
 
 
 def window_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:

@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from torchedge.ops.elementwise import flops_each, same_shape
-from torchedge.ops.specs import Call, LoadClass, Sizes, Work, keep, spec
-from torchedge.ops.strides import as_input
+from torchedge.ops.specs import Call, LoadClass, Work, keep, spec
+from torchedge.ops.strides import Sizes, as_input
 
 _FLOPS_AN_ELEMENT = 5
 
