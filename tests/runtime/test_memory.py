@@ -10,7 +10,8 @@ import torch
 
 from torchedge.lowering.programs import StoredTensor
 from torchedge.opencl import open_context
-from torchedge.runtime.memory import DeviceMemory, DeviceTensor, transposition
+from torchedge.runtime.memory import DeviceTensor
+from torchedge.runtime.tensor_memory import TensorMemory, transposition
 from torchedge.textures.layouts import Layout
 
 pytest.importorskip("pyopencl")
@@ -19,7 +20,7 @@ pytest.importorskip("pyopencl")
 @pytest.fixture(scope="module")
 def device():
     context = open_context()
-    return DeviceMemory(context, context.queue)
+    return TensorMemory(context, context.queue)
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 3, 2), (35, 3, 1, 20), (17, 40), (6,), ()])

@@ -124,7 +124,7 @@ def _compare(folder: Path, device: Device, asked: _Asked, progress: Progress) ->
     from torchedge.profiling.samples import read_samples
 
     for mode in ("train", "infer"):
-        load_models(device, mode)  # type: ignore[arg-type] # a damaged profile fails before the work
+        load_models(device, mode)  # a damaged profile fails before the work
     with one_thread():
         progress.doing("reading")
         measured = read_samples(folder, device)

@@ -25,8 +25,8 @@ from torchedge.lowering.targets import Target, target_for
 from torchedge.lowering.translation import translate
 from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
-from torchedge.runtime.memory import DeviceMemory, KeptTensor, ResultPool, kept_behind
 from torchedge.runtime.program_caches import lowered
+from torchedge.runtime.tensor_memory import KeptTensor, ResultPool, TensorMemory, kept_behind
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.aten_graphs import step_of
 from torchedge.tracing.compiled_graphs import (
@@ -62,7 +62,7 @@ class OpenDevice:
     """A device as all compiled graphs share it. lock: one graph at a time runs on it."""
 
     context: DeviceContext
-    memory: DeviceMemory
+    memory: TensorMemory
     target: Target
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -81,7 +81,7 @@ def open_device(query: ClDevice | str | int | None = None) -> OpenDevice:
     context = open_context(query)
     device = _open.get(context.device.index)
     if device is None or device.context is not context:
-        memory = DeviceMemory(context, context.queue)
+        memory = TensorMemory(context, context.queue)
         device = _open[context.device.index] = OpenDevice(context, memory, target_for(context.device))
     return device
 
