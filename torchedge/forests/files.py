@@ -8,14 +8,17 @@ Forest ``gamma`` is the four tensors ``gamma.feature`` (int16, -1 marks a leaf),
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import LEAF, MAX_FEATURES, Forest, build_forest, feature_hash
+from torchedge.storage.codecs import DERIVED, Codec
 from torchedge.storage.documents import parse_json
 from torchedge.storage.tensors import read_tensors, write_tensors
 
@@ -57,15 +60,10 @@ def write_forests(path: str | Path, forests: Mapping[str, Forest]) -> None:
         tensors[f"{name}.payload"] = forest.payload
         tensors[f"{name}.sizes"] = np.diff(forest.roots).astype(np.int32)
         tensors[f"{name}.hull"] = np.stack([forest.low, forest.high])
-        document = {
-            "learner": forest.learner,
-            "features": list(forest.feature_names),
-            "feature_hash": feature_hash(forest.feature_names),
-            "scale": forest.scale,
-            "offset": forest.offset,
-            "provenance": dict(forest.metadata),
-        }
-        metadata[name] = json.dumps(document, sort_keys=True, allow_nan=False)
+        stored = _ForestText(
+            forest.learner, tuple(forest.feature_names), forest.scale, forest.offset, forest.metadata
+        )
+        metadata[name] = json.dumps(_FORESTS.document(stored), sort_keys=True, allow_nan=False)
     write_tensors(path, tensors, metadata)
 
 
@@ -112,42 +110,39 @@ def read_forests(
     return forests
 
 
+@dataclass(frozen=True, slots=True)
+class _ForestText:
+    """What a file's metadata holds of a forest: everything but its arrays."""
+
+    learner: str
+    features: Annotated[tuple[str, ...], Meta(max_length=MAX_FEATURES)]
+    scale: float
+    offset: float
+    provenance: Mapping[str, str]
+
+    @property
+    def feature_hash(self) -> Annotated[str, DERIVED]:
+        """Hash of the features' order."""
+        return feature_hash(self.features)
+
+
+_FORESTS = Codec(_ForestText, "Forest", remedy=_REBUILD, error=ProfileError)
+
+
 def _forest(source: str, name: str, tensors: Mapping[str, NDArray[Any]], text: str) -> Forest:
-    document = parse_json(source, text.encode("utf-8", "surrogatepass"))
-    names = _field(source, document, "features", list)
-    if len(names) > MAX_FEATURES or not all(isinstance(item, str) for item in names):
-        raise ProfileError(
-            f"{source}: found {len(names)} features, expected up to {MAX_FEATURES} names: {_REBUILD}"
-        )
-    stored, computed = _field(source, document, "feature_hash", str), feature_hash(names)
-    if stored != computed:
-        raise ProfileError(
-            f"{source}: found feature hash {stored!r}, expected {computed!r} from its names: {_REBUILD}"
-        )
-    provenance = _field(source, document, "provenance", dict)
-    if not all(isinstance(value, str) for value in provenance.values()):
-        raise ProfileError(f"{source}: found provenance that is not text, expected texts by name: {_REBUILD}")
+    stored = _FORESTS.parse(source, parse_json(source, text.encode("utf-8", "surrogatepass")))
     return build_forest(
-        learner=_field(source, document, "learner", str),
-        feature_names=names,
+        learner=stored.learner,
+        feature_names=stored.features,
         feature=tensors[f"{name}.feature"],
         payload=tensors[f"{name}.payload"],
         sizes=tensors[f"{name}.sizes"],
         hull=tensors[f"{name}.hull"],
-        scale=_field(source, document, "scale", float),
-        offset=_field(source, document, "offset", float),
-        metadata=provenance,
+        scale=stored.scale,
+        offset=stored.offset,
+        metadata=stored.provenance,
         source=source,
     )
-
-
-def _field(source: str, document: Mapping[str, object], key: str, kind: type[Any]) -> Any:  # noqa: ANN401 - as typed by kind
-    value = document.get(key)
-    if not isinstance(value, kind):
-        raise ProfileError(
-            f"{source}: found {key} of type {type(value).__name__}, expected {kind.__name__}: {_REBUILD}"
-        )
-    return value
 
 
 def _check_order(source: str, found: Sequence[str], expected: Sequence[str]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import Mode
+from torchedge.storage.codecs import Codec, OneOf
 from torchedge.storage.documents import parse_toml, read_bytes
 
 __all__ = ["PACKAGED", "CampaignPlan", "PlanItem", "PlannedNetwork", "read_plan"]
@@ -43,10 +45,24 @@ OPTIMIZERS = ("sgd", "sgd-momentum", "adam", "adamw", "none")
 STRATEGIES, SCOPES = ("random", "l1"), ("global", "uniform")
 INPUT_SIZE = (3, 224, 224)
 MOST_NETWORKS, MOST_POINTS, LARGEST = 10_000, 1_000_000, 1 << 20
-_NAME = re.compile(r"(timm:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_GRID = ("levels", "strategies", "train_batch_sizes", "infer_batch_sizes")
-_KEYS = (*_GRID, "networks", "scope", "round_to", "optimizer", "seed", "input_size")
-_NETWORK_KEYS = (*_GRID, "name", "label", "kwargs", "input_size", "input_sizes")
+_GRID = ("levels", "strategies", "train_batch_sizes", "infer_batch_sizes", "input_size")
+
+NetworkName = Annotated[
+    str,
+    Meta(
+        pattern=r"^(timm:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(?![\s\S])",
+        description="a name of torchvision or timm:NAME",
+    ),
+]
+Strategy = Annotated[str, OneOf(STRATEGIES)]
+Whole = Annotated[int, Meta(ge=1, le=LARGEST)]
+InputSize = Annotated[tuple[Whole, ...], Meta(min_length=1, max_length=4)]
+Level = Annotated[
+    Annotated[int, Meta(ge=0, le=99)] | Annotated[float, Meta(ge=0, lt=100)],
+    Meta(description="% of parameters to remove, from 0 to below 100"),
+]
+Levels = Annotated[tuple[Level, ...], Meta(min_length=1)]
+Strategies = Annotated[tuple[Strategy, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +122,63 @@ class CampaignPlan:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The keys that a plan gives for all networks and a network for itself."""
+
+    levels: Levels = (0,)
+    strategies: Strategies = ("random",)
+    train_batch_sizes: tuple[Whole, ...] = ()
+    infer_batch_sizes: tuple[Whole, ...] = ()
+    input_size: InputSize = INPUT_SIZE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NetworkEntry(_Grid):
+    """A network of a plan's document."""
+
+    name: NetworkName
+    label: NetworkName | None = None
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    input_sizes: Annotated[tuple[InputSize, ...], Meta(min_length=1)] | None = None
+
+    @property
+    def points(self) -> tuple[tuple[Mode, int], ...]:
+        """What is measured: modes and batch sizes, each once."""
+        grid: tuple[tuple[Mode, tuple[int, ...]], ...] = (
+            ("infer", self.infer_batch_sizes),
+            ("train", self.train_batch_sizes),
+        )
+        return tuple([(mode, size) for mode, sizes in grid for size in sorted(set(sizes))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanEntry(_Grid):
+    """A plan's document."""
+
+    networks: Annotated[tuple[_NetworkEntry, ...], Meta(min_length=1, max_length=MOST_NETWORKS)]
+    scope: Annotated[str, OneOf(SCOPES)] = "global"
+    round_to: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "sgd-momentum"
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+
+
+def _check_plan(plan: _PlanEntry) -> None:
+    for network in plan.networks:
+        if not network.points:
+            raise InputError(
+                f"network {network.name} has no train_batch_sizes and no infer_batch_sizes; expected one"
+            )
+
+
+_PLANS = Codec(
+    _PlanEntry,
+    "Campaign plan",
+    verify=_check_plan,
+    remedy="`torchedge campaign show quick` prints an example",
+)
+
+
 def read_plan(plan: str | Path) -> CampaignPlan:
     """Return the plan "standard" or "quick", or the one in a TOML file.
 
@@ -125,132 +198,50 @@ def read_plan(plan: str | Path) -> CampaignPlan:
 def parse_plan(name: str, text: str) -> CampaignPlan:
     """Return the plan of a TOML text, as `read_plan`; `name` stands in errors."""
     try:
-        document = parse_toml(name, text.encode())
+        document = parse_toml(f"plan {name}", text.encode())
     except ProfileError as error:
-        raise InputError(f"plan {error}") from error
-    table = _Table(f"plan {name}", document, _KEYS)
+        raise InputError(str(error)) from error
     networks = document.get("networks")
-    if not isinstance(networks, list) or not 0 < len(networks) <= MOST_NETWORKS:
-        raise InputError(
-            f"plan {name}: networks is {str(networks)[:40]!r}; expected a list of 1 to {MOST_NETWORKS} "
-            "names or tables such as {name = 'googlenet', kwargs = {aux_logits = false}}"
-        )
+    if isinstance(networks, list):
+        document = {**document, "networks": [_with_defaults(item, document) for item in networks]}
+    entry = _PLANS.parse(f"plan {name}", document)
     plan = CampaignPlan(
         name=name,
-        networks=tuple(_network(name, item, document) for item in networks),
-        scope=table.word("scope", SCOPES, "global"),
-        round_to=table.whole("round_to", 1, 1024, 1) if "round_to" in document else None,
-        optimizer=table.word("optimizer", OPTIMIZERS, "sgd-momentum"),
-        seed=table.whole("seed", 0, 2**31 - 1, 0),
+        networks=tuple([_network(item) for item in entry.networks]),
+        scope=entry.scope,
+        round_to=entry.round_to,
+        optimizer=entry.optimizer,
+        seed=entry.seed,
         text=text,
     )
-    seen: set[str] = set()
+    ids: set[str] = set()
     points = 0
     for item in plan.items():
-        if item.id in seen:
+        if item.id in ids:
             raise InputError(
                 f"plan {name}: {item.id} stands twice; give one of its networks another label = '...'"
             )
-        seen.add(item.id)
+        ids.add(item.id)
         points += len(item.network.points)
     if points > MOST_POINTS:
         raise InputError(f"plan {name}: has {points} points; expected at most {MOST_POINTS}: split it")
     return plan
 
 
-def _network(plan: str, item: object, document: Mapping[str, object]) -> PlannedNetwork:
-    entry = {"name": item} if isinstance(item, str) else item
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise InputError(f"plan {plan}: a network is {str(item)[:60]!r}; expected a name or a table with one")
-    name = str(entry["name"])
-    where = f"plan {plan}, network {name}"
-    for key in ("name", "label"):
-        text = entry.get(key, name)
-        if not isinstance(text, str) or not _NAME.fullmatch(text):
-            raise InputError(
-                f"{where}: {key} is {str(text)[:60]!r}; expected a name of torchvision or timm:NAME"
-            )
-    kwargs = entry.get("kwargs", {})
-    if not isinstance(kwargs, Mapping):
-        raise InputError(
-            f"{where}: kwargs is {str(kwargs)[:40]!r}; expected a table of the builder's arguments"
-        )
-    inherited = {key: document[key] for key in (*_GRID, "input_size") if key in document}
-    table = _Table(where, {**inherited, **entry}, _NETWORK_KEYS)
-    points = [("infer", size) for size in table.numbers("infer_batch_sizes", 1, LARGEST, ())]
-    points += [("train", size) for size in table.numbers("train_batch_sizes", 1, LARGEST, ())]
-    if not points:
-        raise InputError(f"{where}: has no train_batch_sizes and no infer_batch_sizes; expected one of them")
-    levels = table.levels()
-    strategies = table.words("strategies", STRATEGIES, ("random",))
-    sizes = entry.get("input_sizes", [table.document.get("input_size", list(INPUT_SIZE))])
+def _with_defaults(item: object, document: Mapping[str, object]) -> object:
+    """Return a network's table with the plan's grid where it has none of its own; a text is a name."""
+    table = {"name": item} if isinstance(item, str) else item
+    grid = {key: document[key] for key in _GRID if key in document}
+    return {**grid, **table} if isinstance(table, Mapping) else table
+
+
+def _network(entry: _NetworkEntry) -> PlannedNetwork:
     return PlannedNetwork(
-        name,
-        str(entry.get("label", name)),
-        dict(kwargs),
-        _sizes(where, sizes),
-        levels,
-        strategies,
-        tuple(points),  # type: ignore[arg-type]
+        entry.name,
+        entry.label or entry.name,
+        entry.kwargs,
+        tuple(dict.fromkeys(entry.input_sizes or (entry.input_size,))),
+        tuple(sorted(set(entry.levels))),
+        tuple(dict.fromkeys(entry.strategies)),
+        entry.points,
     )
-
-
-def _sizes(where: str, sizes: object) -> tuple[tuple[int, ...], ...]:
-    def fine(size: object) -> bool:
-        return (
-            isinstance(size, list)
-            and 1 <= len(size) <= 4
-            and all(type(n) is int and 1 <= n <= LARGEST for n in size)
-        )
-
-    if not isinstance(sizes, list) or not sizes or not all(map(fine, sizes)):
-        raise InputError(f"{where}: input size is {str(sizes)[:60]}; expected sizes such as [3, 224, 224]")
-    return tuple(dict.fromkeys(tuple(size) for size in sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Reads values of one table; errors name it."""
-
-    where: str
-    document: Mapping[str, object]
-    known: Sequence[str]
-
-    def __post_init__(self) -> None:
-        for key in self.document:
-            if key not in self.known:
-                raise InputError(f"{self.where}: knows no {key!r}; expected {', '.join(self.known)}")
-
-    def _fail(self, key: str, expected: str) -> InputError:
-        return InputError(f"{self.where}: {key} is {str(self.document[key])[:60]!r}; expected {expected}")
-
-    def whole(self, key: str, low: int, high: int, default: int) -> int:
-        value = self.document.get(key, default)
-        if type(value) is not int or not low <= value <= high:
-            raise self._fail(key, f"a whole number from {low} to {high}")
-        return value
-
-    def word(self, key: str, known: Sequence[str], default: str) -> str:
-        value = self.document.get(key, default)
-        if value not in known:
-            raise self._fail(key, f"one of {', '.join(known)}")
-        return str(value)
-
-    def words(self, key: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-        value = self.document.get(key, list(default))
-        if not isinstance(value, list) or not value or any(v not in known for v in value):
-            raise self._fail(key, f"a list of {', '.join(known)}")
-        return tuple(dict.fromkeys(value))
-
-    def numbers(self, key: str, low: int, high: int, default: Sequence[int]) -> tuple[int, ...]:
-        value = self.document.get(key, list(default))
-        if not isinstance(value, list) or any(type(v) is not int or not low <= v <= high for v in value):
-            raise self._fail(key, f"a list of whole numbers from {low} to {high}")
-        return tuple(sorted(set(value)))
-
-    def levels(self) -> tuple[float, ...]:
-        value = self.document.get("levels", [0])
-        plain = isinstance(value, list) and value and all(type(v) in (int, float) for v in value)
-        if not plain or any(not 0 <= v < 100 for v in value):  # type: ignore[attr-defined]
-            raise self._fail("levels", "a list of % of parameters to remove, 0 to below 100")
-        return tuple(sorted(set(value)))  # type: ignore[call-overload]
