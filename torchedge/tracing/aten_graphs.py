@@ -21,52 +21,52 @@ Attributes = dict[str, Any]
 _Rule = Callable[[Attributes, tuple[int, ...], tuple[int, ...]], Attributes]
 
 
-def canonical(kind: str, attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
+def canonical(kind: str, attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
     """Return the attributes with sizes of the result, dimensions from 0 on, and bounds within the source.
 
-    source: shape of the operator's argument `input` (of the first tensor, for `cat`); made: of its result.
+    source: shape of the argument `input` (of the first tensor, for `cat`). result: shape of the result.
     """
     rule = _RULES.get(kind)
-    return attrs if rule is None else {**attrs, **rule(attrs, source, made)}
+    return attrs if rule is None else {**attrs, **rule(attrs, source, result)}
 
 
-def _size(attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
-    return {"size": made}
+def _size(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
+    return {"size": result}
 
 
-def _dim(attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
+def _dim(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
     return {"dim": attrs.get("dim", 0) % max(len(source), 1)}
 
 
-def _new_dim(attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
-    return {"dim": attrs["dim"] % len(made)}
+def _new_dim(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
+    return {"dim": attrs["dim"] % len(result)}
 
 
-def _permute(attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
+def _permute(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
     return {"dims": tuple([d % len(source) for d in attrs["dims"]])}
 
 
-def _squeeze(attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
-    given = attrs.get("dim", tuple(range(len(source))))
-    dims = given if isinstance(given, tuple) else (given,)
+def _squeeze(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
+    dim = attrs.get("dim", tuple(range(len(source))))
+    dims = dim if isinstance(dim, tuple) else (dim,)
     return {"dim": tuple(sorted({d % len(source) for d in dims if source[d] == 1})) if source else ()}
 
 
-def _reduction(attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
-    given = attrs.get("dim")
-    dims = given if isinstance(given, tuple) else () if given is None else (given,)
+def _reduction(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
+    dim = attrs.get("dim")
+    dims = dim if isinstance(dim, tuple) else () if dim is None else (dim,)
     everything = tuple(range(len(source)))
     return {"dim": tuple(sorted(d % len(source) for d in dims)) if dims and source else everything}
 
 
-def _slice(attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
+def _slice(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
     dim = int(attrs.get("dim", 0)) % len(source)
     step = int(attrs.get("step", 1))
     start, end, _ = slice(attrs.get("start"), attrs.get("end"), step).indices(source[dim])
     return {"dim": dim, "start": start, "end": max(start, end), "step": step}
 
 
-def _select(attrs: Attributes, source: tuple[int, ...], made: tuple[int, ...]) -> Attributes:
+def _select(attrs: Attributes, source: tuple[int, ...], result: tuple[int, ...]) -> Attributes:
     dim = attrs["dim"] % len(source)
     return {"dim": dim, "index": attrs["index"] % source[dim]}
 
@@ -93,7 +93,7 @@ _LIKE = frozenset(
 )
 """Operators that read only the shape and dtype of their input."""
 _LARGEST_CONSTANT = 1 << 20
-"""Elements up to which what depends on constants alone is computed during capture."""
+"""A node that depends on constants alone is computed during capture up to this number of elements."""
 
 Scopes = Callable[[Node], str]
 
@@ -105,8 +105,8 @@ def step_of(
 
     module: its nodes carry fake tensors of concrete shapes in `meta["val"]`, as AOTAutograd leaves them.
     inputs: name and role of each placeholder, in order; those of role "input" are the step's inputs. seed: of
-    the random operators in it. The step's outputs are the tensors that the module returns, in order, those
-    that are None left out. Raises CaptureError for what cannot stand in a Step.
+    its random operators. The step's outputs are the tensors that the module returns, in order, without None.
+    Raises CaptureError if a node cannot become part of a Step.
     """
     draft, constants, randomness = GraphBuilder(), dict[str, torch.Tensor](), Randomness(seed)
     holders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -143,14 +143,14 @@ def add_nodes(
 
 
 def scope_of(node: Node) -> str:
-    """Return the path of the module that a node was traced in, where the node knows."""
+    """Return the path of the module that a node was traced in, "" if its metadata names none."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and isinstance(entry[0], str)]
     return paths[-1] if paths else ""
 
 
 def form_of(node: Node, tensor: Any = None) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of a node's tensor; raises CaptureError unless both can stand in a Graph."""
+    """Return shape and dtype of a node's tensor; raises CaptureError unless a Graph allows both."""
     tensor = node.meta.get("val") if tensor is None else tensor
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in DTYPE_NAMES:
         raise CaptureError(
@@ -171,10 +171,10 @@ def form_of(node: Node, tensor: Any = None) -> tuple[tuple[int, ...], str]:
 
 
 class _Conversion:
-    """One module's nodes on their way into a draft.
+    """Converts the nodes of a module to values and operators of a draft.
 
-    A node is a value of the draft, a list of those (of several results), or a tensor that is known already,
-    which becomes a value when an operator reads it that does not depend on constants alone.
+    values: a value of the draft for each node, or a list of values for several results. known: the tensors of
+    nodes that depend on constants alone; one becomes a value when an operator outside of `known` reads it.
     """
 
     def __init__(
@@ -187,12 +187,12 @@ class _Conversion:
     ) -> None:
         self.draft, self.module, self.constants = draft, module, constants
         self.randomness, self.scope = randomness, scope
-        self.made: dict[Node, Any] = {}
+        self.values: dict[Node, Any] = {}
         self.known: dict[Node, Any] = {}
 
     def run(self, bound: Mapping[Node, int | torch.Tensor]) -> list[int | None]:
         for node, item in bound.items():
-            (self.made if isinstance(item, int) else self.known)[node] = item
+            (self.values if isinstance(item, int) else self.known)[node] = item
         for node in self.module.graph.nodes:
             if node.op == "output":
                 returned = node.args[0] if isinstance(node.args[0], (tuple, list)) else [node.args[0]]
@@ -206,9 +206,7 @@ class _Conversion:
         )
 
     def _attribute(self, node: Node) -> torch.Tensor:
-        tensor: Any = self.module
-        for part in str(node.target).split("."):
-            tensor = getattr(tensor, part)
+        tensor: Any = operator.attrgetter(str(node.target))(self.module)
         if not isinstance(tensor, torch.Tensor):
             raise CaptureError(
                 f"the traced graph holds {node.target}, a {type(tensor).__name__}: control flow that depends "
@@ -219,19 +217,19 @@ class _Conversion:
     def _function(self, node: Node) -> None:
         if node.target is operator.getitem:
             source, place = node.args
-            held = self.known if source in self.known else self.made
-            held[node] = held[source][place]  # type: ignore[index]
+            store = self.known if source in self.known else self.values
+            store[node] = store[source][place]  # type: ignore[index]
         elif not self._is_known(node):
-            self.made[node] = self._operator(node, _overload(node))
+            self.values[node] = self._operator(node, _overload(node))
 
     def _is_known(self, node: Node) -> bool:
         """Compute a node that depends on constants alone, unless it is large; returns whether it did."""
-        target, found = _overload(node), node.meta.get("val")
+        target, traced = _overload(node), node.meta.get("val")
         kind = str(target._schema.name).split("::")[-1]
-        tensors = found if isinstance(found, (tuple, list)) else [found]
-        if kind in _LIKE and isinstance(found, torch.Tensor):
+        tensors = traced if isinstance(traced, (tuple, list)) else [traced]
+        if kind in _LIKE and isinstance(traced, torch.Tensor):
             fill: Any = node.args[-1] if "full" in kind else 1 if "ones" in kind else 0
-            self.known[node] = torch.full((), fill, dtype=found.dtype).expand(form_of(node)[0])
+            self.known[node] = torch.full((), fill, dtype=traced.dtype).expand(form_of(node)[0])
             return True
         if (
             any(n not in self.known for n in node.all_input_nodes)
@@ -241,8 +239,8 @@ class _Conversion:
             return False
         if kind == "native_dropout" or torch.Tag.nondeterministic_seeded in target.tags:
             return False
-        held = _as_traced if kind.startswith("as_strided") else lambda n, known: known
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: held(n, self.known[n]))
+        as_read = _as_traced if kind.startswith("as_strided") else lambda n, known: known
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: as_read(n, self.known[n]))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         with _disable_current_modes(), torch.no_grad():
@@ -254,11 +252,11 @@ class _Conversion:
         if kind in _CHECKS:
             return None
         attrs = self._attributes(node, target)
-        found: Any = node.meta.get("val")
+        traced: Any = node.meta.get("val")
         if kind == "native_dropout":
-            return self.randomness.add_dropout(self.draft, attrs, form_of(node, found[0]), self.scope(node))
-        if not isinstance(found, torch.Tensor):
-            return self._many(node, kind, attrs, found)
+            return self.randomness.add_dropout(self.draft, attrs, form_of(node, traced[0]), self.scope(node))
+        if not isinstance(traced, torch.Tensor):
+            return self._many(node, kind, attrs, traced)
         form = form_of(node)
         if kind in RANDOM:
             return self.randomness.add(self.draft, kind, attrs, form, self.scope(node))
@@ -284,7 +282,7 @@ class _Conversion:
         return self.draft.call(kind, attrs, [form], scope=self.scope(node))[0]
 
     def _past_views(self, kind: str, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return a view of a view as one of what that one reads, a permutation of a permutation as one."""
+        """Merge a view of a view into one view, and a permutation of a permutation into one permutation."""
         maker = self.draft.maker(attrs["input"].value)
         while kind == "view" and maker is not None and maker.kind in ("view", "squeeze", "unsqueeze"):
             attrs = {**attrs, "input": Ref(_read(maker))}
@@ -294,33 +292,33 @@ class _Conversion:
             return {"input": Ref(_read(maker)), "dims": tuple([inner[d] for d in attrs["dims"]])}
         return attrs
 
-    def _many(self, node: Node, kind: str, attrs: dict[str, Any], found: Any) -> list[int | None]:
-        """Add an operator of several results; what its mask leaves out, or what is None, is absent."""
-        if not isinstance(found, (tuple, list)):
+    def _many(self, node: Node, kind: str, attrs: dict[str, Any], traced: Any) -> list[int | None]:
+        """Add an operator of several results; a result that is None or masked off has no value."""
+        if not isinstance(traced, (tuple, list)):
             raise CaptureError(
-                f"the traced graph's {kind} returns a {type(found).__name__}; expected tensors of concrete "
+                f"the traced graph's {kind} returns a {type(traced).__name__}; expected tensors of concrete "
                 "shapes (dynamic=False)"
             )
-        mask = attrs.get("output_mask", (True,) * len(found))
-        present = [i for i, (t, on) in enumerate(zip(found, mask, strict=True)) if on and t is not None]
-        forms = [form_of(node, found[i]) for i in present]
+        mask = attrs.get("output_mask", (True,) * len(traced))
+        present = [i for i, (t, on) in enumerate(zip(traced, mask, strict=True)) if on and t is not None]
+        forms = [form_of(node, traced[i]) for i in present]
         outputs = dict(zip(present, self.draft.call(kind, attrs, forms, scope=self.scope(node)), strict=True))
-        return [outputs.get(i) for i in range(len(found))]
+        return [outputs.get(i) for i in range(len(traced))]
 
     def _attributes(self, node: Node, target: torch._ops.OpOverload) -> dict[str, Any]:
         names = [a.name for a in target._schema.arguments]
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         return {
             "input" if name == "self" else name: self._plain(node, item)
-            for name, item in given.items()
+            for name, item in arguments.items()
             if item is not None and name not in _PLACES
         }
 
     def _plain(self, node: Node, item: Any) -> Any:
         if isinstance(item, Node):
-            made = self._value(item)
-            if isinstance(made, int):
-                return Ref(made)
+            value = self._value(item)
+            if isinstance(value, int):
+                return Ref(value)
             raise CaptureError(
                 f"{node.target} reads {item.target}, which makes no tensor of a concrete shape; "
                 "capture for one fixed input shape"
@@ -339,12 +337,12 @@ class _Conversion:
     def _value(self, node: Node) -> Any:
         """Return the draft's value for a node; a known tensor becomes a `full` or a constant now."""
         tensor = self.known.get(node)
-        if node not in self.made and isinstance(tensor, torch.Tensor):
-            self.made[node] = self._constant(f"constant.{node.name}", tensor, *form_of(node, tensor))
-        return self.made.get(node)
+        if node not in self.values and isinstance(tensor, torch.Tensor):
+            self.values[node] = self._constant(f"constant.{node.name}", tensor, *form_of(node, tensor))
+        return self.values.get(node)
 
     def _constant(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> int:
-        """Add a known tensor: as one number, or as a constant that is widened where it repeats itself."""
+        """Add a known tensor: as a `full`, or as a constant, expanded along dimensions of equal slices."""
         core = _without_repeats(tensor)
         if core.numel() <= 1:
             number = core.item() if core.numel() else 0
@@ -393,12 +391,14 @@ def _overload(node: Node) -> torch._ops.OpOverload:
 
 
 def _without_strides(node: Node, kind: str, attrs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the view that `as_strided` stands for where it only reshapes dense tensors."""
+    """Return `as_strided` as a view if it only reshapes a dense tensor; else raise CaptureError."""
     source, size = node.args[0], attrs["size"]
-    held = source.meta["val"] if isinstance(source, Node) else None
+    tensor = source.meta["val"] if isinstance(source, Node) else None
     dense = torch.empty(size, device="meta").stride()
     whole = (
-        isinstance(held, torch.Tensor) and held.is_contiguous() and held.numel() == torch.Size(size).numel()
+        isinstance(tensor, torch.Tensor)
+        and tensor.is_contiguous()
+        and tensor.numel() == torch.Size(size).numel()
     )
     relevant = [(a, b) for a, b, n in zip(attrs["stride"], dense, size, strict=True) if n != 1]
     if not whole or attrs.get("storage_offset") or any(a != b for a, b in relevant):

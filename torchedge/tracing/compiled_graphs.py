@@ -1,4 +1,4 @@
-"""Graphs that `torch.compile` hands to a backend: traced with their backward, cut by where they run."""
+"""Graphs that `torch.compile` passes to a backend: traced with their backward, split into segments."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from torchedge.tracing.random_numbers import RANDOM
 
 @dataclass(frozen=True)
 class Segment:
-    """Operators of a graph that run at one place, as a graph of its own.
+    """Operators of a graph that all run on the device, or all in PyTorch, as a graph of their own.
 
     inputs, outputs: names of the whole graph's nodes, in the order of the segment's placeholders and results.
-    lowered: whether it runs on the device; else PyTorch runs it.
+    lowered: True to run on the device, False to run in PyTorch.
     """
 
     module: GraphModule
@@ -45,19 +45,19 @@ class Results:
 
 
 def results_of(module: GraphModule) -> Results:
-    """Return what goes into a graph and what comes out."""
-    found = [node if isinstance(node, Node) and _is_tensor(node) else None for node in _returned(module)]
+    """Return the placeholders and the returned tensors of a graph."""
+    nodes = [node if isinstance(node, Node) and _is_tensor(node) else None for node in _returned(module)]
     return Results(
         tuple([node.name for node in module.graph.find_nodes(op="placeholder")]),
-        tuple([None if node is None else node.name for node in found]),
-        {node.name: node.meta["val"] for node in found if node is not None},
+        tuple([None if node is None else node.name for node in nodes]),
+        {node.name: node.meta["val"] for node in nodes if node is not None},
     )
 
 
 def split_graph(module: GraphModule, runs_in_pytorch: Callable[[Node], bool]) -> list[Segment]:
     """Return the segments of a graph in the order in which they run, as few as its dependencies allow.
 
-    runs_in_pytorch: asked of each operator. Constants are made again in each segment that reads them.
+    runs_in_pytorch: a predicate of operators. Each segment computes the constants that it reads again.
     """
     level: dict[Node, int] = {}
     constant = _constants(module)
@@ -71,17 +71,17 @@ def split_graph(module: GraphModule, runs_in_pytorch: Callable[[Node], bool]) ->
     if not level:
         level = dict.fromkeys(constant, 0)
     wanted = {r for r in _returned(module) if isinstance(r, Node)}
-    found: list[Segment] = []
+    segments: list[Segment] = []
     for place in sorted(set(level.values())):
         members = [n for n in level if level[n] == place]
         read = {n for n in members if any(level.get(user, place) != place for user in n.users)}
-        made = wanted & {*members, *([] if found else constant)}
-        found.append(_segment(module, members, constant, read | made, place % 2 == 0))
-    return found
+        results = wanted & {*members, *([] if segments else constant)}
+        segments.append(_segment(module, members, constant, read | results, place % 2 == 0))
+    return segments
 
 
 def single_operators(module: GraphModule) -> Iterator[tuple[Node, Segment]]:
-    """Yield each operator of a graph with the segment that it would be alone."""
+    """Yield each operator of a graph with a segment of that operator alone."""
     constant = _constants(module)
     for node in module.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem and node not in constant:
@@ -104,11 +104,11 @@ def _returned(module: GraphModule) -> Sequence[Any]:
 
 def _constants(module: GraphModule) -> dict[Node, None]:
     """Return the nodes that depend on constants alone and draw no numbers."""
-    found: dict[Node, None] = {}
+    constant: dict[Node, None] = {}
     for node in module.graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and _is_constant(node, found)):
-            found[node] = None
-    return found
+        if node.op == "get_attr" or (node.op == "call_function" and _is_constant(node, constant)):
+            constant[node] = None
+    return constant
 
 
 def _is_constant(node: Node, constant: Collection[Node]) -> bool:
@@ -129,7 +129,7 @@ def _segment(
     wanted: Collection[Node],
     lowered: bool,
 ) -> Segment:
-    """Return the graph of some nodes; what they read from elsewhere becomes placeholders, but constants."""
+    """Return the graph of some nodes; the values that they read become placeholders, constants are copied."""
     graph, inside = Graph(), set(members)
     copies: dict[Node, Node] = {}
     outside = dict.fromkeys(s for n in members for s in n.all_input_nodes if s not in inside)
@@ -170,8 +170,8 @@ Run = Callable[[list[Any]], list[Any]]
 class TracedGraph:
     """One graph to run: functional operators of concrete shapes, as in `meta["val"]` of its nodes.
 
-    part: what it is. returned: how many of its results leave it as tensors; the others are kept for the
-    backward, which gets them as they were given back.
+    returned: the number of its results that the model returns. The other results of a forward are saved for
+    the backward, which receives them unchanged.
     """
 
     module: GraphModule
@@ -185,9 +185,9 @@ def compile_with_backward(
     make: Callable[[TracedGraph], Run],
     keep: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """Trace what Dynamo captured, and its backward where something requires a gradient; `make` runs each.
+    """Trace a graph of Dynamo, and its backward if a gradient is required; `make` turns each into a function.
 
-    examples: the module's arguments, tensors real or fake. keep: ATen base names of operators to leave whole.
+    examples: the module's arguments, real or fake. keep: ATen base names of operators not to decompose.
     Returns a function of the module's arguments that takes part in autograd.
     """
     from torch._dynamo.backends.common import aot_autograd
@@ -221,15 +221,15 @@ def compile_with_backward(
         decompositions={**decompositions(keep), **FUSED_LAYERS},
     )
     with LOCK, plain_kernels(), _kept_for_every_backward():
-        made: Callable[..., Any] = backend(module, examples)
-    return made
+        runner: Callable[..., Any] = backend(module, examples)
+    return runner
 
 
 def allow_recurrent_modules() -> None:
-    """Let Dynamo capture nn.RNN, nn.LSTM and nn.GRU, which it leaves to eager PyTorch by default.
+    """Let Dynamo capture nn.RNN, nn.LSTM and nn.GRU, which run in eager PyTorch by default.
 
-    Dynamo has no such setting for one backend or one compilation: this one holds for the thread, whichever
-    backend compiles there.
+    Dynamo has no setting for one backend or one compilation: this one is valid for the thread and every
+    backend.
     """
     import torch._dynamo
 
@@ -238,7 +238,7 @@ def allow_recurrent_modules() -> None:
 
 
 def is_symbolic(examples: Sequence[Any]) -> bool:
-    """Return whether Dynamo left sizes open: arguments that are symbols, or tensors of such shapes."""
+    """Return whether an argument is a symbol or a tensor with a symbolic size or stride."""
     return any(
         isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool))
         or (
@@ -251,7 +251,7 @@ def is_symbolic(examples: Sequence[Any]) -> bool:
 
 @contextmanager
 def fresh_tracing(examples: Sequence[Any]) -> Iterator[list[Any]]:
-    """Trace anew, outside of any compilation, for the shapes of real arguments: yields fake ones."""
+    """Yield fake tensors of the arguments' shapes, for a new trace outside of any compilation."""
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -265,7 +265,7 @@ def fresh_tracing(examples: Sequence[Any]) -> Iterator[list[Any]]:
 
 @contextmanager
 def _kept_for_every_backward() -> Iterator[None]:
-    """Let `backward(retain_graph=True)` find what the forward kept: no buffer is given away."""
+    """Disable buffer donation, so that `backward(retain_graph=True)` can run again."""
     from torch._functorch import config
 
     with config.patch(donated_buffer=False):

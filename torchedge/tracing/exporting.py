@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -20,17 +21,19 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchedge.errors import CaptureError
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Role
+from torchedge.tracing.aten_graphs import scope_of
 from torchedge.tracing.copies import LOCK, forget_cached, isolated
 from torchedge.tracing.interception import ForwardCall, Interceptor, batch_of, feed, loss_index, tensors_in
+from torchedge.tracing.programs import scope
 from torchedge.tracing.recorder import Recorder, TracedTensor
 
 _SET_GRAD, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 
 
 def replay(module: GraphModule, inputs: list[Any], recorder: Recorder, prefix: str = "") -> Any:
-    """Run the nodes of a graph in order inside the tracer; returns what its output node holds.
+    """Run the nodes of a graph in order inside the tracer; returns the arguments of its output node.
 
-    `prefix` is cut off the module paths, which become the operators' scopes.
+    The module paths without `prefix` become the operators' scopes.
     """
     values: dict[Node, Any] = {}
     fed = iter(inputs)
@@ -39,12 +42,12 @@ def replay(module: GraphModule, inputs: list[Any], recorder: Recorder, prefix: s
         if node.op == "placeholder":
             values[node] = next(fed)
         elif node.op == "get_attr":
-            values[node] = _attribute(module, str(node.target))
+            values[node] = operator.attrgetter(str(node.target))(module)
         elif node.op == "output":
             return map_arg(node.args[0], values.__getitem__)
         else:
             args, kwargs = map_arg(node.args, values.__getitem__), map_arg(node.kwargs, values.__getitem__)
-            with _scope(recorder, node, prefix):
+            with scope(recorder, _path_of(node, prefix)):
                 values[node] = _call(node.target, args, kwargs, recorder, prefix)
             del args, kwargs
         for spent in last.get(node, ()):
@@ -58,13 +61,13 @@ def _call(target: Any, args: Any, kwargs: Any, recorder: Recorder, prefix: str) 
         return function(*args, **kwargs)
     name = target.name()
     if name == _SET_GRAD:
-        enabled, module, *rest = args
+        enabled, module, *inputs = args
         with torch.set_grad_enabled(enabled):
-            return replay(module, rest, recorder, prefix)
+            return replay(module, inputs, recorder, prefix)
     if name == _AUTOCAST:
-        device, dtype, enabled, cache, module, *rest = args
+        device, dtype, enabled, cache, module, *inputs = args
         with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache):
-            return replay(module, rest, recorder, prefix)
+            return replay(module, inputs, recorder, prefix)
     raise CaptureError(
         f"the exported graph holds {name}: control flow that depends on values cannot be captured"
     )
@@ -82,30 +85,16 @@ def _last_uses(module: GraphModule) -> dict[Node, list[Node]]:
     return spent
 
 
-def _attribute(module: GraphModule, path: str) -> Any:
-    found: Any = module
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
-
-
-@contextmanager
-def _scope(recorder: Recorder, node: Node, prefix: str) -> Iterator[None]:
-    """Keep the path of the module a node comes from on the recorder's stack."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and isinstance(entry[0], str)]
-    path = paths[-1] if paths else ""
+def _path_of(node: Node, prefix: str) -> str:
+    """Return the path of the module that a node comes from, "loss" for a node outside of the model."""
+    path = scope_of(node)
     if path.startswith("_empty_nn_module_stack"):
         path = ""
-    recorder.scopes.append("loss" if prefix and not path else path.removeprefix(prefix).lstrip("."))
-    try:
-        yield
-    finally:
-        recorder.scopes.pop()
+    return "loss" if prefix and not path else path.removeprefix(prefix).lstrip(".")
 
 
 _PROBE_BATCH = 13
-"""The batch size torch.export sees: neither 0 nor 1, which it takes as constants, nor a usual layer size."""
+"""The batch size to export at: torch.export takes 0 and 1 as constants, and layers rarely have this size."""
 _PREFIX = "model"
 _ROLES: dict[InputKind, Role] = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}
 
@@ -128,18 +117,18 @@ class _Objective(torch.nn.Module):
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = self._rebuild(tensors)
         outputs = self.model(*args, **kwargs)
-        found = tensors_in(outputs, torch.Tensor)
-        self._count(len(found))
+        returned = tensors_in(outputs, torch.Tensor)
+        self._count(len(returned))
         if self._loss is None:
-            return found
+            return returned
         value = self._loss(outputs)
-        return found if value is None else [*found, value]
+        return returned if value is None else [*returned, value]
 
 
 def export_graph(call: ForwardCall) -> ForwardGraph:
     """Capture a forward pass (and its loss) through torch.export, else raise CaptureError.
 
-    Python's own lifetimes are not known: no releases.
+    Python's lifetimes are unknown, so the graph has no releases.
     """
     leaves, structure = tree_flatten((call.args, call.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -197,8 +186,8 @@ def _exported(
         lines = str(error).strip().splitlines() or ["no message"]
         if lines[0].startswith("Constraints violated"):
             raise CaptureError(
-                "torch.export finds the batch size of its example written into the model; capture it for one "
-                "batch size with batch_size="
+                "the model contains the batch size of its example as a constant; capture it for one batch "
+                "size with batch_size="
             ) from error
         raise CaptureError(f"torch.export raised {type(error).__name__}: {lines[0]}") from error
     finally:
@@ -208,7 +197,7 @@ def _exported(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch.export's warnings and logs to itself: what goes wrong is said in the error."""
+    """Silence torch.export's warnings and logs: a failure raises an error with the reason."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -224,32 +213,31 @@ def _leaves_of(
     program: torch.export.ExportedProgram,
 ) -> Callable[[], Iterator[tuple[str, torch.Tensor, Role]]]:
     def leaves() -> Iterator[tuple[str, torch.Tensor, Role]]:
-        for spec in reversed(program.graph_signature.input_specs):  # of tied parameters, the first name holds
-            tensor = _held(program, spec.target)
+        for spec in reversed(program.graph_signature.input_specs):  # tied parameters get their first name
+            tensor = _tensor_of(program, spec.target)
             if isinstance(tensor, torch.Tensor):
                 yield str(spec.target).removeprefix(f"{_PREFIX}."), tensor, _ROLES.get(spec.kind, "constant")
 
     return leaves
 
 
-def _held(program: torch.export.ExportedProgram, target: str | None) -> Any:
-    """Return the parameter, buffer or constant a lifted input stands for."""
-    found = program.state_dict.get(target) if target is not None else None
-    return program.constants.get(target) if found is None and target is not None else found
+def _tensor_of(program: torch.export.ExportedProgram, target: str | None) -> Any:
+    """Return the parameter, buffer or constant of a lifted input, None for an input of the user."""
+    if target is None:
+        return None
+    tensor = program.state_dict.get(target)
+    return program.constants.get(target) if tensor is None else tensor
 
 
 def _run(
     program: torch.export.ExportedProgram, fed: list[Any], recorder: Recorder, training: bool
 ) -> list[Any]:
-    """Replay the program on the fed stand-ins; returns its outputs without the buffers it updates."""
+    """Replay the program on stand-ins; returns its outputs without the buffers that it updates."""
     users = iter(fed)
     inputs = []
     for spec in program.graph_signature.input_specs:
-        inputs.append(next(users) if spec.kind is InputKind.USER_INPUT else _held(program, spec.target))
-    with (
-        Interceptor(recorder),
-        torch.set_grad_enabled(training),
-    ):
+        inputs.append(next(users) if spec.kind is InputKind.USER_INPUT else _tensor_of(program, spec.target))
+    with Interceptor(recorder), torch.set_grad_enabled(training):
         results = replay(program.graph_module, inputs, recorder, _PREFIX)
     updated = len(results) - len(program.graph_signature.user_outputs)
     return list(results[updated:])

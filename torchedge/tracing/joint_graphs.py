@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx.traceback
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.nn.utils import stateless
 
@@ -21,13 +21,13 @@ LOSS_SCOPE = "loss"
 
 @dataclass(frozen=True)
 class JointGraph:
-    """What AOTAutograd made of a module: its graph, and what each placeholder and each result stands for.
+    """The graph that AOTAutograd traced from a module, and the meaning of its placeholders and results.
 
     parameters, buffers: name by placeholder. inputs: placeholders of the arguments, None where an argument
     has none. tangents: placeholders of the gradients at results, each with the position of the output that it
-    belongs to, None for a parameter that the module writes. The rest are positions among the graph's results:
-    outputs in order, mutated by the placeholder that the result takes the place of, gradients by the
-    parameter's name.
+    belongs to, None for a parameter that the module writes. outputs: positions of the outputs among the
+    graph's results. mutated: position of the new value, by the placeholder that it replaces. gradients:
+    position by the parameter's name.
     """
 
     module: GraphModule
@@ -65,16 +65,16 @@ def trace_joint(
 
 @contextmanager
 def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool]) -> Iterator[FakeTensorMode]:
-    """Let fake CPU tensors stand for a module's parameters and buffers, whatever device holds them."""
+    """Replace a module's parameters and buffers, on any device, by fake CPU tensors."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in fakes:
-            made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             if isinstance(tensor, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, requires_grad=trains(tensor))
-            fakes[id(tensor)] = made
+                stand_in = torch.nn.Parameter(stand_in, requires_grad=trains(tensor))
+            fakes[id(tensor)] = stand_in
         return fakes[id(tensor)]
 
     named = [
@@ -88,13 +88,13 @@ def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool])
 
 
 def scope_of(node: Node) -> str:
-    """Return the path of the module whose forward a node computes, or belongs to the backward of."""
+    """Return the path of the module to whose forward or backward a node belongs."""
     return str((node.meta.get("custom") or {}).get("scope", ""))
 
 
 @contextmanager
 def _scopes(module: torch.nn.Module) -> Iterator[None]:
-    """Note at each node the path of the module that runs; AOTAutograd carries it over to the backward."""
+    """Record at each node the path of the running module; AOTAutograd copies it to the backward."""
     path: list[str] = []
 
     def note() -> None:
@@ -125,7 +125,7 @@ def _scopes(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Say that a compiler is at work, as torch.export does: libraries then leave out looks at values."""
+    """Set the flags that torch.export sets: libraries then skip checks that read values."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
     before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
     try:
@@ -139,7 +139,7 @@ def _compiling() -> Iterator[None]:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Choose the plain forms of attention, encoders and recurrent layers, which consist of ATen operators."""
+    """Select implementations of attention, encoders and recurrent layers that use plain ATen operators."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     fast, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
@@ -154,7 +154,7 @@ def plain_kernels() -> Iterator[None]:
 
 
 def _described(module: GraphModule, count: int) -> JointGraph:
-    """Read what AOTAutograd notes at the placeholders and at the output node."""
+    """Read the descriptors that AOTAutograd leaves at the placeholders and at the output node."""
     from torch._functorch._aot_autograd import descriptors as d
 
     parameters: dict[Node, str] = {}
@@ -165,33 +165,32 @@ def _described(module: GraphModule, count: int) -> JointGraph:
     for node in module.graph.nodes:
         if node.op != "placeholder":
             continue
-        what = node.meta.get("desc")
-        by_description[what] = node
-        if isinstance(what, d.ParamAOTInput):
-            parameters[node] = what.target
-        elif isinstance(what, d.BufferAOTInput):
-            buffers[node] = what.target
-        elif isinstance(what, d.PlainAOTInput):
-            inputs[what.idx] = node
-        elif isinstance(what, d.TangentAOTInput):
-            tangents[node] = what.output.idx if isinstance(what.output, d.PlainAOTOutput) else None
+        desc = node.meta.get("desc")
+        by_description[desc] = node
+        if isinstance(desc, d.ParamAOTInput):
+            parameters[node] = desc.target
+        elif isinstance(desc, d.BufferAOTInput):
+            buffers[node] = desc.target
+        elif isinstance(desc, d.PlainAOTInput):
+            inputs[desc.idx] = node
+        elif isinstance(desc, d.TangentAOTInput):
+            tangents[node] = desc.output.idx if isinstance(desc.output, d.PlainAOTOutput) else None
         else:
-            raise CaptureError(f"AOTAutograd added the input {what}; a step has no place for it")
+            raise CaptureError(
+                f"AOTAutograd added the input {desc}; expected parameters, buffers and arguments"
+            )
     outputs: dict[int, int] = {}
     mutated: dict[Node, int] = {}
     gradients: dict[str, int] = {}
-    for place, what in enumerate(next(iter(module.graph.find_nodes(op="output"))).meta["desc"]):
-        if isinstance(what, d.PlainAOTOutput):
-            outputs[what.idx] = place
-        elif isinstance(what, d.InputMutationAOTOutput):
-            mutated[by_description[what.mutated_input]] = place
-        elif isinstance(what, d.GradAOTOutput):
-            if isinstance(what.grad_of, d.ParamAOTInput):
-                gradients[what.grad_of.target] = place
-        elif what is not None:  # None stands where an input needs no gradient
-            raise CaptureError(f"AOTAutograd added the output {what}; a step has no place for it")
+    for place, desc in enumerate(next(iter(module.graph.find_nodes(op="output"))).meta["desc"]):
+        if isinstance(desc, d.PlainAOTOutput):
+            outputs[desc.idx] = place
+        elif isinstance(desc, d.InputMutationAOTOutput):
+            mutated[by_description[desc.mutated_input]] = place
+        elif isinstance(desc, d.GradAOTOutput):
+            if isinstance(desc.grad_of, d.ParamAOTInput):
+                gradients[desc.grad_of.target] = place
+        elif desc is not None:  # None stands where an input needs no gradient
+            raise CaptureError(f"AOTAutograd added the output {desc}; expected outputs and gradients")
     ordered = tuple([outputs[i] for i in sorted(outputs)])
     return JointGraph(module, parameters, buffers, tuple(inputs), tangents, ordered, mutated, gradients)
-
-
-__all__ = ["LOSS_SCOPE", "FakeTensor", "JointGraph", "faked", "scope_of", "trace_joint"]

@@ -35,7 +35,7 @@ def default_loss(outputs: Any) -> torch.Tensor | None:
 
 
 def _scores(outputs: Any) -> list[torch.Tensor]:
-    """The tensors a loss would read: `logits` where there are any, else every tensor."""
+    """Return the tensors that a loss reads: `logits` if there are any, else a head by name, else all."""
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if isinstance(logits, torch.Tensor) and isinstance(outputs, tuple):
         return [t for t in outputs if isinstance(t, torch.Tensor)]
@@ -92,12 +92,12 @@ class Objective(torch.nn.Module):
         self.output_names = output_names(outputs, torch.Tensor)
         if self.loss is not None:
             return (self._scalar(outputs, targets),)
-        found = tuple(tensors_in(outputs, torch.Tensor))
-        if not found:
+        returned = tuple(tensors_in(outputs, torch.Tensor))
+        if not returned:
             raise CaptureError(
                 f"{type(self.model).__name__} returns no tensor; expected tensors in tuples, lists or dicts"
             )
-        return found
+        return returned
 
     def _scalar(self, outputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
         if self.loss == "model":
@@ -105,9 +105,9 @@ class Objective(torch.nn.Module):
         else:
             value = self.loss(outputs, *targets)  # type: ignore[misc]
         if not isinstance(value, torch.Tensor):
-            which = "the model's own loss" if self.loss == "model" else "the loss"
+            title = "the model's own loss" if self.loss == "model" else "the loss"
             raise InputError(
-                f"{which} is a {type(value).__name__}; expected a 0-d tensor made from the model's outputs"
+                f"{title} is a {type(value).__name__}; expected a 0-d tensor made from the model's outputs"
             )
         if value.dim():
             raise InputError(
@@ -121,18 +121,18 @@ class Objective(torch.nn.Module):
         return value
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors among the arguments and targets, in the order of `forward`'s."""
+        """Return the tensors among the arguments and targets, in the order of `forward`."""
         return [self.leaves[place] for place in self.places]
 
-    def held(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by every name they have in this module."""
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers by name; a tied tensor has several names."""
         return {
             **dict(self.named_parameters(remove_duplicate=False)),
             **dict(self.named_buffers(remove_duplicate=False)),
         }
 
     def input_names(self) -> list[str]:
-        """A name for each input, after the argument of `forward` that holds it."""
+        """Return a name for each input: that of its argument of `forward`."""
         names: list[str] = []
         args, kwargs, targets = tree_unflatten(self.leaves, self.structure)
         try:
@@ -146,7 +146,7 @@ class Objective(torch.nn.Module):
 
 @contextmanager
 def _written_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Let a tensor that takes a buffer's place be written into the buffer, which is what AOTAutograd sees."""
+    """Copy a tensor that replaces a buffer into that buffer: AOTAutograd tracks writes, not assignments."""
     before = dict(model.named_buffers())
     yield
     for name, buffer in model.named_buffers():
@@ -157,5 +157,5 @@ def _written_buffers(model: torch.nn.Module) -> Iterator[None]:
 
 
 def public_name(name: str) -> str:
-    """Return the name of a parameter or buffer as the user knows it: without `Objective`'s prefix."""
+    """Return the name of a parameter or buffer in the user's model: without `Objective`'s prefix."""
     return name.removeprefix("model.")

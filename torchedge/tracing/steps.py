@@ -33,13 +33,13 @@ _READS_VALUES = frozenset(
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A captured step and what its values hold before the first call.
+    """A captured step and the contents of its values before the first call.
 
-    tensors: data by value name of parameters, buffers and constants, of hyperparameters ("lr"), and of those
-    states that the optimizer holds already; they share memory with the model and the optimizer. Other states
-    start as `Step.initial` says. accumulating: the step of the batches whose gradients are only added up,
-    with values of the same names (None where every batch updates). output_names: of the tensors that the
-    model returns, after its keys.
+    tensors: data by value name of parameters, buffers and constants, of hyperparameters ("lr"), and of states
+    that the optimizer has already; they share memory with the model and the optimizer. Other states start
+    from `Step.initial`. accumulating: the step of the batches whose gradients are only summed, with values of
+    the same names (None if every batch updates). output_names: names of the tensors that the model returns,
+    from its keys.
     """
 
     step: Step
@@ -73,9 +73,9 @@ def capture_step(
     requires one, called ``gradient.NAME``.
     accumulation: gradients of so many batches are added up, each divided by their number, before one update
     (TMModel trains with batches of one and updates after 32).
-    keep: ATen base names of operators to leave whole where PyTorch would take them apart.
-    seed: of dropout and other random operators, by default `torch.initial_seed()`, of which 31 bits count.
-    The model is left as found and runs in the mode it is in. Raises InputError for unusable arguments and
+    keep: ATen base names of operators not to decompose.
+    seed: of dropout and other random operators, by default `torch.initial_seed()`; its lower 31 bits count.
+    The model does not change and runs in its present mode. Raises InputError for unusable arguments and
     CaptureError, naming the reason, where the model cannot be captured.
     """
     if not isinstance(model, torch.nn.Module):
@@ -100,7 +100,7 @@ def _check_choices(loss: Any, optimizer: Any, accumulation: Any) -> None:
             f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer or None"
         )
     if optimizer is not None and loss is None:
-        raise InputError('an optimizer is given without a loss; expected loss=, a callable or "model"')
+        raise InputError('there is an optimizer without a loss; expected loss=, a callable or "model"')
     if type(accumulation) is not int or accumulation < 1:
         raise InputError(f"accumulation is {accumulation!r}; expected a whole number of batches from 1 on")
     if accumulation > 1 and optimizer is None:
@@ -109,8 +109,8 @@ def _check_choices(loss: Any, optimizer: Any, accumulation: Any) -> None:
         )
 
 
-def _arguments(given: Any) -> tuple[Any, ...]:
-    return tuple(given) if isinstance(given, (tuple, list)) else (given,)
+def _arguments(args: Any) -> tuple[Any, ...]:
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
 
 
 def _trained(objective: Objective, optimizer: torch.optim.Optimizer | None) -> set[int]:
@@ -134,7 +134,7 @@ def _trained(objective: Objective, optimizer: torch.optim.Optimizer | None) -> s
 
 
 def _traced(objective: Objective, trained: set[int], keep: Collection[str]) -> JointGraph:
-    """Trace on fake tensors; whatever the model raises becomes an error of one line."""
+    """Trace on fake tensors; an exception of the model becomes an error of one line."""
     try:
         with faked(objective, lambda parameter: id(parameter) in trained) as mode:
             fakes = [_fake(objective.leaves[place], mode) for place in objective.places]
@@ -155,7 +155,7 @@ def _explained(error: Exception, objective: Objective) -> TorchedgeError:
     name, kind = type(objective.model).__name__, type(error).__name__
     if kind in _READS_VALUES:
         return CaptureError(
-            f"{name} decides by values of tensors ({lines[0]}), which only a run would tell; "
+            f"{name} decides by values of tensors ({lines[0]}), which are unknown during capture; "
             "use torch.where, or make the choice an argument"
         )
     if isinstance(error, TypeError) and "argument" in lines[0]:
@@ -170,23 +170,23 @@ def _filled(node: Node, number: float) -> torch.Tensor:
 
 
 class _Capture:
-    """A traced objective in a draft, from which steps are made."""
+    """A traced objective as a draft of steps."""
 
     def __init__(self, objective: Objective, joint: JointGraph, seed: int) -> None:
         self.objective, self.joint = objective, joint
         self.draft, self.randomness = GraphBuilder(), Randomness(seed)
         self.data: dict[str, torch.Tensor] = {}
         self.bound: dict[Node, int] = {}
-        held = objective.held()
+        weights = objective.weights()
         self.places: dict[int, int] = {}
-        trained = {id(held[name]) for name in joint.gradients}
+        trained = {id(weights[name]) for name in joint.gradients}
         holders: tuple[tuple[Role, Mapping[Node, str]], ...] = (
             ("parameter", joint.parameters), ("buffer", joint.buffers)
         )  # fmt: skip
         for role, nodes in holders:
             for node, name in nodes.items():
-                tensor = held[name]
-                if id(tensor) not in self.places:  # tied ones have several names, and here one value
+                tensor = weights[name]
+                if id(tensor) not in self.places:  # tied tensors have several names and one value
                     trains = id(tensor) in trained
                     index = self.draft.add(public_name(name), *form_of(node), role=role, trainable=trains)
                     self.places[id(tensor)] = index
@@ -200,7 +200,7 @@ class _Capture:
                 self.bound[used] = self.inputs[-1]
 
     def inference(self, title: str) -> CapturedStep:
-        """Return the step whose outputs are the tensors that the model returns."""
+        """Return the inference step: its outputs are the tensors that the model returns."""
         returned, updates = self._run(1.0)
         named = zip(self.joint.outputs, self.objective.output_names, strict=True)
         outputs = {name: index for place, name in named if (index := returned[place]) is not None}
@@ -237,7 +237,7 @@ class _Capture:
         return self._captured(step, accumulating)
 
     def _run(self, scale: float) -> tuple[list[int | None], list[tuple[int, int]]]:
-        """Add what was traced, the gradient at the loss being `scale`; returns its results and updates."""
+        """Add the traced nodes with the gradient `scale` at the loss; returns their results and updates."""
         tangents = {
             node: _filled(node, 0.0 if of is None else scale) for node, of in self.joint.tangents.items()
         }
@@ -257,20 +257,21 @@ class _Capture:
         return returned, updates
 
     def _gradients(self, returned: Sequence[int | None]) -> dict[int, int]:
-        """Return the gradient of each parameter's value; those of a tied one's names are added up."""
-        found: dict[int, int] = {}
+        """Return the gradient of each parameter's value: for tied parameters the sum over their names."""
+        gradients: dict[int, int] = {}
         for node, name in self.joint.parameters.items():
             gradient = returned[self.joint.gradients[name]] if name in self.joint.gradients else None
             if gradient is not None:
                 value = self.bound[node]
-                found[value] = self._sum(found[value], gradient) if value in found else gradient
-        return found
+                total = gradients.get(value)
+                gradients[value] = gradient if total is None else self._sum(total, gradient)
+        return gradients
 
     def _sum(self, one: int, other: int) -> int:
         return self.draft.like(one, "add", {"input": Ref(one), "other": Ref(other)}, SCOPE)
 
     def _accumulator(self, parameter: int, gradient: int) -> tuple[int, int]:
-        """Add a state that gradients are added up in; returns it and the sum after this batch."""
+        """Add a state for the sum of gradients; returns it and the sum after this batch."""
         value = self.draft.values[parameter]
         state = self.draft.add(f"accumulated.{value.name}", value.shape, value.dtype, "state")
         return state, self._sum(state, gradient)
@@ -322,7 +323,7 @@ _TENSOR = object()
 
 @dataclass(frozen=True)
 class CapturedInference:
-    """A captured inference: tensors as in CapturedStep; `rebuild` makes of outputs what the model returns."""
+    """A captured inference: tensors as in CapturedStep; `rebuild` puts outputs into the model's result."""
 
     step: Step
     tensors: Mapping[str, torch.Tensor]
@@ -340,31 +341,29 @@ def capture_inference(
 ) -> CapturedInference:
     """Capture `model(*args, **kwargs)` in eval mode, or its loss alone.
 
-    The model is left as found. Raises InputError and CaptureError as `capture_step`.
+    The model does not change. Raises InputError and CaptureError as `capture_step` does.
     """
     model = unwrapped(model)
-    found: list[tuple[list[Any], Any]] = []
+    results: list[tuple[list[Any], Any]] = []
     with isolated(model, False) as twin:
-        answering = _Answering(twin, loss, found.append)
-        captured = capture_step(
-            answering, (args, dict(kwargs), targets), keep=keep, name=type(model).__name__
-        )
-    kept = ("parameter", "buffer")
+        wrapped = _TupleModel(twin, loss, results.append)
+        captured = capture_step(wrapped, (args, dict(kwargs), targets), keep=keep, name=type(model).__name__)
+    weights = ("parameter", "buffer")
     step = captured.step
-    values = [replace(v, name=public_name(v.name)) if v.role in kept else v for v in step.values]
+    values = [replace(v, name=public_name(v.name)) if v.role in weights else v for v in step.values]
     roles = {v.name: v.role for v in step.values}
-    tensors = {public_name(n) if roles.get(n) in kept else n: t for n, t in captured.tensors.items()}
+    tensors = {public_name(n) if roles.get(n) in weights else n: t for n, t in captured.tensors.items()}
 
     def rebuild(outputs: Sequence[torch.Tensor]) -> Any:
-        leaves, structure = found[-1]
-        made = iter(outputs)
-        return tree_unflatten([next(made) if leaf is _TENSOR else leaf for leaf in leaves], structure)
+        leaves, structure = results[-1]
+        tensors = iter(outputs)
+        return tree_unflatten([next(tensors) if leaf is _TENSOR else leaf for leaf in leaves], structure)
 
     return CapturedInference(replace(step, values=tuple(values)), tensors, rebuild)
 
 
-class _Answering(torch.nn.Module):
-    """A model whose result is a tuple of tensors, and which notes what they were part of."""
+class _TupleModel(torch.nn.Module):
+    """Wraps a model to return a tuple of tensors, and notes the structure that they come from."""
 
     def __init__(self, model: torch.nn.Module, loss: Loss | None, note: Callable[[Any], None]) -> None:
         super().__init__()
@@ -384,8 +383,8 @@ class _Answering(torch.nn.Module):
         tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
         if not tensors:
             raise InputError(
-                f"{type(self.model).__name__} returns a {type(result).__name__} without tensors that can be "
-                "told apart; expected tensors, or tuples, lists and dicts of them"
+                f"{type(self.model).__name__} returns a {type(result).__name__} without tensors; expected "
+                "tensors, or tuples, lists and dicts of them"
             )
         self.note(([_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure))
         return tensors
