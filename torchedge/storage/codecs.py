@@ -188,11 +188,12 @@ class Codec(Generic[Noun]):
         Raises:
             InputError (or the codec's own class): an entry is missing, unknown, out of range or inconsistent.
         """
-        if not _fits(document, self._struct):
-            raise self.error(f"{source}: {self._complaint(document)}; {self.remedy}")
-        struct = msgspec.convert(document, self._struct)
         try:
-            noun: Noun = _build(struct, self.noun, "", outside)
+            struct = msgspec.convert(document, self._struct)
+        except (msgspec.ValidationError, UnicodeError):
+            raise self.error(f"{source}: {self._complaint(document)}; {self.remedy}") from None
+        try:
+            noun: Noun = _noun_builder(self.noun)(struct, (), outside)
             if self.verify is not None:
                 self.verify(noun)
         except InputError as error:
@@ -210,7 +211,7 @@ class Codec(Generic[Noun]):
     def document(self, noun: Noun) -> Document:
         """Return the document of a noun."""
         document: Document = {} if self.tag is None else {"schema": self.tag}
-        document.update(_dump(noun, self.noun))
+        document.update(_noun_dumper(self.noun)(noun))
         return document
 
     def schema(self) -> Document:
@@ -287,15 +288,185 @@ def _is_mapping(origin: object) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """Return the bare annotations that a value may fit."""
+    base, _ = _split(kind)
+    return (
+        tuple([_split(item)[0] for item in get_args(base)])
+        if get_origin(base) in (Union, types.UnionType)
+        else (base,)
+    )
+
+
+def _optional(kind: Any) -> bool:
+    return type(None) in _choices(kind)
+
+
 def _some(kind: Any) -> Any:
     """Return the bare annotation of a value that is not None."""
-    base, _ = _split(kind)
-    if get_origin(base) in (Union, types.UnionType):
-        return next((_split(item)[0] for item in get_args(base) if item is not type(None)), base)
-    return base
+    return next((item for item in _choices(kind) if item is not type(None)), kind)
 
 
 # between nouns, structs and documents -----------------------------------------------------------------------
+#
+# msgspec checks and converts in C. Only nouns, mappings and what contains them take a Python function each,
+# made once for an annotation; None stands for "as it is".
+
+_Where = tuple[Any, ...]
+"""The path of a value: (path of the whole, key or index), () for the document itself."""
+
+_PLAIN_TYPES = (str, int, float, bool, type(None))
+
+
+def _path(where: _Where) -> str:
+    """Return a path as errors show it."""
+    steps: list[str] = []
+    while where:
+        where, step = where
+        steps.insert(0, f"[{step}]" if isinstance(step, int) else f".{step}")
+    return "".join(steps).removeprefix(".")
+
+
+@cache
+def _builder(kind: Any) -> Callable[[Any, _Where], Any] | None:
+    """Return the function that makes the nouns in a value of a struct."""
+    base = _some(kind)
+    build: Callable[[Any, _Where], Any] | None
+    if _is_noun(base):
+        build = _noun_builder(base)
+    elif get_origin(base) is tuple:
+        build = _tuple_builder(get_args(base))
+    elif _is_mapping(get_origin(base)):
+        build = _mapping_builder(*get_args(base))
+    else:
+        build = None
+    if build is None or not _optional(kind):
+        return build
+    return lambda value, where: None if value is None else build(value, where)
+
+
+@cache
+def _noun_builder(noun: Any) -> Callable[..., Any]:
+    entries = _entries(noun)
+    stored = [(entry.name, entry.key, _builder(entry.kind)) for entry in entries if not entry.derived]
+    derived = [(entry.name, entry.key) for entry in entries if entry.derived]
+
+    def build(value: Any, where: _Where, outside: Mapping[str, object] = types.MappingProxyType({})) -> Any:
+        fields = {
+            name: getattr(value, name) if inner is None else inner(getattr(value, name), (where, key))
+            for name, key, inner in stored
+        }
+        built = noun(**fields, **outside)
+        for name, key in derived:
+            if getattr(value, name) != getattr(built, name):
+                raise InputError(
+                    f"{_path((where, key))} is {shortened(getattr(value, name))}; expected "
+                    f"{shortened(getattr(built, name))}, computed from the other entries"
+                )
+        return built
+
+    return build
+
+
+def _tuple_builder(arguments: tuple[Any, ...]) -> Callable[[Any, _Where], Any] | None:
+    inner = [_builder(item) for item in arguments if item is not ...]
+    if not any(inner):
+        return None  # msgspec makes tuples
+    if arguments[-1] is ...:
+        build: Any = inner[0]
+        return lambda value, where: tuple([build(item, (where, n)) for n, item in enumerate(value)])
+    return lambda value, where: tuple(
+        [
+            item if build is None else build(item, (where, n))
+            for n, (item, build) in enumerate(zip(value, inner, strict=True))
+        ]
+    )
+
+
+def _mapping_builder(key: Any, kind: Any) -> Callable[[Any, _Where], Any] | None:
+    inner = _builder(kind)
+    if _split(key)[0] is not int:
+        if inner is None:
+            return None
+        return lambda value, where: {name: inner(item, (where, name)) for name, item in value.items()}
+
+    def build(value: Any, where: _Where) -> Any:
+        pairs = (
+            value if inner is None else [(n, inner(item, (where, at))) for at, (n, item) in enumerate(value)]
+        )
+        table = dict(pairs)
+        if len(table) != len(value):
+            raise InputError(f"{_path(where)} names a number twice; expected each once")
+        return table
+
+    return build
+
+
+@cache
+def _dumper(kind: Any) -> Callable[[Any], Any] | None:
+    """Return the function that makes a document's value of a noun's."""
+    base = _some(kind)
+    if _is_noun(base):
+        dump = _noun_dumper(base)
+    elif get_origin(base) is tuple:
+        dump = _tuple_dumper(get_args(base))
+    elif _is_mapping(get_origin(base)):
+        dump = _mapping_dumper(*get_args(base))
+    elif all(item in _PLAIN_TYPES or get_origin(item) is Literal for item in _choices(kind)):
+        return None
+    else:
+        return _plain
+    return (lambda value: None if value is None else dump(value)) if _optional(kind) else dump
+
+
+@cache
+def _noun_dumper(noun: Any) -> Callable[[Any], Document]:
+    entries = [
+        (entry.name, entry.key, entry.default is None, entry.default and entry.default(), _dumper(entry.kind))
+        for entry in _entries(noun)
+    ]
+
+    def dump(value: Any) -> Document:
+        document: Document = {}
+        for name, key, required, default, inner in entries:
+            item = getattr(value, name)
+            if required or item != default:
+                document[key] = item if inner is None else inner(item)
+        return document
+
+    return dump
+
+
+def _tuple_dumper(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
+    inner = [_dumper(item) for item in arguments if item is not ...]
+    if not any(inner):
+        return list
+    if arguments[-1] is ...:
+        dump: Any = inner[0]
+        return lambda value: [dump(item) for item in value]
+    return lambda value: [
+        item if dump is None else dump(item) for item, dump in zip(value, inner, strict=True)
+    ]
+
+
+def _mapping_dumper(key: Any, kind: Any) -> Callable[[Any], Any]:
+    inner = _dumper(kind)
+    if _split(key)[0] is int:
+        return lambda value: [[name, inner(item) if inner else item] for name, item in value.items()]
+    return lambda value: {name: inner(item) if inner else item for name, item in value.items()}
+
+
+def _plain(value: object) -> object:
+    """Return free content with its read-only mappings and tuples as dicts and lists, and words of an Enum."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
 
 
 def _items(value: Any, base: Any) -> Iterator[tuple[Any, Any]]:
@@ -303,75 +474,6 @@ def _items(value: Any, base: Any) -> Iterator[tuple[Any, Any]]:
     arguments = get_args(base)
     repeated = len(arguments) == 2 and arguments[1] is ...
     yield from ((item, arguments[0 if repeated else place]) for place, item in enumerate(value))
-
-
-def _build(value: Any, kind: Any, where: str, outside: Mapping[str, object] | None = None) -> Any:
-    """Return the noun of a struct; `where` it stands in its document is named in errors."""
-    base = _some(kind)
-    if value is None:
-        return None
-    if _is_noun(base):
-        known = dict(outside or {})
-        for entry in _entries(base):
-            if not entry.derived:
-                inner = _below(where, entry.key)
-                known[entry.name] = _build(getattr(value, entry.name), entry.kind, inner)
-        noun = base(**known)
-        for entry in _entries(base):
-            if entry.derived and getattr(value, entry.name) != getattr(noun, entry.name):
-                raise InputError(
-                    f"{_below(where, entry.key)} is {shortened(getattr(value, entry.name))}; expected "
-                    f"{shortened(getattr(noun, entry.name))}, computed from the other entries"
-                )
-        return noun
-    if get_origin(base) is tuple:
-        return tuple([_build(item, k, f"{where}[{n}]") for n, (item, k) in enumerate(_items(value, base))])
-    if _is_mapping(get_origin(base)):
-        key, inner = get_args(base)
-        if _split(key)[0] is not int:
-            return {name: _build(item, inner, f"{where}.{name}") for name, item in value.items()}
-        table = {name: _build(item, inner, f"{where}[{n}]") for n, (name, item) in enumerate(value)}
-        if len(table) != len(value):
-            raise InputError(f"{where} names a number twice; expected each once")
-        return table
-    return value
-
-
-def _below(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
-def _dump(value: Any, kind: Any) -> Any:
-    """Return what a document holds of a noun or of a value within it."""
-    base = _some(kind)
-    if value is None:
-        return None
-    if _is_noun(base):
-        document = {}
-        for entry in _entries(base):
-            item = getattr(value, entry.name)
-            if entry.default is None or item != entry.default():
-                document[entry.key] = _dump(item, entry.kind)
-        return document
-    if get_origin(base) is tuple:
-        return [_dump(item, k) for item, k in _items(value, base)]
-    if _is_mapping(get_origin(base)):
-        key, inner = get_args(base)
-        if _split(key)[0] is int:
-            return [[name, _dump(item, inner)] for name, item in value.items()]
-        return {name: _dump(item, inner) for name, item in value.items()}
-    if isinstance(value, Enum):
-        return value.value
-    return _plain(value)
-
-
-def _plain(value: object) -> object:
-    """Return free content with its read-only mappings and tuples as dicts and lists."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
 
 
 # what is wrong with a document ------------------------------------------------------------------------------

@@ -13,10 +13,13 @@ import secrets
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
+
+import msgspec
 
 from torchedge.errors import ProfileError
 from torchedge.storage.toml_text import format_toml
@@ -162,6 +165,8 @@ def parse_json(source: str | Path, data: bytes) -> Document:
         raise ProfileError(
             f"{source}: holds a JSON {type(document).__name__}, expected an object; correct the file"
         )
+    if _is_sound(document):
+        return document
     return {key: _checked(value, source, key, MAX_DEPTH) for key, value in document.items()}
 
 
@@ -197,8 +202,9 @@ def write_json(path: str | Path, document: Mapping[str, object]) -> None:
         ProfileError: it cannot be written, or holds something that JSON has not (a NaN, an object).
     """
     try:
-        text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
-        data = (text + "\n").encode()
+        # The encoder of the standard library is written in C only without indentation.
+        text = json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        data = msgspec.json.format(text.encode(), indent=1) + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ProfileError(
             f"{path}: {_reason(error)}, expected what JSON can hold; convert the values"
@@ -278,6 +284,20 @@ def _unique(pairs: list[tuple[str, object]]) -> Document:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+def _is_sound(document: Document) -> bool:
+    """Return whether a JSON document keeps the rules of `_checked`, level by level and without paths."""
+    level: list[Any] = list(document.values())
+    for _ in range(MAX_DEPTH):
+        for item in level:
+            kind = type(item)
+            if (kind is float and not math.isfinite(item)) or (kind is int and abs(item) > MAX_INTEGER):
+                return False
+        items: list[Iterable[Any]] = [item for item in level if type(item) is list]
+        items += [item.values() for item in level if type(item) is dict]
+        level = list(chain.from_iterable(items))
+    return not level
 
 
 def _checked(value: object, source: str | Path, where: str, depth: int) -> object:
