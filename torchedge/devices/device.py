@@ -6,12 +6,12 @@ import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import total_ordering
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -166,10 +166,6 @@ class Device:
     runtime: Mapping[Annotated[str, OneOf(tuple(RUNTIME_KEYS))], RuntimeValue] = field(default_factory=dict)
     profile: Mapping[str, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name in ("figures", "facts", "software", "runtime", "profile"):
-            object.__setattr__(self, name, freeze(getattr(self, name)))
-
     def __hash__(self) -> int:
         return hash((self.name, self.fingerprint))
 
@@ -212,12 +208,15 @@ class Device:
         )
 
 
-def _restore(*values: object) -> Device:
-    names = [item.name for item in fields(Device)]
-    given = dict(zip(names, values, strict=True))
-    aliases = given["aliases"]
-    given["aliases"] = tuple(aliases) if isinstance(aliases, list) else ()
-    return Device(**given)  # type: ignore[arg-type]
+def _read_only(device: Device) -> Device:
+    """Return a device whose tables cannot be written to."""
+    tables = ("figures", "facts", "software", "runtime", "profile")
+    return replace(device, **{name: freeze(getattr(device, name)) for name in tables})  # type: ignore[arg-type]
+
+
+def _restore(*values: Any) -> Device:  # noqa: ANN401 - one of each field
+    entries = dict(zip([item.name for item in fields(Device)], values, strict=True))
+    return _read_only(Device(**{**entries, "aliases": tuple(entries["aliases"])}))
 
 
 # device.toml ------------------------------------------------------------------------------------------------
@@ -255,7 +254,8 @@ def parse_device(document: Document, *, folder: Path, fingerprint: str = "") -> 
     Raises:
         ProfileError: naming the file, the key, its value, what was expected and what to do.
     """
-    return DEVICES.parse(folder / DEVICE_FILE, document, folder=folder, fingerprint=fingerprint)
+    path = folder / DEVICE_FILE
+    return _read_only(DEVICES.parse(path, document, folder=folder, fingerprint=fingerprint))
 
 
 _KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}

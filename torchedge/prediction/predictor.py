@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def predict_graph(
         latency=Estimate(float(times.value[0]), float(times.low[0]), float(times.high[0]), "ms"),
         allocated=_around(float(peaks.allocated[0]), models.memory.allocated_errors.half_width(np.ones(1))),
         reserved=_around(float(peaks.reserved[0]), models.memory.reserved_errors.half_width(np.ones(1))),
-        breakdown=breakdown,
+        breakdown=MappingProxyType(breakdown),
         device=device.name,
         device_memory_mib=float(models.memory.limits(peaks.linear)[0]),
         batch_size=int(batch_size),

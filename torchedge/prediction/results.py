@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -77,9 +76,6 @@ class Prediction:
     provenance: Provenance = Provenance.ASSUMED
     notes: tuple[str, ...] = ()
     needs: Needs | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "breakdown", MappingProxyType(dict(self.breakdown)))
 
     @property
     def unsupported_remarks(self) -> tuple[str, ...]:
