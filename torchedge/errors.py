@@ -119,3 +119,8 @@ class MissingExtraError(TorchedgeError, ImportError):
         """
         command = f"pip install {package}" if extra is None else f"pip install 'torchedge[{extra}]'"
         return cls(f"{purpose} needs {package}, which is not installed; run: {command}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, for an error of one line."""
+    return (str(error).strip().splitlines() or ["no message"])[0]

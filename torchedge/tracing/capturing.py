@@ -1,4 +1,4 @@
-"""`capture`: any nn.Module to a ForwardGraph, by the fast path where possible, by torch.export elsewhere."""
+"""`capture`: any nn.Module to a ForwardGraph, by tracing if possible, else by torch.export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from torchedge.errors import CaptureError, InputError, TorchedgeError
+from torchedge.errors import CaptureError, InputError, TorchedgeError, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.sizes import NotAffineError
@@ -24,7 +24,7 @@ _DETECTORS = frozenset(
 
 
 def refuse_unsuitable(model: torch.nn.Module) -> None:
-    """Raise CaptureError for whole detectors, scripted modules and layers that have no weights yet."""
+    """Raise CaptureError for whole detectors, scripted modules and lazy layers without weights."""
     name = type(model).__name__
     if type(model).__module__.startswith("torchvision.models.detection") and name in _DETECTORS:
         raise CaptureError(
@@ -52,10 +52,10 @@ _Inputs = tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """A model and how to capture it: made once where the user asks, then carried.
+    """A model and the options of its capture.
 
     model: an nn.Module, a ForwardGraph (captured already), or text that `load_model` understands.
-    batch_size: the batch size that the graph is needed for; None: every.
+    batch_size: the batch size that the graph is for; None: every.
     The other fields are those of `capture`.
     """
 
@@ -69,7 +69,7 @@ class CaptureRequest:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise InputError for values that no capture accepts."""
+        """Raise InputError for invalid options."""
         for field, value, choices in (
             ("mode", self.mode, ("train", "infer")),
             ("method", self.method, ("auto", "trace", "export")),
@@ -83,7 +83,7 @@ class CaptureRequest:
             )
 
     def loaded(self) -> CaptureRequest:
-        """Return the request with the model itself where it was named by text."""
+        """Return the request with the model itself if the request has its name."""
         if not isinstance(self.model, str):
             return self
         from torchedge.tracing.sources import load_model
@@ -103,30 +103,28 @@ def capture(
     batch_size: int | None = None,
     name: str | None = None,
 ) -> ForwardGraph:
-    """Capture a forward pass of `model` (with its loss in train mode) as a ForwardGraph for every batch size.
+    """Capture a forward pass of `model` (in train mode with its loss) as a ForwardGraph for every batch size.
 
     example: any pytree of tensors (a tuple is taken as positional, a dict as keyword arguments); only shapes
     and dtypes count, and dimension 0 of the first tensor is the batch.
-    input_size: shape of one sample without the batch, instead of `example`. With neither, the model's own
-    attribute `example_inputs` or its metadata decides.
+    input_size: shape of one sample without the batch, instead of `example`. Without both, the shape is that
+    of the model's attribute `example_inputs` or its metadata.
     loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None
     captures none.
     method: "trace" is the fast path, "export" torch.export, "auto" the first that works.
-    batch_size: capture for this batch size only (`ForwardGraph.fixed_batch`), for models that no graph for
-    every batch size fits.
-    The model is left as found: no weight, buffer, mode, gradient or random state changes. Nothing is
-    computed.
-    Raises InputError for unusable arguments and CaptureError, naming the reason, where the model cannot be
-    captured.
+    batch_size: capture for this batch size only (`ForwardGraph.fixed_batch`), for models whose graph depends
+    on the batch size.
+    The model does not change: no weight, buffer, mode, gradient or random state. Nothing is computed.
+    Raises InputError for unusable arguments and CaptureError with the reason if the model cannot be captured.
     """
     request = CaptureRequest(model, batch_size, mode, example, input_size, loss, method, name)
     return _captured(request, [None, _EXAMPLE] if batch_size is None else [batch_size])
 
 
 def capture_request(request: CaptureRequest) -> ForwardGraph:
-    """Return a graph for every batch size, else one for the batch size of the request or of its example.
+    """Return a graph for every batch size, else for the batch size of the request or of its example.
 
-    A ForwardGraph in the request is returned as it is. Raises InputError and CaptureError as `capture` does.
+    A ForwardGraph in the request is returned unchanged. Raises InputError and CaptureError as `capture` does.
     """
     request = request.loaded()
     if isinstance(request.model, ForwardGraph):
@@ -135,9 +133,9 @@ def capture_request(request: CaptureRequest) -> ForwardGraph:
 
 
 def use_graph(request: CaptureRequest, use: Callable[[ForwardGraph], T]) -> T:
-    """Return `use(graph)`; once more with a graph for the request's batch size alone where amounts need it.
+    """Return `use(graph)`; on NotAffineError repeat with a graph for the request's batch size alone.
 
-    The shapes of a graph may follow the batch size where an operator's amounts do not (``3N // 2``).
+    Shapes can be affine in the batch size while the amounts of an operator are not (``3N // 2``).
     """
     request = request.loaded()
     graph = capture_request(request)
@@ -150,7 +148,7 @@ def use_graph(request: CaptureRequest, use: Callable[[ForwardGraph], T]) -> T:
 
 
 def capture_each(request: CaptureRequest, batch_sizes: Sequence[int]) -> list[ForwardGraph]:
-    """Return a graph for each batch size: the same one for all of them where the model has such a graph."""
+    """Return a graph for each batch size: the same graph for all if it is valid for every batch size."""
     request, graphs = request.loaded(), list[ForwardGraph]()
     for batch_size in batch_sizes:
         holds_for_every = bool(graphs) and graphs[0].fixed_batch is None
@@ -161,11 +159,11 @@ def capture_each(request: CaptureRequest, batch_sizes: Sequence[int]) -> list[Fo
 
 
 _EXAMPLE = 0
-"""Stands for the batch size of the example, where a fall-back to it makes sense."""
+"""A marker: fall back to the batch size of the example if there is one."""
 
 
 def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> ForwardGraph:
-    """Capture at the first of the batch sizes (None: at all) at which one of the methods succeeds."""
+    """Capture at the first of the batch sizes (None: every) for which a method succeeds."""
     call, methods = _resolved(request)
     failures: dict[str, TorchedgeError] = {}
     for attempt, batch_size in enumerate(batch_sizes):
@@ -180,7 +178,7 @@ def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> For
             except TorchedgeError as error:
                 if not attempt and isinstance(error, InputError):
                     raise
-                failures[method] = error  # the last attempt has sizes that the user knows, if any has
+                failures[method] = error  # the last attempt has the sizes of the user's example
     if len(failures) == 1:
         raise next(iter(failures.values()))
     tracing, exporting = failures["trace"], failures["export"]
@@ -190,7 +188,7 @@ def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> For
 
 
 def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
-    """Return the forward pass that a request asks for, and the methods to capture it by."""
+    """Return the forward pass of a request and the methods to try."""
     if not isinstance(request.model, torch.nn.Module):
         raise InputError(f"model is a {type(request.model).__name__}; expected a torch.nn.Module")
     model, example = unwrapped(request.model), request.example
@@ -213,9 +211,9 @@ def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
 
 
 def _fallback_batch(request: CaptureRequest, call: ForwardCall) -> int | None:
-    """Return the batch size of the user's example or of a file, None where there is no such."""
-    given = request.example is not None or getattr(call.model, "example_inputs", None) is not None
-    if isinstance(call.model, FileProgram) or (given and request.method == "auto"):
+    """Return the batch size of the user's example or of a file, None if there is neither."""
+    has_example = request.example is not None or getattr(call.model, "example_inputs", None) is not None
+    if isinstance(call.model, FileProgram) or (has_example and request.method == "auto"):
         return batch_of((call.args, call.kwargs)) or None
     return None
 
@@ -229,7 +227,7 @@ def _fixed(call: ForwardCall, batch_size: int, noted: bool) -> ForwardCall:
 
 
 def _by(method: str, call: ForwardCall) -> ForwardGraph:
-    """Capture by one method; whatever the model raises becomes a CaptureError of one line."""
+    """Capture by one method; an exception of the model becomes a CaptureError of one line."""
     run: Callable[[ForwardCall], ForwardGraph] = trace
     if method == "export":
         from torchedge.tracing.exporting import export_graph
@@ -242,10 +240,8 @@ def _by(method: str, call: ForwardCall) -> ForwardGraph:
         raise
     except Exception as error:
         if isinstance(error, TypeError) and "required" in str(error) and "argument" in str(error):
-            raise InputError(
-                f"{_first_line(error)}; pass every input of {call.name} with example="
-            ) from error
-        raise CaptureError(f"the forward pass raised {type(error).__name__}: {_first_line(error)}") from error
+            raise InputError(f"{first_line(error)}; pass every input of {call.name} with example=") from error
+        raise CaptureError(f"the forward pass raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def resized(tree: Any, batch_size: int) -> Any:
@@ -262,11 +258,6 @@ def resized(tree: Any, batch_size: int) -> Any:
     return tree_map(resize, tree)
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
-
-
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model inside wrappers for parallel training and compilation."""
     while isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
@@ -276,27 +267,26 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def arguments_of(model: torch.nn.Module, example: Any, input_size: tuple[int, ...] | None) -> _Inputs:
-    """Return positional and keyword arguments of a model, and notes on what was guessed.
+    """Return positional and keyword arguments of a model, and notes on guessed shapes.
 
-    Without an example they are meta tensors of batch size one, of `input_size` or what the model's metadata
-    says. Raises InputError where both are given, or nothing tells.
+    Without an example they are meta tensors of batch size one, of `input_size` or of the shape in the model's
+    metadata. Raises InputError for both an example and an input_size, or if no shape is known.
     """
     if example is not None and input_size is not None:
-        raise InputError("both example and input_size are given; expected one of them")
+        raise InputError("there are both example= and input_size=; expected one of them")
     if example is not None:
         return _from_example(example)
     if input_size is not None:
         size = _checked_size(input_size)
-        spec = infer_input(model) if _wants_integers(model) else None
-        dtype = spec.dtype if spec is not None else _floating_dtype(model)
+        dtype = infer_input(model).dtype if _wants_integers(model) else _floating_dtype(model)
         keyword = getattr(model, "main_input_name", None) if hasattr(model, "config") else None
         return _fed(torch.empty((1, *size), dtype=dtype, device="meta"), keyword, ())
     if isinstance(model, FileProgram):
         return model.example(), {}, ()
-    found = infer_input(model)
-    dtype = found.dtype if not found.dtype.is_floating_point else _floating_dtype(model)
-    tensor = torch.empty((1, *found.size), dtype=dtype, device="meta")
-    return _fed(tensor, found.keyword, (found.note,) if found.note else ())
+    spec = infer_input(model)
+    dtype = _floating_dtype(model) if spec.dtype.is_floating_point else spec.dtype
+    tensor = torch.empty((1, *spec.size), dtype=dtype, device="meta")
+    return _fed(tensor, spec.keyword, (spec.note,) if spec.note else ())
 
 
 def _from_example(example: Any) -> _Inputs:

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchedge.errors import CaptureError
+from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Role
 from torchedge.tracing.aten_graphs import scope_of
@@ -183,13 +183,13 @@ def _exported(
         with _quiet():
             program = torch.export.export(objective, (probes,), dynamic_shapes=shapes, strict=False)
     except Exception as error:
-        lines = str(error).strip().splitlines() or ["no message"]
-        if lines[0].startswith("Constraints violated"):
+        reason = first_line(error)
+        if reason.startswith("Constraints violated"):
             raise CaptureError(
                 "the model contains the batch size of its example as a constant; capture it for one batch "
                 "size with batch_size="
             ) from error
-        raise CaptureError(f"torch.export raised {type(error).__name__}: {lines[0]}") from error
+        raise CaptureError(f"torch.export raised {type(error).__name__}: {reason}") from error
     finally:
         forget_cached((TracedTensor, FakeTensor))
     return program

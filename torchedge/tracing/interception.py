@@ -1,8 +1,7 @@
 """The fast path of capture: run the forward pass once on stand-ins in a mode that records every operator.
 
-As in torch.fx, nothing is computed; unlike there, every stand-in has its shape, so that code which looks at
-shapes runs as it is, and one run gives operators, shapes, Python lifetimes, checkpoint regions and module
-paths.
+As in torch.fx, nothing is computed. Other than in torch.fx, every stand-in has a shape, so code that reads
+shapes runs unchanged. One run gives operators, shapes, Python lifetimes, checkpoint regions and module paths.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import SequenceKey, tree_flatten, tree_flatten_with_path, tree_map
 
-from torchedge.errors import CaptureError
+from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.sizes import shape_at
@@ -52,9 +51,9 @@ def _place(name: str, arg: Any, slots: frozenset[str], inputs: list[int | None],
             inputs.append(None)
     elif isinstance(arg, (tuple, list)) and any(isinstance(a, torch.Tensor) for a in arg):
         inputs.extend(rec.index_of(a) for a in arg if isinstance(a, torch.Tensor))
-        rest = tuple(a for a in arg if not isinstance(a, torch.Tensor))
-        if rest:
-            attrs[name] = rest
+        plain = tuple(a for a in arg if not isinstance(a, torch.Tensor))
+        if plain:
+            attrs[name] = plain
     elif type(arg) is not torch.device:
         attrs[name] = arg
 
@@ -65,7 +64,7 @@ def dtype_of(tensor: torch.Tensor) -> torch.dtype:
 
 
 def common_dtype(tensors: Any, attrs: dict[str, Any]) -> torch.dtype | None:
-    """Return the dtype of the result where all tensors agree and no scalar promotes it, else None."""
+    """Return the dtype of the result if all tensors agree and no scalar promotes it, else None."""
     if not tensors:
         return None
     first = tensors[0]
@@ -102,19 +101,19 @@ Cast = Callable[[torch.Tensor, torch.dtype], Any]
 
 
 def autocast_arguments(rec: Recorder, known: OpSpec, args: Any, kwargs: Any, cast: Cast) -> tuple[Any, Any]:
-    """Return the arguments as autocast passes them on; casts of parameters are kept while it is on."""
+    """Return the arguments after autocast; casts of parameters are cached while autocast is on."""
     low = _low_dtype()
     if known.autocast == "lower" and low is not None:
-        wanted, given = low, frozenset((torch.float32, *_LOW))
+        goal, sources = low, frozenset((torch.float32, *_LOW))
     elif known.autocast in ("float32", "float32_on_cuda") and low is not None:
-        wanted, given = torch.float32, frozenset(_LOW)
+        goal, sources = torch.float32, frozenset(_LOW)
     else:
         return args, kwargs
 
     def convert(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
             dtype = dtype_of(item)
-            return item if dtype is wanted or dtype not in given else _cast_once(rec, item, wanted, cast)
+            return item if dtype is goal or dtype not in sources else _cast_once(rec, item, goal, cast)
         if type(item) in (tuple, list):
             return type(item)([convert(i) for i in item])
         return item
@@ -198,7 +197,7 @@ class Interceptor(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _assign(self, target: TorchCall, func: Any, args: Any) -> None:
-        """`tensor.attribute = value`: stand-ins take new data, nothing that belongs to the model changes."""
+        """Record `tensor.attribute = value`: stand-ins take new data, the model's tensors do not change."""
         tensor, value = args
         if target.kind != "data":
             return
@@ -231,13 +230,13 @@ class Interceptor(TorchFunctionMode):
             return self._write_out(target, func, args, kwargs, inputs, attrs)
         if known is not None and (known.infer is not None or known.infer_many is not None):
             infer = self._infer if known.infer is not None else self._infer_many
-            made = infer(target, known, inputs, attrs, args)
-            if made is not None:
-                return made
+            result = infer(target, known, inputs, attrs, args)
+            if result is not None:
+                return result
         return self._run_on_meta(target, func, args, kwargs, inputs, attrs)
 
     def _fold(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """Run for real what only handles single random numbers: the coin of a stochastic layer is read."""
+        """Run operators on single random numbers for real: a stochastic layer reads the value of its draw."""
         rec = self.recorder
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         if any(id(t) not in rec.folded for t in tensors) or (not tensors and target.kind not in _RANDOM):
@@ -263,7 +262,7 @@ class Interceptor(TorchFunctionMode):
         attrs: dict[str, Any],
         args: Any,
     ) -> TracedTensor | None:
-        """Take the shape from the operator's own rule; None where it does not apply."""
+        """Take the shape from the operator's own rule; None if it does not apply."""
         rec = self.recorder
         tensors = (
             args[0] if known.params[:1] == ("tensors",) else [a for a in args if isinstance(a, torch.Tensor)]
@@ -273,8 +272,8 @@ class Interceptor(TorchFunctionMode):
             return None
         if len(tensors) != sum([i is not None for i in inputs]):
             return None
-        found = iter(tensors)
-        sizes = known.infer([None if i is None else tuple(next(found).shape) for i in inputs], attrs)  # type: ignore[misc]
+        remaining = iter(tensors)
+        sizes = known.infer([None if i is None else tuple(next(remaining).shape) for i in inputs], attrs)  # type: ignore[misc]
         if sizes is None:
             return None
         first = tensors[0]
@@ -295,15 +294,15 @@ class Interceptor(TorchFunctionMode):
         """Take the shapes of several outputs, all of input 0's dtype, from the operator's own rule."""
         rec = self.recorder
         shapes = [None if i is None else shape_at(rec.values[i].shape, rec.batch) for i in inputs]
-        found = known.infer_many(shapes, attrs)  # type: ignore[misc]
-        if found is None:
+        outputs = known.infer_many(shapes, attrs)  # type: ignore[misc]
+        if outputs is None:
             return None
         dtype, first = dtype_of(args[0]), len(rec.values)
-        for offset, sizes in enumerate(found):
+        for offset, sizes in enumerate(outputs):
             rec.add_value(f"{target.kind}_{first + offset}", sizes, DTYPE_NAMES[dtype], "activation")
         rec.add_op(target.kind, inputs, tuple(range(first, len(rec.values))), attrs, False, True)
-        made = [torch.empty(sizes, dtype=dtype, device="meta") for sizes in found]
-        return tuple([rec.wrap(tensor, first + offset) for offset, tensor in enumerate(made)])
+        tensors = [torch.empty(sizes, dtype=dtype, device="meta") for sizes in outputs]
+        return tuple([rec.wrap(tensor, first + offset) for offset, tensor in enumerate(tensors)])
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> Any:
         return self._record(target_of(torch.Tensor.to), torch.Tensor.to, (tensor, dtype), {})
@@ -315,7 +314,7 @@ class Interceptor(TorchFunctionMode):
         inputs: list[int | None],
         attrs: dict[str, Any],
     ) -> Any:
-        """Record an in-place call: the tensor stands for a new value in the same storage from here on."""
+        """Record an in-place call: from here on the tensor is a new value in the same storage."""
         rec = self.recorder
         old = rec.index_of(tensor)
         value = rec.values[old]
@@ -327,7 +326,7 @@ class Interceptor(TorchFunctionMode):
         return tensor
 
     def _reshape(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
-        """`unsqueeze_` and its like: the tensor stands for a view of itself from here on."""
+        """Record `unsqueeze_` and the like: from here on the tensor is a view of itself."""
         rec, tensor = self.recorder, args[0]
         if type(tensor) is not TracedTensor:
             raise CaptureError(
@@ -356,13 +355,12 @@ class Interceptor(TorchFunctionMode):
         inputs: list[int | None],
         attrs: dict[str, Any],
     ) -> Any:
-        """`f(..., out=tensor)`: the result lies in the storage of `out`."""
+        """Record `f(..., out=tensor)`: the result is in the storage of `out`."""
         rec, out = self.recorder, kwargs["out"]
-        rest = {k: v for k, v in kwargs.items() if k != "out"}
-        rest = to_meta(rest, rec)
+        options = to_meta({k: v for k, v in kwargs.items() if k != "out"}, rec)
         if isinstance(func, torch._ops.OpOverload):
-            rest["out"] = torch.empty(out.shape, dtype=dtype_of(out), device="meta")
-        result = func(*to_meta(args, rec), **rest)
+            options["out"] = torch.empty(out.shape, dtype=dtype_of(out), device="meta")
+        result = func(*to_meta(args, rec), **options)
         if not (isinstance(result, torch.Tensor) and isinstance(out, torch.Tensor)):
             raise CaptureError(
                 f"{target.kind} writes several results with out={where()}, which cannot be captured"
@@ -393,7 +391,7 @@ class Interceptor(TorchFunctionMode):
         inputs: list[int | None],
         attrs: dict[str, Any],
     ) -> Any:
-        """Take shapes and strides from PyTorch's own meta kernel: views, rare and unknown operators."""
+        """Take shapes and strides from PyTorch's meta kernel: for views and rare or unknown operators."""
         if target.inplace:
             return self._overwrite(target, args[0], inputs, attrs)
         if target.kind in _SPLITS:
@@ -419,8 +417,7 @@ class Interceptor(TorchFunctionMode):
                 return _forced_view(*meta_args)
             if not isinstance(error, NotImplementedError):
                 raise
-            reason = (str(error).splitlines() or ["no message"])[0]
-            raise CaptureError(f"{target.kind} has no meta kernel{where()}: {reason}") from error
+            raise CaptureError(f"{target.kind} has no meta kernel{where()}: {first_line(error)}") from error
 
     def _collect(
         self,
@@ -430,7 +427,7 @@ class Interceptor(TorchFunctionMode):
         inputs: list[int | None],
         attrs: dict[str, Any],
     ) -> Any:
-        """Turn what the meta kernel returned into values."""
+        """Convert the result of the meta kernel to values."""
         rec = self.recorder
         many = isinstance(result, (tuple, list))
         tensors = [t for t in (result if many else (result,)) if isinstance(t, torch.Tensor)]
@@ -460,14 +457,14 @@ class Interceptor(TorchFunctionMode):
 
 
 def _forced_view(tensor: torch.Tensor, size: Any) -> torch.Tensor:
-    """Return a view whose strides differ here from those at export: fused kernels choose their own layout."""
+    """Return a view of a tensor with other strides than at export: fused kernels choose the layout."""
     shape = tensor.new_empty(tensor.shape).view(size).shape
     strides = torch.empty(shape, device="meta").stride()
     return tensor.as_strided(shape, strides)
 
 
 def _refuse_batch_loop(kind: str, args: Any, attrs: dict[str, Any]) -> None:
-    """Raise CaptureError where a tensor is taken apart sample by sample."""
+    """Raise CaptureError if a tensor is split into its samples."""
     first = args[0]
     if not isinstance(first, torch.Tensor) or not first.dim():
         return
@@ -490,8 +487,8 @@ LossFunction = Callable[[Any], Any]
 class ForwardCall:
     """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` where there is a loss.
 
-    Tensors among the arguments serve for their shape and dtype only. Dimension 0 of each tensor that agrees
-    with that of the first tensor is the batch. fixed_batch: the one batch size to capture for, None: every.
+    Only shape and dtype of the tensors among the arguments count. Dimension 0 of a tensor is the batch if it
+    equals dimension 0 of the first tensor. fixed_batch: the one batch size to capture for, None: every.
     name, notes: of the ForwardGraph.
     """
 
@@ -522,7 +519,7 @@ def trace(call: ForwardCall) -> ForwardGraph:
         recorder.scopes.append("loss")
         value = call.loss(outputs) if call.loss is not None else None
         if call.loss is not None:
-            outputs = None  # as in `loss = criterion(model(x), y)`: only what autograd keeps of them stays
+            outputs = None  # as in `loss = criterion(model(x), y)`: only tensors that autograd saves stay
     if not returned:
         raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
     last = loss_index(recorder, value) if call.loss is not None else None
@@ -552,10 +549,10 @@ def feed(tree: Any, recorder: Recorder) -> Any:
 
 
 def loss_index(recorder: Recorder, value: Any) -> int:
-    """Return the value to differentiate; raises CaptureError where the loss is no scalar of the graph."""
+    """Return the value to differentiate; raises CaptureError if the loss is no scalar of the graph."""
     if not isinstance(value, TracedTensor):
         raise CaptureError(
-            f"the loss is a {type(value).__name__}; expected a scalar tensor made from the model's outputs"
+            f"the loss is a {type(value).__name__}; expected a scalar tensor that depends on the outputs"
         )
     if tuple(value.sizes):
         raise CaptureError(
@@ -565,13 +562,13 @@ def loss_index(recorder: Recorder, value: Any) -> int:
 
 
 def batch_of(tree: Any) -> int | None:
-    """Return the batch size of an example: dimension 0 of its first tensor, None where there is none."""
+    """Return the batch size of an example: dimension 0 of its first tensor, None if there is none."""
     first = next((t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor) and t.dim()), None)
     return None if first is None else int(first.shape[0])
 
 
 def output_names(outputs: Any, kind: type) -> list[str]:
-    """Return a name for each tensor of a model's result, after the keys and places that lead to it."""
+    """Return a name for each tensor of a model's result: its path of keys and positions."""
     paths = [path for path, leaf in tree_flatten_with_path(outputs)[0] if isinstance(leaf, kind)]
     if not paths:
         paths = [(SequenceKey(place),) for place in range(len(tensors_in(outputs, kind)))]
@@ -588,7 +585,7 @@ def output_names(outputs: Any, kind: type) -> list[str]:
 
 def tensors_in(outputs: Any, kind: type = TracedTensor) -> list[Any]:
     """Return all tensors of a model's result: pytrees, dataclass-like outputs and objects with `to_tuple`."""
-    found = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, kind)]
-    if not found and hasattr(outputs, "to_tuple"):
-        found = [leaf for leaf in tree_flatten(outputs.to_tuple())[0] if isinstance(leaf, kind)]
-    return found
+    leaves = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, kind)]
+    if not leaves and hasattr(outputs, "to_tuple"):
+        leaves = [leaf for leaf in tree_flatten(outputs.to_tuple())[0] if isinstance(leaf, kind)]
+    return leaves

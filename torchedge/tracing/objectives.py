@@ -107,7 +107,7 @@ class Objective(torch.nn.Module):
         if not isinstance(value, torch.Tensor):
             title = "the model's own loss" if self.loss == "model" else "the loss"
             raise InputError(
-                f"{title} is a {type(value).__name__}; expected a 0-d tensor made from the model's outputs"
+                f"{title} is a {type(value).__name__}; expected a 0-d tensor that depends on the outputs"
             )
         if value.dim():
             raise InputError(

@@ -1,7 +1,7 @@
 """Reads ONNX files as modules to capture: their operators become calls into PyTorch on stand-ins.
 
-Initializers become parameters (floating point) or constants; arithmetic on shapes is folded with numpy. No
-weight values are read but small integer tensors, and data outside the file is never opened.
+Initializers become parameters (floating point) or constants; numpy folds arithmetic on shapes. Values are
+read of small integer tensors only, and data outside the file is never opened.
 """
 
 from __future__ import annotations
@@ -16,18 +16,11 @@ import torch
 
 from torchedge.errors import CaptureError, InputError, MissingExtraError
 from torchedge.tracing.onnx_nodes import FOLDS, Node
-from torchedge.tracing.onnx_operators import LAYERS, OPERATORS, tensor_of
-from torchedge.tracing.programs import FileProgram, scope
+from torchedge.tracing.onnx_operators import LAYERS, OPERATORS, TORCH_DTYPES, tensor_of
+from torchedge.tracing.programs import MAX_NODES, MAX_SIZE, FileProgram, scope
 
 MAX_FILE_BYTES = 2 << 30
-MAX_NODES = 100_000
-MAX_SIZE = 2**40
 _LARGEST_FOLDED = 1_000_000
-_DTYPES = {
-    1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64,
-    9: torch.bool,
-    10: torch.float16, 11: torch.float64, 12: torch.uint32, 13: torch.uint64, 16: torch.bfloat16,
-}  # fmt: skip
 _BIASED = frozenset(("Conv", "ConvTranspose", "Gemm"))
 _TRAINED = frozenset(("BatchNormalization", "Dropout"))
 _STATISTICS = {"BatchNormalization": (3, 4)}
@@ -40,8 +33,8 @@ _READ_VALUES = {"Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "Pad": (1
 def load_onnx(path: str | Path) -> FileProgram:
     """Return the graph of an ONNX file as a module to capture.
 
-    Raises InputError where the file cannot be read as ONNX, CaptureError (naming them) where it holds
-    operators that torchedge does not know, MissingExtraError where the onnx package is not installed.
+    Raises InputError if the file is not valid ONNX, CaptureError with the names of unsupported operators, and
+    MissingExtraError if the onnx package is not installed.
     """
     try:
         import onnx
@@ -57,7 +50,7 @@ def load_onnx(path: str | Path) -> FileProgram:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error
     except (DecodeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path}: is no ONNX file; expected one written by torch.onnx.export") from error
+        raise InputError(f"{path}: is not an ONNX file; expected one written by torch.onnx.export") from error
     if not model.graph.node:
         raise InputError(f"{path}: holds no operator; expected an ONNX model")
     try:
@@ -78,7 +71,7 @@ class OnnxProgram(FileProgram):
         )
         if unknown:
             raise CaptureError(
-                f"{title} uses ONNX operators that torchedge does not know: {', '.join(unknown)}"
+                f"{title} uses ONNX operators that torchedge does not support: {', '.join(unknown)}"
             )
         if len(nodes) > MAX_NODES:
             raise CaptureError(f"{title} holds {len(nodes)} operators; expected at most {MAX_NODES}")
@@ -87,7 +80,7 @@ class OnnxProgram(FileProgram):
         statistics = _names_at(nodes, _STATISTICS)
         read = _names_at(nodes, _READ_VALUES)
         for proto in graph.initializer:
-            tensor = torch.empty(_checked(proto.dims), dtype=_DTYPES[proto.data_type], device="meta")
+            tensor = torch.empty(_checked(proto.dims), dtype=TORCH_DTYPES[proto.data_type], device="meta")
             small = tensor.numel() <= _LARGEST_FOLDED and proto.data_location == 0
             if small and (not tensor.is_floating_point() or not tensor.dim() or proto.name in read):
                 constants[proto.name] = _array(proto)
@@ -97,19 +90,19 @@ class OnnxProgram(FileProgram):
         super().__init__(title, weights)
         self._nodes, self._constants = nodes, constants
         self._returned = [o.name for o in graph.output]
-        held = {i.name for i in graph.initializer}
-        self._inputs = [(i.name, *_described(i)) for i in graph.input if i.name not in held]
+        initializers = {i.name for i in graph.initializer}
+        self._inputs = [(i.name, *_described(i)) for i in graph.input if i.name not in initializers]
         if not self._inputs:
             raise InputError(f"{title} takes no input; expected an ONNX model that takes tensors")
         self._open = isinstance(self._inputs[0][1][0], str) if self._inputs[0][1] else False
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Return meta tensors as the file describes its inputs; a batch it leaves open is one.
+        """Return meta tensors of the shapes in the file; an open batch dimension is 1.
 
-        Raises InputError where another dimension is open: pass input_size= or example= then.
+        Raises InputError if another dimension is open: pass input_size= or example= then.
         """
         batch = self._inputs[0][1][0] if self._inputs[0][1] else None
-        made = []
+        tensors = []
         for name, sizes, dtype in self._inputs:
             closed = [1 if s == batch and isinstance(s, str) else s for s in sizes]
             open_ones = [s for s in closed if isinstance(s, str)]
@@ -119,14 +112,16 @@ class OnnxProgram(FileProgram):
                     f"{self.title} leaves dimension {open_ones[0]!r} of its input {name} open; pass "
                     "input_size= or example= with its size"
                 )
-            made.append(torch.empty(known, dtype=dtype, device="meta"))
-        return tuple(made)
+            tensors.append(torch.empty(known, dtype=dtype, device="meta"))
+        return tuple(tensors)
 
     def forward(self, *fed: torch.Tensor) -> tuple[Any, ...]:
         """Run the operators of the file; only inside a trace."""
         recorder = self.recorder()
         if len(fed) != len(self._inputs):
-            raise InputError(f"{self.title} takes {len(self._inputs)} inputs, {len(fed)} are given")
+            raise InputError(
+                f"{self.title} takes {len(self._inputs)} inputs, not {len(fed)}; pass all with example="
+            )
         values: dict[str, Any] = {"": None, **self._constants}
         values.update((name, self.weight(name)) for name in self.names)
         values.update((name, tensor) for (name, _, _), tensor in zip(self._inputs, fed, strict=True))
@@ -148,7 +143,7 @@ class OnnxProgram(FileProgram):
         return tuple([values[name] for name in self._returned if isinstance(values[name], torch.Tensor)])
 
     def _run(self, node: Node, inputs: list[Any], batch: int) -> tuple[Any, ...]:
-        """Return the results of one operator: numpy arrays where all it reads are, else stand-ins."""
+        """Return the results of one operator: numpy arrays if all its inputs are arrays, else stand-ins."""
         if node.title == "Constant":
             return (node.constant(),)
         if node.title == "Shape" and isinstance(inputs[0], torch.Tensor):
@@ -177,14 +172,14 @@ class OnnxProgram(FileProgram):
 
 
 def _layer_input(item: Any, bias: bool) -> Any:
-    """Return a weight that the file computes from constants as a constant; a bias of zeros is none."""
+    """Return a weight that the file computes from constants as a constant tensor; None for a zero bias."""
     if not isinstance(item, np.ndarray) or item.dtype.kind != "f" or not item.ndim:
         return item
     return None if bias and not item.any() else tensor_of(item)
 
 
 def _with_batch(inputs: list[Any], batch: int) -> list[Any]:
-    """In a file whose batch is a written number, keep the batch where a reshape keeps dimension 0."""
+    """Keep the batch if a reshape keeps dimension 0, in a file with a fixed batch size."""
     tensor, shape = inputs
     first = tensor.shape[0] if tensor.dim() else None
     if first == batch and len(shape) and shape[0] == 1 and shape.dtype == np.int64:
@@ -193,7 +188,7 @@ def _with_batch(inputs: list[Any], batch: int) -> list[Any]:
 
 
 def _names_at(nodes: list[Node], places: Mapping[str, tuple[int, ...]]) -> set[str]:
-    """Return the names that stand at these input positions of these operators."""
+    """Return the names at these input positions of these operators."""
     return {n.inputs[k] for n in nodes for k in places.get(n.title, ()) if k < len(n.inputs)}
 
 
@@ -220,7 +215,7 @@ def _checked(sizes: Any) -> list[int]:
 
 
 def _described(proto: Any) -> tuple[list[int | str], torch.dtype]:
-    """Return shape (text where a dimension is open) and dtype of an input."""
+    """Return shape and dtype of an input; an open dimension is text."""
     kind = proto.type.tensor_type
     sizes: list[int | str] = [
         d.dim_param or f"{proto.name}[{axis}]"
@@ -228,4 +223,4 @@ def _described(proto: Any) -> tuple[list[int | str], torch.dtype]:
         else _checked([d.dim_value])[0]
         for axis, d in enumerate(kind.shape.dim)
     ]
-    return sizes, _DTYPES[kind.elem_type]
+    return sizes, TORCH_DTYPES[kind.elem_type]

@@ -1,8 +1,9 @@
-"""Operators of an ONNX graph as plain data, and arithmetic on the known arrays that exporters leave."""
+"""Operators of an ONNX graph as plain data, and constant folding with numpy."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class Node:
         return tuple(value) if isinstance(value, list) else value
 
     def constant(self) -> np.ndarray[Any, Any]:
-        """Return what a Constant node holds."""
+        """Return the array of a Constant node."""
         from onnx import numpy_helper
 
         for name, value in self.attributes.items():
@@ -56,16 +57,18 @@ class Node:
                 return np.asarray(value, dtype=np.float32)
             if name in ("value_int", "value_ints"):
                 return np.asarray(value, dtype=np.int64)
-        raise CaptureError(f"the constant {self.name} holds neither a tensor nor numbers")
+        raise CaptureError(
+            f"the constant {self.name} contains neither a tensor nor numbers; export the model again"
+        )
 
-    def axes(self, given: Any, default: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
+    def axes(self, operand: Any) -> tuple[int, ...] | None:
         """Return axes from an input (newer opsets) or the attribute `axes` (older ones)."""
-        found = self.get("axes", default) if given is None else tuple(int(i) for i in np.atleast_1d(given))
-        return found if found is None else tuple(found)
+        axes = self.get("axes", None) if operand is None else [int(i) for i in np.atleast_1d(operand)]
+        return None if axes is None else tuple(axes)
 
 
 def _scope(proto: Any) -> str:
-    """Return the module path that torch.onnx.export leaves in a node, "" where there is none."""
+    """Return the module path that torch.onnx.export stores in a node, "" if there is none."""
     for entry in getattr(proto, "metadata_props", ()):
         if entry.key == "pkg.torch.onnx.name_scopes":
             names = [part.strip(" '\"") for part in entry.value.strip("[]").split(",")]
@@ -83,20 +86,21 @@ DTYPES = {
 }  # fmt: skip
 
 
-def _bounded(array: Array) -> Array:
-    if array.size > _LARGEST:
+def _check_size(shape: tuple[int, ...]) -> None:
+    if math.prod(shape) > _LARGEST:
         raise CaptureError(
-            f"a constant of shape {array.shape} follows from the batch size, which cannot be captured"
+            f"a constant of shape {shape} follows from the batch size, which cannot be captured"
         )
+
+
+def _bounded(array: Array) -> Array:
+    _check_size(array.shape)
     return array
 
 
 def _size(sizes: Any) -> tuple[int, ...]:
     shape = tuple(int(s) for s in np.atleast_1d(sizes))
-    if int(np.prod(np.array(shape, dtype=object))) > _LARGEST:
-        raise CaptureError(
-            f"a constant of shape {shape} follows from the batch size, which cannot be captured"
-        )
+    _check_size(shape)
     return shape
 
 
@@ -123,8 +127,8 @@ def _unsqueeze(node: Node, data: Array, axes: Any = None) -> Array:
 
 
 def _divide(node: Node, a: Array, b: Array) -> Array:
-    whole = np.issubdtype(np.asarray(a).dtype, np.integer)
-    if not whole:
+    integral = np.issubdtype(np.asarray(a).dtype, np.integer)
+    if not integral:
         return np.asarray(a / b)
     return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero, as in C
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torchedge.errors import CaptureError
 from torchedge.tracing.onnx_nodes import DTYPES, Node
 
-_TORCH_DTYPES = {code: torch.from_numpy(np.zeros(0, dtype)).dtype for code, dtype in DTYPES.items()}
-_TORCH_DTYPES[16] = torch.bfloat16
+TORCH_DTYPES = {code: torch.from_numpy(np.zeros(0, dtype)).dtype for code, dtype in DTYPES.items()}
+TORCH_DTYPES[16] = torch.bfloat16
 Handler = Callable[..., Any]
 
 
 def operand(item: Any) -> Any:
-    """Return what PyTorch computes with: a number for a scalar array, a constant tensor for a larger one."""
+    """Return an operand for PyTorch: a number for a scalar array, a constant tensor for a larger one."""
     if not isinstance(item, np.ndarray | np.generic):
         return item
     array = np.asarray(item)
@@ -30,10 +30,10 @@ def tensor_of(item: Any) -> torch.Tensor:
     return item if isinstance(item, torch.Tensor) else torch.from_numpy(np.array(item))
 
 
-def numbers(item: Any, what: str) -> list[int]:
+def numbers(item: Any, title: str) -> list[int]:
     """Return whole numbers that must be known before running."""
     if isinstance(item, torch.Tensor):
-        raise CaptureError(f"{what} depends on values that are known only when running")
+        raise CaptureError(f"{title} depends on values that are known only when running")
     return [int(i) for i in np.atleast_1d(item)]
 
 
@@ -60,10 +60,10 @@ def _binary(function: Handler) -> Handler:
 
 def _folded(function: Handler) -> Handler:
     def apply(node: Node, *items: Any) -> Any:
-        found = tensor_of(items[0])
+        total = tensor_of(items[0])
         for item in items[1:]:
-            found = function(found, tensor_of(item))
-        return found
+            total = function(total, tensor_of(item))
+        return total
 
     return apply
 
@@ -76,10 +76,10 @@ def _clip(node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
     return torch.clamp(x, low, high)
 
 
-def _reduce(function: Handler, whole: Handler | None = None) -> Handler:
+def _reduce(function: Handler) -> Handler:
     def apply(node: Node, x: Any, axes: Any = None) -> Any:
         dims, keep = node.axes(axes), bool(node.get("keepdims", 1))
-        if dims is None or not dims:
+        if not dims:
             if node.get("noop_with_empty_axes", 0):
                 return x
             dims = tuple(range(x.dim()))
@@ -94,8 +94,8 @@ def _arg(function: Handler) -> Handler:
 
 def _reshape(node: Node, x: Any, shape: Any) -> Any:
     sizes = numbers(shape, f"the shape of {node.name}")
-    kept = [x.shape[i] if s == 0 and not node.get("allowzero", 0) else s for i, s in enumerate(sizes)]
-    return x.reshape(kept)
+    shape = [x.shape[i] if s == 0 and not node.get("allowzero", 0) else s for i, s in enumerate(sizes)]
+    return x.reshape(shape)
 
 
 def _flatten(node: Node, x: Any) -> Any:
@@ -136,13 +136,13 @@ def _sequence(node: Node, x: Any, split: Any = None) -> tuple[Any]:
 def _slice(
     node: Node, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
 ) -> Any:
-    def given(item: Any, name: str) -> list[int] | None:
+    def bounds(item: Any, name: str) -> list[int] | None:
         return node.get(name, None) if item is None else numbers(item, f"the {name} of {node.name}")
 
-    first, last = given(starts, "starts") or (), given(ends, "ends") or ()
+    first, last = bounds(starts, "starts") or (), bounds(ends, "ends") or ()
     index: list[slice] = [slice(None)] * x.dim()
     for k, (start, end) in enumerate(zip(first, last, strict=True)):
-        axis = (given(axes, "axes") or range(x.dim()))[k]
+        axis = (bounds(axes, "axes") or range(x.dim()))[k]
         step = 1 if steps is None else numbers(steps, "a step")[k]
         if step < 0:
             x = x.flip(axis)
@@ -176,10 +176,13 @@ def _expand(node: Node, x: Any, shape: Any) -> Any:
 
 
 def _pad(node: Node, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
-    given = list(node.get("pads", ())) if pads is None else numbers(pads, f"the padding of {node.name}")
-    chosen = list(range(x.dim())) if axes is None else [a % x.dim() for a in numbers(axes, "padded axes")]
-    half = len(given) // 2
-    before, after = dict(zip(chosen, given[:half], strict=True)), dict(zip(chosen, given[half:], strict=True))
+    amounts = list(node.get("pads", ())) if pads is None else numbers(pads, f"the padding of {node.name}")
+    padded = list(range(x.dim())) if axes is None else [a % x.dim() for a in numbers(axes, "padded axes")]
+    half = len(amounts) // 2
+    before, after = (
+        dict(zip(padded, amounts[:half], strict=True)),
+        dict(zip(padded, amounts[half:], strict=True)),
+    )
     padding = [side.get(a, 0) for a in reversed(range(x.dim())) for side in (before, after)]
     while len(padding) > 2 and padding[-2:] == [0, 0]:
         padding = padding[:-2]
@@ -194,7 +197,7 @@ def _where(node: Node, condition: Any, a: Any, b: Any) -> Any:
 
 
 def _cast(node: Node, x: Any) -> Any:
-    return x.to(_TORCH_DTYPES[node.get("to", 1)])
+    return x.to(TORCH_DTYPES[node.get("to", 1)])
 
 
 def _cast_like(node: Node, x: Any, like: Any) -> Any:
@@ -236,7 +239,7 @@ def _einsum(node: Node, *items: Any) -> Any:
     return torch.einsum(node.get("equation", ""), *[tensor_of(i) for i in items])
 
 
-def _dropout(node: Node, x: Any, ratio: Any = None, *rest: Any) -> Any:
+def _dropout(node: Node, x: Any, ratio: Any = None, *ignored: Any) -> Any:
     rate = node.get("ratio", 0.5) if ratio is None else scalar(ratio, 0.5)
     return F.dropout(x, rate, bool(node.get("training_mode", 0)))
 
@@ -297,7 +300,7 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def _padded(node: Node, x: Any, kernel: tuple[int, ...], value: float = 0.0) -> tuple[Any, tuple[int, ...]]:
-    """Return the input, padded where both sides differ, and the padding left to the operator itself."""
+    """Return the input, padded explicitly if its sides differ, and the padding for the operator."""
     rank = len(kernel)
     pads = tuple(node.get("pads", (0,) * 2 * rank))
     how = node.get("auto_pad", "NOTSET")
@@ -385,8 +388,8 @@ def _global_max(node: Node, x: Any) -> Any:
 
 def _batch_norm(node: Node, x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
     training = bool(node.get("training_mode", 0))
-    made = torch.batch_norm(x, scale, bias, mean, var, training, 0.1, node.get("epsilon", 1e-5), True)
-    return (made, mean, var) if len(node.outputs) > 1 else made
+    result = torch.batch_norm(x, scale, bias, mean, var, training, 0.1, node.get("epsilon", 1e-5), True)
+    return (result, mean, var) if len(node.outputs) > 1 else result
 
 
 def _instance_norm(node: Node, x: Any, scale: Any, bias: Any) -> Any:
@@ -423,12 +426,14 @@ def _lp_normalization(node: Node, x: Any) -> Any:
     return F.normalize(x, node.get("p", 2), node.get("axis", -1))
 
 
-def _resize(node: Node, x: Any, *rest: Any) -> Any:
+def _resize(node: Node, x: Any, *operands: Any) -> Any:
     """Resize (roi, scales, sizes) and the older Upsample (scales)."""
-    given = [r for r in (rest if node.title == "Upsample" else rest[1:]) if r is not None and np.size(r)]
-    if not given:
+    present = [
+        r for r in (operands if node.title == "Upsample" else operands[1:]) if r is not None and np.size(r)
+    ]
+    if not present:
         raise CaptureError(f"{node.name}: a resize without a size")
-    last = given[-1]
+    last = present[-1]
     spatial = x.dim() - 2
     if np.issubdtype(np.asarray(last).dtype, np.integer):
         size: list[int] = numbers(last, f"the size of {node.name}")[-spatial:]
@@ -463,9 +468,9 @@ def _recurrent(function: Callable[..., Any], gates: int) -> Callable[..., Any]:
             s if isinstance(s, torch.Tensor) else x.new_zeros(shape) for s in (*states, None, None)[:count]
         ]
         hx: Any = initial if count == 2 else initial[0]
-        made = function(x, hx, weights, b is not None, 1, 0.0, False, directions == 2, False)
-        steps = made[0].reshape(x.shape[0], x.shape[1], directions, hidden).permute(0, 2, 1, 3)
-        return (steps, *made[1:])
+        results = function(x, hx, weights, b is not None, 1, 0.0, False, directions == 2, False)
+        steps = results[0].reshape(x.shape[0], x.shape[1], directions, hidden).permute(0, 2, 1, 3)
+        return (steps, *results[1:])
 
     return apply
 

@@ -1,4 +1,4 @@
-"""PyTorch's optimizers: their updates as operators of a step (SGD, Adam, AdamW), and the states they hold."""
+"""PyTorch's optimizers (SGD, Adam, AdamW): their updates as operators of a step, and their states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A parameter that is trained: its name, its value before the step and as it is now, its gradient."""
+    """A trained parameter: its name, its value before the step, its present value and its gradient."""
 
     name: str
     before: int
@@ -30,11 +30,11 @@ class Trained:
 
 @dataclass
 class OptimizerPart:
-    """What an optimizer adds to a step.
+    """The values, updates and states that an optimizer adds to a step.
 
     dtype: of the 0-d hyperparameters and counters; updates: of parameters and states; hyperparameters: `lr`
-    (`lr_1`, ... of further groups), 0-d inputs; initial: what states hold before the first step; tensors: the
-    same where PyTorch's optimizer has state already, and the learning rates, by value name.
+    (`lr_1`, ... of further groups), 0-d inputs; initial: states before the first step; tensors: states that
+    PyTorch's optimizer has already, and the learning rates, by value name.
     """
 
     dtype: str = "float32"
@@ -74,19 +74,19 @@ def add_updates(
 ) -> OptimizerPart:
     """Add an optimizer's update of each parameter to a draft.
 
-    trained: by the parameter's id. A parameter that is not in it (frozen, or without a gradient) is left
-    alone, as PyTorch does.
+    trained: by the parameter's id. A parameter outside of it (frozen, or without a gradient) does not change,
+    as in PyTorch.
     """
     exact = all(draft.values[place.before].dtype == "float64" for place in trained.values())
     part = OptimizerPart("float64" if exact else "float32")
     rule: Callable[..., int] = _sgd if isinstance(optimizer, torch.optim.SGD) else _adam
     for (name, rate), group in zip(learning_rates(optimizer).items(), optimizer.param_groups, strict=True):
-        found = [(p, trained[id(p)]) for p in group["params"] if id(p) in trained]
-        if not found:
+        pairs = [(p, trained[id(p)]) for p in group["params"] if id(p) in trained]
+        if not pairs:
             continue
         lr = part.hyperparameters[name] = draft.add(name, (), part.dtype, "input")
         part.tensors[name] = torch.tensor(rate, dtype=getattr(torch, part.dtype))
-        for parameter, place in found:
+        for parameter, place in pairs:
             pen = _Pen(draft, part, place.name, optimizer.state.get(parameter, {}))
             gradient = pen("neg", place.gradient) if group["maximize"] else place.gradient
             part.updates.append((place.before, rule(pen, group, lr, place.now, gradient)))
@@ -94,12 +94,12 @@ def add_updates(
 
 
 class _Pen:
-    """Writes operators of one parameter's update, all of its shape, and its states."""
+    """Adds the operators and states of one parameter's update, all of the parameter's shape."""
 
     def __init__(
-        self, draft: GraphBuilder, part: OptimizerPart, parameter: str, held: Mapping[str, Any]
+        self, draft: GraphBuilder, part: OptimizerPart, parameter: str, existing: Mapping[str, Any]
     ) -> None:
-        self.draft, self.part, self.parameter, self.held = draft, part, parameter, held
+        self.draft, self.part, self.parameter, self.existing = draft, part, parameter, existing
 
     def __call__(self, kind: str, source: int, other: Ref | float | None = None, **attrs: float) -> int:
         """Add an operator on a value, and perhaps on a second one (a Ref) or a number."""
@@ -107,15 +107,15 @@ class _Pen:
         return self.draft.like(source, kind, {"input": Ref(source), **second, **attrs}, SCOPE)
 
     def state(self, kind: str, like: int) -> int:
-        """Return a state of the parameter's shape: before the first step zero, or what PyTorch holds."""
+        """Return a state of the parameter's shape: at first zero, or the state of PyTorch's optimizer."""
         model = self.draft.values[like]
         index = self.draft.add(f"{SCOPE}.{self.parameter}.{kind}", model.shape, model.dtype, "state")
-        if isinstance(self.held.get(kind), torch.Tensor):
-            self.part.tensors[self.draft.values[index].name] = self.held[kind].detach()
+        if isinstance(self.existing.get(kind), torch.Tensor):
+            self.part.tensors[self.draft.values[index].name] = self.existing[kind].detach()
         return index
 
     def counter(self, name: str, start: float) -> tuple[int, int]:
-        """Return a 0-d count before and after this step, one for all parameters that stand at `start`."""
+        """Return a 0-d count before and after this step; all parameters that start at `start` share it."""
         title = f"{SCOPE}.{name}" if start == 0 else f"{SCOPE}.{name}.from_{start:g}"
         known = {self.draft.values[old].name: (old, new) for old, new in self.part.updates}
         if title not in known:
@@ -127,7 +127,7 @@ class _Pen:
         return known[title]
 
     def keep(self, state: int, new: int) -> int:
-        """Let a value take a state's place at the end of the step; returns the value."""
+        """Replace a state by a value at the end of the step; returns the value."""
         self.part.updates.append((state, new))
         return new
 
@@ -141,7 +141,7 @@ def _sgd(pen: _Pen, group: Group, lr: int, value: int, gradient: int) -> int:
         scaled = pen("mul", state, momentum)
         if dampening == 0.0:
             buffer = pen("add", scaled, Ref(gradient))
-        elif pen.held.get("momentum_buffer") is not None:
+        elif pen.existing.get("momentum_buffer") is not None:
             buffer = pen("add", scaled, Ref(gradient), alpha=1.0 - dampening)
         else:
             buffer = pen("add", scaled, Ref(pen("mul", gradient, Ref(_undampened_at_first(pen, dampening)))))
@@ -164,7 +164,7 @@ def _adam(pen: _Pen, group: Group, lr: int, value: int, gradient: int) -> int:
         value = pen("mul", value, Ref(factor))
     elif decay:
         gradient = pen("add", gradient, Ref(value), alpha=decay)
-    _, step = pen.counter("step", float(pen.held.get("step", 0.0)))
+    _, step = pen.counter("step", float(pen.existing.get("step", 0.0)))
     first, second = pen.state("exp_avg", value), pen.state("exp_avg_sq", value)
     mean = pen.keep(first, _lerp(pen, first, gradient, 1.0 - float(beta1)))
     squares = pen("mul", pen("mul", gradient, Ref(gradient)), 1.0 - float(beta2))
@@ -197,13 +197,13 @@ def _bias_correction(pen: _Pen, step: int, beta: float) -> int:
 _OF_THE_LOOP = frozenset(
     ("params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable", "max_lr", "min_lr")
 )
-"""Settings that a step takes from elsewhere, or that say only how PyTorch itself computes."""
+"""Settings that are inputs of a step, or that only select an implementation of PyTorch."""
 
 Read = Callable[[str], Any]
 
 
 class OptimizerSettings:
-    """The settings that a captured step was made with; learning rates alone may change afterwards."""
+    """The settings at the capture of a step; only learning rates may change afterwards."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -214,10 +214,9 @@ class OptimizerSettings:
         }
 
     def rates(self) -> dict[str, float]:
-        """Return today's learning rates by hyperparameter.
+        """Return the present learning rates by hyperparameter.
 
-        Raises:
-            InputError: another setting has changed since.
+        Raises InputError if another setting has changed since the capture.
         """
         for number, (before, now) in enumerate(zip(self._fixed, self._now(), strict=True)):
             changed = [key for key in now if now[key] != before.get(key)]
@@ -232,16 +231,16 @@ class OptimizerSettings:
 
     @contextmanager
     def as_captured(self) -> Iterator[None]:
-        """Let the optimizer hold the states of then, so that a step captured again has the same names."""
-        held = dict(self._optimizer.state)
+        """Restore the states at the capture, so that a step captured again has the same names."""
+        current = dict(self._optimizer.state)
         _exchange(self._optimizer, self._states)
         try:
             yield
         finally:
-            _exchange(self._optimizer, held)
+            _exchange(self._optimizer, current)
 
     def count_step(self) -> None:
-        """Let PyTorch's schedulers know that a step was made before theirs."""
+        """Mark for PyTorch's schedulers that an optimizer step ran before theirs."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def counter_of(self, parameter: torch.Tensor) -> str:
@@ -263,7 +262,7 @@ def take_states(
     known: frozenset[str],
     read: Read,
 ) -> None:
-    """Put what the device holds into `optimizer.state`, as `optimizer.step` would have left it.
+    """Copy the states on the device to `optimizer.state`, as `optimizer.step` would leave them.
 
     names: parameters by name. known: names of the step's states. read: returns a state's array by name.
     """
@@ -272,12 +271,12 @@ def take_states(
         kinds = [state.removeprefix(start) for state in known if state.startswith(start)]
         if not kinds:
             continue
-        held: dict[str, Any] = optimizer.state[parameter]
+        entries: dict[str, Any] = optimizer.state[parameter]
         counter = settings.counter_of(parameter)
         if not isinstance(optimizer, torch.optim.SGD) and counter in known:
-            held["step"] = torch.tensor(float(read(counter)), dtype=torch.float32)
+            entries["step"] = torch.tensor(float(read(counter)), dtype=torch.float32)
         for kind in sorted(kinds):
-            held[kind] = torch.from_numpy(read(start + kind)).to(parameter.dtype)
+            entries[kind] = torch.from_numpy(read(start + kind)).to(parameter.dtype)
 
 
 def states_of(
@@ -286,14 +285,14 @@ def states_of(
     names: Mapping[str, torch.Tensor],
     known: frozenset[str],
 ) -> dict[str, torch.Tensor]:
-    """Return what the optimizer holds by the names of the step's states."""
-    found: dict[str, torch.Tensor] = {}
+    """Return the optimizer's states by the names of the step's states."""
+    states: dict[str, torch.Tensor] = {}
     for name, parameter in names.items():
         for kind, item in optimizer.state.get(parameter, {}).items():
             title = settings.counter_of(parameter) if kind == "step" else f"{SCOPE}.{name}.{kind}"
             if title in known and item is not None:
-                found[title] = torch.as_tensor(item)
-    return found
+                states[title] = torch.as_tensor(item)
+    return states
 
 
 def _is_number(item: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A program read from a file as a module: it is traced like any other model, and never runs."""
+"""A program from a file as a module: it is traced like any other model, and never runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import torch
 from torchedge.errors import InputError
 from torchedge.tracing.recorder import Recorder, active_recorder
 
+MAX_NODES = 100_000
+MAX_SIZE = 2**40
+"""The most operators of a file, and the largest size of a dimension."""
+
 
 class FileProgram(torch.nn.Module):
-    """Base of what the file readers return: weights as meta tensors by their names in the file."""
+    """Base class of programs from files: weights are meta tensors by their names in the file."""
 
     def __init__(self, title: str, weights: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
         super().__init__()
@@ -31,16 +35,16 @@ class FileProgram(torch.nn.Module):
                 self.register_buffer(key, tensor)
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Return meta tensors as the file says its inputs are, with a batch of one."""
+        """Return meta tensors of the input shapes in the file, with a batch of one."""
         raise NotImplementedError
 
     def weight(self, name: str) -> torch.Tensor:
         """Return a weight by its name in the file."""
-        found: torch.Tensor = getattr(self, self.names[name])
-        return found
+        weight: torch.Tensor = getattr(self, self.names[name])
+        return weight
 
     def recorder(self) -> Recorder:
-        """Return the trace that is going on; raises InputError outside of one."""
+        """Return the recorder of the running trace; raises InputError outside of a trace."""
         recorder = active_recorder()
         if recorder is None:
             raise InputError(
@@ -51,7 +55,7 @@ class FileProgram(torch.nn.Module):
 
 @contextmanager
 def scope(recorder: Recorder, path: str) -> Iterator[None]:
-    """Let the operators recorded inside bear this module path."""
+    """Record the operators inside with this module path."""
     recorder.scopes.append(path)
     try:
         yield

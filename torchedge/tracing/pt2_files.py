@@ -1,8 +1,8 @@
 """Reads `.pt2` files without torch.export.load, which unpickles and so may run code of the file.
 
-A `.pt2` file is a zip archive. The graph and the shapes of all tensors stand in one JSON document; weights,
-constants and sample inputs lie beside it, partly pickled. Prediction needs shapes only, so nothing but that
-document is read: its operators are looked up by name among ATen's, and symbolic sizes (text that
+A `.pt2` file is a zip archive. One JSON document holds the graph and the shapes of all tensors; weights,
+constants and sample inputs are separate files, partly pickled. Prediction needs shapes only, so only the
+document is read. Operators are looked up by name among ATen's, and symbolic sizes (text that
 torch.export.load evaluates) are never parsed.
 """
 
@@ -22,12 +22,10 @@ import torch
 
 from torchedge.errors import CaptureError, InputError
 from torchedge.ops import registry
-from torchedge.tracing.programs import FileProgram, scope
+from torchedge.tracing.programs import MAX_NODES, MAX_SIZE, FileProgram, scope
 from torchedge.tracing.recorder import Recorder
 
 MAX_DOCUMENT_BYTES = 256 << 20
-MAX_NODES = 100_000
-MAX_SIZE = 2**40
 _DOCUMENT = re.compile(r"(.*/)?models/[^/]+\.json|serialized_exported_program\.json")
 _ATEN = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)\.(\w+)")
 _PYTHON: dict[str, Callable[..., Any]] = {
@@ -59,14 +57,14 @@ _WEIGHTS = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_cons
 def load_pt2(path: str | Path) -> FileProgram:
     """Return the program of a `.pt2` file as a module to capture.
 
-    Raises InputError where the file is no such archive, is too large or refers to what is not there.
+    Raises InputError if the file is not a .pt2 archive, is too large, or refers to a missing name.
     """
     document = _read_document(Path(path))
     try:
         return Pt2Program(Path(path).name, document["graph_module"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise InputError(
-            f"{path}: its graph is not understood ({type(error).__name__}: {error}); expected a file written "
+            f"{path}: the graph is not understood ({type(error).__name__}: {error}); expected a file written "
             "by torch.export.save of PyTorch 2.6 or newer"
         ) from error
 
@@ -74,17 +72,19 @@ def load_pt2(path: str | Path) -> FileProgram:
 def _read_document(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
-            found = [i for i in archive.infolist() if _DOCUMENT.fullmatch(i.filename)]
-            if len(found) != 1:
+            graphs = [i for i in archive.infolist() if _DOCUMENT.fullmatch(i.filename)]
+            if len(graphs) != 1:
                 raise InputError(
-                    f"{path}: holds {len(found)} graphs; expected a file of torch.export.save with one"
+                    f"{path}: holds {len(graphs)} graphs; expected one, written by torch.export.save"
                 )
-            if found[0].file_size > MAX_DOCUMENT_BYTES:
+            if graphs[0].file_size > MAX_DOCUMENT_BYTES:
                 raise InputError(
-                    f"{path}: its graph takes over {MAX_DOCUMENT_BYTES >> 20} MiB; expected less"
+                    f"{path}: the graph is larger than {MAX_DOCUMENT_BYTES >> 20} MiB; expected a smaller one"
                 )
-            with archive.open(found[0]) as file:
+            with archive.open(graphs[0]) as file:
                 data = file.read(MAX_DOCUMENT_BYTES + 1)
+    except InputError:
+        raise
     except (
         OSError,
         zipfile.BadZipFile,
@@ -94,18 +94,18 @@ def _read_document(path: Path) -> dict[str, Any]:
         EOFError,
     ) as error:
         raise InputError(
-            f"{path}: cannot be read as a .pt2 file ({error}); expected one of torch.export.save"
+            f"{path}: cannot be read as a .pt2 file ({error}); expected a file written by torch.export.save"
         ) from error
     except Exception as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: is damaged ({error}); export it again with torch.export.save") from error
+        raise InputError(
+            f"{path}: the file is damaged ({error}); export it again with torch.export.save"
+        ) from error
     try:
         document = json.loads(data[:MAX_DOCUMENT_BYTES])
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: its graph is not valid JSON ({error}); export the file again") from error
+        raise InputError(f"{path}: the graph is not valid JSON ({error}); export the file again") from error
     if not isinstance(document, dict):
-        raise InputError(f"{path}: its graph is no JSON object; export the file again")
+        raise InputError(f"{path}: the graph is not a JSON object; export the file again")
     return document
 
 
@@ -140,30 +140,31 @@ class Pt2Program(FileProgram):
         self._example = tuple([_tensor(meta, symbol) for meta in fed])
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Return meta tensors as the file describes its inputs; a batch it leaves open is one."""
+        """Return meta tensors of the shapes in the file; a dynamic batch dimension is 1."""
         return self._example
 
     def forward(self, *fed: torch.Tensor) -> Any:
         """Run the operators of the file; only inside a trace."""
         recorder = self.recorder()
-        given = iter(fed)
+        tensors = iter(fed)
         sizes = self._graph["tensor_values"]
         values: dict[str, Any] = {}
         for name, place in self._inputs:
             if name:
                 values[place] = self.weight(name)
             elif place in sizes:
-                values[place] = next(given)
+                values[place] = next(tensors)
         if not self.batch_is_dynamic and recorder.fixed_batch is None:
             raise CaptureError(
-                f"{self.title} was exported for one batch size; expected a dynamic batch dimension"
+                f"{self.title} was exported for one batch size; expected a dynamic batch dimension "
+                "or batch_size="
             )
         _run(self._graph, values, recorder, self.training)
         return tuple([values[name] for name in self._returned if name in values])
 
 
 def _run(graph: Mapping[str, Any], values: dict[str, Any], recorder: Recorder, training: bool) -> None:
-    """Run the nodes of a graph; results join `values` by name."""
+    """Run the nodes of a graph and add their results to `values` by name."""
     nodes = graph["nodes"]
     if len(nodes) > MAX_NODES:
         raise CaptureError(f"the file holds {len(nodes)} operators; expected at most {MAX_NODES}")
@@ -196,13 +197,13 @@ def _call(node: dict[str, Any], values: dict[str, Any], recorder: Recorder, trai
         if name in _MODES and kind != 2 and isinstance(args[place], bool) and args[place] is not training:
             args[place] = training
             recorder.note(
-                "batch norm and dropout of the file follow the mode asked for, not the one of its export"
+                "batch norm and dropout of the file run in the requested mode, not in the mode of the export"
             )
     return function(*args, **keywords)
 
 
 def _function(target: str) -> Callable[..., Any]:
-    """Return the operator of a name: ATen's that are known or read a tensor, and arithmetic on sizes."""
+    """Return an operator by name: ATen's if it is registered or reads a tensor, or arithmetic on sizes."""
     if target in _PYTHON:
         return _PYTHON[target]
     match = _ATEN.fullmatch(target)
@@ -210,19 +211,20 @@ def _function(target: str) -> Callable[..., Any]:
     overload = getattr(packet, match[3], None) if match and packet is not None else None
     if not isinstance(overload, torch._ops.OpOverload):
         raise CaptureError(
-            f"the file uses {target}, which is no operator of this PyTorch ({torch.__version__})"
+            f"the file uses {target}, which is no operator of this PyTorch ({torch.__version__}); expected "
+            "operators of ATen or torchvision"
         )
     reads = any("Tensor" in str(a.type) for a in overload._schema.arguments)
     if not reads and match is not None and match[2] not in registry():
         raise CaptureError(f"the file uses {target}, which reads no tensor; expected operators on tensors")
-    found: Callable[..., Any] = overload
-    return found
+    function: Callable[..., Any] = overload
+    return function
 
 
 def _higher_order(
     target: str, args: list[Any], values: dict[str, Any], recorder: Recorder, training: bool
 ) -> Any:
-    """Run a graph inside a graph: regions without gradients or with autocast."""
+    """Run a nested graph: a region without gradients or with autocast."""
     place = next((i for i, a in enumerate(args) if "as_graph" in a), -1)
     if place < 0 or not target.endswith(("wrap_with_set_grad_enabled", "wrap_with_autocast")):
         raise CaptureError(f"the file uses {target}: control flow that depends on values cannot be captured")
@@ -276,19 +278,19 @@ def _symbolic(body: dict[str, Any], values: dict[str, Any]) -> Any:
 
 
 def _name(arg: dict[str, Any]) -> str:
-    """Return the name an argument or result goes by; "" where it has none."""
+    """Return the name of an argument or result, "" if it has none."""
     ((_, body),) = arg.items()
     return str(body.get("name", body.get("as_name", ""))) if isinstance(body, dict) else ""
 
 
 def _symbol(meta: dict[str, Any]) -> str | None:
-    """Return the size of dimension 0 as text where it is symbolic: it is compared, never evaluated."""
+    """Return a symbolic size of dimension 0 as text, which is compared and never evaluated; else None."""
     first = meta["sizes"][0] if meta["sizes"] else {}
     return str(first["as_expr"]["expr_str"]) if "as_expr" in first else None
 
 
 def _tensor(meta: dict[str, Any], symbol: str | None) -> torch.Tensor:
-    """Return a meta tensor as described; a symbolic size is 1 for the batch, else the one at export."""
+    """Return a meta tensor; a symbolic size is 1 for the batch, else the size at export."""
     sizes = []
     for size in meta["sizes"]:
         if "as_int" in size:

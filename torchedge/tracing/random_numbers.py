@@ -1,10 +1,10 @@
-"""Random operators of ATen as one counter-based operator, `random_uniform`, and arithmetic on what it draws.
+"""Random operators of ATen as one counter-based operator, `random_uniform`, and arithmetic on its draws.
 
 `random_uniform(seed, counter)` with the attributes `shape` and `offset` fills a float32 tensor with numbers
 in [0, 1): element i (row-major) is ``w >> 8`` times 2^-24, w being the first word of Philox 4x32-10 with the
-counter (i, offset, step counter, 0) and the key (seed, 0), all modulo 2^32. A step so draws the same numbers
-wherever it runs and whatever runs beside it; `offset` tells the random operators of one step apart, the
-counter the steps.
+counter (i, offset, step counter, 0) and the key (seed, 0), all modulo 2^32. So a step draws the same numbers
+on every device and in every order; `offset` differs between the random operators of a step, the counter
+between steps.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Randomness:
 
     @property
     def initial(self) -> dict[int, float]:
-        """What the seed holds before the first step (the counter is zero); nothing if no number is drawn."""
+        """The seed before the first step (the counter is zero); empty if no number is drawn."""
         return {} if self._sources is None else {self._sources[0]: self._seed}
 
     def updates(self, draft: GraphBuilder) -> list[tuple[int, int]]:
-        """Add the counter's step by one; returns its update, or nothing if no number is drawn."""
+        """Add the increment of the counter; returns its update, or nothing if no number is drawn."""
         if self._sources is None:
             return []
         counter = self._sources[1]
         return [(counter, draft.like(counter, "add", {"input": Ref(counter), "other": 1}, "random"))]
 
     def add(self, draft: GraphBuilder, kind: str, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-        """Add what the random operator `kind` (one of `RANDOM`) draws, of a shape and dtype."""
+        """Add the random operator `kind` (one of `RANDOM`) of a shape and dtype."""
         return RANDOM[kind](self, draft, attrs, form, scope)
 
     def add_dropout(
@@ -55,9 +55,9 @@ class Randomness:
             return [source.value, ones[0]]
         drawn = Ref(self.uniform(draft, shape, scope))
         mask = draft.call("gt", {"input": drawn, "other": p}, [(shape, "bool")], scope=scope)[0]
-        kept = draft.call("mul", {"input": source, "other": Ref(mask)}, [form], scope=scope)[0]
+        masked = draft.call("mul", {"input": source, "other": Ref(mask)}, [form], scope=scope)[0]
         scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
-        return [draft.like(kept, "mul", {"input": Ref(kept), "other": scale}, scope), mask]
+        return [draft.like(masked, "mul", {"input": Ref(masked), "other": scale}, scope), mask]
 
     def uniform(self, draft: GraphBuilder, shape: tuple[int, ...], scope: str) -> int:
         """Add a draw of float32 numbers in [0, 1)."""
@@ -92,7 +92,7 @@ def _affine(draft: GraphBuilder, value: int, scale: Any, shift: Any, scope: str)
 
 
 def _bernoulli(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-    """Ones where a draw lies below the probability: the argument `p`, or the input itself."""
+    """Return ones where a draw is below the probability: the argument `p`, or the input itself."""
     chance = attrs.get("p", attrs["input"])
     drawn = Ref(r.uniform(draft, form[0], scope))
     below = draft.call("lt", {"input": drawn, "other": chance}, [(form[0], "bool")], scope=scope)[0]
@@ -100,7 +100,7 @@ def _bernoulli(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], for
 
 
 def _randn(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-    """Box and Muller's transform of two draws; ``1 - u`` keeps the logarithm finite."""
+    """Return the Box-Muller transform of two draws; ``1 - u`` keeps the logarithm finite."""
     first, second = r.uniform(draft, form[0], scope), r.uniform(draft, form[0], scope)
     flipped = draft.like(first, "rsub", {"input": Ref(first), "other": 1.0}, scope)
     logarithm = draft.like(flipped, "log", {"input": Ref(flipped)}, scope)
@@ -142,4 +142,4 @@ RANDOM: dict[str, _Rule] = {
     "randn_like": _randn, "normal_functional": _normal, "normal": _normal, "randint": _randint,
     "randint_like": _randint, "exponential": _exponential,
 }  # fmt: skip
-"""How each random operator of ATen with one result is made of uniform numbers."""
+"""The rule that expresses each random operator of ATen with one result by uniform numbers."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import CaptureError, InputError, MissingExtraError, TorchedgeError
+from torchedge.errors import CaptureError, InputError, MissingExtraError, TorchedgeError, first_line
 from torchedge.tracing.paper_models import PAPER_MODELS, build_paper_model
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -23,14 +23,14 @@ _GUESSES = 3
 
 
 def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, str]:
-    """Return the model that a command line names, and a label for it.
+    """Return the model with a name or path, and a label for it.
 
     text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none), a model that
     FlashMem was evaluated on (one of `PAPER_MODELS`, as gpt-neo-2.7b), `file.py:factory` (a function without
     arguments, or a module), or the path of an `.onnx` or `.pt2` file.
-    Weights are random, on the meta device where the model can be built there; with `weights` on the default
-    device, as the model's own code draws or loads them. A factory is the user's own code and is run.
-    Raises InputError for what cannot be found or built and MissingExtraError where a package is not
+    Weights are random, on the meta device if the model can be built there; with `weights` on the default
+    device, as the model's own code draws or loads them. A factory is the user's code, and it runs.
+    Raises InputError if the model cannot be found or built, and MissingExtraError if a package is not
     installed.
     """
     if not text.strip():
@@ -40,7 +40,9 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
         return _from_python(Path(path), factory, weights), f"{Path(path).stem}:{factory}"
     suffix = Path(text).suffix.lower()
     if suffix in (".onnx", ".pt2") and weights:
-        raise InputError(f"{text}: is read without its weights; expected a name or file.py:factory")
+        raise InputError(
+            f"{text}: the weights of such a file are not read; expected a name or file.py:factory"
+        )
     if suffix in (".onnx", ".pt2"):
         return _from_file(Path(text), suffix), Path(text).name
     if suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors"):
@@ -67,7 +69,7 @@ def _from_file(path: Path, suffix: str) -> torch.nn.Module:
 
 
 def python_attribute(path: Path, name: str) -> Any:
-    """Return what a Python file, which is run, calls `name`; raises InputError where it defines no such."""
+    """Run a Python file and return its attribute `name`; raises InputError if it defines none."""
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; check the path")
     label = f"_torchedge_user_{path.stem}"
@@ -80,34 +82,34 @@ def python_attribute(path: Path, name: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"{path}: raised {type(error).__name__} on import: {_first_line(error)}") from error
+        raise InputError(f"{path}: raised {type(error).__name__} on import: {first_line(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
-    made = getattr(module, name, None)
-    if made is None:
+    attribute = getattr(module, name, None)
+    if attribute is None:
         callables = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise InputError(f"{path}: defines no {name!r}{_hint(name, callables)}")
-    return made
+    return attribute
 
 
 def _from_python(path: Path, factory: str, weights: bool) -> torch.nn.Module:
-    made = python_attribute(path, factory)
-    if isinstance(made, torch.nn.Module):
-        return made
-    if not callable(made):
+    attribute = python_attribute(path, factory)
+    if isinstance(attribute, torch.nn.Module):
+        return attribute
+    if not callable(attribute):
         raise InputError(
-            f"{path}: {factory} is a {type(made).__name__}; expected a function that returns a model"
+            f"{path}: {factory} is a {type(attribute).__name__}; expected a function that returns a model"
         )
     needed = [
         p.name
-        for p in _parameters(made)
+        for p in _parameters(attribute)
         if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
     if needed:
         raise InputError(
             f"{path}: {factory} needs arguments ({', '.join(needed)}); expected a function that takes none"
         )
-    return _built(made, f"{path}:{factory}", weights)
+    return _built(attribute, f"{path}:{factory}", weights)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -177,7 +179,7 @@ def _timm() -> Any:
 
 
 def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Module:
-    """Build a model on the meta device, which costs no memory; with weights, or else, on the default one."""
+    """Build a model on the meta device, without memory; with weights, or if that fails, on the default."""
     state = torch.get_rng_state()
     try:
         with warnings.catch_warnings():
@@ -194,7 +196,7 @@ def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Modul
     except TorchedgeError:
         raise
     except Exception as error:
-        raise InputError(f"{label} cannot be built: {type(error).__name__}: {_first_line(error)}") from error
+        raise InputError(f"{label} cannot be built: {type(error).__name__}: {first_line(error)}") from error
     finally:
         torch.set_rng_state(state)
     if not isinstance(model, torch.nn.Module):
@@ -205,7 +207,3 @@ def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Modul
 def _hint(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=_GUESSES, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]

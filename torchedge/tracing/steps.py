@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchedge.errors import CaptureError, InputError, TorchedgeError
+from torchedge.errors import CaptureError, InputError, TorchedgeError, first_line
 from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
@@ -151,16 +151,15 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def _explained(error: Exception, objective: Objective) -> TorchedgeError:
-    lines = str(error).strip().splitlines() or ["no message"]
-    name, kind = type(objective.model).__name__, type(error).__name__
+    reason, name, kind = first_line(error), type(objective.model).__name__, type(error).__name__
     if kind in _READS_VALUES:
         return CaptureError(
-            f"{name} decides by values of tensors ({lines[0]}), which are unknown during capture; "
+            f"{name} decides by values of tensors ({reason}), which are unknown during capture; "
             "use torch.where, or make the choice an argument"
         )
-    if isinstance(error, TypeError) and "argument" in lines[0]:
-        return InputError(f"{lines[0]}; expected args, kwargs and targets to fit {name} and its loss")
-    return CaptureError(f"tracing {name} on these arguments raised {kind}: {lines[0]}")
+    if isinstance(error, TypeError) and "argument" in reason:
+        return InputError(f"{reason}; expected args, kwargs and targets to fit {name} and its loss")
+    return CaptureError(f"tracing {name} on these arguments raised {kind}: {reason}")
 
 
 def _filled(node: Node, number: float) -> torch.Tensor:
