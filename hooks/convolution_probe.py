@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what single convolutions take beside their tensors: workspaces and times of the library's choice.
+"""Measures single convolutions: workspaces beside the tensors, and times, of the library's default algorithm.
 
     python3 convolution_probe.py SHAPES.jsonl [--out ROWS.jsonl]
 
@@ -9,9 +9,9 @@ each convolution:
     {"inputs": 64, "outputs": 128, "groups": 1, "kernel": [3, 3], "stride": [1, 1], "padding": [1, 1],
      "dilation": [1, 1], "size": [56, 56], "batch": 32}
 
-and the output repeats it with, for each of forward, backward_x (gradient of the input) and backward_w (of the
-weights), the workspace in MiB (2^20 bytes: peak of allocated memory less the tensors) and the median time in
-ms. Memory does not depend on values; fp32 with PyTorch's default settings.
+and each output row repeats such a line and adds, for each of forward, backward_x (gradient of the input) and
+backward_w (of the weights), the workspace in MiB (2^20 bytes: peak of allocated memory minus the tensors) and
+the median time in ms. Values do not matter for memory; numbers are fp32, with PyTorch's default settings.
 """
 
 import argparse
@@ -24,12 +24,12 @@ PHASES = ("forward", "backward_x", "backward_w")
 
 
 def rounded(tensor):
-    """Return the bytes a tensor takes from the caching allocator."""
+    """Return the bytes of a tensor in the caching allocator."""
     return -(-tensor.numel() * tensor.element_size() // 512) * 512
 
 
 def measure(shape, repeats):
-    """Return workspaces and times (of that many runs each, none for 0) of one convolution."""
+    """Return workspaces and median times of one convolution; without repeats, times are None."""
     import torch
 
     spatial = [shape["stride"], shape["padding"], shape["dilation"]]
@@ -44,9 +44,9 @@ def measure(shape, repeats):
         if phase == "forward":
             return convolve(x, weight, None, *spatial, False, [0, 0], shape["groups"])
         mask = [phase == "backward_x", phase == "backward_w", False]
-        rest = (None, *spatial, False, [0, 0], shape["groups"], mask)
+        options = (None, *spatial, False, [0, 0], shape["groups"], mask)
         return next(
-            t for t in torch.ops.aten.convolution_backward(gradient, x, weight, *rest) if t is not None
+            t for t in torch.ops.aten.convolution_backward(gradient, x, weight, *options) if t is not None
         )
 
     row = dict(shape)
@@ -54,8 +54,8 @@ def measure(shape, repeats):
     for phase in PHASES:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        made = rounded(run(phase))
-        row[phase + "_workspace_mib"] = round((torch.cuda.max_memory_allocated() - before - made) / MIB, 4)
+        result = rounded(run(phase))
+        row[phase + "_workspace_mib"] = round((torch.cuda.max_memory_allocated() - before - result) / MIB, 4)
         marks = []
         for _ in range(repeats):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -74,9 +74,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shapes", help="file with one convolution a line; - reads standard input")
     parser.add_argument("--out", help="file to append rows to (default: standard output)")
-    parser.add_argument(
-        "--repeats", type=int, default=4, help="timed runs of each phase; 0 measures no times"
-    )
+    parser.add_argument("--repeats", type=int, default=4, help="timed runs of each phase; 0: no times")
     arguments = parser.parse_args()
     import torch
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs a command for as long as somebody holds the other end of its standard input.
+"""Runs a command until its standard input ends.
 
     python3 leash.py LOCK COMMAND...
 
-When standard input ends (whoever started it is gone, or the connection is), the command and all it started
-are killed, so that nothing goes on measuring beside the next run. LOCK is a file: a second leash on it waits
-until the first one's command is gone, a minute at most. Standard library, Python 3.6 or newer, POSIX.
+When standard input ends (the parent process or the connection is gone), the command and its children are
+killed, so that no measurement overlaps with the next run. LOCK is a file: a second leash on it waits until
+the command of the first has ended, at most a minute. Standard library, Python 3.6 or newer, POSIX.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ BUSY, NO_COMMAND = 75, 127
 
 
 def main() -> None:
-    """Take the lock, run the command, end with its status."""
+    """Take the lock, run the command, exit with its status."""
     if len(sys.argv) < 3:
         sys.exit("leash: expected LOCK COMMAND...")
     with open(sys.argv[1], "w") as lock:
@@ -54,13 +54,13 @@ def take(lock: int) -> None:
 
 
 def follow(child: subprocess.Popen) -> None:
-    """End as the command ends."""
+    """Exit when the command exits, with its status."""
     status = child.wait()
     os._exit(status if status >= 0 else 128 - status)
 
 
 def end(child: subprocess.Popen) -> None:
-    """Kill the command with everything in its session."""
+    """Kill the command and every process in its session."""
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

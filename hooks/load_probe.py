@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Measures how much kernels slow down while they load weights beside their work: latency under load.
+"""Measures how much kernels slow down if they also load weights: latency under load.
 
     python3 load_probe.py --out LOADS.jsonl [--repeats 9] [--quick] [--device 0]
 
 One file, Python 3.6 or newer, pyopencl and numpy; torchedge is not needed. For representative kernels of each
 operator class (elemental: add, relu, gelu; reusable: matmul, conv; hierarchical: softmax, layer_norm) over
-sizes and work-group shapes it measures the plain kernel, and the same kernel when each work-item, beside its
-own work, copies its share of an extra buffer into an image2d (a buffer where the device has no images): it
-fetches a texel before each step of its work and stores it after the step, without divergence, and copies the
-remainder at the end (FlashMem, section 4.4). Extra bytes are 1/8 to 8 times what the kernel reads, and up to
-64 times for kernels that have not slowed down by half. Tensors are stored in half precision and computed in
-single precision; the extra bytes come from all over a pool that is larger than caches.
+sizes and work-group shapes it measures the plain kernel, and the same kernel if each work-item also copies
+its share of an extra buffer into an image2d (a buffer if the device has no images): it fetches a texel before
+each step of its work and stores it after the step, without divergence, and copies the remainder at the end
+(FlashMem, section 4.4). Extra bytes are 1/8 to 8 times the bytes that the kernel reads, and up to 64 times
+for kernels that still take less than 1.5 times their own time. Tensors are stored in half precision and
+computed in single precision; the extra bytes come from all over a pool that is larger than caches.
 
 The output starts with a row about the machine ("environment"); then each row is a kernel of one size and one
 work-group shape, with its time alone and under each load ("loads": bytes, median of interleaved runs, the
 shortest of them, in ms, by the events of the device where it times them), or a stand-alone copy from buffer
 to image ("copy"). Started again with the same --out, it continues where it stopped. Sizes that take too long
-on a slow device are skipped.
+are skipped.
 """
 
 import argparse
@@ -170,11 +170,11 @@ __kernel ROWS layer_norm(READ x, READ gain, READ bias, HALF y, const uint quads 
 """
 
 
-# what is measured -------------------------------------------------------------------------------------------
+# kernels and sizes ------------------------------------------------------------------------------------------
 
 
 def case(kernel, load_class, size, flops, inputs, outputs, shape, local, scalars=(), options=()):
-    """Return one kernel of one size: elements of each input, of its output, and how it is launched."""
+    """Return one kernel of one size: elements of each input and of its output, and its launch."""
     return {
         "kernel": kernel, "class": load_class, "size": list(size), "flops": flops,
         "input_bytes": 2 * sum(inputs), "output_bytes": 2 * outputs,
@@ -240,10 +240,10 @@ def row_cases(quick):
 def cases(quick):
     """Return all kernels, sizes of each ascending."""
     makers = (elemental_cases, matmul_cases, conv_cases, row_cases)
-    return [made for maker in makers for made in maker(quick)]
+    return [spec for maker in makers for spec in maker(quick)]
 
 
-# how it is measured -----------------------------------------------------------------------------------------
+# measuring -------------------------------------------------------------------------------------------------
 
 
 def rounded(ms):
@@ -252,7 +252,7 @@ def rounded(ms):
 
 
 class Bench:
-    """A device's context, queue and compiled kernels, and the buffers of the case at hand."""
+    """A device's context, queue and compiled kernels, and the buffers of the current case."""
 
     def __init__(self, device, pool_bytes):
         import numpy
@@ -276,7 +276,7 @@ class Bench:
         self.textures, self.programs = {}, {}
 
     def buffer(self, array):
-        """Return a buffer that holds an array."""
+        """Return a buffer with the contents of an array."""
         flags = self.cl.mem_flags
         return self.cl.Buffer(self.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=array)
 
@@ -290,32 +290,32 @@ class Bench:
             flags = self.cl.mem_flags.READ_WRITE
             if self.format:
                 shape = (1 << WIDTH_BITS, rows)
-                made = self.cl.create_image(self.context, flags, self.format, shape)
+                texture = self.cl.create_image(self.context, flags, self.format, shape)
             else:
-                made = self.cl.Buffer(self.context, flags, rows * TEXEL << WIDTH_BITS)
-            self.textures[rows] = made
+                texture = self.cl.Buffer(self.context, flags, rows * TEXEL << WIDTH_BITS)
+            self.textures[rows] = texture
         return self.textures[rows]
 
     def kernel(self, name, options, loaded):
         """Return a compiled kernel, plain or with loads."""
         key = (tuple(options), loaded)
         if key not in self.programs:
-            given = list(options) + ["-DWIDTH_BITS={}".format(WIDTH_BITS)]
-            given += ["-DLOADED"] * loaded + ["-DBUFFERS"] * (self.format is None)
-            self.programs[key] = self.cl.Program(self.context, SOURCE).build(given)
+            flags = list(options) + ["-DWIDTH_BITS={}".format(WIDTH_BITS)]
+            flags += ["-DLOADED"] * loaded + ["-DBUFFERS"] * (self.format is None)
+            self.programs[key] = self.cl.Program(self.context, SOURCE).build(flags)
         return self.cl.Kernel(self.programs[key], name)
 
-    def prepare(self, made):
+    def prepare(self, spec):
         """Take a case: fill its inputs (values around 0, of size about 1), compile it."""
         random = self.np.random.RandomState(1)
-        self.host = [random.uniform(-1, 1, count).astype(self.np.float16) for count in made["inputs"]]
+        self.host = [random.uniform(-1, 1, count).astype(self.np.float16) for count in spec["inputs"]]
         self.inputs = [self.buffer(array) for array in self.host]
-        self.output = self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, max(made["output_bytes"], 4))
-        scalars = [self.np.uint32(number) for number in made["scalars"]]
-        self.shape = tuple(made["global"]), tuple(made["local"])
-        self.arguments = self.inputs + [self.output] * (made["kernel"] != "copy") + scalars
-        loaded = (True,) if made["kernel"] == "copy" else (False, True)
-        self.kernels = {kind: self.kernel(made["kernel"], made["options"], kind) for kind in loaded}
+        self.output = self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, max(spec["output_bytes"], 4))
+        scalars = [self.np.uint32(number) for number in spec["scalars"]]
+        self.shape = tuple(spec["global"]), tuple(spec["local"])
+        self.arguments = self.inputs + [self.output] * (spec["kernel"] != "copy") + scalars
+        loaded = (True,) if spec["kernel"] == "copy" else (False, True)
+        self.kernels = {kind: self.kernel(spec["kernel"], spec["options"], kind) for kind in loaded}
 
     def launch(self, texels):
         """Enqueue the case with a load of so many texels (0: the plain kernel); return its event."""
@@ -350,13 +350,13 @@ class Bench:
         rounds = [self.round(loads) for _ in range(count)]
         return [(rounded(statistics.median(times)), rounded(min(times))) for times in zip(*rounds)], count
 
-    def run(self, made, repeats, quick):
+    def run(self, spec, repeats, quick):
         """Measure a case alone and under loads; return its row."""
-        self.prepare(made)
-        texels = [int(made["input_bytes"] * ratio) // TEXEL for ratio in RATIOS + FURTHER]
+        self.prepare(spec)
+        texels = [int(spec["input_bytes"] * ratio) // TEXEL for ratio in RATIOS + FURTHER]
         texels = [count for count in texels if 0 < count * TEXEL <= self.most_bytes]
         self.target = self.texture(max(texels))
-        near = [count for count in texels if count * TEXEL <= RATIOS[-1] * made["input_bytes"]]
+        near = [count for count in texels if count * TEXEL <= RATIOS[-1] * spec["input_bytes"]]
         loads = [0] + (near[::3] if quick else near)
         for count in [] if quick else texels[len(near) :]:
             alone, loaded = [min(times) for times in zip(*[self.round([0, loads[-1]]) for _ in range(3)])]
@@ -365,7 +365,7 @@ class Bench:
             loads.append(count)
         self.round(loads)
         times, runs = self.measure(loads, repeats)
-        row = {key: made[key] for key in made if key not in ("inputs", "scalars", "options")}
+        row = {key: spec[key] for key in spec if key not in ("inputs", "scalars", "options")}
         row["loads"] = [[count * TEXEL, ms, least] for count, (ms, least) in zip(loads, times)]
         return dict(row, runs=runs)
 
@@ -384,12 +384,12 @@ class Bench:
 
 
 def key_of(row):
-    """Return what a row is about."""
+    """Return the key of a row: kernel, size and work-group shape."""
     return row["kernel"], tuple(row["size"]), tuple(row["local"])
 
 
 def read_done(path, environment):
-    """Return the rows that a file holds already, after cutting off a line that was never finished."""
+    """Return the rows of a file by key; remove an incomplete last line from it."""
     if not path or not os.path.exists(path):
         return {}
     with open(path, "rb+") as file:
@@ -439,7 +439,7 @@ def command_of(arguments):
 
 
 def environment_of(bench, arguments):
-    """Return the row about the machine."""
+    """Return the environment row."""
     import numpy
     import pyopencl
 
@@ -456,12 +456,12 @@ def environment_of(bench, arguments):
 
 
 def main():
-    """Find the device, measure what is not measured yet, write rows."""
+    """Find the device, measure the missing rows and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", help="file to append rows to (default: standard output)")
     parser.add_argument("--repeats", type=int, default=9, help="timed runs of each point, at least")
-    parser.add_argument("--quick", action="store_true", help="few sizes and loads: a try of a minute")
-    parser.add_argument("--device", type=int, default=0, help="which OpenCL device, counted from 0")
+    parser.add_argument("--quick", action="store_true", help="few sizes and loads: a test of a minute")
+    parser.add_argument("--device", type=int, default=0, help="number of the OpenCL device, from 0")
     arguments = parser.parse_args()
     devices = find_devices()
     if not 0 <= arguments.device < len(devices) or arguments.repeats < 1:
@@ -477,26 +477,26 @@ def main():
 
 
 def rows_of(bench, environment, done, arguments):
-    """Yield the environment and each row that is not there yet, telling how far it is on standard error."""
+    """Yield the environment and each missing row; report the progress on standard error."""
     import pyopencl
 
     yield environment
     most_ms = 1e3 * ROUND_S / (10 if arguments.quick else 1)
     todo, slow = cases(arguments.quick), set()
-    for number, made in enumerate(todo, 1):
-        kind = made["kernel"], tuple(made["local"])
-        items = made["local"][0] * (made["local"] + [1])[1]
-        biggest = max(made["input_bytes"], made["output_bytes"])
+    for number, spec in enumerate(todo, 1):
+        kind = spec["kernel"], tuple(spec["local"])
+        items = spec["local"][0] * (spec["local"] + [1])[1]
+        biggest = max(spec["input_bytes"], spec["output_bytes"])
         if kind in slow or items > bench.device.max_work_group_size or 2 * biggest > bench.most_bytes:
             continue
-        row = done.get(key_of(made))
+        row = done.get(key_of(spec))
         if row is None:
             sys.stderr.write("load_probe: {} of {}: {} {}, work-group {}\n".format(
-                number, len(todo), made["kernel"], made["size"], made["local"]))  # fmt: skip
+                number, len(todo), spec["kernel"], spec["size"], spec["local"]))  # fmt: skip
             try:
-                row = bench.run(made, arguments.repeats, arguments.quick)
-            except pyopencl.Error as error:  # more than this device's registers or local memory hold
-                row = {name: made[name] for name in ("kernel", "size", "local")}
+                row = bench.run(spec, arguments.repeats, arguments.quick)
+            except pyopencl.Error as error:  # too few registers or too little local memory
+                row = {name: spec[name] for name in ("kernel", "size", "local")}
                 row["reason"] = " ".join(str(error).split())[:200]
             yield row
         if sum(ms for _, ms, _ in row.get("loads", ())) > most_ms:

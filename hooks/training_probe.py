@@ -11,14 +11,14 @@ input) has one network a line:
      "points": [["infer", 1], ["train", 2], ["train", 16]]}
 
 and the output has one row a line: "environment" first, then "start" and "point" for each point. Memory is in
-MiB (2^20 bytes), time in ms. Each network runs in a process of its own, forked before CUDA starts, inference
+MiB (2^20 bytes), time in ms. Each network runs in its own process, forked before CUDA starts, inference
 before training, batch sizes ascending. A training step is zero_grad, forward, cross entropy, backward and the
 optimizer's update (perf4sight, section 4 and appendix A); inference is a forward pass in eval mode.
 
-Memory (Γ, γ) is what the run takes from the device, context and libraries included: NVML's used memory less
-what was used before the process touched the GPU; /proc/meminfo (MemTotal - MemFree - Buffers - Cached, less
-the idle system) where CPU and GPU share the memory; peak resident memory on a CPU. A run out of memory is a
-row with "fits": 0, never the end.
+Memory (Γ, γ) is the device memory of the run, with context and libraries: NVML's used memory minus the used
+memory before the process opened the GPU; /proc/meminfo (MemTotal - MemFree - Buffers - Cached, minus the idle
+system) if CPU and GPU share the memory; peak resident memory on a CPU. A point that runs out of memory is a
+row with "fits": 0, and the probe continues.
 """
 
 import argparse
@@ -47,13 +47,13 @@ STEADY = 0.03
 
 
 def meminfo():
-    """Return MiB of the system memory in use (appendix A), and of all of it."""
-    found = {}
+    """Return the used system memory (appendix A) and the total, in MiB."""
+    mib = {}
     with open("/proc/meminfo") as file:
         for line in file:
-            name, _, rest = line.partition(":")
-            found[name] = int(rest.split()[0]) / 1024.0
-    return found["MemTotal"] - found["MemFree"] - found["Buffers"] - found["Cached"], found["MemTotal"]
+            name, _, amount = line.partition(":")
+            mib[name] = int(amount.split()[0]) / 1024.0
+    return mib["MemTotal"] - mib["MemFree"] - mib["Buffers"] - mib["Cached"], mib["MemTotal"]
 
 
 def status_mib(field):
@@ -83,7 +83,7 @@ class Nvml:
         self.used()
 
     def used(self):
-        """Return MiB in use by everybody; raises where the GPU has no memory of its own."""
+        """Return the used MiB of all processes; raises if the GPU has no memory of its own."""
         return self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used / MIB
 
     def total(self):
@@ -97,7 +97,7 @@ class Nvml:
         return None
 
     def throttled(self):
-        """Return 1 where heat or power lower the clock, 0 where not, None where nobody says."""
+        """Return 1 if heat or power lower the clock, 0 if not, None if unknown."""
         names = ("SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwPowerCap", "HwSlowdown")
         mask = 0
         for name in names:
@@ -114,7 +114,7 @@ class Nvml:
 
 
 class Meter:
-    """Memory that this process takes from the device; made before CUDA starts."""
+    """Device memory of this process; create it before CUDA starts."""
 
     def __init__(self, device, idle_mib=0.0):
         self.device, self.gpu, self.name, self.before, self.peak = device, None, "rss", 0.0, 0.0
@@ -132,7 +132,7 @@ class Meter:
         )
 
     def sample(self):
-        """Read the meter and keep the peak."""
+        """Read the meter and update the peak."""
         if self.name == "nvml":
             self.peak = max(self.peak, self.gpu.used() - self.before)
         elif self.name == "meminfo":
@@ -147,7 +147,7 @@ class Meter:
             self.peak = max(self.peak, status_mib("VmHWM") or 0.0)
 
     def restart(self):
-        """Forget the peak, between two points."""
+        """Reset the peak between two points."""
         self.peak = 0.0
         if self.name == "rss":
             with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
@@ -180,14 +180,14 @@ class Meter:
 
 
 def integrated_board():
-    """Whether the board shares its memory between CPU and GPU (a Jetson says so in its device tree)."""
+    """Return whether CPU and GPU of the board share memory (a Jetson, by its device tree)."""
     with contextlib.suppress(OSError), open("/proc/device-tree/model", "rb") as file:
         return b"jetson" in file.read().lower()
     return False
 
 
 def settled(gpu):
-    """Return the used memory once two readings agree: a process that just ended may still give some back."""
+    """Return the used memory once two readings agree: a process that just ended may still free some."""
     last = gpu.used()
     for _ in range(100):
         time.sleep(0.01)
@@ -248,14 +248,14 @@ def topology(nodes):
             return getattr(torch, name)
         raise ValueError("function {!r} is not known".format(name))
 
-    def value(item, made):
+    def value(item, results):
         if isinstance(item, dict):
             if "node" in item:
-                return made[item["node"]]
+                return results[item["node"]]
             if "slice" in item:
-                return slice(*[value(i, made) for i in item["slice"]])
-            return {k: value(v, made) for k, v in item.items()}
-        return [value(i, made) for i in item] if isinstance(item, list) else item
+                return slice(*[value(i, results) for i in item["slice"]])
+            return {k: value(v, results) for k, v in item.items()}
+        return [value(i, results) for i in item] if isinstance(item, list) else item
 
     def names(item):
         if isinstance(item, dict):
@@ -283,19 +283,19 @@ def topology(nodes):
                     self.layers[node["name"].replace(".", "_")] = layer
 
         def forward(self, x):
-            made = {}
+            results = {}
             for position, node in enumerate(nodes):
                 op = node["op"]
                 if op == "input":
-                    made[node["name"]] = x
+                    results[node["name"]] = x
                     del x
                     continue
-                args = value(node.get("args", []), made)
+                args = value(node.get("args", []), results)
                 if op == "output":
                     return args[0]
-                kwargs = value(node.get("kwargs", {}), made) if op != "module" else {}
-                for used in [n for n in made if last.get(n) == position]:
-                    del made[used]  # as in code whose variables are overwritten
+                kwargs = value(node.get("kwargs", {}), results) if op != "module" else {}
+                for used in [n for n in results if last.get(n) == position]:
+                    del results[used]  # as in code whose variables are overwritten
                 if op == "module":
                     result = self.layers[node["name"].replace(".", "_")](*args)
                 elif op == "function":
@@ -306,7 +306,7 @@ def topology(nodes):
                     result = getattr(args[0], node["target"])(*args[1:], **kwargs)
                 else:
                     raise ValueError("node {!r} is not known".format(node))
-                made[node["name"]] = result
+                results[node["name"]] = result
                 del args, kwargs, result
             raise ValueError("the list of nodes has no output")
 
@@ -325,7 +325,7 @@ def build(recipe):
 
 
 def load(name):
-    """Return torchvision or timm; a torchvision whose compiled part does not load serves for its networks."""
+    """Return torchvision or timm; torchvision's networks do not need its compiled operators."""
     if name not in ("torchvision", "timm"):
         raise ValueError("library is {!r}; expected torchvision or timm".format(name))
     try:
@@ -335,8 +335,8 @@ def load(name):
             raise
     import torch
 
-    for left in [n for n in sys.modules if n.split(".")[0] in ("torchvision", "timm")]:
-        del sys.modules[left]
+    for module in [n for n in sys.modules if n.split(".")[0] in ("torchvision", "timm")]:
+        del sys.modules[module]
     library = torch.library.Library("torchvision", "DEF")
     for operation in (
         "nms(Tensor a, Tensor b, float c) -> Tensor",
@@ -348,7 +348,7 @@ def load(name):
 
 
 KEPT = []
-"""Libraries of declared operators: they go when nothing refers to them."""
+"""References to libraries of declared operators, which end with their last reference."""
 
 
 def make_optimizer(name, parameters):
@@ -460,7 +460,7 @@ def short(number, digits=4):
 
 
 def scores(output):
-    """The float tensors a loss reads, auxiliary outputs included."""
+    """Return the float tensors that a loss reads, with auxiliary outputs."""
     import torch
 
     logits = getattr(output, "logits", None)
@@ -487,7 +487,7 @@ class Work:
         self.backward_start = None
 
     def loss(self, output):
-        """Cross entropy over classes (dimension 1), the mean of anything else."""
+        """Return the cross entropy over classes (dimension 1), or the mean of other outputs."""
         torch, total = self.torch, 0.0
         tensors = scores(output)
         del output
@@ -520,7 +520,7 @@ class Work:
         return start, self.clock.mark()
 
     def warm_up(self):
-        """Run until two steps in a row take the same time, a dozen or twenty seconds at most."""
+        """Run until two successive steps take the same time, at most 12 steps or 20 seconds."""
         begun, last = time.perf_counter(), None
         for step in range(WARMUP_STEPS[1]):
             before = time.perf_counter()
@@ -534,7 +534,7 @@ class Work:
             last = took
 
     def timed(self):
-        """Return the ms of several steps queued one behind the other."""
+        """Return the ms of several steps in a row."""
         begun, marks = time.perf_counter(), []
         for step in range(TIMED_STEPS[1]):
             marks.append(self.run())
@@ -577,7 +577,7 @@ def measure(model, job, mode, batch, device, meter):
 
 
 def clean(model, device):
-    """Give back all but the weights, so that the next point starts as in a fresh process."""
+    """Free everything but the weights, so that the next point starts as in a new process."""
     import torch
 
     for parameter in model.parameters():
@@ -591,7 +591,7 @@ def clean(model, device):
         if reset is not None:
             reset()
     with contextlib.suppress(ImportError, OSError, AttributeError):
-        import ctypes  # what is freed stays with glibc, and would count into the next point's resident memory
+        import ctypes  # glibc keeps freed memory, which would count for the next point
 
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -645,33 +645,33 @@ def environment(device, command):
     import torch
 
     meter = Meter(device)
-    found = {"row": "environment", "probe": VERSION, "device": device, "memory_meter": meter.name}
+    row = {"row": "environment", "probe": VERSION, "device": device, "memory_meter": meter.name}
     if device == "cuda":
-        found["device_name"] = torch.cuda.get_device_name(0)
-        found["cuda"], found["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
-        found["tf32"] = [
+        row["device_name"] = torch.cuda.get_device_name(0)
+        row["cuda"], row["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
+        row["tf32"] = [
             bool(getattr(torch.backends.cudnn, "allow_tf32", False)),
             bool(getattr(torch.backends.cuda.matmul, "allow_tf32", False)),
         ]
-        found["driver"] = meter.gpu.driver() if meter.gpu is not None else None
+        row["driver"] = meter.gpu.driver() if meter.gpu is not None else None
     else:
-        found["device_name"], found["threads"] = processor(), torch.get_num_threads()
+        row["device_name"], row["threads"] = processor(), torch.get_num_threads()
     total = meter.total()
-    found["memory_total_mib"] = None if total is None else round(total)
-    found.update(python=platform.python_version(), torch=torch.__version__, cpu=processor())
+    row["memory_total_mib"] = None if total is None else round(total)
+    row.update(python=platform.python_version(), torch=torch.__version__, cpu=processor())
     for name in ("torchvision", "timm"):
         with contextlib.suppress(Exception):
-            found[name] = load(name).__version__
-    found["machine"] = digest([found.get(k) for k in MACHINE])
-    found["host"] = digest([platform.node()])
-    found["kernel"] = platform.release()
-    found["date"] = time.strftime("%Y-%m-%d", time.gmtime())
-    found["command"] = command
-    return found
+            row[name] = load(name).__version__
+    row["machine"] = digest([row.get(k) for k in MACHINE])
+    row["host"] = digest([platform.node()])
+    row["kernel"] = platform.release()
+    row["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+    row["command"] = command
+    return row
 
 
 MACHINE = "device_name device memory_meter torch cuda cudnn driver cpu threads python".split()
-"""What has to agree for two rows to come from the same machine."""
+"""The fields that identify a machine."""
 
 
 def digest(parts):
@@ -680,7 +680,7 @@ def digest(parts):
 
 
 def processor():
-    """Return what the system calls the CPU."""
+    """Return the name of the CPU."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         for line in file:
             if line.lower().startswith(("model name", "hardware")):
@@ -692,7 +692,7 @@ def processor():
 
 
 def forked(work, each, limit_s):
-    """Run `work(emit)` in a forked child and hand each emitted row to `each`; return how it ended, or ''."""
+    """Run `work(emit)` in a forked child, pass each row to `each`; return the reason of a failure, or ''."""
     sys.stdout.flush()
     read, write = os.pipe()
     child = os.fork()
@@ -742,9 +742,9 @@ def forked(work, each, limit_s):
 
 
 def supervise(job, device, idle_mib, tell, limit_s):
-    """Measure one network in children until every point has its row; what kills a child gets one too."""
-    left = [tuple(p) for p in job["points"]]
-    while left:
+    """Measure one network in children until every point has a row, even if it kills its child."""
+    remaining = [tuple(p) for p in job["points"]]
+    while remaining:
         under_way = []
 
         def each(row, under_way=under_way):
@@ -752,19 +752,19 @@ def supervise(job, device, idle_mib, tell, limit_s):
             if row["row"] == "start":
                 under_way[:] = [point]
             else:
-                left.remove(point)
+                remaining.remove(point)
                 under_way[:] = []
             tell(row)
 
-        part = dict(job, points=[list(p) for p in left])
+        part = dict(job, points=[list(p) for p in remaining])
         ended = forked(lambda emit, part=part: run_job(part, device, idle_mib, emit), each, limit_s)
-        if not left:
+        if not remaining:
             break
-        point = under_way[0] if under_way else left[0]
+        point = under_way[0] if under_way else remaining[0]
         killed = ended == "killed by signal 9"  # how Linux ends a process when memory runs out
         row = dict(NOTHING, row="point", job=job["id"], mode=point[0], batch_size=point[1])
         row.update(fits=0 if killed else None, reason=(ended + " (out of memory)") if killed else ended)
-        left.remove(point)
+        remaining.remove(point)
         tell(row)
 
 
@@ -787,8 +787,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("jobs", help="file with one job a line; - reads standard input")
     parser.add_argument("--out", help="file to append rows to (default: standard output)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
-    parser.add_argument("--time-limit", type=float, default=600.0, help="seconds a point may take")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a GPU")
+    parser.add_argument("--time-limit", type=float, default=600.0, help="limit of seconds per point")
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     start_mib = meminfo()[0] if os.path.exists("/proc/meminfo") else 0.0
@@ -818,10 +818,10 @@ def main():
 
 
 def cuda_there(torch):
-    """Whether CUDA has a device, asked in a child so that this process stays free of it."""
-    found = []
-    forked(lambda emit: emit(torch.cuda.is_available()), found.append, 120.0)
-    return bool(found and found[0])
+    """Return whether CUDA has a device, from a child, since this process must not start CUDA."""
+    answers = []
+    forked(lambda emit: emit(torch.cuda.is_available()), answers.append, 120.0)
+    return bool(answers and answers[0])
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_pt2_of_an_evaluation_export_trains(tmp_path):
     path = saved(SmallNet().eval(), image(3, 8, 8), tmp_path / "model.pt2")
     graph = capture(load_pt2(path))
     assert next(op for op in graph.ops if op.kind == "batch_norm").attrs["training"] is True
-    assert any("mode asked for" in note for note in graph.notes)
+    assert any("requested mode" in note for note in graph.notes)
 
 
 def test_pt2_without_a_dynamic_batch_is_valid_for_its_own(tmp_path):

@@ -1,16 +1,14 @@
-"""Copies of a model and of the Python functions it runs: a capture changes no model and no other thread.
+"""Copies of a model and of its Python functions: a capture changes no model and no other thread.
 
 A capture runs the forward pass in a mode of its own thread, on a copy of the module tree: new module objects
 with copied attributes and containers that share parameters, buffers and every other object. So training
-flags, counters, caches and assigned buffers of the user's model stay as they are, also while other threads
-use it.
+flags, counters, caches and assigned buffers of the user's model do not change, even if other threads use it.
 
 Some calls never reach a mode: `range` over the batch, Python's and numpy's random numbers, scripted and
-memoized functions. Where the code of the model's classes names one of them, the copy gets methods with copied
-globals, in which that name stands for a substitute. Functions that such a method names are treated alike.
-Code that is reached in another way (a method of a base class by `super()`, a static method, a function kept
-in an attribute) runs as it is: it draws from the global generators, and its loops over samples are stopped
-by the limit on operators alone.
+memoized functions. If the code of the model's classes names one of them, the copy gets methods with copied
+globals, in which a substitute has that name. Functions that such a method names are copied in the same way.
+Other code (a method of a base class by `super()`, a static method, a function in an attribute) runs
+unchanged: it draws from the global generators, and only the limit on operators stops its loops over samples.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from torchedge.errors import CaptureError
 from torchedge.tracing.torch_calls import plain_forward
 
 LOCK = threading.RLock()
-"""Held while torch.export or AOTAutograd runs: both switch settings of the whole process."""
+"""The lock of torch.export and AOTAutograd: both change settings of the whole process."""
 _LONGEST_RANGE = 50_000_000
 _ATOMS = frozenset((int, float, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype))
 _BOXES = frozenset((dict, OrderedDict, list, set))
@@ -57,10 +55,7 @@ def isolated(model: _Module, training: bool | None = None) -> Iterator[_Module]:
     try:
         yield twin
     finally:
-        for box in (
-            *homes,
-            *boxes,
-        ):  # bound methods make cycles, which keep weights alive
+        for box in [*homes, *boxes]:  # bound methods form cycles, which keep weights alive
             box.clear()
 
 
@@ -121,7 +116,7 @@ def copied(model: _Module) -> _Module:
 
 @contextmanager
 def scoped(model: _Module, scopes: list[str]) -> Iterator[None]:
-    """Let each module of a copy push its path to `scopes` while it runs, and PyTorch's run plain bodies."""
+    """Make each module of a copy push its path to `scopes`, and PyTorch's modules run plain bodies."""
     for name, module in model.named_modules():
         home = vars(module)
         home["_compiled_call_impl"] = _scoped_call(module._call_impl, name, scopes)
@@ -142,7 +137,7 @@ def _scoped_call(call: Callable[..., Any], name: str, scopes: list[str]) -> Call
 
 
 def forget_cached(kinds: tuple[type, ...]) -> None:
-    """Clear each `functools.lru_cache` that holds a stand-in, which the next real run must not meet."""
+    """Clear each `functools.lru_cache` that contains a stand-in, which no real run may read."""
     import gc
 
     caches: list[Any] = [o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper]
@@ -181,7 +176,7 @@ class _RangeKind(type):
 
 
 _Range = _RangeKind("range", (), {})
-"""Stands for `range`: a loop over the samples, endless at the stand-ins' batch size, ends in an error."""
+"""The substitute of `range`: a loop over the samples, endless at the batch prime, raises an error."""
 
 
 def where() -> str:
@@ -199,8 +194,8 @@ def where() -> str:
 class FunctionCopies:
     """Copies of Python functions for one capture, with substitutes in their globals and closures.
 
-    Random numbers come from generators of its own that start at fixed seeds, so that models that draw in
-    Python (stochastic depth, layer drop) give the same graph every time.
+    Random numbers come from separate generators with fixed seeds, so that models that draw in Python
+    (stochastic depth, layer drop) have the same graph every time.
     """
 
     def __init__(self) -> None:
@@ -231,7 +226,7 @@ class FunctionCopies:
         return twin
 
     def substitute(self, item: Any) -> Any:
-        """Return what stands for a global or an argument in copied functions: mostly the object itself."""
+        """Return the substitute of a global or a cell in copied functions: mostly the object itself."""
         if item is range:
             return _Range
         if item is random:
@@ -300,7 +295,7 @@ _methods: WeakKeyDictionary[type, list[tuple[str, FunctionType]]] = WeakKeyDicti
 
 
 def _methods_to_copy(kind: type) -> list[tuple[str, FunctionType]]:
-    """Return the methods of a class (bases included) that name something which needs a substitute."""
+    """Return the methods of a class and its bases that name an object with a substitute."""
     if kind not in _methods:
         _methods[kind] = [
             (name, item)
@@ -311,7 +306,7 @@ def _methods_to_copy(kind: type) -> list[tuple[str, FunctionType]]:
 
 
 def _must_copy(function: FunctionType) -> bool:
-    """Return whether a function of the user's code names something which needs a substitute."""
+    """Return whether a function of the user's code names an object with a substitute."""
     if function in _decided:
         return _decided[function]
     _decided[function] = False  # of a recursive function, the other names decide

@@ -32,7 +32,7 @@ _RANDOM = _names(
 
 
 def decompositions(keep: Collection[str] = ()) -> Table:
-    """Return PyTorch's table (core ATen and a little more) without what stays whole.
+    """Return PyTorch's table (core ATen and a little more) without the operators that are not decomposed.
 
     keep: ATen base names, such as "native_layer_norm".
     """
@@ -112,7 +112,7 @@ def _shrink_backward(grad: torch.Tensor, source: torch.Tensor, lambd: float) -> 
 
 
 def _share(source: torch.Tensor, target: torch.Tensor, reduction: int) -> float:
-    """Return what one element counts in a loss that is reduced (0: not, 1: to the mean, 2: to the sum)."""
+    """Return the weight of one element in a loss (reduction 0: none, 1: mean, 2: sum)."""
     count = max(1, torch.broadcast_shapes(source.shape, target.shape).numel())
     return 1.0 / count if reduction == 1 else 1.0
 
@@ -183,8 +183,8 @@ def _median(source: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torc
     if not source.is_floating_point():
         return value, place
     unknown = source.isnan().to(torch.int32)
-    found = unknown.amax(dim, keepdim) > 0
-    return torch.where(found, math.nan, value), torch.where(found, unknown.argmax(dim, keepdim), place)
+    has_nan = unknown.amax(dim, keepdim) > 0
+    return torch.where(has_nan, math.nan, value), torch.where(has_nan, unknown.argmax(dim, keepdim), place)
 
 
 def _median_of_all(source: torch.Tensor) -> torch.Tensor:
@@ -271,7 +271,7 @@ def encoder_layer(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """Return what `aten._transformer_encoder_layer_fwd` does; src: (N, L, E)."""
+    """Compute `aten._transformer_encoder_layer_fwd`; src: (N, L, E)."""
 
     def attend(x: Tensor) -> Tensor:
         weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
@@ -309,9 +309,9 @@ def attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what `aten._native_multi_head_attention` does; query, key and value: (N, L, E).
+    """Compute `aten._native_multi_head_attention`; query, key and value: (N, L, E).
 
-    mask_type: 0 for a mask (L, L), 1 for one of keys (N, L), 2 for one of both; what is true is left out.
+    mask_type: 0 for a mask (L, L), 1 for one of keys (N, L), 2 for one of both; True masks a position.
     """
     parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
     q, k, v = [F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts]
@@ -330,4 +330,4 @@ FUSED_LAYERS = {
     torch.ops.aten._native_multi_head_attention.default: attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
 }
-"""PyTorch's fast paths of transformer layers, taken in eval mode, as the operators that they fuse."""
+"""PyTorch's fast paths of transformer layers in eval mode, decomposed into the operators that they fuse."""

@@ -1,4 +1,4 @@
-"""What a model wants to be fed, read from its own metadata or guessed from its first layer."""
+"""The input of a model: from its metadata, or guessed from its first layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPATIAL = {1: (1024,), 2: (224, 224), 3: (16, 112, 112)}
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """Shape of one sample (without the batch), its dtype, its keyword, and a note where it was guessed."""
+    """Shape of one sample (without the batch), its dtype, its keyword, and a note if it was guessed."""
 
     size: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -24,16 +24,16 @@ class InputSpec:
 
 
 def infer_input(model: torch.nn.Module) -> InputSpec:
-    """Return what `model` takes, from timm's, transformers' or torchvision's metadata or its first layer.
+    """Return the input of `model`, from timm's, transformers' or torchvision's metadata or its first layer.
 
-    Raises InputError where nothing tells; pass `input_size=` or `example=` then.
+    Raises InputError if none of them is known; pass `input_size=` or `example=` then.
     """
     for source in (_from_timm, _from_transformers, _from_torchvision, _from_first_layer):
-        found = source(model)
-        if found is not None:
-            return found
+        spec = source(model)
+        if spec is not None:
+            return spec
     raise InputError(
-        f"cannot tell what {type(model).__name__} takes as input; pass input_size=(channels, height, width) "
+        f"the input size of {type(model).__name__} is unknown; pass input_size=(channels, height, width) "
         "or example=..."
     )
 
@@ -45,9 +45,9 @@ def _from_timm(model: torch.nn.Module) -> InputSpec | None:
         return None
     spec = InputSpec(tuple(int(s) for s in size))
     patch = getattr(model, "patch_embed", None)
-    chosen = getattr(patch, "img_size", None)
-    if isinstance(chosen, tuple) and len(chosen) == 2 and len(spec.size) == 3:
-        return InputSpec((spec.size[0], int(chosen[0]), int(chosen[1])))
+    sides = getattr(patch, "img_size", None)
+    if isinstance(sides, tuple) and len(sides) == 2 and len(spec.size) == 3:
+        return InputSpec((spec.size[0], int(sides[0]), int(sides[1])))
     return spec
 
 
@@ -71,7 +71,7 @@ def _from_transformers(model: torch.nn.Module) -> InputSpec | None:
 
 
 def _from_torchvision(model: torch.nn.Module) -> InputSpec | None:
-    """Torchvision's builders leave no size on the model; its weights carry it under the builder's name."""
+    """Return the size by the model's module: torchvision stores sizes with weights, not with models."""
     module = type(model).__module__
     if not module.startswith("torchvision.models"):
         return None

@@ -1,7 +1,7 @@
 """The models that FlashMem was evaluated on, from their configurations: random weights, on the meta device.
 
 Nothing is downloaded. Attention is built of its parts (two products and a softmax), as a phone runs it, and
-decoders keep no cache. A model carries what it is fed as `example_inputs`, which `capture` reads.
+decoders keep no cache. The attribute `example_inputs` of a model is its input, which `capture` reads.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def _sam2() -> tuple[torch.nn.Module, Example]:
 
 
 def _vit_pytorch(kind: str, depth: int) -> tuple[torch.nn.Module, Example]:
-    """ViT and DeepViT as the vit-pytorch package has them, in the sizes of its README."""
-    made = getattr(_library(f"vit_pytorch.{kind.lower()}", "vit-pytorch"), kind)(
+    """ViT and DeepViT of the vit-pytorch package, in the sizes of its README."""
+    model = getattr(_library(f"vit_pytorch.{kind.lower()}", "vit-pytorch"), kind)(
         image_size=224, patch_size=16, num_classes=1000, dim=1024, depth=depth, heads=16, mlp_dim=2048
     )
-    return made, (_zeros(1, 3, 224, 224),)
+    return model, (_zeros(1, 3, 224, 224),)
 
 
 def _sd_unet() -> tuple[torch.nn.Module, Example]:

@@ -1,4 +1,4 @@
-"""Writes down what a traced forward pass does, operator by operator, and builds the ForwardGraph from it."""
+"""Records the operators of a traced forward pass and builds a ForwardGraph from them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _PLAIN = (int, float, str, bool, type(None))
 
 
 class Token:
-    """Ties a value of the graph to the Python object that stands for it; its end is the value's release."""
+    """Connects a value of the graph to its Python object; the end of the token releases the value."""
 
     __slots__ = ("index", "released")
 
@@ -83,16 +83,16 @@ class TracedTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient would flow through the value: models choose checkpointing by it."""
+        """Whether a gradient flows through the value: models choose checkpointing by it."""
         return self.recorder.needs_gradient(self.token.index)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        """Leave it: which values need a gradient follows from the graph."""
+        """Ignore the new value: the graph decides which values need a gradient."""
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
-        """The sizes, without a detour through the tracing mode."""
+        """The sizes, without a call of the tracing mode."""
         return self.sizes
 
     @property
@@ -102,7 +102,7 @@ class TracedTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """For the model the CPU: code that chooses by the device (`torch.autocast`) takes a usual way."""
+        """The CPU inside the model, so that code that reads the device (`torch.autocast`) runs as usual."""
         return _CPU if torch._C._len_torch_function_stack() else _META
 
     def dim(self) -> int:
@@ -118,7 +118,7 @@ class TracedTensor(torch.Tensor):
 
 
 def plain(item: Any) -> Any:
-    """Return an attribute as immutable plain data: affine sizes read back, torch types as text."""
+    """Return an attribute as immutable plain data: sizes as affine functions, torch types as text."""
     kind = type(item)
     if kind is int:
         return item if item < LARGEST_CONSTANT else _size_or_number(item)
@@ -153,15 +153,15 @@ _active = _Active()
 
 
 def active_recorder() -> Recorder | None:
-    """Return the recorder of the trace that this thread runs, if any: for modules that interpret a file."""
+    """Return the recorder of this thread's trace, if any: programs from files use it."""
     return _active.recorders[-1] if _active.recorders else None
 
 
 class AutogradState:
-    """Whether autograd records the model's operators, and which checkpointed region they are in.
+    """The gradient mode of the model's operators, and the checkpointed region that contains them.
 
-    Inside a custom autograd function and a reentrant checkpoint PyTorch switches gradients off below Python.
-    The operators there count as recorded: each has its own backward, or runs again in the backward pass.
+    In a custom autograd function and a reentrant checkpoint, PyTorch disables gradients below Python.
+    Operators there count as recorded: each has its own backward, or runs again in the backward pass.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class AutogradState:
         return not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
 
     def _number(self, owner: Any) -> int:
-        """Return the number of a region, which the object that PyTorch makes for it carries."""
+        """Return the number of a region, an attribute of the object that PyTorch creates for it."""
         if not hasattr(owner, _REGION):
             self._regions += 1
             setattr(owner, _REGION, self._regions)
@@ -215,15 +215,15 @@ class AutogradState:
 _REGION = "_torchedge_region"
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 Leaves = Callable[[], Iterable[tuple[str, torch.Tensor, Role]]]
-"""Gives every tensor that belongs to the model with its name and role; asked once, at the first one met."""
+"""Returns every tensor of the model with its name and role; called once, at the first such tensor."""
 
 
 def leaves_of(model: torch.nn.Module) -> Leaves:
-    """Return the parameters and buffers of a module, and the meta tensors it keeps as plain attributes."""
+    """Return the parameters and buffers of a module, and the tensors in its plain attributes."""
 
     def leaves() -> Iterator[tuple[str, torch.Tensor, Role]]:
-        given = getattr(model, "names_in_file", {})
-        found: list[tuple[str, torch.Tensor, Role]] = []
+        names_in_file = getattr(model, "names_in_file", {})
+        weights: list[tuple[str, torch.Tensor, Role]] = []
         for path, module in model.named_modules():
             prefix = f"{path}." if path else ""
             for name, value in vars(module).items():
@@ -233,8 +233,8 @@ def leaves_of(model: torch.nn.Module) -> Leaves:
                 for name, tensor in home.items():
                     if tensor is not None:
                         key = prefix + name
-                        found.append((given.get(key, key), tensor, role))  # type: ignore[arg-type]
-        yield from reversed(found)  # of tied parameters, the first name holds
+                        weights.append((names_in_file.get(key, key), tensor, role))  # type: ignore[arg-type]
+        yield from reversed(weights)  # tied parameters get their first name
 
     return leaves
 
@@ -242,7 +242,7 @@ def leaves_of(model: torch.nn.Module) -> Leaves:
 class Recorder:
     """Collects values and operators while a model is traced.
 
-    `leaves` name the model's own tensors; `fixed_batch` is the one batch size to trace, None: every.
+    leaves: the model's own tensors. fixed_batch: the one batch size to trace, None: every.
     """
 
     def __init__(self, leaves: Leaves, fixed_batch: int | None = None) -> None:
@@ -263,7 +263,7 @@ class Recorder:
         self._named_leaves = leaves
         self._leaves: dict[int, int] = {}
         self._metas: dict[int, torch.Tensor] = {}
-        self._kept: list[torch.Tensor] = []
+        self._alive: list[torch.Tensor] = []
         self._named: dict[int, tuple[str, torch.Tensor, Role]] | None = None
 
     # values -----------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class Recorder:
         return index
 
     def wrap(self, tensor: torch.Tensor, index: int) -> TracedTensor:
-        """Return the tensor that stands for a value in the model's own code."""
+        """Return the stand-in of a value for the model's code."""
         traced = tensor.as_subclass(TracedTensor)
         traced.sizes = torch.Tensor.size(tensor)
         traced.dtype_name = self.values[index].dtype
@@ -304,16 +304,16 @@ class Recorder:
         return Token(index, self._released)
 
     def leaked(self) -> bool:
-        """Return whether stand-ins outlive the trace: something outside the model (a cache) holds them."""
+        """Return whether stand-ins outlive the trace, in a cache outside of the model."""
         return self._tokens > self._booked + len(self._released)
 
     def feed(self, name: str, sizes: tuple[int, ...], dtype: torch.dtype) -> TracedTensor:
-        """Make an input of the graph."""
+        """Add an input of the graph; returns its stand-in."""
         index = self.add_value(name, sizes, DTYPE_NAMES[dtype], "input")
         return self.wrap(torch.empty(sizes, dtype=dtype, device="meta"), index)
 
     def index_of(self, tensor: torch.Tensor) -> int:
-        """Return the value a tensor stands for; what belongs to the model becomes a value on first sight."""
+        """Return the value of a tensor; a tensor of the model becomes a value at its first use."""
         if type(tensor) is TracedTensor:
             return tensor.token.index
         index = self._leaves.get(id(tensor))
@@ -322,9 +322,9 @@ class Recorder:
     def _leaf(self, tensor: torch.Tensor) -> int:
         if self._named is None:
             self._named = {id(t): (name, t, role) for name, t, role in self._named_leaves()}
-        found = self._named.get(id(tensor))
+        leaf = self._named.get(id(tensor))
         role: Role
-        if found is None:
+        if leaf is None:
             if tensor.device.type == "meta":
                 raise CaptureError(
                     f"a tensor of shape {tuple(tensor.shape)} reaches an operator from code that tracing "
@@ -332,7 +332,7 @@ class Recorder:
                 )
             name, role = f"constant_{len(self.values)}", "constant"
         else:
-            name, _, role = found
+            name, _, role = leaf
         index = self.add_value(
             name,
             tuple(tensor.shape),
@@ -342,11 +342,11 @@ class Recorder:
             role == "parameter" and tensor.requires_grad,
         )
         self._leaves[id(tensor)] = index
-        self._kept.append(tensor)
+        self._alive.append(tensor)
         return index
 
     def meta_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a meta tensor of the same geometry, so that real parameters are never touched."""
+        """Return a meta tensor of the same shape and strides, so that no operator reads real parameters."""
         if type(tensor) is TracedTensor:
             return tensor
         meta = self._metas.get(id(tensor))
@@ -365,7 +365,7 @@ class Recorder:
         return meta
 
     def note(self, text: str) -> None:
-        """Add a sentence to what the graph says about itself, once."""
+        """Add a note to the graph, once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -389,7 +389,7 @@ class Recorder:
         inplace: bool,
         known: bool,
     ) -> None:
-        """Append an operator; what was released since the last one is booked behind that one."""
+        """Append an operator; values released since the previous operator are released after that one."""
         if self.ops:
             self._flush()
             if len(self.ops) >= _MOST_OPS:
@@ -440,14 +440,14 @@ class Recorder:
         )  # fmt: skip
 
     def _uniquely_named(self) -> tuple[Value, ...]:
-        taken: set[str] = set()
+        names: set[str] = set()
         for index, value in enumerate(self.values):
-            if value.name in taken:
+            if value.name in names:
                 fresh = f"{value.name}_{index}"
                 self.values[index] = Value(
                     fresh, value.shape, value.dtype, value.role, value.alias, value.trainable
                 )
-                taken.add(fresh)
+                names.add(fresh)
             else:
-                taken.add(value.name)
+                names.add(value.name)
         return tuple(self.values)

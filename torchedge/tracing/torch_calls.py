@@ -1,4 +1,4 @@
-"""The role of each function of PyTorch in a trace: an operator, a question, a read of values, a move."""
+"""The role of each function of PyTorch in a trace: an operator, a query, a read of values, a move."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TorchCall:
 
     role: "op", "query", "read", "move", "check", "assign" (to a tensor's attribute) or "reshape" (in-place
     change of shape). params: names of its positional parameters; slots: those where None stands for an absent
-    tensor. body: runs a function that is written in Python, so that the functions it calls are seen.
+    tensor. body: runs a function that is written in Python, so that its own calls are traced.
     """
 
     role: str
@@ -102,7 +102,7 @@ _resolved: dict[Any, TorchCall] = {}
 
 
 def plain_body(func: Any) -> Any:
-    """Return a Python function of PyTorch without its hand-over to modes, any other object as it is.
+    """Return a Python function of PyTorch without its dispatch to modes, any other object unchanged.
 
     Its globals and closure hold plain bodies too, so that a mode sees only the C functions that it calls.
     """
@@ -167,12 +167,12 @@ def _never(*args: object) -> bool:
 
 
 def target_of(func: Callable[..., Any]) -> TorchCall:
-    """Return (and remember) what a function of PyTorch is."""
-    found = _resolved.get(func)
-    if found is None:
-        found, body = _resolve(func), plain_body(func)
-        found = _resolved[func] = found if body is func else replace(found, body=body)
-    return found
+    """Return the role of a function of PyTorch, from a cache after the first call."""
+    call = _resolved.get(func)
+    if call is None:
+        call, body = _resolve(func), plain_body(func)
+        call = _resolved[func] = call if body is func else replace(call, body=body)
+    return call
 
 
 def _resolve(func: Callable[..., Any]) -> TorchCall:

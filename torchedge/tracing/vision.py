@@ -1,4 +1,4 @@
-"""Imports torchvision, also where its compiled operators do not fit the installed torch."""
+"""Imports torchvision, even if its compiled operators do not match the installed torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _declared: list[torch.library.Library] = []
 
 
 def prepare_torchvision() -> None:
-    """Declare the operators that torchvision registers fake kernels for, if its library did not load.
+    """Declare the operators of torchvision's fake kernels if its library did not load.
 
     Call it before importing torchvision, timm or transformers: on a CPU-only torch (or with mismatched
     wheels) their import otherwise fails with "operator torchvision::nms does not exist".
@@ -39,11 +39,11 @@ def prepare_torchvision() -> None:
 
 
 def import_torchvision() -> ModuleType:
-    """Return torchvision; raises MissingExtraError where it is not installed."""
+    """Return torchvision; raises MissingExtraError if it is not installed."""
     prepare_torchvision()
     try:
         import torchvision
     except ImportError as error:
         raise MissingExtraError.of("torchvision", extra="vision", purpose="building its models") from error
-    found: ModuleType = torchvision
-    return found
+    module: ModuleType = torchvision
+    return module
