@@ -134,7 +134,7 @@ def add_nodes(
     randomness: Randomness,
     scope: Scopes | None = None,
 ) -> list[int | None]:
-    """Add a module's operators to a draft; returns the values that it returns, None where it returns None.
+    """Add a module's operators to a draft; returns the values of its results, None for None.
 
     bound: the draft's value for each placeholder, or the constant it stands for. constants: receives the
     tensors that the draft's values of role "constant" hold, by their names.

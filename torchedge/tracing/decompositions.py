@@ -176,7 +176,7 @@ def _kthvalue(
 
 
 def _median(source: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower one of two elements in the middle, and where it is; NaN if there is one."""
+    """Return the lower of two middle elements and its position; NaN if any element is NaN."""
     if not source.dim():
         return source.clone(), torch.zeros_like(source, dtype=torch.int64)
     value, place = _kthvalue(source, (source.shape[dim] + 1) // 2, dim, keepdim)

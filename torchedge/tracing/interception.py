@@ -485,7 +485,7 @@ LossFunction = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ForwardCall:
-    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` where there is a loss.
+    """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` if there is a loss.
 
     Only shape and dtype of the tensors among the arguments count. Dimension 0 of a tensor is the batch if it
     equals dimension 0 of the first tensor. fixed_batch: the one batch size to capture for, None: every.

@@ -76,7 +76,7 @@ def capture_step(
     keep: ATen base names of operators not to decompose.
     seed: of dropout and other random operators, by default `torch.initial_seed()`; its lower 31 bits count.
     The model does not change and runs in its present mode. Raises InputError for unusable arguments and
-    CaptureError, naming the reason, where the model cannot be captured.
+    CaptureError with the reason if the model cannot be captured.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
@@ -114,7 +114,7 @@ def _arguments(args: Any) -> tuple[Any, ...]:
 
 
 def _trained(objective: Objective, optimizer: torch.optim.Optimizer | None) -> set[int]:
-    """Return the ids of the parameters to differentiate by; raises InputError where there are none."""
+    """Return the ids of the parameters to differentiate by; raises InputError if there are none."""
     parameters = list(objective.parameters())
     wanted = {id(p) for p in parameters if p.requires_grad}
     if not wanted:
