@@ -18,15 +18,18 @@ method has to be in the tables below.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import torch
+from msgspec import Meta
 from torch import nn
 
-from torchedge.errors import ProfileError
+from torchedge.errors import InputError, ProfileError
+from torchedge.storage.codecs import Codec, OneOf, OptionalText
 
-__all__ = ["FUNCTIONS", "LAYERS", "METHODS", "StochasticDepth", "TopologyModule"]
+__all__ = ["FUNCTIONS", "LAYERS", "METHODS", "StochasticDepth", "TopologyModule", "TopologyNode"]
 
 
 class StochasticDepth(nn.Module):
@@ -83,46 +86,83 @@ _MOST_NODES = 20_000
 _LARGEST_NUMBER = 1 << 24
 
 
+@dataclass(frozen=True, slots=True)
+class TopologyNode:
+    """One node of a topology; the module's docstring describes its entries."""
+
+    op: Literal["input", "module", "function", "method", "output"]
+    name: OptionalText = ""
+    type: Annotated[str, OneOf(tuple(LAYERS))] | None = None
+    target: Annotated[str, OneOf((*FUNCTIONS, *sorted(METHODS - FUNCTIONS.keys())))] | None = None
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Topology:
+    nodes: Annotated[tuple[TopologyNode, ...], Meta(min_length=1, max_length=_MOST_NODES)]
+
+
+def _check_nodes(topology: _Topology) -> None:
+    tables: Mapping[str, tuple[str, Container[str]]] = {
+        "module": ("type", LAYERS), "function": ("target", FUNCTIONS), "method": ("target", METHODS),
+    }  # fmt: skip
+    names = [node.name for node in topology.nodes if node.op != "output"]
+    if len(set(names)) != len(names):
+        raise InputError("two nodes have the same name; expected each name once")
+    for place, node in enumerate(topology.nodes):
+        key, known = tables.get(node.op, ("", ()))
+        if key and getattr(node, key) not in known:
+            word = getattr(node, key)
+            raise InputError(f"nodes[{place}].{key} is {word!r}; expected the name of a known {node.op}")
+        if node.op in ("output", "method") and not node.args:
+            raise InputError(f"nodes[{place}] has no args; expected one or more for op {node.op!r}")
+
+
+_TOPOLOGIES = Codec(_Topology, "Topology", verify=_check_nodes, error=ProfileError)
+
+
 class TopologyModule(nn.Module):
-    """Runs the nodes of one topology in order."""
+    """Runs the nodes of one topology in order; `label` is named in errors.
+
+    Raises:
+        ProfileError: a node is not of the format, or a layer cannot be built.
+    """
 
     def __init__(self, nodes: object, label: str) -> None:
         super().__init__()
-        if not isinstance(nodes, Sequence) or not 0 < len(nodes) <= _MOST_NODES:
-            raise ProfileError(f"{label}: expected a list of 1 to {_MOST_NODES} nodes")
-        self.nodes = [_checked(node, label) for node in nodes]
+        self.nodes = _TOPOLOGIES.parse(label, {"nodes": nodes}).nodes
         self.layers = nn.ModuleDict()
         for node in self.nodes:
-            if node["op"] == "module":
-                self.layers[_key(node["name"])] = _layer(node, label)
+            if node.op == "module":
+                self.layers[_key(node.name)] = _layer(node, label)
 
     def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the last node gives
         """Run the network on x (N, C, H, W)."""
         results: dict[str, Any] = {}
         last: dict[str, int] = {}
         for position, node in enumerate(self.nodes):
-            for name in _names([node.get("args", []), node.get("kwargs", {})]):
+            for name in _names([*node.args, node.kwargs]):
                 last[name] = position
         for position, node in enumerate(self.nodes):
-            op, name = node["op"], node.get("name", "")
-            if op == "input":
-                results[name] = x
+            if node.op == "input":
+                results[node.name] = x
                 continue
-            args = _resolve(node.get("args", []), results)
-            if op == "output":
+            args = [_resolve(item, results) for item in node.args]
+            if node.op == "output":
                 return args[0]
-            kwargs = _resolve(node.get("kwargs", {}), results) if op != "module" else {}
+            kwargs = _resolve(node.kwargs, results) if node.op != "module" else {}
             for used in [n for n in results if last.get(n) == position]:
                 del results[used]  # as in Python code whose variables are overwritten
-            results[name] = self._run(node, args, kwargs)
+            results[node.name] = self._run(node, args, kwargs)
             del args
         raise ProfileError("the topology has no output node; expected one at its end")
 
-    def _run(self, node: Mapping[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        if node["op"] == "module":
-            return self.layers[_key(node["name"])](*args)
-        target = node["target"]
-        if node["op"] == "function":
+    def _run(self, node: TopologyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        if node.op == "module":
+            return self.layers[_key(node.name)](*args)
+        target = str(node.target)
+        if node.op == "function":
             if target == "getitem" and isinstance(args[1], list):
                 args[1] = tuple(args[1])
             return FUNCTIONS[target](*args, **kwargs)
@@ -133,36 +173,17 @@ def _key(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _checked(node: Any, label: str) -> Mapping[str, Any]:  # noqa: ANN401 - read from a file
-    if not isinstance(node, Mapping) or not isinstance(node.get("name", ""), str):
-        raise ProfileError(f"{label}: a node is {str(node)[:60]!r}; expected a table with name and op")
-    op, target, kind = node.get("op"), node.get("target"), node.get("type")
-    known = {
-        "input": True,
-        "output": True,
-        "module": kind in LAYERS,
-        "function": target in FUNCTIONS,
-        "method": target in METHODS,
-    }
-    if not known.get(str(op), False):
-        raise ProfileError(
-            f"{label}: node {node.get('name')!r} is {op} {kind or target!r}, which is not known; "
-            f"expected one of {', '.join((*LAYERS, *FUNCTIONS, *sorted(METHODS)))}"
-        )
-    return node
-
-
-def _layer(node: Mapping[str, Any], label: str) -> nn.Module:
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in node.get("kwargs", {}).items()}
+def _layer(node: TopologyNode, label: str) -> nn.Module:
+    settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in node.kwargs.items()}
     flat = [n for v in settings.values() for n in (v if isinstance(v, tuple) else (v,))]
     if any(isinstance(n, (int, float)) and abs(n) > _LARGEST_NUMBER for n in flat):
-        raise ProfileError(f"{label}: node {node['name']!r} has a size above {_LARGEST_NUMBER}")
-    try:
-        return LAYERS[node["type"]](**settings)
-    except (TypeError, ValueError, RuntimeError) as error:
         raise ProfileError(
-            f"{label}: node {node['name']!r} ({node['type']}) is not valid: {error}"
-        ) from error
+            f"{label}: node {node.name!r} has a size above {_LARGEST_NUMBER}; correct the file"
+        )
+    try:
+        return LAYERS[str(node.type)](**settings)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ProfileError(f"{label}: node {node.name!r} ({node.type}) is not valid: {error}") from error
 
 
 def _names(item: Any) -> list[str]:  # noqa: ANN401

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
-from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, TopologyModule
+from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, TopologyModule, TopologyNode
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.recorder import TracedTensor
@@ -217,12 +217,12 @@ class _Watched(TopologyModule):
         super().__init__(nodes, label)
         self.notes = _Notes()
 
-    def _run(self, node: Mapping[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _run(self, node: TopologyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         result = super()._run(node, args, kwargs)
         traced = [leaf for leaf in tree_leaves(result) if isinstance(leaf, TracedTensor)]
         if traced:
-            self.notes.values_of[node["name"]] = tuple(leaf.token.index for leaf in traced)
-            self.notes.ends.append((node["name"], len(traced[0].recorder.ops)))
+            self.notes.values_of[node.name] = tuple(leaf.token.index for leaf in traced)
+            self.notes.ends.append((node.name, len(traced[0].recorder.ops)))
         return result
 
 
