@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,26 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no measured data at {folder}: set TORCHEDGE_DATA to the folder that holds jetson-tx2/")
     return folder
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow the cases of a test that its mark `sampled(n)` leaves to `make test-all`.
+
+    The n cases that stay are drawn by the name of the test: the same ones in every run.
+    """
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            name = getattr(item, "originalname", item.name)
+            cases.setdefault((item.nodeid.split("::")[0], name), []).append(item)
+    for (_, name), group in cases.items():
+        mark = group[0].get_closest_marker("sampled")
+        assert mark is not None
+        stay = random.Random(name).sample(group, min(mark.args[0], len(group)))
+        for item in group:
+            if item not in stay:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

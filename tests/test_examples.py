@@ -74,6 +74,7 @@ def test_training_starts_where_it_fits(run):
     assert len(losses) == 2 and losses[1] < losses[0]
 
 
+@pytest.mark.slow
 def test_the_batch_size_is_lowered_to_what_fits(run):
     pytest.importorskip("sklearn")
     words = ("--device", "jetson-tx2", "--limit", "2000", "--batch-size", "20000", "--steps", "1")
@@ -83,6 +84,7 @@ def test_the_batch_size_is_lowered_to_what_fits(run):
     assert found and 1 < int(found[1]) < 20000
 
 
+@pytest.mark.slow
 def test_training_is_refused_where_nothing_fits(run):
     status, out, err = run("before_training.py", "--device", "jetson-tx2", "--limit", "100")
     assert status == 1 and out == ""
@@ -109,6 +111,7 @@ def test_the_search_says_that_nothing_fits(run):
     ]
 
 
+@pytest.mark.slow
 def test_a_sub_network_is_searched_and_built(run):
     status, out, err = run("ofa_search.py", "--iterations", "2")
     assert status == 0, err

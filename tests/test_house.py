@@ -10,9 +10,16 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import grimp
+import networkx
 import pytest
 
 import torchedge
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torchedge"
@@ -115,6 +122,37 @@ def test_rooms_do_not_enter_by_the_front_door():
             if lazy or (isinstance(node, ast.Import) and "torchedge" in names):
                 uses.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not uses, "import from the room that defines the name"
+
+
+@cache
+def imports_between_modules() -> frozenset[tuple[str, str]]:
+    """(importer, imported) for modules of torchedge: imports in functions and for types alone count too.
+
+    The package's front door is none of them: it re-exports lazily and imports nothing when it is imported.
+    """
+    graph = grimp.build_graph("torchedge", cache_dir=None)
+    pairs = {(a, b) for a in graph.modules for b in graph.find_modules_directly_imported_by(a)}
+    return frozenset(pair for pair in pairs if "torchedge" not in pair)
+
+
+def test_no_module_imports_itself_through_others():
+    components = networkx.strongly_connected_components(networkx.DiGraph(imports_between_modules()))
+    assert [sorted(modules) for modules in components if len(modules) > 1] == []
+
+
+def test_no_room_imports_a_higher_one():
+    contract = tomllib.loads(text_of(ROOT / "pyproject.toml"))["tool"]["importlinter"]["contracts"][0]
+    rank = {
+        room: place for place, layer in enumerate(contract["layers"]) for room in re.findall(r"\w+", layer)
+    }
+    rooms = {name.split(".")[1] for name in module_names()}
+    assert rooms <= set(rank), "place each room in the layers of pyproject.toml"
+    upward = [
+        f"{importer} imports {imported}"
+        for importer, imported in imports_between_modules()
+        if rank[importer.split(".")[1]] > rank[imported.split(".")[1]]
+    ]
+    assert not upward
 
 
 def test_every_public_name_is_in_the_lazy_table():

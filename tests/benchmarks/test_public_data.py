@@ -56,6 +56,7 @@ def test_edge_rows_are_read_for_one_device(edge):
         read_public_samples(edge, find_device("adreno-740"))
 
 
+@pytest.mark.slow
 def test_every_method_is_scored_on_groups_it_has_not_seen(edge):
     pytest.importorskip("sklearn")
     public = read_public_samples(edge, find_device("adreno-640"))

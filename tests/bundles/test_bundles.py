@@ -120,6 +120,7 @@ def test_the_optimizers_state_goes_along(model, batch, tmp_path):
         assert np.linalg.norm(state[name] - held) < 1e-4 * np.linalg.norm(held)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["local-cpu", "adreno"])
 def test_gradients_are_added_up(batch, tmp_path, device):
     torch.manual_seed(2)
@@ -157,6 +158,7 @@ def test_gradients_are_added_up(batch, tmp_path, device):
         np.testing.assert_allclose(bundle.state_dict()[name], held.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["local-cpu", "adreno"])
 def test_intermediates_in_half_precision(tmp_path, device):
     torch.manual_seed(3)

@@ -64,6 +64,7 @@ def test_the_same_words_give_the_same_bytes(small_dataset, fitted, tmp_path):
         assert (tmp_path / "a/mine" / name).read_bytes() == (tmp_path / "b/mine" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_another_seed_chooses_other_points(small_dataset, fitted, tmp_path):
     chosen = []
     for seed in ("0", "1"):
@@ -128,6 +129,7 @@ def test_a_device_nobody_knows_is_described_from_what_its_probe_saw(small_datase
     assert device.profile["training"]["provenance"] == "public data"  # the base's, which is the weaker
 
 
+@pytest.mark.slow
 def test_more_points_than_there_are_means_all(small_dataset, fitted, tmp_path, capsys):
     out = tmp_path / "mine"
     assert adapt(small_dataset, fitted, out, "--points", "5000") == 0

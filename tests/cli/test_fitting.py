@@ -53,6 +53,7 @@ def test_fit_writes_a_profile_that_predicts(made, capsys, tmp_path):
     assert document["provenance"] == "public data" and document["device"] == "jetson-tx2"
 
 
+@pytest.mark.slow
 def test_the_same_data_gives_the_same_bytes(made, small_dataset, tmp_path):
     again = tmp_path / "mine"
     assert main(["fit", "all", str(small_dataset), "--out", str(again), "--no-accuracy"]) == 0

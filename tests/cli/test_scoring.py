@@ -33,6 +33,7 @@ def test_tables_and_json_without_a_file(small_dataset, fitted, capsys):
     assert document["figures"][0]["rows"] == 80 and len(document["figures"][0]["worst"]) == 15
 
 
+@pytest.mark.slow
 def test_rows_that_a_profile_was_fitted_to_are_left_out_or_marked(small_dataset, tmp_path, capsys):
     pytest.importorskip("sklearn")
     own = tmp_path / "own"

@@ -338,6 +338,7 @@ def test_known_totals_of_resnet18():
     assert found["ops_mm_fwd"] == 1_813_561_344
 
 
+@pytest.mark.slow
 def test_pruned_networks_measured_on_a_jetson(shared_data):
     folder = shared_data / "jetson-tx2"
     spec = importlib.util.spec_from_file_location("jetson_rebuild", folder / "rebuild.py")

@@ -41,6 +41,7 @@ def test_the_profile_is_measured_and_found(home):
     assert device.value("context_mib") == 300
 
 
+@pytest.mark.slow
 def test_from_the_shell(home, capsys):
     assert main(["profile", "local-cpu", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -65,6 +65,7 @@ def test_the_histogram_holds_every_row(axes):
     assert sum(bar.get_height() for bar in axes.patches) == 27
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_the_same_overview_gives_the_same_file(form, tmp_path):
     pytest.importorskip("matplotlib")

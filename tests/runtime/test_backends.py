@@ -22,6 +22,7 @@ pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_trains_a_perceptron(name):
     train_both(mlp(), OPTIMIZERS[name], batches(4, (8, 6), 4))
@@ -191,6 +192,7 @@ class Recurrent(nn.Module):
         return self.last(self.cells(x)[0][:, -1])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_networks_run_on_the_device(kind, runs):
     model = Recurrent(kind)

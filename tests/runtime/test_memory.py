@@ -23,6 +23,7 @@ def device():
     return TensorMemory(context, context.queue)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(5, 4, 3, 2), (35, 3, 1, 20), (17, 40), (6,), ()])
 def test_every_order_there_and_back(device, shape):
     plain = torch.randn(shape)

@@ -42,6 +42,7 @@ def test_modules_bear_the_published_names():
     assert not any(name.startswith("blocks.18.") for name in names)
 
 
+@pytest.mark.slow
 def test_random_sub_networks_run_and_are_traced_by_fx():
     rng = np.random.default_rng(0)
     for _ in range(3):

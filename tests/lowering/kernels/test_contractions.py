@@ -49,6 +49,7 @@ def held(operator, *args, schedule):
         assert np.linalg.norm(found - want) <= 1e-5 * np.linalg.norm(want) + 1e-6
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     "sizes",
@@ -60,6 +61,7 @@ def test_products(sizes, schedule):
     held(ATEN.bmm.default, normal(batch, rows, inner), normal(batch, inner, cols, seed=1), schedule=schedule)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("transposed", ["nn", "nt", "tn", "tt"])
 def test_transposed_operands(transposed, schedule):
@@ -95,6 +97,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("schedule", WHOLE)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolutions(case, schedule):
@@ -104,12 +107,14 @@ def test_convolutions(case, schedule):
     held(ATEN.convolution.default, x, w, bias, *more, schedule=schedule)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("schedule", WHOLE)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_gradients_of_convolutions(case, schedule):
     gradients_are_held(case, schedule)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in WHOLE])
 @pytest.mark.parametrize("case", ["odd channels", "3x3 with stride"])
 def test_gradients_of_convolutions_in_parts(case, schedule):
@@ -125,6 +130,7 @@ def gradients_are_held(case, schedule):
     held(ATEN.convolution_backward.default, *arguments, schedule=schedule)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("schedule", [TILE, LOCAL, PANEL], ids=lambda s: s.kind)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_operands_and_results_in_textures(pattern, schedule):
@@ -153,6 +159,7 @@ def test_large_blocks(schedule):
     assert np.linalg.norm(found - want.numpy()) <= 1e-5 * np.linalg.norm(want.numpy())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_update_rides_along(schedule):
     """The gradient of a weight is never stored: the product's kernel writes the new weight in place."""
@@ -176,6 +183,7 @@ def test_an_update_rides_along(schedule):
     np.testing.assert_allclose(found, data["weight"] - 0.1 * data["grad"].T @ data["x"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-3), ("float64", 1e-13)])
 def test_other_precisions(dtype, tolerance, schedule):

@@ -47,6 +47,7 @@ def weight_for(channels, outputs, kernel, transposed=False, groups=1):
     return tensor(outputs, channels // groups, *kernel)
 
 
+@pytest.mark.sampled(54)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("padding", [0, 1, 2])
 @pytest.mark.parametrize("dilation", [1, 2, 3])
@@ -60,6 +61,7 @@ def test_one_dimension(stride, padding, dilation, kernel, transposed):
     both(tensor(2, 3, size), weight, tensor(2), stride, padding, dilation, transposed)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation"),
     [
@@ -85,6 +87,7 @@ def test_two_dimensions(kernel, stride, padding, dilation, groups, channels, out
     both(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, device)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_three_dimensions(transposed, groups):

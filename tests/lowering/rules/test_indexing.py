@@ -48,6 +48,7 @@ READS = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", READS, ids=lambda c: f"{c[0]}{tuple(c[1].shape)}")
 def test_read(case):
     check(*case, rtol=0, atol=0, device=True)
@@ -92,11 +93,13 @@ WRITES = [
 ]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", WRITES, ids=lambda c: f"{c[0]}{tuple(c[1].shape)}")
 def test_write(case):
     check(*case, device=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [False, True])
 def test_scatter_reduce(reduce, include_self):

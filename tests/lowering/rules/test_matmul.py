@@ -38,6 +38,7 @@ def test_product(case):
     check(*case, device=True)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("target", "shapes"),
     [

@@ -41,11 +41,13 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}{c[2:]}".replace(" ", "")[:60])
 def test_movement(case):
     check(*case, atol=0, rtol=0, device=True)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("mode", ["reflection", "replication"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("batched", [True, False])

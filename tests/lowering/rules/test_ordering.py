@@ -27,6 +27,7 @@ def test_topk(largest):
     check(aten.topk.default, TIED, 3, 1, largest, compare=(0,))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_one_rank(dim):
     for k in (1, 3):

@@ -15,6 +15,7 @@ def tensor(*shape):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation", "ceil_mode"),
     [
@@ -65,6 +66,7 @@ def test_max_pool_of_whole_numbers():
     check(aten.max_pool2d_with_indices.default, torch.arange(36).view(1, 1, 6, 6) % 7, [3, 3], [2, 2], [1, 1])
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding"),
     [([2, 2], [], [0, 0]), ([3, 3], [2, 2], [1, 1]), ([3, 2], [1, 3], [1, 0]), ([4, 4], [3, 2], [2, 2])],

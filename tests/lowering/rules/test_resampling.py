@@ -53,6 +53,7 @@ def test_in_between(size, made, kind, align_corners):
     both(kind, 2, (2, 3, *size), made, align_corners)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("factors", FACTORS)
 @pytest.mark.parametrize(
     ("kind", "rest"),

@@ -58,6 +58,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}{tuple(c[1].shape)}{c[2:]}")
 def test_view(case):
     for node in check(*case, atol=0, rtol=0, device=True):

@@ -46,11 +46,13 @@ def check(network: Network, recipe: str = "sgd-momentum", checkpoint: str = "non
         assert peak == pytest.approx(oracle.peak, rel=TOLERANCE), f"{network.name}, batch {batch}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
 def test_peak_of_a_network(name):
     check(NETWORKS[name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", [r for r in OPTIMIZERS if r not in ("sgd-momentum", "bfloat16")])
 @pytest.mark.parametrize(
     "name",
@@ -87,6 +89,7 @@ def test_peak_under_autocast(name):
     check(NETWORKS[name], "bfloat16")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [n if n != "densenet121-efficient" else pytest.param(n, marks=pytest.mark.slow) for n in CHECKPOINTED],

@@ -44,6 +44,7 @@ def rows_of(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(tmp_path):
     networks = 4
     plan = plan_of(networks=networks, batches=range(1, 26))

@@ -49,6 +49,7 @@ def through_json(nodes):
     return json.loads(json.dumps(nodes))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_same_graph_features_and_memory(name, mode):
@@ -78,6 +79,7 @@ def probe(checkout):
     return module
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["resnet18", "googlenet", "mobilenet_v2"])
 def test_same_outputs_also_of_the_probes_reader(name, probe):
     torch.manual_seed(0)

@@ -45,6 +45,7 @@ def test_waiting_is_given_up_where_preloading_is_cheaper():
     assert solved(line(far, [(1, 9, 9)])).preload == ()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lam", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_every_lambda(lam):
     for seed in range(10):
