@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: the recipes for an operator and for a feature, executed as they are printed."""
+"""CONTRIBUTING.md: the recipes for an operator, a target, a device and a feature, run as they are printed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchedge import ops
 from torchedge.lowering.rules import all_rules
 from torchedge.tracing.steps import capture_step
 
-FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 KIND = "special_spherical_bessel_j0"
 
 
-def recipe(checkout, title):
-    """Return the Python blocks under a heading."""
+def recipe(checkout, title, language="python"):
+    """Return the blocks in a language under a heading."""
     text = (checkout / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
-    return FENCE.findall(section)
+    return [text for word, text in FENCE.findall(section) if word == language]
 
 
 class WithNewOperator(nn.Module):
@@ -73,6 +73,41 @@ def test_the_recipe_of_a_rule_makes_kernels(checkout):
     finally:
         del registry._RULES[KIND]
     np.testing.assert_allclose(result, torch.special.spherical_bessel_j0(x.double()), rtol=1e-6)
+
+
+def test_the_recipe_of_a_target_compiles_programs_with_the_right_results(checkout, monkeypatch):
+    pytest.importorskip("pyopencl")
+    from torchedge.lowering import targets
+    from torchedge.lowering.assembly import lower
+    from torchedge.runtime import Executor
+
+    (block,) = recipe(checkout, "How to add a target")
+    target = eval(block, dict(vars(targets)))
+    monkeypatch.setitem(targets.TARGETS, target.name, target)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10), nn.Softmax(1)
+    ).eval()
+    x = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(x)
+        captured = capture_step(model, x)
+        program = lower(captured.step, target=target.name)
+        assert program.target == target.name
+        with Executor(program) as executor:
+            executor.load({name: tensor.numpy() for name, tensor in captured.tensors.items()})
+            (result,) = executor.run(x.numpy())
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_recipe_of_a_device_is_predicted_for(checkout, tmp_path, monkeypatch):
+    (text,) = recipe(checkout, "How to add a device", "toml")
+    folder = tmp_path / "profiles" / "my-board"
+    folder.mkdir(parents=True)
+    (folder / "device.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path))
+    assert torchedge.find_device("what its driver reports").name == "my-board"
+    prediction = torchedge.predict(nn.Linear(4, 2), 8, "my-board", input_size=(4,), mode="infer")
+    assert str(prediction.provenance) == "assumed" and prediction.device_memory_mib == 7620
 
 
 def test_the_recipe_of_a_feature_is_computed(checkout, monkeypatch):

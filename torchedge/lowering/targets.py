@@ -16,6 +16,7 @@ from torchedge.opencl.platforms import ClDevice
 from torchedge.textures.layouts import Storage
 
 DeviceClass = Literal["cpu", "gpu", "mobile"]
+Kind = Literal["panel", "local", "register"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,12 @@ class Target:
     """A device class.
 
     vector: widest useful vector of floats. work_items: number that fills the device. group, least_group:
-    largest and smallest work-group. row_group: work-items that share a long row (1: none share). storage:
-    preferred storage of tensors; pattern: the access pattern of images. image_width, image_height: largest
-    image in texels; pitch: texels of which rows of images made from buffers are a multiple. half: large
-    intermediates lie in half precision. checks: kernels report accesses outside their tensors.
+    largest and smallest work-group. row_group: work-items that share a long row (1: none share).
+    schedule: kind of `Schedule` of contractions; the blocks of "local" need work-groups of 256.
+    storage: preferred storage of tensors; pattern: the access pattern of images. image_width, image_height:
+    largest image in texels; pitch: rows of images made from buffers are a multiple of so many texels.
+    half: large intermediates are stored in half precision. checks: kernels report accesses outside their
+    tensors.
     """
 
     name: DeviceClass
@@ -34,6 +37,7 @@ class Target:
     work_items: int
     group: int
     row_group: int
+    schedule: Kind = "local"
     least_group: int = 64
     storage: Storage = "buffer"
     pattern: str = "row"
@@ -46,11 +50,13 @@ class Target:
 
 TARGETS = {
     # PoCL: 16 floats fill an AVX-512 register; work-groups are the tasks of a few threads.
-    "cpu": Target("cpu", vector=16, work_items=8, group=256, row_group=1, least_group=1),
+    "cpu": Target("cpu", vector=16, work_items=8, group=256, row_group=1, schedule="panel", least_group=1),
     # A server or desktop GPU: 128-bit accesses; a hundred processors with over a thousand items each.
     "gpu": Target("gpu", vector=4, work_items=65_536, group=256, row_group=128),
     # A phone's GPU: RGBA texels; few shader cores with sixteen waves each.
-    "mobile": Target("mobile", vector=4, work_items=8_192, group=128, row_group=64, storage="image"),
+    "mobile": Target(
+        "mobile", vector=4, work_items=8_192, group=128, row_group=64, schedule="register", storage="image"
+    ),
 }
 """By device class."""
 
@@ -73,8 +79,6 @@ def target_for(device: ClDevice) -> Target:
     """Return the target of an OpenCL device."""
     return TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
 
-
-Kind = Literal["panel", "local", "register"]
 
 MICRO_TILES = {(8, 2): 1.0, (8, 3): 1.0, (10, 2): 0.95, (16, 1): 0.82}
 """Relative speed of register tiles by rows and vectors; 32 vector registers hold each with its operands."""
@@ -153,9 +157,8 @@ NARROW = Schedule("register", 4, 4, 4, 4, 1, 4)
 
 def default_schedule(extents: Extents, target: Target) -> Schedule:
     """Return the default schedule of a contraction on a device class."""
-    if target.name == "cpu":
-        return _panels(extents, target)
-    return _locals(extents, target) if target.name == "gpu" else _registers(extents, target)
+    schedules = {"panel": _panels, "local": _locals, "register": _registers}
+    return schedules[target.schedule](extents, target)
 
 
 def _panels(extents: Extents, target: Target) -> Schedule:
