@@ -25,7 +25,7 @@ from torchedge.bundles.manifests import (
     ports_of,
     read_manifest,
 )
-from torchedge.bundles.weights import KEPT, check_weights, packed_weights, read_header
+from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
 from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import part_images
@@ -328,9 +328,9 @@ def _check_same(folder: Path, manifest: Manifest, program: Program, accumulating
                 f"{folder}: {MANIFEST} and {PROGRAM} tell different {what}; expected the same: export the "
                 "model again"
             )
-    kept = {tensor.name: tensor for tensor in program.tensors if tensor.role in KEPT}
+    kept = {tensor.name: tensor for tensor in program.tensors if tensor.role in RESIDENT_ROLES}
     for tensor in accumulating.tensors if accumulating is not None else ():
-        if tensor.role in KEPT and kept.get(tensor.name, tensor) != tensor:
+        if tensor.role in RESIDENT_ROLES and kept.get(tensor.name, tensor) != tensor:
             raise InputError(
                 f"{folder}: {PROGRAM} and {ACCUMULATING} hold {tensor.name} in different ways; expected the "
                 "same: export the model again"

@@ -1,4 +1,4 @@
-"""From a model to a bundle: capture, lower, hold against the device's limits, write."""
+"""From a model to a bundle: capture, lower, check against the device's limits, write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torchedge.bundles.manifests import (
     ports_of,
 )
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
-from torchedge.bundles.weights import KEPT, write_weights
+from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
 from torchedge.devices import Device
 from torchedge.errors import DeviceError, InputError, LoweringError
 from torchedge.graphs import Mode
@@ -58,12 +58,12 @@ __all__ = ["STAGES", "Request", "check_free", "make_bundle", "new_folder"]
 Precision = Literal["float32", "float16"]
 
 STAGES = ("capture", "lower", "write", "model.onnx", "check")
-"""What `progress` is told, in order; "model.onnx" only where it is written."""
+"""The stages passed to `progress`, in order; "model.onnx" only where it is written."""
 
 _DTYPES = frozenset(str(dtype) for dtype in NAMES)
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
-"""Of the SGD that trains where no optimizer is given."""
+"""Settings of SGD, the default optimizer."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def make_bundle(
 ) -> Bundle:
     """Export a model for a device into the folder `out`, and read the bundle back.
 
-    Raises what `torchedge.export` says.
+    Raises the errors that `torchedge.export` lists.
     """
     target = check_free(out, force)
     _check_request(request)
@@ -127,13 +127,13 @@ def make_bundle(
     with new_folder(target) as folder:
         progress("write")
         files = _write_programs(folder, programs, captured)
-        told: Mapping[str, Plain] = {"left_out": "on request"}
+        onnx: Mapping[str, Plain] = {"left_out": "on request"}
         if request.onnx:
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
             leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             ports = (names[: len(leaves)], captured.output_names)
-            told = write_onnx(folder / ONNX, request.model, args, kwargs, ports, expected)
+            onnx = write_onnx(folder / ONNX, request.model, args, kwargs, ports, expected)
             files |= {
                 name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
             }
@@ -148,7 +148,7 @@ def make_bundle(
             limits.known,
             limits.unknown,
         )
-        manifest = _manifest(request, captured, programs, checked, notes, told, files)
+        manifest = _manifest(request, captured, programs, checked, notes, onnx, files)
         write_json(folder / MANIFEST, MANIFESTS.document(manifest))
         progress("check")
         bundle = Bundle.open(folder)
@@ -156,7 +156,7 @@ def make_bundle(
 
 
 def _target(device: Device, limits: Limits, precision: Precision) -> Target:
-    """Return the target of a device: that of its class, with smaller images where its limits ask for them."""
+    """Return the target of a device's class, with the device's limits of images."""
     target = TARGETS[device_class(device.kind, device.vendor)]
     return replace(
         target,
@@ -180,9 +180,10 @@ def _check_memory(programs: Sequence[Program], limits: Limits) -> None:
 
 
 def _lowered(captured: CapturedStep, target: Target) -> list[Program]:
-    """Return the programs of a step, and of the one that adds up gradients; they share their tensors.
+    """Return the program of a step and, for accumulation, the one that adds up gradients.
 
-    What the latter writes lies in both as it writes it; all else lies as the step that updates wants it.
+    Both share their tensors and so the layouts: the second chooses those of the tensors it writes, the first
+    all others.
     """
     _check_dtypes(captured)
     if captured.accumulating is None:
@@ -190,15 +191,17 @@ def _lowered(captured: CapturedStep, target: Target) -> list[Program]:
     accumulating = lower(captured.accumulating, target)
     values = captured.accumulating.values
     written = {values[before].name for before, _ in captured.accumulating.updates}
-    updating = lower(captured.step, target, {n: at for n, at in _kept(accumulating).items() if n in written})
-    settled, known = _kept(updating), _kept(accumulating)
+    updating = lower(
+        captured.step, target, {n: at for n, at in _resident_layouts(accumulating).items() if n in written}
+    )
+    settled, known = _resident_layouts(updating), _resident_layouts(accumulating)
     if any(settled.get(name, layout) != layout for name, layout in known.items()):
         accumulating = lower(captured.accumulating, target, settled)
     return [updating, accumulating]
 
 
-def _kept(program: Program) -> dict[str, Layout]:
-    return {tensor.name: tensor.layout for tensor in program.tensors if tensor.role in KEPT}
+def _resident_layouts(program: Program) -> dict[str, Layout]:
+    return {tensor.name: tensor.layout for tensor in program.tensors if tensor.role in RESIDENT_ROLES}
 
 
 def _check_request(request: Request) -> None:
@@ -207,17 +210,19 @@ def _check_request(request: Request) -> None:
         raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(request.arguments)):
         raise InputError("example holds no tensor; expected what the model is called with, batch included")
-    empty = [name for name, held in unwrapped(model).state_dict().items() if _is_meta(held)]
+    empty = [name for name, value in unwrapped(model).state_dict().items() if _is_meta(value)]
     if empty:
         raise InputError(
-            f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), which holds "
-            "no values; expected a model with its weights: load them first"
+            f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), "
+            "without values; expected a model with its weights: load them first"
         )
     if request.mode not in get_args(Mode):
         raise InputError(f"mode is {request.mode!r}; expected one of {', '.join(get_args(Mode))}")
-    given = [name for name in ("targets", "loss", "optimizer") if getattr(request, name) is not None]
-    if given and not request.train:
-        raise InputError(f"{given[0]} is given without mode='train'; expected it for a training step alone")
+    training = [name for name in ("targets", "loss", "optimizer") if getattr(request, name) is not None]
+    if training and not request.train:
+        raise InputError(
+            f"{training[0]} is given without mode='train'; expected it for a training step alone"
+        )
     if request.precision not in get_args(Precision):
         raise InputError(
             f"precision is {request.precision!r}; expected one of {', '.join(get_args(Precision))}"
@@ -237,8 +242,8 @@ def _check_dtypes(captured: CapturedStep) -> None:
             )
 
 
-def _is_meta(held: object) -> bool:
-    return isinstance(held, torch.Tensor) and held.is_meta
+def _is_meta(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def _wants_targets(request: Request) -> bool:
@@ -246,7 +251,7 @@ def _wants_targets(request: Request) -> bool:
 
 
 def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedStep, list[str]]:
-    """Return the captured step, and notes on what was chosen for the user."""
+    """Return the captured step, and notes on the defaults that were used."""
     args, kwargs = request.arguments
     keep, notes = frozenset(all_rules()), []
     if not request.train:
@@ -383,20 +388,20 @@ def check_free(out: str | Path, force: bool) -> Path:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder, which takes the place of `target` once the block is done without an error.
+    """Yield an empty folder; it replaces `target` if the block ends without an error.
 
     Raises:
         InputError: the folder cannot be made, filled or put in place.
     """
     stem = f".{target.name[:100]}.{secrets.token_hex(8)}"
-    made, old = target.with_name(f"{stem}.tmp"), target.with_name(f"{stem}.old")
+    new, old = target.with_name(f"{stem}.tmp"), target.with_name(f"{stem}.old")
     try:
-        made.mkdir()
-        yield made
+        new.mkdir()
+        yield new
         if target.exists():
             target.rename(old)
         try:
-            made.rename(target)
+            new.rename(target)
         except OSError:
             if old.exists():
                 old.rename(target)
@@ -407,5 +412,5 @@ def new_folder(target: Path) -> Iterator[Path]:
             "choose another, or free some space"
         ) from error
     finally:
-        for leftover in (made, old):
+        for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)

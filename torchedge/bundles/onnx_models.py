@@ -1,4 +1,4 @@
-"""model.onnx of a bundle: the inference graph, checked by onnx and held against PyTorch by onnxruntime."""
+"""model.onnx of a bundle: the inference graph, checked by onnx and compared with PyTorch by onnxruntime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCE = 1e-3
 
 
 def check_packages() -> None:
-    """Raise MissingExtraError where what writes ONNX files is not installed."""
+    """Raise MissingExtraError where a package for writing ONNX files is not installed."""
     for package in ("onnx", "onnxscript"):
         try:
             __import__(package)
@@ -38,10 +38,10 @@ def check_packages() -> None:
 def eager_outputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
-    """Return the tensors that the model returns in evaluation, computed by PyTorch; it is left as found."""
+    """Return the output tensors of the model in evaluation, computed by PyTorch on a copy."""
     with torch.no_grad(), isolated(model, False) as twin:
-        found = twin(*args, **kwargs)
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        outputs = twin(*args, **kwargs)
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
 def write_onnx(
@@ -52,7 +52,7 @@ def write_onnx(
     ports: tuple[Sequence[str], Sequence[str]],
     expected: Sequence[torch.Tensor],
 ) -> dict[str, Plain]:
-    """Write the model's inference as ONNX; return what the manifest tells of it.
+    """Write the model's inference as ONNX; return the facts for the manifest.
 
     ports: names of inputs and outputs. expected: what `eager_outputs` returned.
 
@@ -70,23 +70,25 @@ def write_onnx(
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
         raise CaptureError(f"model.onnx of {title} is not valid ({_line(error)}); pass onnx=False") from error
-    told: dict[str, Plain] = {"checked_by": f"onnx {onnx.__version__}"}
+    facts: dict[str, Plain] = {"checked_by": f"onnx {onnx.__version__}"}
     try:
         import onnxruntime
     except ImportError:
-        return {**told, "run_by": "nothing: onnxruntime is not installed"}
+        return {**facts, "run_by": "nothing: onnxruntime is not installed"}
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     wanted = [item.name for item in session.get_inputs()]
     fed = {n: t.detach().cpu().numpy() for n, t in zip(ports[0], tensors, strict=True) if n in wanted}
-    found = session.run(None, fed)
-    apart = max([_difference(a, b.cpu().numpy()) for a, b in zip(found, expected, strict=True)], default=0.0)
+    outputs = session.run(None, fed)
+    apart = max(
+        [_difference(a, b.cpu().numpy()) for a, b in zip(outputs, expected, strict=True)], default=0.0
+    )
     if not apart <= TOLERANCE:
         raise CaptureError(
             f"model.onnx of {title} computes something else than PyTorch: {apart:.3g} of the largest value "
             f"apart, expected at most {TOLERANCE}; pass onnx=False to leave it out"
         )
-    return {**told, "run_by": f"onnxruntime {onnxruntime.__version__}", "largest_difference": apart}
+    return {**facts, "run_by": f"onnxruntime {onnxruntime.__version__}", "largest_difference": apart}
 
 
 def _exported(
@@ -123,12 +125,12 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
 
 
-def _difference(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+def _difference(output: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     """Return the largest difference over the largest value, 0 where both are the same."""
-    if found.shape != expected.shape:
+    if output.shape != expected.shape:
         return float("inf")
-    if not expected.size or np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f"):
+    if not expected.size or np.array_equal(output, expected, equal_nan=expected.dtype.kind == "f"):
         return 0.0
     scale = float(np.abs(expected.astype(np.float64)).max())
-    apart = float(np.abs(found.astype(np.float64) - expected.astype(np.float64)).max())
+    apart = float(np.abs(output.astype(np.float64) - expected.astype(np.float64)).max())
     return apart / scale if scale else apart

@@ -11,7 +11,7 @@ __all__ = ["KNOWN_FACTS", "KNOWN_FIGURES", "RUNTIME_KEYS", "FactRule", "FigureRu
 
 @dataclass(frozen=True, slots=True)
 class FigureRule:
-    """The unit of a figure, what it means, whether it is a whole number, and its lowest and highest value."""
+    """Unit, meaning and range of a figure; `whole`: it is a whole number."""
 
     unit: str
     meaning: str
@@ -22,7 +22,7 @@ class FigureRule:
 
 @dataclass(frozen=True, slots=True)
 class FactRule:
-    """What a fact means, and the words it may be (none: it is a yes or no)."""
+    """Meaning of a fact and its allowed words; without words it is true or false."""
 
     meaning: str
     words: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class FactRule:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeRule:
-    """The type of a runtime switch, what it means, and the words a textual one may be (none: any text)."""
+    """Type and meaning of a runtime switch; `words` lists the texts allowed, none allows any."""
 
     type: type
     meaning: str
@@ -128,7 +128,7 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
         "max_allocation_mib": FigureRule("MiB", "largest single buffer", low=1),
     }
 )
-"""Figure name -> its rule. Another name, another unit or a value out of range is refused at load."""
+"""Rules by the names of figures. Other names or units, and values out of range, are errors of a profile."""
 
 KNOWN_FACTS: Mapping[str, FactRule] = MappingProxyType(
     {
@@ -140,7 +140,7 @@ KNOWN_FACTS: Mapping[str, FactRule] = MappingProxyType(
         "slow_fma": FactRule("the OpenCL builtin fma() runs many times slower than x * y + z"),
     }
 )
-"""Fact name -> its rule."""
+"""Rules by the names of facts."""
 
 RUNTIME_KEYS: Mapping[str, RuntimeRule] = MappingProxyType(
     {
@@ -163,4 +163,4 @@ RUNTIME_KEYS: Mapping[str, RuntimeRule] = MappingProxyType(
         ),
     }
 )
-"""Runtime switch -> its rule. The simulation of training memory reads them; an absent one has its default."""
+"""Rules by the names of runtime switches. The simulation of training memory has a default for each."""

@@ -1,8 +1,8 @@
 """Channel groups of a captured network: channels that can only be pruned together.
 
 A convolution or linear layer makes a new group; additions, products and shared weights unite groups;
-concatenations put them side by side; flattening repeats each channel. Groups that reach the network's output,
-or an operator that nothing here follows channels through, are frozen, with the reason.
+concatenations put them side by side; flattening repeats each channel. A group is frozen, with the
+reason, if it reaches the network's output or an operator without a rule for channels.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class ChannelGroups:
         self._parent: dict[str, str] = {}
 
     def add(self, name: str, count: int) -> str:
-        """Return the root of a layer's group, made where it is new."""
+        """Return the root of a layer's group; a new layer gets a group of its own."""
         if name not in self._parent:
             self._parent[name] = name
             self.counts[name] = count
         return self.root(name)
 
     def root(self, name: str) -> str:
-        """Return the name that stands for all that is united with a group."""
+        """Return the name of the united group that contains a group."""
         while self._parent[name] != name:
             name = self._parent[name]
         return name
 
     def unite(self, one: str, other: str) -> None:
-        """Make one group of two; the name that came first stays."""
+        """Unite two groups under the name that was added first."""
         first, second = sorted((self.root(one), self.root(other)), key=list(self._parent).index)
         if first != second:
             self._parent[second] = first
@@ -76,7 +76,7 @@ class ChannelGroups:
 
 
 class ChannelMap:
-    """The channels of one graph's values: for each value by dimension the ranges it is made of."""
+    """The ranges of channels in the dimensions of one graph's values."""
 
     def __init__(self, graph: ForwardGraph, groups: ChannelGroups) -> None:
         self.graph, self.groups = graph, groups
@@ -105,7 +105,7 @@ class ChannelMap:
                         self.groups.freeze(span.group, why)
 
     def _tie(self, index: int | None, axis: int, ranges: ChannelRanges, why: str) -> None:
-        """Record the ranges of a value's dimension; where there are some, both have to agree."""
+        """Record the ranges of a value's dimension; unite them with those already recorded."""
         if index is None:
             return
         before = self.axes.setdefault(index, {}).setdefault(axis, ranges)
@@ -179,12 +179,12 @@ class ChannelMap:
                 for index in op.inputs[1:]:
                     self._tie(index, 0, ranges, where)
                 self._pass(op, ranges)
-        else:  # pruning it would have to take as many channels out of each group
+        else:  # pruning would have to remove equally many channels from each group
             self._layer(op, where, reads=False)
             self._freeze((*op.inputs, *op.outputs), f"grouped {where}")
 
     def _layer(self, op: Op, where: str, reads: bool = True) -> None:
-        """A layer that makes a new group of channels; its weights' second dimension reads another."""
+        """Follow a layer: its outputs are a new group; the second dimension of its weight reads another."""
         source, weight = op.inputs[0], op.inputs[1]
         out = self.graph.values[op.outputs[0]].shape
         rank = len(self.graph.values[weight].shape) if weight is not None else 0
@@ -203,16 +203,16 @@ class ChannelMap:
 
     def _binary(self, op: Op, where: str) -> None:
         out = self.graph.values[op.outputs[0]].shape
-        full, rest = [], []
+        full, broadcast = [], []
         for index in op.inputs:
             shape = () if index is None else self.graph.values[index].shape
             alike = len(shape) == len(out) and len(shape) > 1 and shape[_CHANNEL] == out[_CHANNEL]
             if alike:
                 full.append(index)
             elif prod([1 if isinstance(d, Affine) else d for d in shape]) > 1:
-                rest.append(index)
+                broadcast.append(index)
         known = [self.of(index) for index in full]
-        if rest or None in known or not known:
+        if broadcast or None in known or not known:
             self._freeze(op.inputs, where)
             return
         first = known[0]
@@ -236,7 +236,7 @@ class ChannelMap:
     # symbolic sizes -----------------------------------------------------------------------------------------
 
     def length(self, ranges: ChannelRanges) -> Amount:
-        """Return how long a dimension of these ranges is, free groups being symbols."""
+        """Return the length of a dimension of these ranges; the size of a free group is a symbol."""
         total: Amount = 0
         for span in ranges:
             root = None if span.group is None else self.groups.root(span.group)

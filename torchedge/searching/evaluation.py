@@ -25,12 +25,12 @@ FloatArray = npt.NDArray[np.float64]
 Sketch = list[tuple[GraphFamily, npt.NDArray[np.int64], list[int]]]
 
 _CHUNK = 80
-"""Candidates a chunk: enough to share their common work, few enough to keep several workers busy."""
+"""Candidates per chunk: enough to share work, few enough to keep several workers busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure that can be constrained: the mode it belongs to, what it is, its letter and its unit."""
+    """One figure that can be constrained: mode, "latency" or "memory", letter and unit."""
 
     mode: Mode
     kind: str
@@ -46,14 +46,14 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "training_memory": Figure("train", "memory", "Γ", "MiB"),
     }
 )
-"""The figures by name, the cheapest to compute first."""
+"""The figures by name; the cheapest to compute comes first."""
 
 
 class Evaluator:
     """Computes figures of a space's candidates.
 
-    names: of `FIGURES`, in their order. batch_sizes: by mode. confidence: None for the predicted figures,
-    else upper bounds that hold with it.
+    names: keys of `FIGURES`, in their order. batch_sizes: by mode. confidence: None for predicted figures,
+    else that of upper bounds.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Evaluator:
         """Pickle the arguments of the constructor; the receiver reads the device's profile again."""
         packaged = self.device.folder.parent == data_folder("profiles")
         device = self.device.name if packaged else str(self.device.folder)
-        return _unpacked, (
+        return _unpickled, (
             self.space, device, self.names, self.batch_sizes, self.settings, self.confidence
         )  # fmt: skip
 
 
-def _unpacked(space: SearchSpace, device: str, *rest: Any) -> Evaluator:  # noqa: ANN401
-    return Evaluator(space, find_device(device), *rest)
+def _unpickled(space: SearchSpace, device: str, *arguments: Any) -> Evaluator:  # noqa: ANN401
+    return Evaluator(space, find_device(device), *arguments)
 
 
 def _living(sketch: Sketch, alive: npt.NDArray[np.bool_]) -> tuple[list[Members], list[int]]:

@@ -1,9 +1,8 @@
 """Evolution of candidates under hard constraints (perf4sight, section 6.4; Once-for-All, Cai et al., 2020).
 
-A population of candidates within the constraints; each iteration the best quarter become parents, of whom
-half of the children are mutants and half are crossed. A child above a constraint is rejected and drawn again.
-A candidate that was drawn before is drawn again, too: every child is a new network. All draws follow from the
-seed, the iteration and the round of drawing.
+The population is within the constraints. In each iteration the best quarter become parents; half of their
+children are mutants, half are crossed. A child that exceeds a constraint or was drawn before is replaced by
+another draw. Seed, iteration and round determine all draws.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ FloatArray = npt.NDArray[np.float64]
 Score = Callable[[Sequence[Any]], Any]
 
 _ROUNDS = 30
-"""Most rounds of drawing of an iteration, and of the initial population without progress."""
+"""Limit of rounds of an iteration, and of rounds without progress for the initial population."""
 
 _GUIDED_FROM = 4
-"""Round from which on the initial population's draws descend from the nearest candidates."""
+"""From this round on, draws of the initial population descend from the nearest candidates."""
 
 _LEAST_YIELD = 0.1
 
@@ -36,8 +35,8 @@ _LEAST_YIELD = 0.1
 class Recipe:
     """Numbers of an evolution; the defaults are the paper's.
 
-    population: candidates an iteration makes; iterations; mutation: chance of each gene; parents: share of
-    the population that children descend from.
+    population: candidates per iteration. mutation: probability that a gene changes. parents: share of the
+    population that become parents.
     """
 
     population: int = 100
@@ -58,7 +57,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class Archive:
-    """All candidates evaluated so far: genes, figures, scores (NaN: not valid), one array a round."""
+    """All candidates evaluated so far: genes, figures, scores (NaN: not valid), one array per round."""
 
     genes: list[Genes]
     figures: list[FloatArray]
@@ -127,7 +126,7 @@ class Evolution:
         return len(self.parents) > 0
 
     def step(self, iteration: int) -> int:
-        """Run one iteration (from 1 on); return how many new candidates within the constraints it found."""
+        """Run one iteration (from 1 on); return the number of new candidates within the constraints."""
         genes, scores = [self.parents], [self.parent_scores]
         count_valid = 0
         for round_ in range(_ROUNDS):
@@ -147,7 +146,7 @@ class Evolution:
         return count_valid
 
     def excess(self, figures: FloatArray) -> FloatArray:
-        """Return by which share candidates (C, F) are above the limits, summed over the limits: (C,)."""
+        """Return the relative excess of candidates (C, F) over the limits, summed over the limits: (C,)."""
         return np.asarray(np.maximum(figures / self.limits - 1, 0).sum(axis=1))
 
     @property
@@ -224,7 +223,7 @@ class Evolution:
 def offspring(
     parents: Genes, rng: np.random.Generator, count: int, choices: npt.NDArray[np.int64], mutation: float
 ) -> Genes:
-    """Return children (count, G) of parents (P, G): in turn a mutant of one, and a cross of two."""
+    """Return children (count, G) of parents (P, G): alternately a mutant of one and a cross of two."""
     first, second = rng.integers(len(parents), size=(2, count))
     changed = rng.random((count, parents.shape[1])) < mutation
     mutants = np.where(changed, rng.integers(choices, size=changed.shape), parents[first])

@@ -1,8 +1,7 @@
-"""The journal of a search: every candidate that was evaluated, so that a search that was killed continues.
+"""The journal of a search: all evaluated candidates, with which a killed search continues.
 
-A search is a function of its settings and of its candidates' figures. To continue, it runs again from its
-beginning and looks up every candidate that the journal holds. The first row is a header with the settings;
-each further row holds the candidates of one round.
+The settings and the figures of candidates determine a search. To continue, it starts again and looks up
+the candidates in the journal. The first row is a header with the settings; each other row is one round.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Record = tuple[tuple[float, ...], float]
 class SearchJournal:
     """Records of candidates, on disk where a path is given. Use it as a context.
 
-    records: the candidates that the file held when it was opened, by genes.
+    records: by genes, the candidates in the file when it was opened.
     Raises InputError for a file of another search and ProfileError for one that cannot be read.
     """
 

@@ -1,6 +1,6 @@
 """The space of sub-networks of OFA-ResNet50 (Once-for-All, Cai et al., 2020; perf4sight, section 6.4).
 
-Their graphs come without modules: the full network is captured once, and blocks are cut out of its graph.
+Graphs need no modules: the full network is captured once, and skipped blocks are removed from its graph.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RATIOS = slice(len(STAGE_WIDTHS) + 1, len(STAGE_WIDTHS) + 1 + BLOCKS)
 _STAGE = np.repeat(np.arange(len(_STAGE_BLOCKS)), _STAGE_BLOCKS)
 _PLACE = np.concatenate([np.arange(count) for count in _STAGE_BLOCKS])
 _BASE = np.repeat(BASE_DEPTHS, _STAGE_BLOCKS)
-"""Of each of the 18 blocks: its stage, its place in it, and how many blocks the stage always has."""
+"""By block (18): stage, position in the stage, and number of blocks that the stage always has."""
 
 _SIDES = 6
 
@@ -47,13 +47,13 @@ SYMBOLS = (
     *(f"stage{s}.width" for s in range(len(STAGE_WIDTHS))),
     *(f"side{k}" for k in range(_SIDES)),
 )
-"""What differs between sub-networks of equal depths: channels, and the sides of images and feature maps."""
+"""Sizes that differ between sub-networks of equal depths: channels, sides of images and feature maps."""
 
 _MARKERS = (
     1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087, 1091, 1093, 1097, 1103,
     1109, 1117, 1123, 1129, 1151, 1153, 1163,
 )  # fmt: skip
-"""Channels of the network that is captured: primes, by which each dimension is recognised afterwards."""
+"""Channels of the captured network: primes, so that each dimension can be recognised."""
 
 _MARKED_SIDE = 2003
 
@@ -64,8 +64,8 @@ class OFAResNet50Space(SearchSpace):
     """Sub-networks of OFA-ResNet50 in the published encoding, a dict of four entries.
 
     "d": 5 depths; the first is of the stem (2: its residual layer runs, 0: it is skipped), the others of
-    {0, 1, 2} say how many blocks a stage has beyond 2, 2, 4, 2. "e": 18 expand ratios of {0.2, 0.25, 0.35},
-    one a block; those of skipped blocks mean nothing. "w": 6 indices into the width multipliers
+    {0, 1, 2} add blocks to the 2, 2, 4, 2 of the stages. "e": 18 expand ratios of {0.2, 0.25, 0.35},
+    one per block, ignored for skipped blocks. "w": 6 indices into the width multipliers
     (0.65, 0.8, 1.0): first stem layer, last stem layer, four stages. "image_size": pixels of a side.
     """
 
@@ -112,7 +112,7 @@ class OFAResNet50Space(SearchSpace):
         return {"d": flat[:first], "e": flat[first:second], "w": flat[second:-1], "image_size": flat[-1]}
 
     def encode(self, encoding: Encoding) -> list[int]:
-        """Return the genes of a published encoding; raises InputError for what is none."""
+        """Return the genes of a published encoding; raises InputError for an invalid one."""
         _check(encoding, self.image_sizes)
         flat = [*encoding["d"], *encoding["e"], *encoding["w"], encoding["image_size"]]
         return [options.index(v) for options, v in zip(self.choices.values(), flat, strict=True)]
@@ -132,7 +132,7 @@ class OFAResNet50Space(SearchSpace):
     # networks ---------------------------------------------------------------------------------------------
 
     def architecture(self, encoding: Encoding) -> Architecture:
-        """Return the channels and strides an encoding stands for; raises InputError if it is none."""
+        """Return the channels and strides of an encoding; raises InputError for an invalid one."""
         from torchedge.searching.ofa_modules import Architecture, Bottleneck
 
         _check(encoding, self.image_sizes)
@@ -156,14 +156,14 @@ class OFAResNet50Space(SearchSpace):
     def build(self, encoding: Encoding) -> nn.Module:
         """Build the sub-network as a plain torch.nn.Module with new random weights.
 
-        Its parameters bear the names of the published sub-networks, whose state dict it loads.
+        Parameters have the names of the published sub-networks, so that their state dicts load.
         """
         from torchedge.searching.ofa_modules import OFAResNet50
 
         return OFAResNet50(self.architecture(encoding))
 
     def graph(self, encoding: Encoding, mode: Mode = "train") -> ForwardGraph:
-        """Return the graph of a sub-network: blocks cut out of a capture of the full one, sizes put in."""
+        """Return the graph of a sub-network: the captured one without skipped blocks, with its sizes."""
         genes = np.array([self.encode(encoding)], dtype=np.int16)
         ((family, values, _),) = self.sketch(genes, mode)
         return family.graph(values[:, 0].tolist(), self.name)
@@ -183,13 +183,13 @@ class OFAResNet50Space(SearchSpace):
         return self._families[key]
 
     def template(self, mode: Mode) -> ForwardGraph:
-        """Return the full network, symbols in place of channels and sides; captured when first asked for."""
+        """Return the graph of the full network with symbols as channels and sides, captured on first use."""
         if mode not in self._templates:
             self._templates[mode] = full_template(self.classes, mode)
         return self._templates[mode]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the families, which are cut again where they are needed."""
+        """Pickle without the families; the receiver makes those that it needs."""
         return {**self.__dict__, "_families": {}}
 
 
@@ -205,7 +205,7 @@ def side_lengths(image_size: int) -> list[int]:
 
 
 def symbol_values(genes: Genes, image_sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the values of `SYMBOLS` for candidates (C, G), a column each, skipped blocks included."""
+    """Return the values of `SYMBOLS` for candidates (C, G), one column each, skipped blocks included."""
     stages, blocks = len(STAGE_WIDTHS), sum(_STAGE_BLOCKS)
     ratios, widths = genes[:, 1 + stages : 1 + stages + blocks], genes[:, 1 + stages + blocks : -1]
     stage_of = np.repeat(np.arange(stages), _STAGE_BLOCKS)
@@ -224,7 +224,7 @@ def symbol_values(genes: Genes, image_sizes: Sequence[int]) -> npt.NDArray[np.in
 
 
 def full_template(classes: int, mode: Mode) -> ForwardGraph:
-    """Capture the full network once, its channels and sides being symbols."""
+    """Capture the full network with symbols as channels and sides."""
     import torch
 
     from torchedge.searching.ofa_modules import OFAResNet50
@@ -264,16 +264,16 @@ def cut(template: ForwardGraph, stem_residual: bool, depths: tuple[int, ...]) ->
         scopes += [f"blocks.{first + k}" for k in range(base + depth, count)]
         first += count
     removed: set[int] = set()
-    stands_for: dict[int, int] = {}
+    replacements: dict[int, int] = {}
     for scope in scopes:
         positions = [
             k for k, op in enumerate(template.ops) if op.scope == scope or op.scope.startswith(f"{scope}.")
         ]
-        entered = template.ops[positions[0]].inputs[0]
-        assert entered is not None
-        stands_for[template.ops[positions[-1]].outputs[0]] = entered
+        block_input = template.ops[positions[0]].inputs[0]
+        assert block_input is not None
+        replacements[template.ops[positions[-1]].outputs[0]] = block_input
         removed.update(positions)
-    return GraphFamily(without_operators(template, removed, stands_for), SYMBOLS)
+    return GraphFamily(without_operators(template, removed, replacements), SYMBOLS)
 
 
 # encodings -------------------------------------------------------------------------------------------------

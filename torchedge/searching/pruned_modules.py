@@ -17,7 +17,7 @@ Kept = Mapping[str, npt.NDArray[np.int64]]
 
 
 def prune_module(model: nn.Module, maps: Iterable[ChannelMap], kept: Kept) -> nn.Module:
-    """Return a copy of the model whose parameters and buffers hold the kept channels alone."""
+    """Return a copy of the model with only the kept channels in its parameters and buffers."""
     pruned = copy.deepcopy(model)
     done: set[str] = set()
     for channels in maps:
@@ -35,7 +35,7 @@ def prune_module(model: nn.Module, maps: Iterable[ChannelMap], kept: Kept) -> nn
 
 
 def _entries(channels: ChannelMap, ranges: ChannelRanges, kept: Kept) -> npt.NDArray[np.int64] | None:
-    """Return which entries of a dimension stay; None: all."""
+    """Return the kept entries of a dimension; None: all."""
     entries, start, whole = [], 0, True
     for span in ranges:
         root = None if span.group is None else channels.groups.root(span.group)

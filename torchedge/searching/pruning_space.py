@@ -22,15 +22,16 @@ _LEAST = 2
 
 
 class PruningSpace(SearchSpace):
-    """Structured prunings of a module: an encoding says how many channels each group of layers keeps.
+    """Structured prunings of a module: an encoding maps each group of layers to its number of channels.
 
-    model: the network to prune, left as it is. input_size: shape of one sample. ratios: shares of a group's
-    channels to choose from. round_to: kept channels are rounded to a multiple of it (odd numbers can make
-    convolutions several times slower). strategy: which channels stay, those with the largest mean absolute
-    weights ("l1") or any ("random", drawn with `seed`). Groups are the channels that additions and depthwise
-    convolutions tie together, named after the first layer that makes them; `frozen` says which cannot be
-    pruned and why. Raises InputError for a model without a channel to prune, CaptureError for one that cannot
-    be captured.
+    model: the network to prune; it does not change. input_size: shape of one sample. ratios: shares of a
+    group's channels to choose from. round_to: kept channels are rounded to a multiple of it (odd numbers
+    can make convolutions several times slower). strategy: keep the channels with the largest mean
+    absolute weights ("l1") or random ones ("random", drawn with `seed`). A group is the channels that
+    additions and depthwise convolutions tie together, named after the first layer that makes them;
+    `frozen` lists the groups that cannot be pruned, with the reason.
+
+    Raises InputError for a model without a channel to prune, CaptureError for one that cannot be captured.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class PruningSpace(SearchSpace):
         return self._families[mode]
 
     def build(self, encoding: Any) -> nn.Module:  # noqa: ANN401 - as in SearchSpace
-        """Return a copy of the model without the channels that the encoding leaves out."""
+        """Return a copy of the model with the channels of the encoding."""
         from torchedge.searching.pruned_modules import prune_module
 
         self.encode(encoding)
@@ -135,14 +136,14 @@ class PruningSpace(SearchSpace):
         return prune_module(self.model, self._maps.values(), self.kept(encoding))
 
     def kept(self, encoding: Mapping[str, int]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return by group the channels that stay, in their order."""
+        """Return the kept channels by group, in ascending order."""
         norms = self.norms()
         return {
             name: np.sort(np.argsort(-norms[name], kind="stable")[:count]) for name, count in encoding.items()
         }
 
     def kept_norm(self, encodings: Sequence[Mapping[str, int]]) -> list[float]:
-        """Return for each encoding the share of the groups' weights (mean absolute value) that stays.
+        """Return for each encoding the kept share of the groups' weights (mean absolute value).
 
         A stand-in for accuracy that needs no data: between 0 and 1, the mean over the groups.
         """
@@ -153,7 +154,7 @@ class PruningSpace(SearchSpace):
         return [float(np.mean([shares[n][count] for n, count in e.items()])) for e in encodings]
 
     def norms(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Return by group a number for each channel; those with the largest stay."""
+        """Return a norm of each channel by group; the channels with the largest norms are kept."""
         if self.__dict__.get("_norms") is None:
             self._norms = self._measured_norms()
         return self._norms
@@ -168,6 +169,6 @@ class PruningSpace(SearchSpace):
         return channel_norms(self.model, self._maps.values(), list(self.choices))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the weights: predictions need the graphs only."""
+        """Pickle without the weights: predictions need only the graphs."""
         families = {mode: self._family(mode) for mode in ("train", "infer")}
         return {**self.__dict__, "model": None, "_maps": {}, "_families": families}

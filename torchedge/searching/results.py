@@ -36,8 +36,8 @@ class Candidate:
 class Violation:
     """A constraint that no candidate meets together with the others.
 
-    limit: what was asked for; nearest: what the nearest candidate takes; smallest: the least that any
-    candidate takes, whatever its other figures are. Above `limit`, the constraint cannot be met even alone.
+    limit: the constraint; nearest: the nearest candidate's figure; smallest: the smallest figure of any
+    candidate. If `smallest` is above `limit`, the constraint cannot be met even alone.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Violation:
 
     @property
     def excess(self) -> float:
-        """By how much the nearest candidate is above the limit, in the figure's unit (0: it is not)."""
+        """Excess of the nearest candidate over the limit, in the figure's unit; 0 where it is within."""
         return max(self.nearest - self.limit, 0.0)
 
     def __str__(self) -> str:
@@ -85,10 +85,10 @@ class Search:
     """The result of `torchedge.search`.
 
     best: the valid candidate with the highest score; None where no candidate is within the constraints, and
-    then `violations` says which cannot be met and by how much, for `nearest`, the candidate that comes
-    nearest. fronts: by constrained figure, the valid candidates that no other beats in both score and
-    figure, cheapest first. history: the best score after each iteration, the initial population first.
-    predictions: of best (or nearest), by mode, in full.
+    then `violations` lists the constraints that `nearest`, the candidate with the least excess, does not
+    meet, and by how much. fronts: by constrained figure, the valid candidates that no other beats in both
+    score and figure, cheapest first. history: the best score after each iteration, the initial population
+    first. predictions: of best (or nearest), by mode, in full.
     """
 
     best: Candidate | None
@@ -106,7 +106,7 @@ class Search:
 
     @property
     def feasible(self) -> bool:
-        """Whether a candidate within all constraints was found."""
+        """Whether a candidate is within all constraints."""
         return self.best is not None
 
     def build(self) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Scores for spaces without an accuracy predictor: stand-ins for accuracy that know no data."""
+"""Scores for spaces without an accuracy predictor: stand-ins for accuracy that use no data."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torchedge.searching.spaces import SearchSpace
 
 
 def gflops_score(space: SearchSpace) -> Score:
-    """Return a score that is the logarithm of a candidate's forward GFLOPs (a multiply-add is two), a sample.
+    """Return a score: the logarithm of forward GFLOPs per sample (a multiply-add counts as two).
 
-    A stand-in for accuracy, which larger networks of one family tend to have more of; it knows no data.
+    A stand-in for accuracy that uses no data: larger networks of one family tend to be more accurate.
     """
     flops: WeakKeyDictionary[GraphFamily, Amounts] = WeakKeyDictionary()
 
@@ -28,8 +28,8 @@ def gflops_score(space: SearchSpace) -> Score:
         counts = np.empty(len(genes))
         for family, values, rows in space.sketch(genes, "infer"):
             if family not in flops:
-                of_one_sample = sum(forward_flops(family.template), start=0)
-                flops[family] = Amounts([of_one_sample], family.symbols, float)
+                sample_flops = sum(forward_flops(family.template), start=0)
+                flops[family] = Amounts([sample_flops], family.symbols, float)
             counts[rows] = flops[family].at(values)[0]
         return np.log10(np.maximum(counts, 1.0) / 1e9)
 

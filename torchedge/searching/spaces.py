@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Genes = npt.NDArray[np.int16]
-"""Candidates as rows (C, G): for each gene the index of the choice made."""
+"""Candidates as rows (C, G): for each gene the index of its choice."""
 
 _MOST_CHOICES = 10_000
 
@@ -49,7 +49,7 @@ class SearchSpace(ABC):
         return {name: options[g] for (name, options), g in zip(self.choices.items(), genes, strict=True)}
 
     def encode(self, encoding: Any) -> list[int]:  # noqa: ANN401 - a space's own
-        """Return the genes of an encoding; raises InputError for what the space does not hold."""
+        """Return the genes of an encoding; raises InputError for an encoding outside the space."""
         if not isinstance(encoding, Mapping) or set(encoding) != set(self.choices):
             keys = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
             raise InputError(f"encoding holds {keys}; expected a dict of {', '.join(self.choices)}")

@@ -40,10 +40,10 @@ DTYPES: Mapping[str, str] = MappingProxyType(
         "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
     }
 )  # fmt: skip
-"""The format's names of the dtypes that numpy has, with numpy's."""
+"""numpy's code of each dtype by the format's name; the format's bfloat16 has none."""
 
 NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
-"""The other way round."""
+"""The format's name by numpy's dtype."""
 
 _METADATA = "__metadata__"
 _NEXT = "fetch or rebuild the file"
@@ -51,7 +51,7 @@ _NEXT = "fetch or rebuild the file"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file: dtype, shape, and the bytes of the file where it begins and ends."""
+    """One tensor of a file: dtype, shape, and its first byte and the byte after its last one."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file's metadata (text by text) and its tensors by name."""
+    """A file's metadata (text by key) and its tensors by name."""
 
     metadata: dict[str, str]
     entries: dict[str, Entry]
@@ -75,13 +75,13 @@ def read_tensors(
     Args:
         path: the file.
         max_bytes: the largest file to accept.
-        finite: refuse floating-point tensors that hold an infinity or a NaN.
+        finite: raise for floating-point tensors with an infinity or a NaN.
 
     Returns:
-        the arrays by name, and the metadata (text by text).
+        the arrays by name, and the metadata (text by key).
 
     Raises:
-        ProfileError: the file is missing, too large, or anything in it is not as the format asks.
+        ProfileError: the file is missing, too large, or breaks a rule of the format.
     """
     data = read_bytes(path, max_bytes=max_bytes)
     header = parse_header(path, data[: 8 + MAX_HEADER_BYTES], len(data))
@@ -115,16 +115,16 @@ def write_tensors(
 ) -> None:
     """Write arrays to a safetensors file, atomically; the same content always gives the same bytes.
 
-    The format's own writer shuffles the metadata from call to call, so the file is laid out here: wide dtypes
-    first (which keeps every tensor aligned), then by name.
+    The format's own writer changes the order of metadata from call to call. Here wide dtypes come first,
+    which keeps every tensor aligned; tensors of one width are sorted by name.
 
     Args:
         path: the file, replaced whole.
         tensors: the arrays by name; any layout in memory, stored in C order and little endian.
-        metadata: text by text.
+        metadata: text by key.
 
     Raises:
-        ProfileError: an array of a dtype that the format has not, a bad name, too many tensors, a header that
+        ProfileError: an array of a dtype that the format lacks, a bad name, too many tensors, a header that
             `read_tensors` would refuse, or a folder that cannot be written.
     """
     if len(tensors) > MAX_TENSORS:
@@ -165,10 +165,10 @@ def write_tensors(
 def parse_header(path: str | Path, start: bytes, size: int) -> Header:
     """Check a file's header against its size; `path` is named in errors.
 
-    start: the first bytes of the file, at least 8 + MAX_HEADER_BYTES where it has as many. size: all bytes.
+    start: the first 8 + MAX_HEADER_BYTES bytes of the file, or all of a shorter one. size: bytes of the file.
 
     Raises:
-        ProfileError: anything is not as the format asks: too large, a gap, an overlap, a bad name or dtype.
+        ProfileError: a rule of the format is broken: too large, a gap, an overlap, a bad name or dtype.
     """
     length = int.from_bytes(start[:8], "little")
     if size < 10 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
@@ -229,7 +229,7 @@ def _check_metadata(path: str | Path, metadata: Mapping[Any, Any]) -> dict[str, 
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ProfileError(
-                f"{path}: metadata {str(key)[:40]!r} is not text by text, expected only texts; {_NEXT}"
+                f"{path}: metadata {str(key)[:40]!r} is not text by key, expected only texts; {_NEXT}"
             )
     return dict(metadata)
 
