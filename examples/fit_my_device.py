@@ -5,7 +5,7 @@
 
 The commands are printed as they run. Few points are measured, so the profile of another device (--base) is
 adapted to them; with hundreds of points leave --base out and fit from nothing.
-Needs `pip install 'torchedge[vision,prune,fit,plots]'`.
+Needs `pip install 'torchedge[vision,fit,plots]'`.
 """
 
 import argparse

@@ -264,7 +264,7 @@ def _need_torchvision():
 
 @pytest.mark.slow
 def test_a_device_of_ones_own_is_measured_fitted_and_predicted(run, tmp_path):
-    for package in ("sklearn", "matplotlib", "torch_pruning"):
+    for package in ("sklearn", "matplotlib"):
         pytest.importorskip(package)
     _need_torchvision()
     status, out, err = run("fit_my_device.py", "mine")

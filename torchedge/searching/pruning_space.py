@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode
-from torchedge.searching.channels import ChannelGroups, ChannelMap
+from torchedge.pruning.channels import ChannelGroups, ChannelMap
 from torchedge.searching.spaces import Genes, SearchSpace
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class PruningSpace(SearchSpace):
         self.model: nn.Module | None = model
         groups = ChannelGroups()
         self._maps = {mode: ChannelMap(self._capture(mode), groups) for mode in ("train", "infer")}
+        for group, why in groups.rigid.items():
+            groups.freeze(group, why)  # graphs of one family differ in sizes alone
         self.groups = groups
         for group in groups.free():
             if self._options(groups.counts[group]) == (groups.counts[group],):
@@ -126,14 +128,14 @@ class PruningSpace(SearchSpace):
 
     def build(self, encoding: Any) -> nn.Module:  # noqa: ANN401 - as in SearchSpace
         """Return a copy of the model with the channels of the encoding."""
-        from torchedge.searching.pruned_modules import prune_module
+        from torchedge.pruning.modules import prune_module
 
         self.encode(encoding)
         if self.model is None:
             raise InputError(
                 "this space was unpickled without its model; build in the process that made the space"
             )
-        return prune_module(self.model, self._maps.values(), self.kept(encoding))
+        return prune_module(self.model, list(self._maps.values()), self.kept(encoding))
 
     def kept(self, encoding: Mapping[str, int]) -> dict[str, npt.NDArray[np.int64]]:
         """Return the kept channels by group, in ascending order."""
@@ -160,13 +162,13 @@ class PruningSpace(SearchSpace):
         return self._norms
 
     def _measured_norms(self) -> dict[str, npt.NDArray[np.float64]]:
-        from torchedge.searching.pruned_modules import channel_norms
+        from torchedge.pruning.modules import channel_norms
 
         if self.strategy == "random":
             rng = np.random.default_rng(self.seed)
             return {name: rng.random(self.groups.counts[name]) for name in self.choices}
         assert self.model is not None
-        return channel_norms(self.model, self._maps.values(), list(self.choices))
+        return channel_norms(self.model, list(self._maps.values()), list(self.choices))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the weights: predictions need only the graphs."""

@@ -14,7 +14,6 @@ from torchedge.tracing.vision import prepare_torchvision
 
 prepare_torchvision()
 pytest.importorskip("torchvision")
-pytest.importorskip("torch_pruning")
 
 PLAN = """
 levels = [0, 60]

@@ -1,5 +1,7 @@
 """Pruning reaches the level asked for on every network of the paper, and leaves the model alone."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,6 @@ from torchedge.errors import InputError
 from torchedge.profiling.campaigns.networks import build_network, recipe_of
 from torchedge.profiling.campaigns.pruning import prune, untrained_norms
 from torchedge.tracing.vision import prepare_torchvision
-
-pytest.importorskip("torch_pruning")
 
 SIZE = (3, 224, 224)
 GOOGLENET = {"aux_logits": False, "transform_input": True, "init_weights": False}
@@ -25,6 +25,8 @@ OTHERS = (
     "efficientnet_b0",
     "vgg11_bn",
     "mobilenet_v3_small",
+    "shufflenet_v2_x0_5",
+    "convnext_tiny",
 )
 
 
@@ -59,8 +61,33 @@ def test_levels_are_reached(name, strategy):
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_networks(name):
     model = network(name)
-    for level in (10, 60):
+    for level in (10, 60, 90):
         assert abs(prune(model, SIZE, level).reached - level) < 1
+
+
+@pytest.mark.parametrize("name", ["regnet_x_400mf", "convnext_tiny"])
+def test_grouped_and_channels_last_networks(name):
+    model = network(name)
+    for strategy in ("random", "l1"):
+        pruned = prune(model, SIZE, 90, strategy=strategy, norms=untrained_norms(model, 0))
+        assert abs(pruned.reached - 90) < 0.5
+        assert pruned.parameters == sum(p.numel() for p in pruned.model.parameters())
+
+
+def test_heads_that_only_train_are_pruned_too():
+    model = network("inception_v3")
+    pruned = prune(model, (3, 299, 299), 50).model.train()
+    outputs = pruned(torch.zeros(2, 3, 299, 299, device="meta"))
+    assert [output.shape for output in outputs] == [(2, 1000)] * 2
+
+
+def test_model_stays_as_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 5)).train()
+    before = copy.deepcopy(model.state_dict())
+    prune(model, (3, 8, 8), 50, strategy="l1")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(module.training for module in model.modules())
 
 
 def test_weights_of_kept_filters_stay():
@@ -157,3 +184,7 @@ def test_nothing_to_prune():
 def test_l1_without_weights():
     with pytest.raises(InputError, match="norms="):
         prune(network("alexnet"), SIZE, 50, strategy="l1")
+    norms = dict(untrained_norms(network("alexnet"), 0))
+    del norms["features.3"]
+    with pytest.raises(InputError, match=r"norms= with features\.3\.weight"):
+        prune(network("alexnet"), SIZE, 50, strategy="l1", norms=norms)

@@ -40,7 +40,6 @@ def original(name: str, level: float = 0) -> nn.Module:
     pytest.importorskip("torchvision")
     model = build_network(recipe_of(name, KWARGS.get(name, {})))
     if level:
-        pytest.importorskip("torch_pruning")
         model = prune(model, SIZE, level).model
     return model
 

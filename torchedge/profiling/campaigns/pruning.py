@@ -1,25 +1,27 @@
 """Structured pruning by levels of parameters removed, which varies the topologies of a campaign (§5.1).
 
-Channels that depend on each other (residual sums, concatenations, depthwise convolutions) go together; which
-do is Torch-Pruning's knowledge. What is removed, and how much, is decided here: the number of parameters
-follows from the channels that every group of layers keeps, so that a level is found without pruning twice.
+Channels that depend on each other (residual sums, concatenations, depthwise convolutions) go together, as
+`torchedge.pruning` finds in the captured graph. The number of parameters follows from the channels that every
+group keeps, so that a level is found without pruning twice.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from torchedge.errors import InputError, MissingExtraError
+from torchedge.errors import CaptureError, InputError
+from torchedge.graphs import Mode
+from torchedge.pruning.channels import ChannelGroups, ChannelMap
+from torchedge.pruning.modules import ParameterCount, channel_norms, prune_module
+from torchedge.tracing.capturing import capture
 
 __all__ = ["PrunedModel", "Scope", "Strategy", "prune", "untrained_norms"]
 
@@ -64,36 +66,26 @@ def prune(
     network. norms: mean absolute weight of each filter by module path, in place of the weights' own: "l1"
     then works on the meta device too, as "random" does; see `untrained_norms`.
 
-    Raises InputError for arguments out of range and for a model that cannot be pruned, with the reason, and
-    MissingExtraError without Torch-Pruning.
+    Raises InputError for arguments out of range and for a model that cannot be pruned, with the reason.
     """
     _check(level, strategy, scope, round_to)
     size = tuple(int(s) for s in input_size)
-    pruned = copy.deepcopy(model)
-    before = count_parameters(pruned)
+    before = count_parameters(model)
     if level == 0:
-        return PrunedModel(pruned, level, 0.0, before, before)
-    gradients = {name: p.requires_grad for name, p in pruned.named_parameters()}
-    training = {name: m.training for name, m in pruned.named_modules()}
+        return PrunedModel(copy.deepcopy(model), level, 0.0, before, before)
     label = type(model).__name__
-    with warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")
-        pruned.eval().requires_grad_(True)
-        shapes = _output_shapes(pruned, size, label)
-        channels = _Channels(pruned, size, round_to, label)
-        scores = channels.scores(strategy, seed, norms)
-        channels.remove(_choose(channels, scores, level, scope))
-        found = _output_shapes(pruned, size, f"{label} pruned by {level:g} %")
-    if found != shapes:
+    shapes = _output_shapes(model, size, label)
+    channels = _Channels(model, size, round_to, label)
+    scores = channels.scores(strategy, seed, norms)
+    pruned = channels.remove(_choose(channels, scores, level, scope))
+    pruned_shapes = _output_shapes(pruned, size, f"{label} pruned by {level:g} %")
+    if pruned_shapes != shapes:
         raise InputError(
-            f"{label} cannot be pruned: its outputs change from {shapes} to {found}; prune it without heads "
-            "that Torch-Pruning cannot follow"
+            f"{label} cannot be pruned: its outputs change from {shapes} to {pruned_shapes}; prune it "
+            "without the heads that make them"
         )
-    for name, parameter in pruned.named_parameters():
-        parameter.requires_grad_(gradients.get(name, True))
+    for parameter in pruned.parameters():
         parameter.grad = None
-    for name, module in pruned.named_modules():
-        module.training = training.get(name, False)
     after = count_parameters(pruned)
     return PrunedModel(pruned, level, 100.0 * (1 - after / before), before, after)
 
@@ -139,7 +131,9 @@ def _output_shapes(model: nn.Module, size: tuple[int, ...], label: str) -> list[
         raise InputError(f"{label} has no parameters; expected a network with layers to prune")
     try:
         with torch.no_grad():
-            outputs = model(torch.zeros(1, *size, device=first.device, dtype=first.dtype))
+            outputs = copy.deepcopy(model).eval()(
+                torch.zeros(1, *size, device=first.device, dtype=first.dtype)
+            )
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no message"])[0]
         raise InputError(
@@ -152,182 +146,58 @@ def _output_shapes(model: nn.Module, size: tuple[int, ...], label: str) -> list[
 # groups of channels -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Channels that go together: `units` of `width` channels each, of which at least `least` units stay.
+class _Channels:
+    """The groups of channels of a model that may be pruned: each of `parts` equal parts of `units` channels.
 
-    `step` divides the number that stays; `items` is what Torch-Pruning removes with the root's channels.
+    A unit stands for one channel in each part; at least `least` units stay, and `step` divides their number.
     """
 
-    module: nn.Module
-    handler: Callable[..., Any]
-    items: Any
-    units: int
-    width: int
-    least: int
-    step: int
-
-    def indices(self, units: Sequence[int]) -> list[int]:
-        """Channels of the root layer that some units stand for."""
-        return [unit + part * self.units for part in range(self.width) for unit in units]
-
-
-class _Channels:
-    """The groups of channels of a model that may be pruned, and the number of parameters that stay."""
-
     def __init__(self, model: nn.Module, size: tuple[int, ...], round_to: int | None, label: str) -> None:
-        self._model = model
-        first = next(model.parameters())
-        example = torch.zeros(1, *size, device=first.device, dtype=first.dtype)
+        self._model, groups = model, ChannelGroups()
         try:
-            self._dependencies = (
-                _torch_pruning()
-                .DependencyGraph()
-                .build_dependency(model, example_inputs=example, verbose=False)
-            )
-            found = list(self._dependencies.get_all_groups())
-        except Exception as error:
-            said = (str(error).strip().splitlines() or ["no message"])[0]
-            raise InputError(
-                f"{label} cannot be pruned: Torch-Pruning finds no dependencies of its layers "
-                f"({type(error).__name__}: {said})"
-            ) from error
-        self.groups = [g for g in (self._group(item, round_to) for item in found) if g is not None]
-        if not self.groups:
+            self._maps = [
+                ChannelMap(capture(model, input_size=size, mode=mode, name=label), groups)
+                for mode in get_args(Mode)
+            ]
+        except CaptureError as error:
+            raise InputError(f"{label} cannot be pruned: {error}") from error
+        self.names = groups.free()
+        if not self.names:
             raise InputError(
                 f"{label} has no channels that may be pruned; expected convolutions before the last layer"
             )
-        self._count = _ParameterCount(model, self.groups, self._is_out)
-
-    def _is_out(self, handler: Callable[..., Any]) -> bool:
-        return bool(self._dependencies.is_out_channel_pruning_fn(handler))
-
-    def _group(self, items: Any, round_to: int | None) -> _Group | None:  # noqa: ANN401 - Torch-Pruning's
-        """Return a group, or None where the model's outputs depend on it."""
-        width, root = 1, items[0].dep
-        for dep, _ in items:
-            module = dep.target.module
-            reads = self._dependencies.is_in_channel_pruning_fn(dep.handler) and not self._is_out(dep.handler)
-            if not dep.target.outputs and not reads:
-                return None
-            if isinstance(module, nn.Conv2d) and 1 < module.groups < module.out_channels:
-                width = math.lcm(width, module.groups)
-            if isinstance(module, nn.GroupNorm):
-                width = math.lcm(width, module.num_groups)
-        channels = len(items[0].idxs)
-        if channels % width:
-            return None
-        step = (round_to or 1) // math.gcd(round_to or 1, width)
-        units = channels // width
-        return _Group(root.target.module, root.handler, items, units, width, min(units, step), step)
+        counts = np.array([groups.counts[name] for name in self.names])
+        self.parts = np.array([groups.parts.get(name, 1) for name in self.names])
+        self.units = counts // self.parts
+        self.step = (round_to or 1) // np.gcd(round_to or 1, self.parts)
+        self.least = np.minimum(self.units, self.step)
+        self._count = ParameterCount(model, self._maps, self.names)
 
     def scores(self, strategy: Strategy, seed: int, norms: Norms | None) -> list[npt.NDArray[np.float64]]:
         """Return a number for each unit of each group: the smallest go first."""
         if strategy == "random":
             generator = np.random.default_rng(seed)
-            return [generator.random(group.units) for group in self.groups]
-        given = norms or {}
-        known = {module: given[name] for name, module in self._model.named_modules() if name in given}
-        return [self._norms(group, known) for group in self.groups]
-
-    def _norms(
-        self, group: _Group, known: Mapping[nn.Module, npt.NDArray[np.float64]]
-    ) -> npt.NDArray[np.float64]:
-        """Mean absolute weight of the filters that make each unit's channels."""
-        total = np.zeros(group.units * group.width)
-        count = np.zeros_like(total)
-        for item in group.items:
-            module = item.dep.target.module
-            if not isinstance(module, (nn.Conv2d, nn.Linear)) or not self._is_out(item.dep.handler):
-                continue
-            if isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1:
-                continue  # depthwise: one kernel a channel follows the filter that makes it
-            norm = known.get(module)
-            if norm is None and module.weight.is_meta:
-                raise InputError("pruning by l1 needs weights; pass norms= for a model on the meta device")
-            if norm is None:
-                norm = module.weight.detach().abs().flatten(1).mean(1).double().cpu().numpy()
-            np.add.at(total, np.asarray(item.root_idxs), norm[np.asarray(item.idxs)])
-            np.add.at(count, np.asarray(item.root_idxs), 1)
-        norms = total / np.maximum(count, 1)
-        return np.asarray(norms.reshape(group.width, group.units).mean(0))
+            return [generator.random(units) for units in self.units]
+        by_channel = channel_norms(self._model, self._maps, self.names, norms or {})
+        return [by_channel[n].reshape(k, -1).mean(0) for n, k in zip(self.names, self.parts, strict=True)]
 
     def parameters(self, removed: Counts) -> int:
         """Return the number of parameters that stay when each group loses so many units."""
-        return self._count.after(removed)
+        return self._count.after((self.units - removed) * self.parts)
 
     def allowed(self, removed: Counts) -> Counts:
         """Return the units each group may really lose: some stay, and `step` divides those that do."""
-        units, least, step = (
-            np.array([getattr(g, name) for g in self.groups]) for name in ("units", "least", "step")
-        )
-        kept = np.maximum(units - removed, least)
-        rounded = np.minimum(np.maximum((2 * kept + step) // (2 * step) * step, least), units)
-        return np.where(removed == 0, 0, units - np.where(step == 1, kept, rounded))
+        kept, step = np.maximum(self.units - removed, self.least), self.step
+        rounded = np.minimum(np.maximum((2 * kept + step) // (2 * step) * step, self.least), self.units)
+        return np.where(removed == 0, 0, self.units - np.where(step == 1, kept, rounded))
 
-    def remove(self, chosen: Sequence[Sequence[int]]) -> None:
-        """Remove the chosen units of each group."""
-        for group, units in zip(self.groups, chosen, strict=True):
-            if len(units):
-                self._dependencies.get_pruning_group(
-                    group.module, group.handler, sorted(group.indices(units))
-                ).prune(record_history=False)
-
-
-class _ParameterCount:
-    """The number of parameters as a function of the units that each group loses."""
-
-    def __init__(
-        self, model: nn.Module, groups: Sequence[_Group], is_out: Callable[[Callable[..., Any]], bool]
-    ) -> None:
-        rows: dict[int, int] = {}
-        outs: list[npt.NDArray[np.float64]] = []
-        ins: list[npt.NDArray[np.float64]] = []
-        both: list[float] = []
-        one: list[float] = []
-        for column, group in enumerate(groups):
-            for item in group.items:
-                module = item.dep.target.module
-                sizes = _sizes(module)
-                if sizes is None:
-                    continue
-                if id(module) not in rows:
-                    rows[id(module)] = len(rows)
-                    outs.append(np.zeros(len(groups)))
-                    ins.append(np.zeros(len(groups)))
-                    both.append(sizes[2])
-                    one.append(sizes[3])
-                row = rows[id(module)]
-                side, full = (outs, sizes[0]) if is_out(item.dep.handler) else (ins, sizes[1])
-                side[row][column] += len(item.idxs) / group.units / full
-        self._outs, self._ins = np.array(outs), np.array(ins)
-        self._both, self._one = np.array(both), np.array(one)
-        self._rest = count_parameters(model) - float(self._both.sum() + self._one.sum())
-
-    def after(self, removed: Counts) -> int:
-        """Return the number of parameters that stay."""
-        out, into = 1 - self._outs @ removed, 1 - self._ins @ removed
-        return round(self._rest + float(self._both @ (out * into) + self._one @ out))
-
-
-def _sizes(module: Any) -> tuple[int, int, int, int] | None:  # noqa: ANN401 - a module or a bare parameter
-    """Return outputs, inputs, parameters in proportion to both, and to outputs alone; None: no parameters."""
-    if isinstance(module, nn.Parameter):
-        return int(max(module.shape)), 1, 0, module.numel()
-    total = sum(p.numel() for p in module.parameters(recurse=False))
-    if not total:
-        return None
-    weight = getattr(module, "weight", None)
-    if weight is None:
-        raise InputError(
-            f"a {type(module).__name__} cannot be pruned; expected convolutions, linear layers and norms"
-        )
-    if isinstance(module, (nn.Conv2d, nn.Linear)):
-        depthwise = isinstance(module, nn.Conv2d) and module.groups == module.out_channels > 1
-        inputs = module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
-        if not depthwise:
-            return weight.shape[0], inputs, weight.numel(), total - weight.numel()
-    return weight.shape[0], weight.shape[0], 0, total
+    def remove(self, chosen: Sequence[Sequence[int]]) -> nn.Module:
+        """Return a copy of the model without the chosen units of each group."""
+        kept = {}
+        for name, units, parts, gone in zip(self.names, self.units, self.parts, chosen, strict=True):
+            stays = np.setdiff1d(np.arange(units), gone)
+            kept[name] = (units * np.arange(parts)[:, None] + stays).reshape(-1)
+        return prune_module(self._model, self._maps, kept)
 
 
 # levels -----------------------------------------------------------------------------------------------------
@@ -337,7 +207,7 @@ def _choose(
     channels: _Channels, scores: list[npt.NDArray[np.float64]], level: float, scope: Scope
 ) -> list[list[int]]:
     """Return the units to remove from each group so that the share of parameters removed is nearest."""
-    units = np.array([g.units for g in channels.groups])
+    units = channels.units
     before = channels.parameters(np.zeros_like(units))
     wanted = before * (1 - level / 100)
     if scope == "uniform":
@@ -364,11 +234,3 @@ def _choose(
         np.argsort(score, kind="stable")[:count].tolist()
         for score, count in zip(scores, removed(best), strict=True)
     ]
-
-
-def _torch_pruning() -> Any:  # noqa: ANN401 - the module
-    try:
-        import torch_pruning
-    except ImportError as error:
-        raise MissingExtraError.of("torch-pruning", extra="prune", purpose="pruning networks") from error
-    return torch_pruning
