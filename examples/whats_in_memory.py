@@ -30,7 +30,7 @@ def main() -> None:
     print(f"{profile.name}, batch {arguments.batch_size}: {profile.live_mib:,.1f} MiB at the peak")
     print(f"the peak is in {profile.peak}")
     for name, mib in profile.breakdown.items():
-        print(f"  {name.replace('_', ' '):<18} {mib:>9,.1f} MiB")
+        print(f"  {name:<18} {mib:>9,.1f} MiB")
     print("largest tensors then")
     for label, mib in profile.largest[:5]:
         print(f"  {mib:>9,.1f} MiB  {label}")

@@ -68,6 +68,6 @@ def test_linear_layer_of_a_vector():
     translation = translate(captured.step)
     data = {name: t.detach().double().numpy() for name, t in captured.tensors.items()}
     x = tensor(4)
-    data[captured.step.graph.values[captured.step.graph.inputs[0]].name] = x.numpy()
+    data[captured.step.values[captured.step.inputs[0]].name] = x.numpy()
     expected = layer.double()(x).detach()
     np.testing.assert_allclose(compute(translation.outputs[0], data, {}), expected, rtol=1e-10)

@@ -84,9 +84,7 @@ class MemoryProfile:
             f"  reserved  {self.reserved_mib:10.1f} MiB",
             f"  peak of live tensors {self.live_mib:.1f} MiB in {self.peak}",
         ]
-        lines += [
-            f"    {name.replace('_', ' '):18s} {mib:10.1f} MiB" for name, mib in self.breakdown.items() if mib
-        ]
+        lines += [f"    {name:18s} {mib:10.1f} MiB" for name, mib in self.breakdown.items() if mib]
         lines.append("  largest tensors at the peak")
         lines += [f"    {mib:10.1f} MiB  {label}" for label, mib in self.largest[:5]]
         lines += [f"  {kind}: {UNKNOWN_REMARK}" for kind in self.unsupported]
