@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 UNTIMED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=UNTIMED)
 settings.register_profile("explore", deadline=None, suppress_health_check=UNTIMED)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "suite")
+settings.load_profile(PROFILE)
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -34,6 +35,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no measured data at {folder}: set TORCHEDGE_DATA to the folder that holds jetson-tx2/")
     return folder
+
+
+def pytest_collectstart() -> None:
+    """Load the profile again: importing PyTorch's own test utilities loads another one."""
+    settings.load_profile(PROFILE)
+
+
+def pytest_collection_finish() -> None:
+    """Load the profile again, after the last module."""
+    settings.load_profile(PROFILE)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -63,6 +63,7 @@ def test_every_example_is_run_here(checkout):
     assert [file.name for file in (checkout / "examples").glob("*.ipynb")] == ["tour.ipynb"]
 
 
+@pytest.mark.slow
 def test_training_starts_where_it_fits(run):
     pytest.importorskip("sklearn")
     status, out, err = run(
@@ -122,12 +123,14 @@ def test_a_sub_network_is_searched_and_built(run):
     assert len(re.findall(r"^  [\d.]+ at [\d,]+ MiB$", out, re.MULTILINE)) >= 3
 
 
+@pytest.mark.slow
 def test_sub_networks_that_cannot_be_are_said(run):
     status, out, err = run("ofa_search.py", "--iterations", "1", "--training-memory", "500")
     assert status == 3, err
     assert "no candidate is within the constraints" in out and "cannot be met at all" in out
 
 
+@pytest.mark.slow
 def test_a_network_is_pruned_until_it_fits(run):
     _need_torchvision()
     status, out, err = run("prune_until_it_fits.py", "--iterations", "8", "--limit", "1850")
@@ -140,6 +143,7 @@ def test_a_network_is_pruned_until_it_fits(run):
     assert float(counts[2]) < float(counts[1]) and re.search(r"trained for a step: loss \d", out)
 
 
+@pytest.mark.slow
 def test_batch_sizes_are_found_with_a_margin(run):
     _need_torchvision()
     status, out, err = run("batch_size_finder.py", "squeezenet1_1", "--limit", "3000")
@@ -163,6 +167,7 @@ def test_what_is_in_memory(run, tmp_path):
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["trainer", "compile"])
 def test_digits_are_learnt_through_opencl_as_in_pytorch(run, tmp_path, way):
     for package in ("pyopencl", "sklearn", "matplotlib"):
@@ -181,6 +186,7 @@ def _need_streaming(*packages):
         pytest.importorskip(package)
 
 
+@pytest.mark.slow
 def test_a_gpt_neo_is_planned_within_a_budget(run, tmp_path):
     _need_streaming("transformers")
     words = ("out", "--model", "gpt-neo-small", "--limit")
@@ -195,6 +201,7 @@ def test_a_gpt_neo_is_planned_within_a_budget(run, tmp_path):
     assert status == 3 and out == "" and re.fullmatch(r"gpt-neo-small does not run within .* works.*\n", err)
 
 
+@pytest.mark.slow
 def test_latency_is_traded_for_memory(run, tmp_path):
     _need_streaming()
     _need_torchvision()
@@ -210,6 +217,7 @@ def test_latency_is_traded_for_memory(run, tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_two_models_share_a_phone(run, tmp_path):
     _need_streaming("transformers")
     words = ("lanes.png", "--models", "depth-anything-small", "gpt-neo-small", "--limit")

@@ -24,6 +24,7 @@ def page(checkout):
     return (checkout / "docs" / "bundles.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_snippets_and_commands_work(page, tmp_path, monkeypatch):
     prepare_torchvision()
     pytest.importorskip("torchvision")

@@ -39,6 +39,7 @@ def test_a_transfer_says_what_it_was_made_of(small_dataset, fitted, tmp_path, ca
     assert set(unused["networks"]) == {"one", "two"} and 0 <= unused["coverage"] <= 100
 
 
+@pytest.mark.slow
 def test_the_transfer_predicts_like_the_device(small_dataset, fitted, tmp_path, capsys):
     """The dataset's memory is 1500 + 1.2 reserved-like, far from the base's 1400 beside a free simulation."""
     out = tmp_path / "mine"

@@ -76,6 +76,7 @@ def probe():
     return module
 
 
+@pytest.mark.slow
 def test_environment_comes_first_and_says_what_was_measured_with(rows):
     first = rows[0]
     assert [row["row"] for row in rows].count("environment") == 1

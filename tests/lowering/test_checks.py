@@ -39,6 +39,7 @@ def captured():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["cpu", "gpu", "mobile"])
 def test_a_step_with_checks_computes_the_same_and_reports_nothing(name):

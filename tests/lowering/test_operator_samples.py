@@ -22,7 +22,7 @@ def outcomes(tally, *verdicts):
     return [(o.verdict, o.reason) for o in tally.outcomes if o.verdict in verdicts]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("title", FAST)
 def test_samples_of_every_family_come_out_right(title):
     tally = check_entry(ENTRIES[title], samples=2)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchedge
-from torchedge.runtime import memory as memories
+from torchedge.runtime import tensor_memory as memories
 from torchedge.runtime.backends import open_device
 
 pytest.importorskip("pyopencl")

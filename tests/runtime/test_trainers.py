@@ -79,6 +79,7 @@ def test_training_equals_eager_and_goes_on_in_either(name):
     equal(model, eager, mine, theirs)
 
 
+@pytest.mark.slow
 def test_a_network_with_batch_norm_predicts_and_evaluates_with_what_it_has_learnt():
     model = SmallCNN()
     eager = copy.deepcopy(model)

@@ -11,6 +11,7 @@ from torchedge.runtime import backends, trainers
 pytest.importorskip("pyopencl")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_its_examples_run(checkout, capsys):
     text = (checkout / "docs" / "training.md").read_text(encoding="utf-8")

@@ -48,6 +48,7 @@ def replaying(request, monkeypatch):
     monkeypatch.setattr(compiled_replay, "_WORTH", 0 if request.param == "compiled" else 10**9)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("device", ["jetson-tx2", "rtx-3090"])
 @pytest.mark.parametrize(("mode", "batch"), [("train", 24), ("train", 300), ("infer", 1)])
 @pytest.mark.parametrize("name", SPACES)

@@ -43,6 +43,7 @@ def test_the_page_lists_every_network(checkout):
     assert not missing, f"rewrite the page: {COMMAND}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "shufflenet_v2_x0_5"])
 def test_trainable_parameters_are_those_that_autograd_reaches(name):
     """The oracle is a real backward pass."""

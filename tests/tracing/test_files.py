@@ -45,6 +45,7 @@ def saved(model, example, path, **options):
 # .pt2 --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("build", "size"),
     [
@@ -188,6 +189,7 @@ def vision(name):
     return models.get_model(name, weights=None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5"])
 def test_onnx_gives_the_graph_of_the_model(tmp_path, name):
     onnx_files = pytest.importorskip("torchedge.tracing.onnx_files")

@@ -30,6 +30,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_equal_pytorch_s(name):
     model = double(SmallCNN)

@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 FOUND = (
     "from torch._dynamo.backends.registry import lookup_backend; assert callable(lookup_backend('torchedge'))"
 )
 KNOWN = f"import torch; {FOUND}; assert 'torchedge' in torch._dynamo.list_backends()"
 
 
+@pytest.mark.slow
 def test_an_installed_package_needs_no_import_and_bears_one(checkout, tmp_path):
     lines = (checkout / "pyproject.toml").read_text(encoding="utf-8").splitlines()
     entry = lines[lines.index("[project.entry-points.torch_dynamo_backends]") + 1].replace('"', "")

@@ -43,6 +43,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keep", [frozenset(), KEEP], ids=["apart", "whole"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_steps_equal_eager_steps(name, keep):

@@ -49,7 +49,7 @@ def held(operator, *args, schedule):
         assert np.linalg.norm(found - want) <= 1e-5 * np.linalg.norm(want) + 1e-6
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     "sizes",
@@ -61,7 +61,7 @@ def test_products(sizes, schedule):
     held(ATEN.bmm.default, normal(batch, rows, inner), normal(batch, inner, cols, seed=1), schedule=schedule)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("transposed", ["nn", "nt", "tn", "tt"])
 def test_transposed_operands(transposed, schedule):
@@ -130,7 +130,7 @@ def gradients_are_held(case, schedule):
     held(ATEN.convolution_backward.default, *arguments, schedule=schedule)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", [TILE, LOCAL, PANEL], ids=lambda s: s.kind)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_operands_and_results_in_textures(pattern, schedule):

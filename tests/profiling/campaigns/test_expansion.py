@@ -98,6 +98,7 @@ def test_wrong_arguments_are_skipped_with_the_builders_words(tmp_path):
     assert "depth" in job["reason"]
 
 
+@pytest.mark.slow
 def test_as_a_process_it_tells_errors(tmp_path):
     (tmp_path / "plan.toml").write_text('train_batch_sizes = [1]\nnetworks = ["nothing"]')
     words = [sys.executable, "-m", "torchedge.profiling.campaigns.expansion", str(tmp_path)]
