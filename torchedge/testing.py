@@ -53,21 +53,21 @@ def conv_layers(
     import torch
 
     twin = _meta_copy(model).train(mode == "train")
-    found: list[ConvLayer] = []
+    layers: list[ConvLayer] = []
 
     def note(layer: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
         assert isinstance(layer, torch.nn.Conv2d)
         image = args[0]
         kernel, sides = (layer.kernel_size[0], layer.kernel_size[1]), (image.shape[-2], image.shape[-1])
-        made = (output.shape[-2], output.shape[-1])
-        copies, rest = divmod(image.shape[0], _SAMPLES)
-        if rest or image.dim() != 4:
+        written = (output.shape[-2], output.shape[-1])
+        copies, remainder = divmod(image.shape[0], _SAMPLES)
+        if remainder or image.dim() != 4:
             raise InputError(
                 f"a convolution reads {tuple(image.shape)} when the batch is {_SAMPLES}; "
                 "expected a multiple of the batch first; write its ConvLayer by hand"
             )
-        found.append(
-            ConvLayer(layer.out_channels, layer.in_channels, kernel, sides, made, layer.groups, copies)
+        layers.append(
+            ConvLayer(layer.out_channels, layer.in_channels, kernel, sides, written, layer.groups, copies)
         )
 
     for module in twin.modules():
@@ -75,7 +75,7 @@ def conv_layers(
             module.register_forward_hook(note)
     with torch.no_grad():
         twin(torch.empty((_SAMPLES, *input_size), device="meta"))
-    return found
+    return layers
 
 
 def _meta_copy(model: torch.nn.Module) -> torch.nn.Module:

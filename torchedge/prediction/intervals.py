@@ -68,6 +68,10 @@ def assumed_errors(half_width: float) -> ErrorModel:
     return ErrorModel(slope, slope)
 
 
+NO_ERRORS = assumed_errors(0.0)
+"""The errors of a model while it is fitted: none."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DistanceScale:
     """Difficulty = floor + slope · distance of standardised features to the nearest of the measured rows.

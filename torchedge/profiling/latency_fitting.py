@@ -16,9 +16,8 @@ import torch
 from torchedge.errors import ProfileError
 from torchedge.prediction.feature_sets import find_feature_set
 from torchedge.prediction.intervals import (
-    GRID,
+    NO_ERRORS,
     DistanceScale,
-    ErrorModel,
     distance_scale,
     fit_errors,
     fit_law,
@@ -69,9 +68,6 @@ _BOUND = 6.0
 _ITERATIONS = 200
 
 
-_NO_ERRORS = ErrorModel(np.zeros(len(GRID)), np.zeros(len(GRID)))
-
-
 def predict_latency(model: LatencyModel, samples: Samples, rows: Mask) -> Times:
     """Return what a model predicts for some rows."""
     columns = columns_of(samples, rows, model.feature_set)
@@ -111,10 +107,10 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
         ridge=ridge,
         layers=layers,
     )
-    analytic, shares = LatencyModel(coefficients, _NO_ERRORS, None, any_scale()).analytic(
+    analytic, shares = LatencyModel(coefficients, NO_ERRORS, None, any_scale()).analytic(
         samples.work, samples.which[used], samples.batch[used]
     )
-    bare = LatencyModel(coefficients, _NO_ERRORS, None, distance_scale(shares), samples.settings.amp)
+    bare = LatencyModel(coefficients, NO_ERRORS, None, distance_scale(shares), samples.settings.amp)
     target = np.log(samples.phi[used] / analytic)
     models = []
     for name in sets or (NO_FOREST,):

@@ -17,7 +17,7 @@ from torchedge.devices import Device
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.prediction.feature_sets import find_feature_set
-from torchedge.prediction.intervals import GRID, ErrorModel, assumed_errors, fit_errors
+from torchedge.prediction.intervals import NO_ERRORS, ErrorModel, assumed_errors, fit_errors
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, Memory, MemoryModel, Process
 from torchedge.prediction.memory.peaks import Peaks
 from torchedge.profiling.forest_fitting import fit_forest
@@ -45,8 +45,6 @@ TIGHT, LARGE = 0.86, 0.32
 
 _UNMEASURED = assumed_errors(0.25)
 """Of peaks that the device does not report."""
-
-_NO_ERRORS = ErrorModel(np.zeros(len(GRID)), np.zeros(len(GRID)))
 
 
 def predict_memory(model: MemoryModel, samples: Samples, rows: Mask) -> Memory:
@@ -76,9 +74,7 @@ def fit_memory(
     process = _fit_process(samples, used)
     peak_errors = _peak_errors(samples, used, process)
     if not errors:
-        return MemoryModel(
-            process, _NO_ERRORS, *peak_errors, _memory_forest(samples, used, process, sets[:1])
-        )
+        return MemoryModel(process, NO_ERRORS, *peak_errors, _memory_forest(samples, used, process, sets[:1]))
     model_errors, chosen = _memory_errors(samples, used, sets)
     return MemoryModel(process, model_errors, *peak_errors, _memory_forest(samples, used, process, chosen))
 
@@ -87,7 +83,7 @@ def _memory_forest(samples: Samples, used: Mask, process: Process, sets: Sequenc
     """Grow the forest that corrects the constants, on the first of some feature sets; None without any."""
     if not sets or sets[0] == NO_FOREST:
         return None
-    own = MemoryModel(process, _NO_ERRORS, _NO_ERRORS, _NO_ERRORS).features(samples.peaks_of(used))
+    own = MemoryModel(process, NO_ERRORS, NO_ERRORS, NO_ERRORS).features(samples.peaks_of(used))
     target = np.log(samples.gamma[used] / own[:, 1])
     columns = columns_of(samples, used, sets[0])
     if columns is None:
@@ -147,7 +143,7 @@ def _memory_errors(samples: Samples, used: Mask, sets: Sequence[str]) -> tuple[E
 
     def predict(training: Mask, left_out: Mask) -> tuple[list[FloatArray], FloatArray]:
         process = _fit_process(samples, training)
-        bare = MemoryModel(process, _NO_ERRORS, _NO_ERRORS, _NO_ERRORS)
+        bare = MemoryModel(process, NO_ERRORS, NO_ERRORS, NO_ERRORS)
         models = [replace(bare, forest=_memory_forest(samples, training, process, c)) for c in candidates]
         difficulty = models[-1].difficulty(samples.peaks_of(left_out))
         return [predict_memory(model, samples, left_out).value for model in models], difficulty

@@ -180,15 +180,15 @@ def batch_norm_backward(
             raise LoweringError(
                 "aten.native_batch_norm_backward has no saved statistics; expected both in training"
             )
-        found = _Statistics(save_mean, save_invstd)
+        statistics = _Statistics(save_mean, save_invstd)
     else:
-        found = _kept(_given(running_mean, running_var), eps)
-    sums = _gradient_sums(grad_out, input, found)
-    made = (
-        _input_gradient(grad_out, input, found, weight, sums if train else None),
+        statistics = _kept(_given(running_mean, running_var), eps)
+    sums = _gradient_sums(grad_out, input, statistics)
+    gradients = (
+        _input_gradient(grad_out, input, statistics, weight, sums if train else None),
         *sums,
     )
-    wanted = [node for node, on in zip(made, output_mask, strict=True) if on]
+    wanted = [node for node, on in zip(gradients, output_mask, strict=True) if on]
     return tuple([converted(n, d) for n, d in zip(wanted, result.dtypes, strict=True)])
 
 
