@@ -94,6 +94,8 @@ def test_sums_of_products():
     a, b, c = numbers((2, 3)), numbers((3,)), numbers((2, 1))
     check(aten.addcmul.default, a, b, c, value=0.5)
     check(aten.addcdiv.default, a, b, c, value=-2)
+    check(aten.lerp.Scalar, a, b, 0.25)  # exact in single precision: the formula itself is held
+    check(aten.lerp.Scalar, a, b, 0.75)
     check(aten.lerp.Scalar, a, b, 0.3, rtol=1e-6)  # the decomposition keeps weights in single precision
     check(aten.lerp.Scalar, a, b, 0.8, rtol=1e-6)
     check(aten.lerp.Tensor, a, b.expand(2, 3), c.expand(2, 3))
