@@ -25,6 +25,9 @@ MAX_SOURCE = 2**20
 
 TensorRole = Literal["input", "parameter", "buffer", "state", "constant", "output", "intermediate"]
 Access = Literal["read", "write", "update"]
+LoadClassName = Literal["elemental", "reusable", "hierarchical"]
+"""What a kernel bears of loading beside its work (FlashMem, Table 5)."""
+
 DType = Annotated[str, OneOf(tuple(ITEM_SIZES))]
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
 Shape = Annotated[tuple[Size, ...], Meta(max_length=MAX_RANK)]
@@ -62,12 +65,13 @@ class StoredTensor:
 class Kernel:
     """One OpenCL C 1.2 kernel: `source` defines exactly one `__kernel` called `name`.
 
-    access: use of each argument, in order. kind: the node or template it comes from. flops and nbytes:
-    arithmetic and least traffic of one launch. reference: its computation in the words of PyTorch. checks: it
-    has one more argument, an int buffer of 4 elements that it writes (1 + the argument's position, index,
-    low, high) when an access lies outside a tensor. in_place: (argument read, argument written) that may be
-    the same memory: each work-item reads an element before it writes that one, and no other work-item reads
-    it. local_bytes: local memory of a work-group.
+    access: use of each argument, in order. kind: the node or template it comes from. load_class: of its
+    template: contractions are reusable, kernels over rows hierarchical, all others elemental. flops and
+    nbytes: arithmetic and least traffic of one launch. reference: its computation in the words of PyTorch.
+    checks: it has one more argument, an int buffer of 4 elements that it writes (1 + the argument's position,
+    index, low, high) when an access lies outside a tensor. in_place: (argument read, argument written) that
+    may be the same memory: each work-item reads an element before it writes that one, and no other work-item
+    reads it. local_bytes: local memory of a work-group.
     """
 
     name: Annotated[
@@ -88,6 +92,7 @@ class Kernel:
     ]
     access: Annotated[tuple[Access, ...], Meta(max_length=MAX_ARGUMENTS)]
     kind: Annotated[Text, REQUIRED] = "pointwise"
+    load_class: Annotated[LoadClassName, REQUIRED] = "elemental"
     flops: Amount = 0
     nbytes: Amount = 0
     reference: Annotated[str, Meta(max_length=10_000, pattern=PRINTABLE)] = ""

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from torchedge.errors import InputError
+from torchedge.lowering.programs import LoadClassName
 from torchedge.storage.codecs import REQUIRED, Codec, Key, Text
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
 
 MEBIBYTE = 2**20
 
-LoadClassName = Literal["elemental", "reusable", "hierarchical"]
 Residency = Literal["chunks", "weights"]
 Distance = Literal["layers", "chunks"]
 

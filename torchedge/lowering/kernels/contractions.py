@@ -128,6 +128,7 @@ def _main(
         host.flops + work_of(values) * host.numel,
         f"{host.name} as {batch} x [{rows}, {inner}] @ [{inner}, {cols}]",
         max(4, ITEM_SIZES[host.dtype]) * sum(filling.local_arrays.values()),
+        "reusable",
     )
     return KernelSource(kernel, arguments.tensors, filling.global_size, filling.local_size, group.scope)
 

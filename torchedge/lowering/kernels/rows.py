@@ -145,6 +145,7 @@ def write_rows(group: FusionGroup, layouts: Mapping[Node, Layout], target: Targe
         (work_of(group.bodies) + len(host.stages)) * elements,
         f"{host.name} over rows of {elements // max(1, host.numel)} elements",
         nest.members * sum(_SCALAR_BYTES[kind] for kind, _ in nest.shared),
+        "hierarchical",
     )
     return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 

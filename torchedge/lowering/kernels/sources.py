@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis
 from torchedge.lowering.nodes import Node, Stored
-from torchedge.lowering.programs import Access, Kernel
+from torchedge.lowering.programs import Access, Kernel, LoadClassName
 from torchedge.lowering.targets import Target
 from torchedge.textures.layouts import Layout
 
@@ -77,7 +77,15 @@ class Arguments:
         sites = [self.sites[node] for node in self.tensors]
         return sum(site.layout.nbytes(site.shape, site.dtype) for site in sites)
 
-    def kernel(self, source: str, kind: str, flops: int, reference: str, local_bytes: int = 0) -> Kernel:
+    def kernel(
+        self,
+        source: str,
+        kind: str,
+        flops: int,
+        reference: str,
+        local_bytes: int = 0,
+        load_class: LoadClassName = "elemental",
+    ) -> Kernel:
         """Return the kernel with these arguments and a text."""
         name = source.split("__kernel void ", 1)[1].split("(", 1)[0]
         return Kernel(
@@ -85,6 +93,7 @@ class Arguments:
             source,
             self.access,
             kind,
+            load_class,
             flops,
             self.nbytes,
             reference,

@@ -1,0 +1,83 @@
+"""Launches and weights of a program: classes by kernel, amounts and uses by their definitions."""
+
+import pytest
+import torch
+from oracles.small_programs import pointwise, program, tensor
+from torch import nn
+
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.rules import all_rules
+from torchedge.streaming.launches import WEIGHT_ROLES, LaunchWork, weights_of, works_of
+from torchedge.tracing.copies import isolated
+from torchedge.tracing.steps import capture_step
+
+
+def lowered(model, *example, target="cpu"):
+    with isolated(model, False) as twin:
+        return lower(capture_step(twin, example, keep=frozenset(all_rules())).step, target)
+
+
+def small():
+    """b = a + w; c = b * w + v, w kept at 8 bytes, v at 16."""
+    return program(
+        [
+            tensor("a", (2,), "input"),
+            tensor("w", (2,), "parameter"),
+            tensor("v", (4,), "constant"),
+            tensor("unused", (8,), "buffer"),
+            tensor("b", (2,)),
+            tensor("c", (2,), "output"),
+        ],
+        [
+            pointwise("add", "c[i] = a[i] + b[i];", ["read", "read", "write"], flops=2),
+            pointwise("fma", "d[i] = a[i] * b[i] + c[i];", ["read"] * 3 + ["write"], load_class="reusable"),
+        ],
+        [("add", "awb", (2,), (1,), "first"), ("fma", "bwvc", (2,))],
+        ["a"],
+        ["c"],
+    )
+
+
+def test_amounts_of_launches():
+    assert works_of(small()) == (
+        LaunchWork("first add", "elemental", 2, 16, 8, 2, 1),
+        LaunchWork("fma", "reusable", 0, 32, 8, 2, None),
+    )
+    assert [work.bytes_moved for work in works_of(small())] == [24, 40]
+
+
+def test_uses_of_weights():
+    weights = weights_of(small())
+    assert [(w.name, w.nbytes, w.first_use, w.last_use) for w in weights] == [("w", 8, 1, 2), ("v", 16, 2, 2)]
+    assert [small().tensors[w.tensor].name for w in weights] == ["w", "v"]
+
+
+def test_weights_that_are_written_or_returned_stay_from_the_first_launch_to_the_last():
+    tensors = [tensor("a", (2,), "input"), tensor("b", (2,), "output")]
+    tensors += [tensor(name, (2,), "buffer") for name in ("returned", "counted", "plain")]
+    kernels = [
+        pointwise("copy", "b[i] = a[i];", ["read", "write"]),
+        pointwise("count", "a[i] += b[i];", ["update", "read"]),
+    ]
+    launches = [("copy", ["a", "b"], (2,))] * 2
+    launches += [("count", ["counted", "plain"], (2,)), ("copy", ["a", "b"], (2,))]
+    made = program(tensors, kernels, launches, ["a"], ["b", "returned"])
+    spans = {w.name: (w.first_use, w.last_use) for w in weights_of(made)}
+    assert spans == {"returned": (1, 4), "counted": (1, 4), "plain": (3, 3)}
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "mobile"])
+def test_classes_follow_from_kernels(target):
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Softmax(-1), nn.Linear(64, 64))
+    made = lowered(model, torch.zeros(4, 64), target=target)
+    works, kernels = works_of(made), [made.kernels[launch.kernel] for launch in made.launches]
+    assert {w.load_class for w in works} >= {"reusable", "hierarchical"}
+    for work, kernel in zip(works, kernels, strict=True):
+        contraction = "contraction" in kernel.name and kernel.kind != "sum of slices"
+        rows = kernel.name.startswith("rows")
+        wanted = "reusable" if contraction else "hierarchical" if rows else "elemental"
+        assert (work.load_class, work.flops) == (wanted, kernel.flops)
+        assert work.bytes_moved == kernel.nbytes
+    stored = {t.name: t.nbytes for t in made.tensors if t.role in WEIGHT_ROLES}
+    assert {w.name: w.nbytes for w in weights_of(made)} == stored
+    assert sum(work.flops for work in works) >= 2 * 2 * 4 * 64 * 64
