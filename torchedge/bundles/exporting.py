@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -37,13 +37,13 @@ from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
 from torchedge.devices import Device
 from torchedge.errors import DeviceError, InputError, LoweringError
 from torchedge.graphs import Mode
-from torchedge.lowering.assembly import ALIGNMENT, lower
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.inference import capture_inference_step, lower_inference, target_of_device
 from torchedge.lowering.limits import Limits, check_limits, profile_limits
-from torchedge.lowering.placement import share_images
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS, Target, device_class
+from torchedge.lowering.targets import Precision, Target
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.streaming_plans import StreamingPlan
@@ -54,8 +54,6 @@ from torchedge.tracing.objectives import Loss
 from torchedge.tracing.steps import CapturedStep, capture_step
 
 __all__ = ["STAGES", "Request", "check_free", "make_bundle", "new_folder"]
-
-Precision = Literal["float32", "float16"]
 
 STAGES = ("capture", "lower", "write", "model.onnx", "check")
 """The stages passed to `progress`, in order; "model.onnx" only where it is written."""
@@ -118,10 +116,7 @@ def make_bundle(
     captured, notes = _captured(request, expected)
     progress("lower")
     limits = profile_limits(device)
-    programs = _lowered(captured, _target(device, limits, request.precision))
-    if limits.image_from_buffer:
-        pitch = limits.pitch_texels or 1
-        programs = [share_images(program, pitch, ALIGNMENT) for program in programs]
+    programs = _lowered(captured, target_of_device(device, limits, request.precision), request.train)
     program = programs[0]
     _check_memory(programs, limits)
     with new_folder(target) as folder:
@@ -155,18 +150,6 @@ def make_bundle(
     return replace(bundle, path=target)
 
 
-def _target(device: Device, limits: Limits, precision: Precision) -> Target:
-    """Return the target of a device's class, with the device's limits of images."""
-    target = TARGETS[device_class(device.kind, device.vendor)]
-    return replace(
-        target,
-        image_width=min(limits.image_width or target.image_width, target.image_width),
-        image_height=min(limits.image_height or target.image_height, target.image_height),
-        pitch=limits.pitch_texels or target.pitch,
-        half=precision == "float16",
-    )
-
-
 def _check_memory(programs: Sequence[Program], limits: Limits) -> None:
     """Raise DeviceError where the programs, which share their weights, exceed a limit of the device."""
     for program in programs:
@@ -179,13 +162,15 @@ def _check_memory(programs: Sequence[Program], limits: Limits) -> None:
         )
 
 
-def _lowered(captured: CapturedStep, target: Target) -> list[Program]:
+def _lowered(captured: CapturedStep, target: Target, train: bool) -> list[Program]:
     """Return the program of a step and, for accumulation, the one that adds up gradients.
 
     Both share their tensors and so the layouts: the second chooses those of the tensors it writes, the first
     all others.
     """
     _check_dtypes(captured)
+    if not train:
+        return [lower_inference(captured, target)]
     if captured.accumulating is None:
         return [lower(captured.step, target)]
     accumulating = lower(captured.accumulating, target)
@@ -253,10 +238,9 @@ def _wants_targets(request: Request) -> bool:
 def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedStep, list[str]]:
     """Return the captured step, and notes on the defaults that were used."""
     args, kwargs = request.arguments
-    keep, notes = frozenset(all_rules()), []
+    notes: list[str] = []
     if not request.train:
-        with isolated(unwrapped(request.model), False) as model:
-            return capture_step(model, args, kwargs, keep=keep, seed=request.seed, name=request.name), []
+        return capture_inference_step(request.model, args, kwargs, seed=request.seed, name=request.name), []
     targets, loss, optimizer = request.targets, request.loss, request.optimizer
     if loss is None:
         loss = torch.nn.functional.cross_entropy
@@ -277,7 +261,7 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
             loss=loss,
             optimizer=optimizer,
             accumulation=request.accumulation,
-            keep=keep,
+            keep=frozenset(all_rules()),
             seed=request.seed,
             name=request.name,
         )

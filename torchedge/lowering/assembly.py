@@ -13,7 +13,7 @@ from torchedge.lowering.kernels.pointwise import gather_updates, write_pointwise
 from torchedge.lowering.kernels.rows import write_rows
 from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node, Rows
-from torchedge.lowering.placement import as_images, place_tensors, store_half
+from torchedge.lowering.placement import as_images, place_tensors, share_images, store_half
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
 from torchedge.lowering.targets import Schedule, Target, target_of
 from torchedge.lowering.translation import Translation, split_reductions, translate
@@ -147,4 +147,5 @@ def _program(
         {name: number[translation.stored[i]] for name, i in step.hyperparameters.items()},
         target.name,
     )
-    return planned(program, ALIGNMENT)
+    program = planned(program, ALIGNMENT)
+    return share_images(program, target.shared_pitch, ALIGNMENT) if target.shared_pitch else program

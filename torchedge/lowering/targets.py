@@ -16,6 +16,8 @@ from torchedge.opencl.platforms import ClDevice
 from torchedge.textures.layouts import Storage
 
 DeviceClass = Literal["cpu", "gpu", "mobile"]
+Precision = Literal["float32", "float16"]
+"""How large tensors are stored; arithmetic is in float32."""
 Kind = Literal["panel", "local", "register"]
 
 
@@ -28,6 +30,7 @@ class Target:
     schedule: kind of `Schedule` of contractions; the blocks of "local" need work-groups of 256.
     storage: preferred storage of tensors; pattern: the access pattern of images. image_width, image_height:
     largest image in texels; pitch: rows of images made from buffers are a multiple of so many texels.
+    shared_pitch: the same of intermediate images made from the arena's buffer; 0: each has memory of its own.
     half: large intermediates are stored in half precision. checks: kernels report accesses outside their
     tensors.
     """
@@ -44,6 +47,7 @@ class Target:
     image_width: int = 16_384
     image_height: int = 16_384
     pitch: int = 64
+    shared_pitch: int = 0
     half: bool = False
     checks: bool = False
 
