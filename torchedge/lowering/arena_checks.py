@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from torchedge.errors import PlanError
 from torchedge.lowering.programs import Program
 
 
-def check_arena(program: Program, alignment: int) -> None:
+def check_arena(program: Program, alignment: int, streamed: Mapping[int, int] | None = None) -> None:
     """Raise PlanError at the first fault of the program's arena.
+
+    streamed: the first launch beside which each weight in the arena is loaded.
 
     Faults: a tensor without a place or with two, an offset that is not a multiple of `alignment` or lies
     outside the arena, an image larger than its slot, two live tensors that overlap.
     """
-    arena, tensors = program.arena, program.tensors
-    touched = _touched(program)
-    for index in sorted({*touched, *arena.offset, *arena.slot}):
-        if not 0 <= index < len(tensors) or tensors[index].role != "intermediate":
+    arena, tensors, loads = program.arena, program.tensors, streamed or {}
+    touched = _touched(program, loads)
+    for index in sorted({*touched, *loads, *arena.offset, *arena.slot}):
+        if not 0 <= index < len(tensors) or not (tensors[index].role == "intermediate" or index in loads):
             raise PlanError(
                 f"arena: tensor {index} is no intermediate of {program.name}; plan the arena again"
             )
@@ -38,30 +41,46 @@ def check_arena(program: Program, alignment: int) -> None:
             raise PlanError(f"arena: {tensor.name} of {width} x {height} texels does not fit slot {slot}")
         if tensor.layout.storage != "image" or tensor.dtype != arena.slots[slot][2]:
             raise PlanError(f"arena: {tensor.name} is no {arena.slots[slot][2]} image as its slot {slot} is")
-    _check_contents(program, touched)
+    _check_contents(program, touched, loads)
 
 
-def _touched(program: Program) -> dict[int, list[int]]:
-    """Return the launches that touch each intermediate."""
+def _touched(program: Program, loads: Mapping[int, int]) -> dict[int, list[int]]:
+    """Return the launches that touch each intermediate and each streamed weight."""
     touched: dict[int, list[int]] = defaultdict(list)
     for position, launch in enumerate(program.launches):
         for index in launch.tensors:
-            if program.tensors[index].role == "intermediate":
+            if program.tensors[index].role == "intermediate" or index in loads:
                 touched[index].append(position)
     return touched
 
 
-def _check_contents(program: Program, touched: dict[int, list[int]]) -> None:
-    """Simulate the step: a launch may not overwrite a tensor that it or a later launch reads."""
+def _check_contents(program: Program, touched: dict[int, list[int]], loads: Mapping[int, int]) -> None:
+    """Simulate the step: neither a launch nor a load beside it may overwrite a tensor that is still read."""
+    unused = [index for index in loads if not touched[index]]
+    if unused:
+        raise PlanError(f"arena: no launch uses {program.tensors[unused[0]].name}; do not stream it")
     alive: set[int] = set()
     for position, launch in enumerate(program.launches):
         kernel = program.kernels[launch.kernel]
+        for index in sorted(i for i, first in loads.items() if first == position):
+            for other in sorted(alive):
+                if _overlap(program, index, other):
+                    raise PlanError(
+                        f"arena: {program.tensors[index].name} is loaded beside launch {position} over "
+                        f"{program.tensors[other].name}, which is still needed; plan the arena again"
+                    )
+            alive.add(index)
         here = [
             (at, index)
             for at, index in enumerate(launch.tensors)
-            if program.tensors[index].role == "intermediate"
+            if program.tensors[index].role == "intermediate" or index in loads
         ]
         for at, index in here:
+            if index in loads and (index not in alive or kernel.access[at] != "read"):
+                raise PlanError(
+                    f"launch {position}, kernel {kernel.name}, writes {program.tensors[index].name} or reads "
+                    "it before it is loaded; plan the arena again"
+                )
             if index in alive:
                 continue
             if kernel.access[at] != "write":

@@ -36,22 +36,41 @@ WORK = 25_000
 """Largest number of placements in all (about 20 microseconds each)."""
 
 
-def planned(program: Program, alignment: int) -> Program:
+def planned(program: Program, alignment: int, streamed: Mapping[int, Lifetime] | None = None) -> Program:
     """Return the program with an arena for its intermediates; offsets are multiples of `alignment` bytes.
+
+    streamed: lifetimes of weights that take memory of the arena, from the first launch beside which they are
+    loaded to the one behind their last use.
 
     Raises:
         InputError: a launch reads an intermediate that none before it has written.
     """
+    sizes, images, lifetimes, pairs = _requests(program, streamed or {})
+    return replace(program, arena=plan_arena(sizes, lifetimes, alignment, in_place=pairs, images=images))
+
+
+def live_bytes(program: Program, streamed: Mapping[int, Lifetime] | None = None) -> int:
+    """Return the `Arena.live_bytes` that `planned` would find, without placing anything."""
+    sizes, images, lifetimes, pairs = _requests(program, streamed or {})
+    spans = _spans(_chains(sizes, lifetimes, pairs), sizes, lifetimes)
+    return _live_bytes(spans, images, lifetimes)
+
+
+def _requests(
+    program: Program, streamed: Mapping[int, Lifetime]
+) -> tuple[dict[int, int], dict[int, ImageSize], dict[int, Lifetime], list[tuple[int, int]]]:
+    """Return sizes of buffers, sizes of images, lifetimes, and pairs that may share memory in place."""
     lifetimes = lifetimes_of(program.tensors, program.kernels, program.launches, program.outputs)
     pairs = in_place_pairs(program.tensors, program.kernels, program.launches, lifetimes)
-    sizes, images = {}, {}
-    for index in lifetimes:
+    sizes: dict[int, int] = {}
+    images: dict[int, ImageSize] = {}
+    for index in (*lifetimes, *streamed):
         tensor = program.tensors[index]
         if tensor.layout.storage == "image":
             images[index] = (*tensor.layout.extent(tensor.shape), tensor.dtype)
         else:
             sizes[index] = tensor.nbytes
-    return replace(program, arena=plan_arena(sizes, lifetimes, alignment, in_place=pairs, images=images))
+    return sizes, images, {**lifetimes, **streamed}, pairs
 
 
 def plan_arena(
@@ -69,20 +88,31 @@ def plan_arena(
     """
     images = images or {}
     chains = _chains(sizes, lifetimes, in_place)
-    nbytes = np.array([sizes[chain[0]] for chain in chains], np.int64)
-    starts = np.array([lifetimes[chain[0]][0] for chain in chains], np.int64)
-    ends = np.array([lifetimes[chain[-1]][1] for chain in chains], np.int64)
+    spans = _spans(chains, sizes, lifetimes)
+    nbytes, starts, ends = spans.T
     offsets = find_offsets(-(-np.maximum(nbytes, 1) // alignment) * alignment, starts, ends)
     slots, slot = find_slots(images, lifetimes)
-    pictures = [(image_bytes(size), *lifetimes[index]) for index, size in images.items()]
-    every = np.concatenate([np.stack([nbytes, starts, ends], 1), np.array(pictures, np.int64).reshape(-1, 3)])
     return Arena(
         nbytes=int((offsets + nbytes).max()) if len(chains) else 0,
         offset={i: at for chain, at in zip(chains, offsets.tolist(), strict=True) for i in chain},
         slots=slots,
         slot=slot,
-        live_bytes=most_alive(every[:, 0], every[:, 1], every[:, 2]),
+        live_bytes=_live_bytes(spans, images, lifetimes),
     )
+
+
+def _spans(
+    chains: Sequence[Sequence[int]], sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime]
+) -> Ints:
+    """Return (bytes, start, end) of each chain."""
+    rows = [(sizes[chain[0]], lifetimes[chain[0]][0], lifetimes[chain[-1]][1]) for chain in chains]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _live_bytes(spans: Ints, images: Mapping[int, ImageSize], lifetimes: Mapping[int, Lifetime]) -> int:
+    pictures = [(image_bytes(size), *lifetimes[index]) for index, size in images.items()]
+    every = np.concatenate([spans, np.array(pictures, np.int64).reshape(-1, 3)])
+    return most_alive(every[:, 0], every[:, 1], every[:, 2])
 
 
 def total_bytes(arena: Arena) -> int:

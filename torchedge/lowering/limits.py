@@ -118,7 +118,7 @@ def check_limits(program: Program, limits: Limits) -> None:
         _check_dtype(tensor, limits)
         if tensor.layout.storage != "buffer":
             _check_image(program, index, limits)
-        if tensor.role != "intermediate":
+        if tensor.role != "intermediate" and not program.arena.holds(index):
             _check_bytes(f"{tensor.role} {tensor.name}", tensor.nbytes, limits, "allocation_bytes")
     total = resident_bytes(program) + total_bytes(program.arena)
     _check_bytes(f"arena of {program.name}", program.arena.nbytes, limits, "allocation_bytes")
@@ -131,8 +131,12 @@ def check_limits(program: Program, limits: Limits) -> None:
 
 
 def resident_bytes(program: Program) -> int:
-    """Return the bytes of all tensors that are not intermediates: the memory of a device beside the arena."""
-    return sum(tensor.nbytes for tensor in program.tensors if tensor.role != "intermediate")
+    """Return the bytes of all tensors outside the arena."""
+    return sum(
+        tensor.nbytes
+        for index, tensor in enumerate(program.tensors)
+        if tensor.role != "intermediate" and not program.arena.holds(index)
+    )
 
 
 def _beyond(what: str, asked: str, limits: Limits, limit: str, advice: str) -> DeviceError:
@@ -199,7 +203,8 @@ def _check_offsets(program: Program, limits: Limits) -> None:
     step = limits.offset_bytes
     for index, offset in program.arena.offset.items():
         if step and offset % step:
-            name = f"intermediate {program.tensors[index].name}"
+            tensor = program.tensors[index]
+            name = f"{tensor.role} {tensor.name}"
             asked = f"begins at byte {offset} of the arena"
             raise _beyond(name, asked, limits, "offset_bytes", "lower the program for this device")
 

@@ -119,9 +119,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """The memory of intermediates: byte offset by tensor in one allocation of `nbytes`; images by slot.
+    """Memory that tensors share: byte offset by tensor in one allocation of `nbytes`; images by slot.
 
-    slots: (width, height, channel type) of each image that intermediates share; `slot` gives the slot of a
+    Its tensors are the intermediates, and the streamed weights of a streaming schedule.
+    slots: (width, height, channel type) of each image that tensors share; `slot` gives the slot of a
     tensor. live_bytes: the largest sum of bytes alive at once, the lower bound of `nbytes`.
     """
 
@@ -130,6 +131,10 @@ class Arena:
     slots: Annotated[tuple[tuple[Extent, Extent, DType], ...], REQUIRED, Meta(max_length=MAX_ITEMS)] = ()
     slot: Annotated[Places, Key("slot_of")] = field(default_factory=dict)
     live_bytes: Annotated[Size, REQUIRED] = 0
+
+    def holds(self, tensor: int) -> bool:
+        """Whether the arena has a place for a tensor."""
+        return tensor in self.offset or tensor in self.slot
 
 
 @dataclass(frozen=True, eq=False)

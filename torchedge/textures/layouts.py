@@ -23,6 +23,9 @@ MAX_RANK = 16
 MAX_EXTENT = 2**20
 """Most texels of an image each way."""
 
+PAGE_BYTES = 4096
+"""Bytes of a page, the unit in which buffers are loaded."""
+
 
 class Pattern(Protocol):
     """Where step `step` of line `line` lies; a reader walks the steps of its line.
@@ -136,6 +139,32 @@ class Layout:
             return max(1, prod(shape)) * ITEM_SIZES[dtype]
         width, height = self.extent(shape)
         return max(width, self.row_texels) * height * LANES * ITEM_SIZES[dtype]
+
+    def packed_bytes(self, shape: Sequence[int], dtype: str) -> int:
+        """Return the bytes of what `pack` returns: without the gaps between the rows of an "image_buffer"."""
+        if self.storage == "buffer":
+            return prod(shape) * ITEM_SIZES[dtype]
+        width, height = self.extent(shape)
+        return width * height * LANES * ITEM_SIZES[dtype]
+
+    def unit_bytes(self, shape: Sequence[int], dtype: str) -> int:
+        """Return the packed bytes of the smallest copy: a row of texels, a page of a buffer."""
+        if self.storage == "buffer":
+            return PAGE_BYTES
+        return self.extent(shape)[0] * LANES * ITEM_SIZES[dtype]
+
+    def chunk_bytes(
+        self, shape: Sequence[int], dtype: str, first: int, stop: int, chunks: int
+    ) -> tuple[int, int]:
+        """Return (start, stop) in packed bytes of the chunks `first` to `stop` (exclusive) of `chunks`.
+
+        Chunk c covers the units from c * H // chunks to (c + 1) * H // chunks of the tensor's H units, so
+        that a copy of chunks in a row is linear or rectangular.
+        """
+        unit, nbytes = self.unit_bytes(shape, dtype), self.packed_bytes(shape, dtype)
+        units = -(-nbytes // unit)
+        start, end = (min(chunk * units // chunks * unit, nbytes) for chunk in (first, stop))
+        return start, end
 
     def extent(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return (width, height) of the image in texels, at least one each."""

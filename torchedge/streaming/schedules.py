@@ -1,0 +1,218 @@
+"""Streaming schedules: an overlap plan as copies beside the launches of a program, and the memory of a run.
+
+One arena has the intermediates and the streamed weights. A weight has its memory from the launch beside which
+its first bytes are copied to its last use; the order of launches fixes both, so the memory of a run is
+constant and known before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from torchedge.errors import PlanError
+from torchedge.lowering.arenas import live_bytes, planned, total_bytes
+from torchedge.lowering.assembly import ALIGNMENT
+from torchedge.lowering.programs import Program
+from torchedge.streaming.instances import Instance
+from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.verification import verify_plan
+from torchedge.textures.layouts import PAGE_BYTES
+
+__all__ = [
+    "LEAST_STAGING_BYTES",
+    "WEIGHT_ROLES",
+    "RunMemory",
+    "StreamingSchedule",
+    "Transfer",
+    "least_memory",
+    "make_schedule",
+    "weight_uses",
+]
+
+WEIGHT_ROLES = frozenset({"parameter", "buffer", "constant"})
+"""Roles of the tensors of an inference that are loaded from a file."""
+
+LEAST_STAGING_BYTES = 4 * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The copy of bytes `start` to `stop` (exclusive) of a packed weight: whole rows of texels, or pages."""
+
+    tensor: int
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to copy."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """Bytes that a streaming run allocates.
+
+    ports: inputs, outputs and states. preloaded: weights that stay from run to run. arena: intermediates and
+    streamed weights. staging: the pool between the file and the device.
+    """
+
+    ports_bytes: int
+    preloaded_bytes: int
+    arena_bytes: int
+    staging_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all together, constant during a run."""
+        return self.ports_bytes + self.preloaded_bytes + self.arena_bytes + self.staging_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class StreamingSchedule:
+    """The copies of a streaming run.
+
+    program: its arena has places for the streamed weights. preload: weights that are loaded once. transfers:
+    for each launch, copies that begin when that launch begins, in order; a weight is complete before its
+    first use.
+    """
+
+    program: Program
+    preload: tuple[int, ...]
+    transfers: tuple[tuple[Transfer, ...], ...]
+    staging_bytes: int
+
+    @property
+    def memory(self) -> RunMemory:
+        """What a run allocates, to the byte."""
+        arena = total_bytes(self.program.arena)
+        return _memory(self.program, self.preload, arena, self.staging_bytes)
+
+    @property
+    def streamed(self) -> dict[int, int]:
+        """The first launch beside which each streamed weight is loaded."""
+        first: dict[int, int] = {}
+        for position, transfers in enumerate(self.transfers):
+            for transfer in transfers:
+                first.setdefault(transfer.tensor, position)
+        return first
+
+
+def weight_uses(program: Program) -> dict[int, tuple[int, int]]:
+    """Return the first and the last launch that use each weight; weights without a use are omitted."""
+    uses: dict[int, tuple[int, int]] = {}
+    for position, launch in enumerate(program.launches):
+        for index in launch.tensors:
+            if program.tensors[index].role in WEIGHT_ROLES:
+                uses[index] = (uses.get(index, (position,))[0], position)
+    return uses
+
+
+def make_schedule(
+    program: Program, instance: Instance, plan: OverlapPlan, staging_bytes: int
+) -> StreamingSchedule:
+    """Return the schedule of a plan whose layer l is launch l - 1 of the program.
+
+    Weights of the instance are tensors of the program by name; others are preloaded. The plan may exceed
+    capacities and memory limits of the instance, as those of `strategies` do. staging_bytes: size of the
+    pool, a multiple of 4,096.
+
+    Raises:
+        PlanError: the instance is of another program, the plan breaks its rules, or the pool is too small.
+    """
+    if staging_bytes < LEAST_STAGING_BYTES or staging_bytes % PAGE_BYTES:
+        raise PlanError(
+            f"the staging pool has {staging_bytes} bytes; expected a multiple of {PAGE_BYTES} from "
+            f"{LEAST_STAGING_BYTES}"
+        )
+    preload, transfers = _transfers(program, instance, plan)
+    lifetimes = _lifetimes(program, transfers)
+    return StreamingSchedule(planned(program, ALIGNMENT, lifetimes), preload, transfers, staging_bytes)
+
+
+def least_memory(program: Program, instance: Instance, plan: OverlapPlan, staging_bytes: int) -> RunMemory:
+    """Return a lower bound of the memory of a plan's schedule, without placing its arena.
+
+    `arena_bytes` is the most that is alive at once. Raises what `make_schedule` raises of the plan.
+    """
+    preload, transfers = _transfers(program, instance, plan)
+    return _memory(program, preload, live_bytes(program, _lifetimes(program, transfers)), staging_bytes)
+
+
+def _memory(program: Program, preload: tuple[int, ...], arena: int, staging: int) -> RunMemory:
+    ports = sum(t.nbytes for t in program.tensors if t.role in ("input", "output", "state"))
+    return RunMemory(ports, sum(program.tensors[index].nbytes for index in preload), arena, staging)
+
+
+def _lifetimes(program: Program, transfers: tuple[tuple[Transfer, ...], ...]) -> dict[int, tuple[int, int]]:
+    """Return (first transfer's launch, last use + 1) of each streamed weight."""
+    uses = weight_uses(program)
+    lives: dict[int, tuple[int, int]] = {}
+    for position, beside in enumerate(transfers):
+        for transfer in beside:
+            lives.setdefault(transfer.tensor, (position, uses[transfer.tensor][1] + 1))
+    return lives
+
+
+def _transfers(
+    program: Program, instance: Instance, plan: OverlapPlan
+) -> tuple[tuple[int, ...], tuple[tuple[Transfer, ...], ...]]:
+    """Return the preloaded weights by first use, and the copies beside each launch by first use."""
+    uses = weight_uses(program)
+    number = _numbers(program, instance, uses)
+    verified = verify_plan(instance, plan, limits=False)
+    if plan.status == "INFEASIBLE" or not verified.ok:
+        reason = verified.problems[0] if verified.problems else plan.solver.get("reason", "it is INFEASIBLE")
+        raise PlanError(f"the plan for {instance.name} cannot run: {reason}; plan {program.name} again")
+    chunks = {weight.name: weight.chunks for weight in instance.weights}
+    beside: list[list[Transfer]] = [[] for _ in program.launches]
+    streamed: set[int] = set()
+    for load in plan.loads:
+        index = number[load.weight]
+        tensor = program.tensors[index]
+        first, stop = load.first_chunk, load.first_chunk + load.chunks
+        start, end = tensor.layout.chunk_bytes(tensor.shape, tensor.dtype, first, stop, chunks[load.weight])
+        if end > start:  # a row of texels may be larger than a chunk
+            beside[load.layer - 1].append(Transfer(index, start, end))
+            streamed.add(index)
+    _check_read_only(program, streamed)
+    for transfers in beside:
+        transfers.sort(key=lambda t: (uses[t.tensor][0], t.tensor, t.start))
+    weights = [i for i, t in enumerate(program.tensors) if t.role in WEIGHT_ROLES and i not in streamed]
+    weights.sort(key=lambda index: uses.get(index, (len(program.launches), 0))[0])
+    return tuple(weights), tuple([tuple(transfers) for transfers in beside])
+
+
+def _numbers(program: Program, instance: Instance, uses: Mapping[int, tuple[int, int]]) -> dict[str, int]:
+    """Return the tensor of each weight of the instance; raise PlanError where both do not agree."""
+    wrong = f"the instance {instance.name} is not of the program {program.name}"
+    advice = "plan this program itself"
+    if len(instance.layers) != len(program.launches):
+        raise PlanError(f"{wrong}: {len(instance.layers)} layers, {len(program.launches)} launches; {advice}")
+    number = {tensor.name: i for i, tensor in enumerate(program.tensors) if tensor.role in WEIGHT_ROLES}
+    for weight in instance.weights:
+        if weight.name not in number:
+            raise PlanError(f"{wrong}, which has no weight {weight.name!r}; {advice}")
+        index = number[weight.name]
+        nbytes, place = program.tensors[index].nbytes, uses.get(index)
+        planned_use = (weight.first_use - 1, weight.last_use - 1)
+        if (weight.nbytes, planned_use) != (nbytes, place):
+            raise PlanError(
+                f"{wrong}: weight {weight.name!r} has {weight.nbytes} bytes and its first and last use in "
+                f"launches {planned_use}; the program has {nbytes} bytes and {place}; {advice}"
+            )
+    return number
+
+
+def _check_read_only(program: Program, streamed: Set[int]) -> None:
+    """Raise PlanError for a streamed weight that a launch writes or the program returns."""
+    changed = set(program.outputs)
+    for launch in program.launches:
+        access = program.kernels[launch.kernel].access
+        changed |= {index for index, how in zip(launch.tensors, access, strict=True) if how != "read"}
+    for index in sorted(streamed & changed):
+        raise PlanError(
+            f"weight {program.tensors[index].name!r} is written or returned by {program.name} and cannot be "
+            "streamed; omit it from the instance"
+        )
