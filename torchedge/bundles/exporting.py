@@ -49,7 +49,6 @@ from torchedge.storage.tensors import NAMES
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import unwrapped
-from torchedge.tracing.copies import isolated
 from torchedge.tracing.objectives import Loss
 from torchedge.tracing.steps import CapturedStep, capture_step
 
@@ -252,19 +251,19 @@ def _captured(request: Request, expected: list[torch.Tensor]) -> tuple[CapturedS
         if trained:
             optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM)
             notes.append(f"the optimizer is SGD with momentum {MOMENTUM}")
-    with isolated(unwrapped(request.model), True) as model:
-        captured = capture_step(
-            model,
-            args,
-            kwargs,
-            targets=() if targets is None else targets,
-            loss=loss,
-            optimizer=optimizer,
-            accumulation=request.accumulation,
-            keep=frozenset(all_rules()),
-            seed=request.seed,
-            name=request.name,
-        )
+    captured = capture_step(
+        request.model,
+        args,
+        kwargs,
+        targets=() if targets is None else targets,
+        loss=loss,
+        optimizer=optimizer,
+        accumulation=request.accumulation,
+        training=True,
+        keep=frozenset(all_rules()),
+        seed=request.seed,
+        name=request.name,
+    )
     return captured, notes
 
 

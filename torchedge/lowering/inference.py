@@ -14,8 +14,6 @@ from torchedge.lowering.limits import Limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS, Precision, Target, device_class
-from torchedge.tracing.capturing import unwrapped
-from torchedge.tracing.copies import isolated
 from torchedge.tracing.steps import CapturedStep, capture_step
 
 
@@ -44,8 +42,8 @@ def capture_inference_step(
 
     The model does not change. Arguments and errors as in `capture_step`.
     """
-    with isolated(unwrapped(model), False) as twin:
-        return capture_step(twin, args, kwargs, keep=frozenset(all_rules()), seed=seed, name=name)
+    keep = frozenset(all_rules())
+    return capture_step(model, args, kwargs, training=False, keep=keep, seed=seed, name=name)
 
 
 def lower_inference(captured: CapturedStep, target: Target) -> Program:

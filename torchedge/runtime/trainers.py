@@ -23,7 +23,7 @@ from torchedge.runtime.program_caches import lowered
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.objectives import Loss
 from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
-from torchedge.tracing.steps import capture_inference, capture_step
+from torchedge.tracing.steps import capture_step
 
 MAX_SHAPES = 8
 """Shapes of batches for which programs are made; more of them are rather a mistake."""
@@ -246,12 +246,14 @@ class Trainer:
         if inference is None:
             self._check_room(self._inferences, batch)
             with _keywords_named(batch):
-                captured = capture_inference(
+                captured = capture_step(
                     self._model,
                     batch.args,
                     batch.kwargs,
-                    batch.targets,
+                    targets=batch.targets,
                     loss=loss,
+                    gradients=False,
+                    training=False,
                     keep=frozenset(all_rules()),
                 )
             executor = self._executor(captured.step, captured.tensors, self._first)

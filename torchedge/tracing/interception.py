@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import SequenceKey, tree_flatten, tree_flatten_with_path, tree_map
+from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten, tree_flatten_with_path, tree_map
 
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
@@ -585,7 +585,12 @@ def output_names(outputs: Any, kind: type) -> list[str]:
 
 def tensors_in(outputs: Any, kind: type = TracedTensor) -> list[Any]:
     """Return all tensors of a model's result: pytrees, dataclass-like outputs and objects with `to_tuple`."""
-    leaves = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, kind)]
-    if not leaves and hasattr(outputs, "to_tuple"):
-        leaves = [leaf for leaf in tree_flatten(outputs.to_tuple())[0] if isinstance(leaf, kind)]
-    return leaves
+    return [leaf for leaf in flat_result(outputs, kind)[0] if isinstance(leaf, kind)]
+
+
+def flat_result(outputs: Any, kind: type) -> tuple[list[Any], TreeSpec]:
+    """Return the leaves and the structure of a model's result; without a tensor, those of its `to_tuple`."""
+    leaves, structure = tree_flatten(outputs)
+    if hasattr(outputs, "to_tuple") and not any(isinstance(leaf, kind) for leaf in leaves):
+        return tree_flatten(outputs.to_tuple())
+    return leaves, structure

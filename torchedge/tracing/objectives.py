@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import CaptureError, InputError
 from torchedge.tracing.copies import forget_cached
-from torchedge.tracing.interception import output_names, tensors_in
+from torchedge.tracing.interception import flat_result, output_names
 
 
 def default_loss(outputs: Any) -> torch.Tensor | None:
@@ -63,41 +63,67 @@ def _cross_entropy(scores: torch.Tensor) -> torch.Tensor:
 Loss = Callable[..., Any] | Literal["model"]
 
 
+_TENSOR = object()
+"""Stands for a tensor among the leaves of a result."""
+
+
 class Objective(torch.nn.Module):
-    """The model and its loss as one module from tensors to tensors; both keep their modes."""
+    """The model and its loss as one module from tensors to tensors; both keep their modes.
+
+    output_names: a name for each tensor that `forward` returned last.
+    """
 
     def __init__(
         self,
         model: torch.nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        targets: tuple[Any, ...],
-        loss: Loss | None,
+        targets: tuple[Any, ...] = (),
+        loss: Loss | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model, self.loss, self.training = model, loss, model.training
         self.leaves, self.structure = tree_flatten((args, kwargs, targets))
-        self.output_names: list[str] = []
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+        self.output_names: list[str] = []
+        self._result: tuple[list[Any], Any] = ([], None)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the loss alone, or without one the tensors that the model returns."""
-        filled = list(self.leaves)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            filled[place] = tensor
-        args, kwargs, targets = tree_unflatten(filled, self.structure)
+        args, kwargs, targets = self.arguments(tensors)
         with _written_buffers(self.model):
             outputs = self.model(*args, **kwargs)
         forget_cached((FakeTensor, FunctionalTensor))
-        self.output_names = output_names(outputs, torch.Tensor)
         if self.loss is not None:
+            self.output_names = ["loss"]
             return (self._scalar(outputs, targets),)
-        returned = tuple(tensors_in(outputs, torch.Tensor))
+        self.output_names = output_names(outputs, torch.Tensor)
+        leaves, structure = flat_result(outputs, torch.Tensor)
+        returned = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        self._result = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
         if not returned:
             raise CaptureError(
                 f"{type(self.model).__name__} returns no tensor; expected tensors in tuples, lists or dicts"
             )
         return returned
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """Return args, kwargs and targets with these tensors in place of the first ones."""
+        filled = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            filled[place] = tensor
+        args, kwargs, targets = tree_unflatten(filled, self.structure)
+        return args, kwargs, targets
+
+    def rebuilder(self) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """Return a function that puts tensors into the model's result as `forward` received it last."""
+        leaves, structure = self._result
+
+        def rebuild(outputs: Sequence[torch.Tensor]) -> Any:
+            tensors = iter(outputs)
+            return tree_unflatten([next(tensors) if leaf is _TENSOR else leaf for leaf in leaves], structure)
+
+        return rebuild
 
     def _scalar(self, outputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
         if self.loss == "model":
@@ -113,7 +139,7 @@ class Objective(torch.nn.Module):
             raise InputError(
                 f"the loss has shape {tuple(value.shape)}; expected a 0-d tensor, for example its mean"
             )
-        if not value.requires_grad:
+        if torch.is_grad_enabled() and not value.requires_grad:
             raise InputError(
                 "the loss does not depend on any parameter that is trained; check that the model's outputs "
                 "are used and not detached"

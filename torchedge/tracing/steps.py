@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError, first_line
 from torchedge.graphs.garbage import collection_paused
@@ -39,13 +38,14 @@ class CapturedStep:
     that the optimizer has already; they share memory with the model and the optimizer. Other states start
     from `Step.initial`. accumulating: the step of the batches whose gradients are only summed, with values of
     the same names (None if every batch updates). output_names: names of the tensors that the model returns,
-    from its keys.
+    from its keys. rebuild: puts them into the model's result.
     """
 
     step: Step
     tensors: Mapping[str, torch.Tensor]
-    accumulating: Step | None = None
-    output_names: tuple[str, ...] = ()
+    accumulating: Step | None
+    output_names: tuple[str, ...]
+    rebuild: Callable[[Sequence[torch.Tensor]], Any]
 
 
 def capture_step(
@@ -56,7 +56,9 @@ def capture_step(
     targets: Any = (),
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    gradients: bool = True,
     accumulation: int = 1,
+    training: bool | None = None,
     keep: Collection[str] = frozenset(),
     seed: int | None = None,
     name: str | None = None,
@@ -71,36 +73,41 @@ def capture_step(
     optimizer: a torch.optim.SGD, Adam or AdamW; its parameters are updated, every other one counts as frozen,
     and the only output is the loss. None: the outputs are the loss and the gradient of each parameter that
     requires one, called ``gradient.NAME``.
+    gradients: False for an inference that computes the loss alone (validation).
     accumulation: gradients of so many batches are added up, each divided by their number, before one update
     (TMModel trains with batches of one and updates after 32).
+    training: capture in train mode (True) or in eval mode (False); None: in the model's present mode.
     keep: ATen base names of operators not to decompose.
     seed: of dropout and other random operators, by default `torch.initial_seed()`; its lower 31 bits count.
-    The model does not change and runs in its present mode. Raises InputError for unusable arguments and
+    The model does not change. Raises InputError for unusable arguments and
     CaptureError with the reason if the model cannot be captured.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     model = unwrapped(model)
     refuse_unsuitable(model)
-    _check_choices(loss, optimizer, accumulation)
+    gradients = gradients and loss is not None
+    _check_choices(loss, optimizer, accumulation, gradients)
     title = name or type(model).__name__
-    with LOCK, collection_paused(), isolated(model) as twin:
+    with LOCK, collection_paused(), isolated(model, training) as twin:
         objective = Objective(twin, _arguments(args), dict(kwargs or {}), _arguments(targets), loss)
-        trained = _trained(objective, optimizer) if loss is not None else set()
+        trained = _trained(objective, optimizer) if gradients else None
         joint = _traced(objective, trained, keep)
         capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
-        return capture.inference(title) if loss is None else capture.training(title, optimizer, accumulation)
+        return capture.training(title, optimizer, accumulation) if gradients else capture.inference(title)
 
 
-def _check_choices(loss: Any, optimizer: Any, accumulation: Any) -> None:
+def _check_choices(loss: Any, optimizer: Any, accumulation: Any, gradients: bool) -> None:
     if loss is not None and loss != "model" and not callable(loss):
         raise InputError(f'loss is {loss!r}; expected a callable, "model" or None')
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(
             f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer or None"
         )
-    if optimizer is not None and loss is None:
-        raise InputError('there is an optimizer without a loss; expected loss=, a callable or "model"')
+    if optimizer is not None and not gradients:
+        raise InputError(
+            'there is an optimizer without a loss to differentiate; expected loss=, a callable or "model"'
+        )
     if type(accumulation) is not int or accumulation < 1:
         raise InputError(f"accumulation is {accumulation!r}; expected a whole number of batches from 1 on")
     if accumulation > 1 and optimizer is None:
@@ -133,12 +140,15 @@ def _trained(objective: Objective, optimizer: torch.optim.Optimizer | None) -> s
     return wanted
 
 
-def _traced(objective: Objective, trained: set[int], keep: Collection[str]) -> JointGraph:
-    """Trace on fake tensors; an exception of the model becomes an error of one line."""
+def _traced(objective: Objective, trained: set[int] | None, keep: Collection[str]) -> JointGraph:
+    """Trace on fake tensors, with the backward unless `trained` is None.
+
+    An exception of the model becomes an error of one line.
+    """
     try:
-        with faked(objective, lambda parameter: id(parameter) in trained) as mode:
-            fakes = [_fake(objective.leaves[place], mode) for place in objective.places]
-            return trace_joint(objective, fakes, decompositions(keep), gradients=objective.loss is not None)
+        with faked(objective, lambda parameter: id(parameter) in (trained or ())) as mode:
+            fakes = [_fake(tensor, mode) for tensor in objective.tensors()]
+            return trace_joint(objective, fakes, decompositions(keep), gradients=trained is not None)
     except TorchedgeError:
         raise
     except Exception as error:
@@ -204,7 +214,7 @@ class _Capture:
         named = zip(self.joint.outputs, self.objective.output_names, strict=True)
         outputs = {name: index for place, name in named if (index := returned[place]) is not None}
         step = self._finished(self.draft, list(outputs.values()), updates, title)
-        return replace(self._captured(step), output_names=tuple(outputs))
+        return self._captured(step, output_names=tuple(outputs))
 
     def training(
         self, title: str, optimizer: torch.optim.Optimizer | None, accumulation: int
@@ -310,80 +320,10 @@ class _Capture:
             name=title,
         )
 
-    def _captured(self, step: Step, accumulating: Step | None = None) -> CapturedStep:
+    def _captured(
+        self, step: Step, accumulating: Step | None = None, output_names: tuple[str, ...] = ()
+    ) -> CapturedStep:
         steps = [step] if accumulating is None else [step, accumulating]
         names = {value.name for s in steps for value in s.values if value.role != "activation"}
         tensors = {n: t for n, t in self.data.items() if n in names}
-        return CapturedStep(step, tensors, accumulating, tuple(self.objective.output_names))
-
-
-_TENSOR = object()
-
-
-@dataclass(frozen=True)
-class CapturedInference:
-    """A captured inference: tensors as in CapturedStep; `rebuild` puts outputs into the model's result."""
-
-    step: Step
-    tensors: Mapping[str, torch.Tensor]
-    rebuild: Callable[[Sequence[torch.Tensor]], Any]
-
-
-def capture_inference(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    targets: tuple[Any, ...] = (),
-    *,
-    loss: Loss | None = None,
-    keep: Collection[str] = frozenset(),
-) -> CapturedInference:
-    """Capture `model(*args, **kwargs)` in eval mode, or its loss alone.
-
-    The model does not change. Raises InputError and CaptureError as `capture_step` does.
-    """
-    model = unwrapped(model)
-    results: list[tuple[list[Any], Any]] = []
-    with isolated(model, False) as twin:
-        wrapped = _TupleModel(twin, loss, results.append)
-        captured = capture_step(wrapped, (args, dict(kwargs), targets), keep=keep, name=type(model).__name__)
-    weights = ("parameter", "buffer")
-    step = captured.step
-    values = [replace(v, name=public_name(v.name)) if v.role in weights else v for v in step.values]
-    roles = {v.name: v.role for v in step.values}
-    tensors = {public_name(n) if roles.get(n) in weights else n: t for n, t in captured.tensors.items()}
-
-    def rebuild(outputs: Sequence[torch.Tensor]) -> Any:
-        leaves, structure = results[-1]
-        tensors = iter(outputs)
-        return tree_unflatten([next(tensors) if leaf is _TENSOR else leaf for leaf in leaves], structure)
-
-    return CapturedInference(replace(step, values=tuple(values)), tensors, rebuild)
-
-
-class _TupleModel(torch.nn.Module):
-    """Wraps a model to return a tuple of tensors, and notes the structure that they come from."""
-
-    def __init__(self, model: torch.nn.Module, loss: Loss | None, note: Callable[[Any], None]) -> None:
-        super().__init__()
-        self.model, self.loss, self.note = model, loss, note
-        self.training = False
-
-    def forward(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]
-    ) -> tuple[torch.Tensor, ...]:
-        """Return every tensor of the model's result, or its loss."""
-        result = self.model(*args, **kwargs)
-        if self.loss == "model":
-            result = result["loss"] if isinstance(result, Mapping) else result.loss
-        elif self.loss is not None:
-            result = self.loss(result, *targets)
-        leaves, structure = tree_flatten(result)
-        tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
-        if not tensors:
-            raise InputError(
-                f"{type(self.model).__name__} returns a {type(result).__name__} without tensors; expected "
-                "tensors, or tuples, lists and dicts of them"
-            )
-        self.note(([_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure))
-        return tensors
+        return CapturedStep(step, tensors, accumulating, output_names, self.objective.rebuilder())
