@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_cb31faba02(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_60c07275d1(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
   __local float a_block[2176] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
   const int lid = get_local_id(0), number = get_group_id(0) % 1;
@@ -120,6 +120,7 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
       }
     }
     }
+    // loading slot
     __local const float* from_a = a_block + now * 1088 + ty;
     __local const float* from_b = b_block + now * 1024 + tx;
     #pragma unroll

@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_6fe30800d0(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_84aea319a0(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
   __local float a_block[4320] __attribute__((aligned(128)));
   __local float b_block[4608] __attribute__((aligned(128)));
   __local float tile[960] __attribute__((aligned(128)));
@@ -40,6 +40,7 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_6
     }
     for (int c = 0; c < cols; c += 32)
     for (int r = 0; r < rows; r += 10) {
+      // loading slot
       __local const float* from_a = a_block + r * 144;
       __local const float* from_b = b_block + c * 144;
       __local float* sums = tile + r * 32 + c;

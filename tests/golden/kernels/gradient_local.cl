@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_65437757f8(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_38f3570452(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
   __local float a_block[2048] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
   const int lid = get_local_id(0), number = get_group_id(0) % 2;
@@ -132,6 +132,7 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
       }
     }
     }
+    // loading slot
     __local const float* from_a = a_block + now * 1024 + ty;
     __local const float* from_b = b_block + now * 1024 + tx;
     #pragma unroll

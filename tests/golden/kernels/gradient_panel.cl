@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_873cb632ce(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_b994878a7e(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
   __local float a_block[1920] __attribute__((aligned(128)));
   __local float b_block[4096] __attribute__((aligned(128)));
   __local float tile[1920] __attribute__((aligned(128)));
@@ -64,6 +64,7 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_8
     }
     for (int c = 0; c < cols; c += 32)
     for (int r = 0; r < rows; r += 10) {
+      // loading slot
       __local const float* from_a = a_block + r * 64;
       __local const float* from_b = b_block + c * 64;
       __local float* sums = tile + r * 64 + c;

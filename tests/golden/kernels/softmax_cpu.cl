@@ -7,12 +7,13 @@ typedef float16 te_float16 __attribute__((aligned(sizeof(float))));
 #define te_load_float16(p) vload16(0, p)
 #define te_store_float16(v, p) vstore16(v, 0, p)
 #endif
-__kernel void rows_865b6e7fbe(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void rows_96168150da(__global float* restrict t0, __global const float* restrict t1) {
   const int r0 = get_global_id(0);
 
   float16 s0_l = (float16)((-INFINITY));
   float s0_t = (-INFINITY);
   for (int k0 = 0; k0 < 62; ++k0) {
+    // loading slot
     const float16 v1_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
     s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
   }
@@ -55,6 +56,7 @@ __kernel void rows_865b6e7fbe(__global float* restrict t0, __global const float*
   float16 s1_l = (float16)(0.0f);
   float s1_t = 0.0f;
   for (int k0 = 0; k0 < 62; ++k0) {
+    // loading slot
     const float16 v3_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
     const float16 v3_2 = (v3_1 - ((float16)(s0)));
     const float16 v3_3 = exp(v3_2);
@@ -99,6 +101,7 @@ __kernel void rows_865b6e7fbe(__global float* restrict t0, __global const float*
   s1_0 = s1_0 + s1_1;
   float s1 = s1_0 + s1_t;
   for (int k0 = 0; k0 < 62; ++k0) {
+    // loading slot
     const float16 v5_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
     const float16 v5_2 = (v5_1 - ((float16)(s0)));
     const float16 v5_3 = exp(v5_2);

@@ -1,5 +1,5 @@
 
-__attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_61f1e810ad(__global float* restrict t0, __global const float* restrict t1) {
+__attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_19ffc45718(__global float* restrict t0, __global const float* restrict t1) {
   const int member = get_local_id(0);
   __local float s0_s[128];
   __local float s1_s[128];
@@ -8,6 +8,7 @@ __attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_61f1e810ad(_
   float4 s0_l = (float4)((-INFINITY));
   float s0_t = (-INFINITY);
   for (int k0 = member; k0 < 250; k0 += 128) {
+    // loading slot
     const float4 v1_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
     s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
   }
@@ -29,6 +30,7 @@ __attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_61f1e810ad(_
   float4 s1_l = (float4)(0.0f);
   float s1_t = 0.0f;
   for (int k0 = member; k0 < 250; k0 += 128) {
+    // loading slot
     const float4 v2_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
     const float4 v2_2 = (v2_1 - ((float4)(s0)));
     const float4 v2_3 = exp(v2_2);
@@ -50,6 +52,7 @@ __attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_61f1e810ad(_
   }
   s1 = s1_s[0];
   for (int k0 = member; k0 < 250; k0 += 128) {
+    // loading slot
     const float4 v3_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
     const float4 v3_2 = (v3_1 - ((float4)(s0)));
     const float4 v3_3 = exp(v3_2);

@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_2ba1dfd293(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_282fe1800d(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
   __local float a_block[1024] __attribute__((aligned(128)));
   __local float b_block[2048] __attribute__((aligned(128)));
   __local float tile[512] __attribute__((aligned(128)));
@@ -34,6 +34,7 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_2
     }
     for (int c = 0; c < cols; c += 32)
     for (int r = 0; r < rows; r += 8) {
+      // loading slot
       __local const float* from_a = a_block + r * 64;
       __local const float* from_b = b_block + c * 64;
       __local float* sums = tile + r * 32 + c;
@@ -88,13 +89,14 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_2
   }
 }
 
-__kernel void contraction_sum_13c474579c(__global float* t0, __global const float* restrict t1) {
+__kernel void contraction_sum_1da8b94507(__global float* t0, __global const float* restrict t1) {
   const int c = get_global_id(0) * 8, r = get_global_id(1), batch = get_global_id(2);
   if (c >= 24 || r >= 10) return;
   const int r0 = (uint)(r);
   const int c0 = (uint)(c) / 8;
   float8 acc = 0;
   for (int part = 0; part < 2; ++part) {
+    // loading slot
     const float8 v1_1 = *(__global const float8*)(t1 + 240 * part + 24 * r0 + 8 * c0);
     acc += v1_1;
   }

@@ -1,5 +1,5 @@
 __constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
-__kernel void contraction_register_a1dbe41149(__global float* t0, __global const float* restrict t1, read_only image2d_t t2) {
+__kernel void contraction_register_4dc9f1ef87(__global float* t0, __global const float* restrict t1, read_only image2d_t t2) {
   const int col0 = get_global_id(0) * 4, row0 = get_global_id(1) * 4;
   if (col0 >= 24 || row0 >= 10) return;
   const int batch = get_global_id(2) / 1, part = get_global_id(2) % 1;
@@ -41,6 +41,7 @@ __kernel void contraction_register_a1dbe41149(__global float* t0, __global const
   for (int chunk = part * 1; chunk < last; ++chunk) {
     const int outer = chunk / 1, inner = chunk % 1 * 400, end = min(inner + 400, 400);
     for (int q = inner; q < end; q += 1) {
+      // loading slot
       float a0_0;
       {
         const int k0 = q + 0;

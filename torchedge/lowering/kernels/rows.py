@@ -16,6 +16,7 @@ from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Local, Read, Scalar, substitute, walk
 from torchedge.lowering.fusion import Computed, FusionGroup
+from torchedge.lowering.kernels.loading import TURN
 from torchedge.lowering.kernels.loops import (
     every_offset,
     in_memory_order,
@@ -89,16 +90,18 @@ class _Nest:
 
     def loop(self, statements: Callable[[int], Sequence[str]], width: int) -> None:
         """Add the loops over a row around `statements(width)`; the remainder of a row follows at width 1."""
+        rounds = prod([axis.extent for axis in self.inner]) // (width if self.along else 1)
+        turn = [TURN] if rounds > SHORT else []
         with ExitStack() as stack:
             for axis in self.inner[:-1] if self.along else self.inner:
                 stack.enter_context(self.body.block(self._head(axis, axis.extent)))
             if not (self.along and self.inner):
-                self.body.add(*statements(width))
+                self.body.add(*turn, *statements(width))
                 return
             last = self.inner[-1]
             blocks, remainder = divmod(last.extent, width)
             with self.body.block(self._head(last, blocks)):
-                self.body.add(*statements(width))
+                self.body.add(*turn, *statements(width))
             if remainder:
                 head = f"for (int {last.name} = {blocks * width}; {last.name} < {last.extent}; ++{last.name})"
                 if last is self._shared_axis:

@@ -1,0 +1,242 @@
+"""Loading slots: kernels that also copy a part of another weight (FlashMem, section 4.4, Fig. 5).
+
+Every work-item of such a kernel copies its share of a weight's packed bytes from a buffer in unified memory
+to another buffer or into a texture. The copying is pipelined into the kernel's own main loop: each round
+stores the vector that the round before has fetched, and fetches the next one. A final pass copies the
+remainder; it is the whole copy for kernels without a loop. All threads follow the same path: the only
+condition is true for all work-items of a group, save in one round of the last group that copies.
+
+A slot is text that is added to the text of a kernel, so that a kernel with a slot follows from the kernel of
+a program alone. Templates mark their main loops with the comment `TURN`; the kernel's own statements stay as
+they are, and so do its results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from torchedge.errors import LoweringError
+from torchedge.expressions.dialect import LANES
+from torchedge.graphs import ITEM_SIZES
+from torchedge.lowering.programs import Kernel, StoredTensor
+from torchedge.lowering.targets import DeviceClass
+
+TURN = "// loading slot"
+"""The line in a main loop that a turn of the slot replaces; a comment in kernels without a slot."""
+
+VECTOR_BYTES = 16
+"""Bytes that a work-item copies at once into a buffer or a texture of floats; 8 into one of halves."""
+
+MOST_BYTES = 2**32 - VECTOR_BYTES
+"""Largest load of one launch."""
+
+Destination = Literal["buffer", "float32 image", "float16 image"]
+"""Memory that a slot fills: the slot's text depends on it."""
+
+_HEAD = re.compile(r"^(?P<head>.*\b__kernel void )(?P<name>\w+)\((?P<arguments>.*)\) \{$", re.MULTILINE)
+_RETURN = re.compile(r"^( *)(.*)\breturn;$", re.MULTILINE)
+_TURN = re.compile(rf"^( *){re.escape(TURN)}$", re.MULTILINE)
+_ALONE = "reqd_work_group_size(1, 1, 1)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One copy of a work-item: the target's argument, bytes, type in registers, its fetch and its store."""
+
+    argument: str
+    nbytes: int
+    type: str
+    fetch: str
+    store: str
+
+
+_TEXEL = "write_imagef(slot_target, (int2)(slot_at % slot_width, slot_to + slot_at / slot_width), {0});"
+_UNITS: dict[Destination, _Unit] = {
+    "buffer": _Unit(
+        "__global uint4* restrict slot_target",
+        VECTOR_BYTES,
+        "uint4",
+        "slot_source[{0}]",
+        "slot_target[slot_at] = {0};",
+    ),
+    "float32 image": _Unit(
+        "write_only image2d_t slot_target",
+        VECTOR_BYTES,
+        "float4",
+        "as_float4(slot_source[{0}])",
+        _TEXEL,
+    ),
+    "float16 image": _Unit(
+        "write_only image2d_t slot_target",
+        VECTOR_BYTES // 2,
+        "float4",
+        "vload_half4({0}, (__global const half*)slot_source)",
+        _TEXEL,
+    ),
+}
+
+
+def destination_of(tensor: StoredTensor) -> Destination:
+    """Return the memory that a tensor lies in.
+
+    Raises:
+        LoweringError: an image of another dtype than float32 and float16.
+    """
+    if tensor.layout.storage == "buffer":
+        return "buffer"
+    if tensor.dtype == "float32":
+        return "float32 image"
+    if tensor.dtype == "float16":
+        return "float16 image"
+    raise LoweringError(
+        f"{tensor.role} {tensor.name} lies in an image of {tensor.dtype}; kernels load images of float32 and "
+        "float16: load it by copy commands"
+    )
+
+
+@cache
+def with_slot(kernel: Kernel, destination: Destination) -> Kernel:
+    """Return a kernel that computes the same and has a loading slot.
+
+    Five arguments follow its own ones: the source (a buffer of packed bytes), the target (the buffer or
+    image of a tensor), and three numbers of 32 bits, which `slot_numbers` returns: the source's first vector
+    of 16 bytes; the target's first vector, or the first row of the image; bytes. Images are filled by whole
+    rows. Every work-item of the launch takes part, whatever its number.
+
+    Raises:
+        LoweringError: the text is not one that this package writes.
+    """
+    match = _HEAD.search(kernel.source)
+    if match is None or not kernel.source.endswith("}\n"):
+        raise LoweringError(
+            f"kernel {kernel.name} has no head as this package writes it; load by copies or loading kernels"
+        )
+    unit = _UNITS[destination]
+    body = kernel.source[match.end() : -len("}\n")]
+    body = _TURN.sub(lambda turn: _indented(_turn(unit), turn[1]), body)
+    body = _RETURN.sub(
+        lambda line: (
+            f"{line[1]}{line[2]}{{\n{_indented(_finish(unit), line[1] + '  ')}\n{line[1]}  return;\n"
+            f"{line[1]}}}"
+        ),
+        body,
+    )
+    own = [match["arguments"]] if match["arguments"] else []
+    arguments = ", ".join([
+        *own, "__global const uint4* restrict slot_source", unit.argument,
+        "const uint slot_from", "const uint slot_to", "const uint slot_bytes",
+    ])  # fmt: skip
+    begin = _indented(_begin(unit, contiguous=_ALONE in match["head"]), "  ")
+    end = _indented(_finish(unit), "  ")
+    before = kernel.source[: match.start()] + match["head"]
+    text = f"({arguments}) {{\n{begin}{body}{end}\n}}\n"
+    stem = kernel.name.rpartition("_")[0] or kernel.name
+    name = f"{stem}_slot_{hashlib.sha256((before + text).encode()).hexdigest()[:10]}"
+    return replace(kernel, name=name, source=before + name + text)
+
+
+def _begin(unit: _Unit, *, contiguous: bool) -> Iterator[str]:
+    """Yield the statements before all others: a work-item's share, and its first vector.
+
+    contiguous: a work-item copies neighbours, for kernels whose work-items are whole tasks; otherwise
+    neighbouring work-items do.
+    """
+    yield "slot_source += slot_from;"
+    yield (
+        "const uint slot_item = (get_global_id(2) * get_global_size(1) + get_global_id(1)) * "
+        "get_global_size(0) + get_global_id(0);"
+    )
+    yield "const uint slot_items = get_global_size(0) * get_global_size(1) * get_global_size(2);"
+    yield f"const uint slot_count = slot_bytes / {unit.nbytes};"
+    if contiguous:
+        yield "const uint slot_share = (slot_count + slot_items - 1) / slot_items, slot_step = 1;"
+        yield "uint slot_at = slot_item * slot_share;"
+        yield "const uint slot_end = min(slot_at + slot_share, slot_count);"
+    else:
+        yield "const uint slot_end = slot_count, slot_step = slot_items;"
+        yield "uint slot_at = slot_item;"
+    if unit.argument.startswith("__global"):
+        yield "slot_target += slot_to;"
+    else:
+        yield "const uint slot_width = get_image_width(slot_target);"
+    yield f"{unit.type} slot_vector = 0;"
+    yield f"if (slot_at < slot_end) slot_vector = {unit.fetch.format('slot_at')};"
+
+
+def _turn(unit: _Unit) -> Iterator[str]:
+    """Yield the statements of one round of a main loop: store one vector, fetch the next."""
+    yield "if (slot_at < slot_end) {"
+    yield f"  {unit.store.format('slot_vector')}"
+    yield "  slot_at += slot_step;"
+    yield f"  slot_vector = {unit.fetch.format('min(slot_at, slot_end - 1)')};"
+    yield "}"
+
+
+def _finish(unit: _Unit) -> Iterator[str]:
+    """Yield the statements behind all others: the vector in flight, those left, a buffer's last bytes."""
+    yield "if (slot_at < slot_end) {"
+    yield f"  {unit.store.format('slot_vector')}"
+    yield "  for (slot_at += slot_step; slot_at < slot_end; slot_at += slot_step)"
+    yield f"    {unit.store.format(unit.fetch.format('slot_at'))}"
+    yield "}"
+    if unit.argument.startswith("__global"):
+        yield "if (slot_item == 0)"
+        yield f"  for (uint slot_byte = slot_count * {VECTOR_BYTES}; slot_byte < slot_bytes; ++slot_byte)"
+        yield (
+            "    ((__global uchar*)slot_target)[slot_byte] = ((__global const uchar*)slot_source)[slot_byte];"
+        )
+
+
+def _indented(lines: Iterator[str], indent: str) -> str:
+    return "\n".join([indent + line for line in lines])
+
+
+# loading kernels ----------------------------------------------------------------------------------------
+
+_GROUP = 256
+_PER_ITEM = 4
+"""Vectors a work-item of a GPU copies at least."""
+_MOST_GROUPS = 1024
+_CPU_SHARE = 1 << 16
+"""Bytes a work-item of a processor copies at least."""
+_CPU_ITEMS = 64
+
+
+def loading_kernel(destination: Destination, device_class: DeviceClass) -> Kernel:
+    """Return the kernel that only loads, a slot without a host; launch it by `loading_size`."""
+    alone = f"__attribute__(({_ALONE})) " if device_class == "cpu" else ""
+    source = f"\n{alone}__kernel void loading() {{\n}}\n"
+    return with_slot(Kernel("loading", source, (), "loading"), destination)
+
+
+def loading_size(nbytes: int, device_class: DeviceClass) -> tuple[tuple[int], tuple[int]]:
+    """Return the global and the local size of a loading kernel for so many bytes."""
+    if device_class == "cpu":
+        return (max(1, min(_CPU_ITEMS, nbytes // _CPU_SHARE)),), (1,)
+    groups = -(-nbytes // (_GROUP * _PER_ITEM * VECTOR_BYTES))
+    return (max(1, min(_MOST_GROUPS, groups)) * _GROUP,), (_GROUP,)
+
+
+def slot_numbers(tensor: StoredTensor, start: int, stop: int, offset: int) -> tuple[int, int, int]:
+    """Return a slot's numbers for the bytes `start` to `stop` of a packed tensor: (from, to, bytes).
+
+    offset: bytes of the source before them, a multiple of 16.
+
+    Raises:
+        LoweringError: bytes that do not begin at a multiple of 16 (or a row of texels), or end within a row.
+    """
+    unit = VECTOR_BYTES
+    if tensor.layout.storage != "buffer":
+        unit = tensor.layout.extent(tensor.shape)[0] * LANES * ITEM_SIZES[tensor.dtype]
+    whole = tensor.layout.storage == "buffer" or not stop % unit
+    if start % unit or offset % VECTOR_BYTES or not whole or not 0 <= start <= stop <= start + MOST_BYTES:
+        raise LoweringError(
+            f"{tensor.role} {tensor.name}: bytes {start} to {stop}, at byte {offset} of the source; expected "
+            f"multiples of {unit} bytes, from a multiple of {VECTOR_BYTES}, {MOST_BYTES} at most"
+        )
+    return offset // VECTOR_BYTES, start // unit, stop - start
