@@ -12,6 +12,7 @@ from torchedge.lowering.kernels.loading import (
     with_slot,
 )
 from torchedge.opencl import compile_kernels, open_context
+from torchedge.opencl.memory import allocate_image, download, upload
 from torchedge.runtime.memory import DeviceMemory, DeviceTensor
 
 GUARD = 64
@@ -41,6 +42,13 @@ class SlotRuns:
         self.memory.write_packed(own, content(stored) if packed is None else packed)
         return own
 
+    def larger(self, stored):
+        """Return an image with more and longer rows than a tensor: slots of an arena may be larger."""
+        width, height = stored.layout.extent(stored.shape)
+        return DeviceTensor(
+            stored, allocate_image(self.context, width + 3, height + 2, stored.dtype, "a slot")
+        )
+
     def launch(self, kernel, arguments, global_size, local_size):
         compiled = compile_kernels(self.context, {kernel.name: kernel.source}).kernel(kernel.name)
         if kernel.checks:
@@ -62,7 +70,12 @@ class SlotRuns:
         ).copy()
         given = packed.reshape(-1).view(np.uint8)[start:stop]
         source[GUARD + shift : GUARD + shift + stop - start] = given
-        own = self.tensor(target, np.zeros_like(packed))
+        own = (
+            self.larger(target)
+            if target.layout.storage == "image"
+            else DeviceTensor(target, self.memory.allocate(target))
+        )
+        upload(self.context, self.context.queue, own.memory, np.zeros_like(packed))
         flags = self.context.cl.mem_flags
         buffer = self.context.cl.Buffer(
             self.context.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=source
@@ -108,8 +121,6 @@ class SlotRuns:
 
 def read(runs, own, like):
     """Return the packed content of a tensor on the device."""
-    from torchedge.opencl.memory import download
-
     packed = np.empty_like(like)
     download(runs.context, runs.context.queue, own.memory, packed)
     return packed

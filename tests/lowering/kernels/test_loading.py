@@ -161,7 +161,7 @@ def test_a_turn_stores_before_it_fetches():
 
 
 def test_numbers_out_of_place_are_refused():
-    assert slot_numbers(TEXTURE, 160, 480, 4096) == (256, 1, 320)
+    assert slot_numbers(TEXTURE, 160, 480, 4096) == (256, 1, 320, 10)
     assert slot_numbers(BUFFER, 4096, 4124, 0) == (0, 256, 28)
     for tensor, start, stop, offset in (
         (BUFFER, 8, 16, 0),

@@ -21,8 +21,6 @@ from functools import cache
 from typing import Literal
 
 from torchedge.errors import LoweringError
-from torchedge.expressions.dialect import LANES
-from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.programs import Kernel, StoredTensor
 from torchedge.lowering.targets import DeviceClass
 
@@ -103,10 +101,10 @@ def destination_of(tensor: StoredTensor) -> Destination:
 def with_slot(kernel: Kernel, destination: Destination) -> Kernel:
     """Return a kernel that computes the same and has a loading slot.
 
-    Five arguments follow its own ones: the source (a buffer of packed bytes), the target (the buffer or
-    image of a tensor), and three numbers of 32 bits, which `slot_numbers` returns: the source's first vector
-    of 16 bytes; the target's first vector, or the first row of the image; bytes. Images are filled by whole
-    rows. Every work-item of the launch takes part, whatever its number.
+    Its own arguments are followed by the source (a buffer of packed bytes), the target (the buffer or
+    image of a tensor), and the numbers of 32 bits that `slot_numbers` returns: the source's first vector of
+    16 bytes; the target's first vector, or first row; bytes; for images, texels of a row, since an image may
+    be larger than its tensor. Every work-item of the launch takes part, whatever its number.
 
     Raises:
         LoweringError: the text is not one that this package writes.
@@ -127,10 +125,10 @@ def with_slot(kernel: Kernel, destination: Destination) -> Kernel:
         body,
     )
     own = [match["arguments"]] if match["arguments"] else []
-    arguments = ", ".join([
-        *own, "__global const uint4* restrict slot_source", unit.argument,
-        "const uint slot_from", "const uint slot_to", "const uint slot_bytes",
-    ])  # fmt: skip
+    numbers = ["slot_from", "slot_to", "slot_bytes"] + ["slot_width"] * (destination != "buffer")
+    scalars = [f"const uint {name}" for name in numbers]
+    source = "__global const uint4* restrict slot_source"
+    arguments = ", ".join([*own, source, unit.argument, *scalars])
     begin = _indented(_begin(unit, contiguous=_ALONE in match["head"]), "  ")
     end = _indented(_finish(unit), "  ")
     before = kernel.source[: match.start()] + match["head"]
@@ -162,8 +160,6 @@ def _begin(unit: _Unit, *, contiguous: bool) -> Iterator[str]:
         yield "uint slot_at = slot_item;"
     if unit.argument.startswith("__global"):
         yield "slot_target += slot_to;"
-    else:
-        yield "const uint slot_width = get_image_width(slot_target);"
     yield f"{unit.type} slot_vector = 0;"
     yield f"if (slot_at < slot_end) slot_vector = {unit.fetch.format('slot_at')};"
 
@@ -222,21 +218,21 @@ def loading_size(nbytes: int, device_class: DeviceClass) -> tuple[tuple[int], tu
     return (max(1, min(_MOST_GROUPS, groups)) * _GROUP,), (_GROUP,)
 
 
-def slot_numbers(tensor: StoredTensor, start: int, stop: int, offset: int) -> tuple[int, int, int]:
-    """Return a slot's numbers for the bytes `start` to `stop` of a packed tensor: (from, to, bytes).
+def slot_numbers(tensor: StoredTensor, start: int, stop: int, offset: int) -> tuple[int, ...]:
+    """Return a slot's numbers for the bytes `start` to `stop` of a packed tensor, as `with_slot` takes them.
 
     offset: bytes of the source before them, a multiple of 16.
 
     Raises:
         LoweringError: bytes that do not begin at a multiple of 16 (or a row of texels), or end within a row.
     """
-    unit = VECTOR_BYTES
-    if tensor.layout.storage != "buffer":
-        unit = tensor.layout.extent(tensor.shape)[0] * LANES * ITEM_SIZES[tensor.dtype]
-    whole = tensor.layout.storage == "buffer" or not stop % unit
-    if start % unit or offset % VECTOR_BYTES or not whole or not 0 <= start <= stop <= start + MOST_BYTES:
+    layout, image = tensor.layout, tensor.layout.storage != "buffer"
+    unit = layout.unit_bytes(tensor.shape, tensor.dtype) if image else VECTOR_BYTES
+    ordered = 0 <= start <= stop <= start + MOST_BYTES
+    if start % unit or offset % VECTOR_BYTES or (image and stop % unit) or not ordered:
         raise LoweringError(
             f"{tensor.role} {tensor.name}: bytes {start} to {stop}, at byte {offset} of the source; expected "
             f"multiples of {unit} bytes, from a multiple of {VECTOR_BYTES}, {MOST_BYTES} at most"
         )
-    return offset // VECTOR_BYTES, start // unit, stop - start
+    numbers = offset // VECTOR_BYTES, start // unit, stop - start
+    return (*numbers, layout.extent(tensor.shape)[0]) if image else numbers
