@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
-import operator
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.fx import GraphModule, Interpreter, Node
 
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import ForwardGraph
@@ -24,65 +21,47 @@ from torchedge.graphs.graph import Role
 from torchedge.tracing.aten_graphs import scope_of
 from torchedge.tracing.copies import LOCK, forget_cached, isolated
 from torchedge.tracing.interception import ForwardCall, Interceptor, batch_of, feed, loss_index, tensors_in
+from torchedge.tracing.objectives import Objective
 from torchedge.tracing.programs import scope
 from torchedge.tracing.recorder import Recorder, TracedTensor
 
-_SET_GRAD, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 
+class _Replay(Interpreter):
+    """Runs the nodes of an exported graph in order inside the tracer.
 
-def replay(module: GraphModule, inputs: list[Any], recorder: Recorder, prefix: str = "") -> Any:
-    """Run the nodes of a graph in order inside the tracer; returns the arguments of its output node.
-
-    The module paths without `prefix` become the operators' scopes.
+    The nodes' module paths without `prefix` become the operators' scopes.
     """
-    values: dict[Node, Any] = {}
-    fed = iter(inputs)
-    last = _last_uses(module)
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(fed)
-        elif node.op == "get_attr":
-            values[node] = operator.attrgetter(str(node.target))(module)
-        elif node.op == "output":
-            return map_arg(node.args[0], values.__getitem__)
+
+    def __init__(self, module: GraphModule, recorder: Recorder, prefix: str) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self.recorder, self.prefix = recorder, prefix
+
+    def results(self, inputs: Iterable[Any]) -> Any:
+        """Return the arguments of the graph's output node."""
+        return self.run(*inputs, enable_io_processing=False)
+
+    def run_node(self, n: Node) -> Any:
+        with scope(self.recorder, _path_of(n, self.prefix)):
+            return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if not isinstance(target, torch._ops.HigherOrderOperator):
+            return target(*args, **kwargs)
+        region: AbstractContextManager[Any]
+        if target.name() == "wrap_with_set_grad_enabled":
+            enabled, module, *inputs = args
+            region = torch.set_grad_enabled(enabled)
+        elif target.name() == "wrap_with_autocast":
+            device, dtype, enabled, cache, module, *inputs = args
+            region = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
         else:
-            args, kwargs = map_arg(node.args, values.__getitem__), map_arg(node.kwargs, values.__getitem__)
-            with scope(recorder, _path_of(node, prefix)):
-                values[node] = _call(node.target, args, kwargs, recorder, prefix)
-            del args, kwargs
-        for spent in last.get(node, ()):
-            del values[spent]
-    raise CaptureError("the exported graph has no output")
-
-
-def _call(target: Any, args: Any, kwargs: Any, recorder: Recorder, prefix: str) -> Any:
-    if not isinstance(target, torch._ops.HigherOrderOperator):
-        function: Callable[..., Any] = target
-        return function(*args, **kwargs)
-    name = target.name()
-    if name == _SET_GRAD:
-        enabled, module, *inputs = args
-        with torch.set_grad_enabled(enabled):
-            return replay(module, inputs, recorder, prefix)
-    if name == _AUTOCAST:
-        device, dtype, enabled, cache, module, *inputs = args
-        with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache):
-            return replay(module, inputs, recorder, prefix)
-    raise CaptureError(
-        f"the exported graph holds {name}: control flow that depends on values cannot be captured"
-    )
-
-
-def _last_uses(module: GraphModule) -> dict[Node, list[Node]]:
-    """Return for each node the nodes read by it and by no later one."""
-    last: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        for used in node.all_input_nodes:
-            last[used] = node
-    spent: dict[Node, list[Node]] = {}
-    for used, node in last.items():
-        spent.setdefault(node, []).append(used)
-    return spent
+            raise CaptureError(
+                f"the exported graph holds {target.name()}: control flow that depends on values cannot be "
+                "captured"
+            )
+        with region:
+            return _Replay(module, self.recorder, self.prefix).results(inputs)
 
 
 def _path_of(node: Node, prefix: str) -> str:
@@ -99,30 +78,14 @@ _PREFIX = "model"
 _ROLES: dict[InputKind, Role] = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}
 
 
-class _Objective(torch.nn.Module):
-    """The model and its loss as one module from a list of tensors to a list of tensors, the loss last."""
+class _ResultAndLoss(Objective):
+    """The model and its loss as one module to the tensors that the model returns, and the loss."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        loss: Callable[[Any], Any] | None,
-        rebuild: Callable[[Any], Any],
-        count: Callable[[int], None],
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.training = model.training
-        self._loss, self._rebuild, self._count = loss, rebuild, count
-
-    def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        args, kwargs = self._rebuild(tensors)
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        args, kwargs, _ = self.arguments(tensors)
         outputs = self.model(*args, **kwargs)
-        returned = tensors_in(outputs, torch.Tensor)
-        self._count(len(returned))
-        if self._loss is None:
-            return returned
-        value = self._loss(outputs)
-        return returned if value is None else [*returned, value]
+        loss = [self.loss(outputs)] if callable(self.loss) else []
+        return (*tensors_in(outputs, torch.Tensor), *loss)
 
 
 def export_graph(call: ForwardCall) -> ForwardGraph:
@@ -130,58 +93,41 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
 
     Python's lifetimes are unknown, so the graph has no releases.
     """
-    leaves, structure = tree_flatten((call.args, call.kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def rebuild(tensors: list[torch.Tensor]) -> Any:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        return tree_unflatten(filled, structure)
-
     batch = batch_of((call.args, call.kwargs))
-    counts: list[int] = []
-    probes = _probes(call.model, leaves, batch, call.fixed_batch or _PROBE_BATCH)
     with LOCK, isolated(call.model, call.training) as model:
-        objective = _Objective(model, call.loss, rebuild, counts.append)
-        program = _exported(objective, probes, batch, leaves, call.fixed_batch)
+        objective = _ResultAndLoss(model, call.args, call.kwargs, loss=call.loss)
+        program = _exported(objective, batch, call.fixed_batch)
     recorder = Recorder(_leaves_of(program), call.fixed_batch)
-    fed = feed([leaves[i] for i in places], recorder)
+    fed = feed(objective.tensors(), recorder)
     inputs = list(range(len(fed)))
     results = _run(program, fed, recorder, call.training)
-    count = counts[-1]
-    returned = [recorder.index_of(t) for t in results[:count] if isinstance(t, torch.Tensor)]
+    loss = [] if call.loss is None else [loss_index(recorder, results.pop())]
+    returned = [recorder.index_of(t) for t in results if isinstance(t, torch.Tensor)]
     if not returned:
         raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
-    last = loss_index(recorder, results[-1] if len(results) > count else None) if call.loss else None
-    graph = recorder.finish(inputs, returned, last, call.training, call.name, call.notes)
+    graph = recorder.finish(inputs, returned, *(loss or [None]), call.training, call.name, call.notes)
     return dataclasses.replace(graph, releases=None, captured_by="export")
 
 
-def _probes(model: torch.nn.Module, leaves: list[Any], batch: int | None, size: int) -> list[torch.Tensor]:
-    """Return tensors like the example's with the batch size to export at, on the model's own device."""
-    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    shapes = [(t.dtype, tuple(t.shape)) for t in leaves if isinstance(t, torch.Tensor)]
-    return [
-        torch.zeros((size, *shape[1:]) if shape and shape[0] == batch else shape, dtype=dtype, device=device)
-        for dtype, shape in shapes
-    ]
-
-
 def _exported(
-    objective: _Objective,
-    probes: list[torch.Tensor],
-    batch: int | None,
-    leaves: list[Any],
-    fixed_batch: int | None,
+    objective: Objective, batch: int | None, fixed_batch: int | None
 ) -> torch.export.ExportedProgram:
-    """Run torch.export with a dynamic batch dimension, or none at all for a fixed batch."""
-    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-    moving = [{0: torch.export.Dim.DYNAMIC} if t.dim() and t.shape[0] == batch else {} for t in tensors]
-    shapes = None if fixed_batch else (moving,)
+    """Run torch.export with a dynamic batch dimension, or none at all for a fixed batch.
+
+    It reads tensors like the example's with the batch size to export at, on the model's own device.
+    """
+    weights = (*objective.parameters(), *objective.buffers())
+    device = next((t.device for t in weights), torch.device("cpu"))
+    probes, moving = [], []
+    for tensor in objective.tensors():
+        follows = tensor.dim() and tensor.shape[0] == batch
+        sizes = (fixed_batch or _PROBE_BATCH, *tensor.shape[1:]) if follows else tensor.shape
+        probes.append(torch.zeros(sizes, dtype=tensor.dtype, device=device))
+        moving.append({0: torch.export.Dim.DYNAMIC} if follows else {})
+    shapes = None if fixed_batch else (tuple(moving),)
     try:
         with _quiet():
-            program = torch.export.export(objective, (probes,), dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(objective, tuple(probes), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         reason = first_line(error)
         if reason.startswith("Constraints violated"):
@@ -238,6 +184,6 @@ def _run(
     for spec in program.graph_signature.input_specs:
         inputs.append(next(users) if spec.kind is InputKind.USER_INPUT else _tensor_of(program, spec.target))
     with Interceptor(recorder), torch.set_grad_enabled(training):
-        results = replay(program.graph_module, inputs, recorder, _PREFIX)
+        results = _Replay(program.graph_module, recorder, _PREFIX).results(inputs)
     updated = len(results) - len(program.graph_signature.user_outputs)
     return list(results[updated:])
