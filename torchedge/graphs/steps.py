@@ -1,4 +1,4 @@
-"""A step: functional ATen operators and the values they update; and the builder that makes one."""
+"""A step: functional ATen operators and the values they update; and the builder of graphs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Step:
 
 
 class GraphBuilder:
-    """Values and operators of a functional graph while it grows; operators that nothing needs are dropped."""
+    """Values and operators of a graph while it grows; a step drops operators that nothing needs."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -79,10 +79,16 @@ class GraphBuilder:
         self._makers: dict[int, Op] = {}
 
     def add(
-        self, name: str, shape: Sequence[Dim], dtype: str, role: Role = "activation", trainable: bool = False
+        self,
+        name: str,
+        shape: Sequence[Dim],
+        dtype: str,
+        role: Role = "activation",
+        trainable: bool = False,
+        alias: int | None = None,
     ) -> int:
         """Add a value under a name that is made unique, and return its index."""
-        self.values.append(Value(self._unique(name), tuple(shape), dtype, role, trainable=trainable))
+        self.values.append(Value(self._unique(name), tuple(shape), dtype, role, alias, trainable))
         return len(self.values) - 1
 
     def call(
@@ -121,6 +127,13 @@ class GraphBuilder:
         """Add an operator with one output of the shape and dtype of `value`; returns it."""
         model = self.values[value]
         return self.call(kind, attrs, [(model.shape, model.dtype)], scope=scope, name=name)[0]
+
+    def apply(
+        self, kind: str, value: int, other: Ref | float | None = None, scope: str = "", **attrs: float
+    ) -> int:
+        """Add an operator on a value, and perhaps on a tensor or number, with a result like the value."""
+        second = {} if other is None else {"other": other}
+        return self.like(value, kind, {"input": Ref(value), **second, **attrs}, scope)
 
     def maker(self, value: int) -> Op | None:
         """Return the operator that makes a value, None for a value from outside."""

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchedge.errors import CaptureError
 from torchedge.graphs.graph import Op, Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
+from torchedge.tracing.decompositions import base_name
 from torchedge.tracing.random_numbers import RANDOM, Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
 
@@ -95,8 +96,6 @@ _LIKE = frozenset(
 _LARGEST_CONSTANT = 1 << 20
 """A node that depends on constants alone is computed during capture up to this number of elements."""
 
-Scopes = Callable[[Node], str]
-
 
 def step_of(
     module: GraphModule, inputs: Sequence[tuple[str, Role]], *, name: str = "graph", seed: int = 0
@@ -108,7 +107,8 @@ def step_of(
     its random operators. The step's outputs are the tensors that the module returns, in order, without None.
     Raises CaptureError if a node cannot become part of a Step.
     """
-    draft, constants, randomness = GraphBuilder(), dict[str, torch.Tensor](), Randomness(seed)
+    draft, constants = GraphBuilder(), dict[str, torch.Tensor]()
+    randomness = Randomness(draft, seed)
     holders = [node for node in module.graph.nodes if node.op == "placeholder"]
     bound = {
         node: draft.add(title, *form_of(node), role=role)
@@ -118,7 +118,7 @@ def step_of(
     step = draft.finish(
         [i for i in bound.values() if draft.values[i].role == "input"],
         [i for i in returned if i is not None],
-        updates=randomness.updates(draft),
+        updates=randomness.updates(),
         initial=randomness.initial,
         name=name,
     )
@@ -132,18 +132,24 @@ def add_nodes(
     bound: Mapping[Node, int | torch.Tensor],
     constants: dict[str, torch.Tensor],
     randomness: Randomness,
-    scope: Scopes | None = None,
 ) -> list[int | None]:
     """Add a module's operators to a draft; returns the values of its results, None for None.
 
     bound: the draft's value for each placeholder, or the constant it stands for. constants: receives the
     tensors that the draft's values of role "constant" hold, by their names.
     """
-    return _Conversion(draft, module, constants, randomness, scope or scope_of).run(bound)
+    return _Conversion(draft, module, constants, randomness).run(bound)
 
 
 def scope_of(node: Node) -> str:
-    """Return the path of the module that a node was traced in, "" if its metadata names none."""
+    """Return the path of the module that a node was traced in, "" if its metadata names none.
+
+    AOTAutograd of a step leaves the path in `custom`, also at nodes of the backward; torch.export and Dynamo
+    leave a stack of modules.
+    """
+    custom = node.meta.get("custom") or {}
+    if "scope" in custom:
+        return str(custom["scope"])
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and isinstance(entry[0], str)]
     return paths[-1] if paths else ""
@@ -183,10 +189,8 @@ class _Conversion:
         module: GraphModule,
         constants: dict[str, torch.Tensor],
         randomness: Randomness,
-        scope: Scopes,
     ) -> None:
-        self.draft, self.module, self.constants = draft, module, constants
-        self.randomness, self.scope = randomness, scope
+        self.draft, self.module, self.constants, self.randomness = draft, module, constants, randomness
         self.values: dict[Node, Any] = {}
         self.known: dict[Node, Any] = {}
 
@@ -225,7 +229,7 @@ class _Conversion:
     def _is_known(self, node: Node) -> bool:
         """Compute a node that depends on constants alone, unless it is large; returns whether it did."""
         target, traced = _overload(node), node.meta.get("val")
-        kind = str(target._schema.name).split("::")[-1]
+        kind = base_name(target)
         tensors = traced if isinstance(traced, (tuple, list)) else [traced]
         if kind in _LIKE and isinstance(traced, torch.Tensor):
             fill: Any = node.args[-1] if "full" in kind else 1 if "ones" in kind else 0
@@ -248,18 +252,18 @@ class _Conversion:
         return True
 
     def _operator(self, node: Node, target: torch._ops.OpOverload) -> Any:
-        kind = str(target._schema.name).split("::")[-1]
+        kind = base_name(target)
         if kind in _CHECKS:
             return None
         attrs = self._attributes(node, target)
         traced: Any = node.meta.get("val")
         if kind == "native_dropout":
-            return self.randomness.add_dropout(self.draft, attrs, form_of(node, traced[0]), self.scope(node))
+            return self.randomness.add_dropout(attrs, form_of(node, traced[0]), scope_of(node))
         if not isinstance(traced, torch.Tensor):
             return self._many(node, kind, attrs, traced)
         form = form_of(node)
         if kind in RANDOM:
-            return self.randomness.add(self.draft, kind, attrs, form, self.scope(node))
+            return self.randomness.add(kind, attrs, form, scope_of(node))
         return self._one(node, _RENAMED.get(kind, kind), attrs, form)
 
     def _one(self, node: Node, kind: str, attrs: dict[str, Any], form: tuple[tuple[int, ...], str]) -> int:
@@ -279,7 +283,7 @@ class _Conversion:
             )
             if kind in _SAME or (shaping and (value.shape, value.dtype) == form):
                 return source.value
-        return self.draft.call(kind, attrs, [form], scope=self.scope(node))[0]
+        return self.draft.call(kind, attrs, [form], scope=scope_of(node))[0]
 
     def _past_views(self, kind: str, attrs: dict[str, Any]) -> dict[str, Any]:
         """Merge a view of a view into one view, and a permutation of a permutation into one permutation."""
@@ -302,7 +306,7 @@ class _Conversion:
         mask = attrs.get("output_mask", (True,) * len(traced))
         present = [i for i, (t, on) in enumerate(zip(traced, mask, strict=True)) if on and t is not None]
         forms = [form_of(node, traced[i]) for i in present]
-        outputs = dict(zip(present, self.draft.call(kind, attrs, forms, scope=self.scope(node)), strict=True))
+        outputs = dict(zip(present, self.draft.call(kind, attrs, forms, scope=scope_of(node)), strict=True))
         return [outputs.get(i) for i in range(len(traced))]
 
     def _attributes(self, node: Node, target: torch._ops.OpOverload) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from torchedge.errors import InputError
 from torchedge.tracing.copies import LOCK
-from torchedge.tracing.decompositions import FUSED_LAYERS, decompositions
+from torchedge.tracing.decompositions import FUSED_LAYERS, base_name, decompositions
 from torchedge.tracing.joint_graphs import plain_kernels
 from torchedge.tracing.random_numbers import RANDOM
 
@@ -116,7 +116,7 @@ def _is_constant(node: Node, constant: Collection[Node]) -> bool:
     if target is not operator.getitem:
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             return False
-        kind = str(target._schema.name).split("::")[-1]
+        kind = base_name(target)
         if kind in RANDOM or torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
             return False
     return all(source in constant for source in node.all_input_nodes)

@@ -42,12 +42,13 @@ def decompositions(keep: Collection[str] = ()) -> Table:
 @cache
 def _table(keep: frozenset[str]) -> Table:
     whole = keep | _RANDOM
-    beyond = {op: rule for op, rule in decomposition_table.items() if _base_name(op) in _BEYOND_CORE}
+    beyond = {op: rule for op, rule in decomposition_table.items() if base_name(op) in _BEYOND_CORE}
     table = {**core_aten_decompositions(), **beyond, **_OWN}
-    return {op: rule for op, rule in table.items() if _base_name(op) not in whole}
+    return {op: rule for op, rule in table.items() if base_name(op) not in whole}
 
 
-def _base_name(op: Any) -> str:
+def base_name(op: Any) -> str:
+    """Return the name of an ATen operator without namespace and overload."""
     name = op._schema.name if isinstance(op, torch._ops.OpOverload) else op.name()
     return str(name).split("::")[-1]
 

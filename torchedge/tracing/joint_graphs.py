@@ -87,11 +87,6 @@ def faked(module: torch.nn.Module, trains: Callable[[torch.nn.Parameter], bool])
         yield mode
 
 
-def scope_of(node: Node) -> str:
-    """Return the path of the module to whose forward or backward a node belongs."""
-    return str((node.meta.get("custom") or {}).get("scope", ""))
-
-
 @contextmanager
 def _scopes(module: torch.nn.Module) -> Iterator[None]:
     """Record at each node the path of the running module; AOTAutograd copies it to the backward."""

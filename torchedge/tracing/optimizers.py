@@ -103,8 +103,7 @@ class _Pen:
 
     def __call__(self, kind: str, source: int, other: Ref | float | None = None, **attrs: float) -> int:
         """Add an operator on a value, and perhaps on a second one (a Ref) or a number."""
-        second = {} if other is None else {"other": other}
-        return self.draft.like(source, kind, {"input": Ref(source), **second, **attrs}, SCOPE)
+        return self.draft.apply(kind, source, other, SCOPE, **attrs)
 
     def state(self, kind: str, like: int) -> int:
         """Return a state of the parameter's shape: at first zero, or the state of PyTorch's optimizer."""

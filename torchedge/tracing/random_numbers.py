@@ -18,14 +18,14 @@ from torchedge.graphs.steps import GraphBuilder, Ref
 
 SEED, COUNTER = "random.seed", "random.counter"
 Form = tuple[tuple[int, ...], str]
-_Rule = Callable[["Randomness", GraphBuilder, Mapping[str, Any], Form, str], int]
+_Rule = Callable[["Randomness", Mapping[str, Any], Form, str], int]
 
 
 class Randomness:
     """The random operators of one step: they share a seed and a counter, both 0-d int64 states."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, draft: GraphBuilder, seed: int) -> None:
+        self.draft, self._seed = draft, seed
         self._drawn = 0
         self._sources: tuple[int, int] | None = None
 
@@ -34,33 +34,32 @@ class Randomness:
         """The seed before the first step (the counter is zero); empty if no number is drawn."""
         return {} if self._sources is None else {self._sources[0]: self._seed}
 
-    def updates(self, draft: GraphBuilder) -> list[tuple[int, int]]:
+    def updates(self) -> list[tuple[int, int]]:
         """Add the increment of the counter; returns its update, or nothing if no number is drawn."""
         if self._sources is None:
             return []
         counter = self._sources[1]
-        return [(counter, draft.like(counter, "add", {"input": Ref(counter), "other": 1}, "random"))]
+        return [(counter, self.draft.apply("add", counter, 1, "random"))]
 
-    def add(self, draft: GraphBuilder, kind: str, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    def add(self, kind: str, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
         """Add the random operator `kind` (one of `RANDOM`) of a shape and dtype."""
-        return RANDOM[kind](self, draft, attrs, form, scope)
+        return RANDOM[kind](self, attrs, form, scope)
 
-    def add_dropout(
-        self, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str
-    ) -> list[int | None]:
+    def add_dropout(self, attrs: Mapping[str, Any], form: Form, scope: str) -> list[int | None]:
         """Add a dropout; returns its output and its mask, as `aten.native_dropout` does."""
-        p, source, (shape, _) = float(attrs["p"]), attrs["input"], form
+        p, source, (shape, _), draft = float(attrs["p"]), attrs["input"], form, self.draft
         if attrs.get("train") is False or p == 0.0:
             ones = draft.call("full", {"size": shape, "fill_value": True, "dtype": "bool"}, [(shape, "bool")])
             return [source.value, ones[0]]
-        drawn = Ref(self.uniform(draft, shape, scope))
+        drawn = Ref(self.uniform(shape, scope))
         mask = draft.call("gt", {"input": drawn, "other": p}, [(shape, "bool")], scope=scope)[0]
         masked = draft.call("mul", {"input": source, "other": Ref(mask)}, [form], scope=scope)[0]
         scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
-        return [draft.like(masked, "mul", {"input": Ref(masked), "other": scale}, scope), mask]
+        return [draft.apply("mul", masked, scale, scope), mask]
 
-    def uniform(self, draft: GraphBuilder, shape: tuple[int, ...], scope: str) -> int:
+    def uniform(self, shape: tuple[int, ...], scope: str) -> int:
         """Add a draw of float32 numbers in [0, 1)."""
+        draft = self.draft
         if self._sources is None:
             self._sources = (draft.add(SEED, (), "int64", "state"), draft.add(COUNTER, (), "int64", "state"))
         seed, counter = map(Ref, self._sources)
@@ -69,72 +68,70 @@ class Randomness:
         return draft.call("random_uniform", attrs, [(shape, "float32")], scope=scope)[0]
 
 
-def _cast(draft: GraphBuilder, value: int, form: Form, scope: str) -> int:
+def _cast(r: Randomness, value: int, form: Form, scope: str) -> int:
     shape, dtype = form
-    if draft.values[value].dtype == dtype:
+    if r.draft.values[value].dtype == dtype:
         return value
-    return draft.call("_to_copy", {"input": Ref(value), "dtype": dtype}, [(shape, dtype)], scope=scope)[0]
+    return r.draft.call("_to_copy", {"input": Ref(value), "dtype": dtype}, [(shape, dtype)], scope=scope)[0]
 
 
-def _rand(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-    return _cast(draft, r.uniform(draft, form[0], scope), form, scope)
+def _rand(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    return _cast(r, r.uniform(form[0], scope), form, scope)
 
 
-def _uniform(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _uniform(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     low, high = attrs.get("from", 0.0), attrs.get("to", 1.0)
-    return _affine(draft, _rand(r, draft, attrs, form, scope), high - low, low, scope)
+    return _affine(r, _rand(r, attrs, form, scope), high - low, low, scope)
 
 
-def _affine(draft: GraphBuilder, value: int, scale: Any, shift: Any, scope: str) -> int:
+def _affine(r: Randomness, value: int, scale: Any, shift: Any, scope: str) -> int:
     if scale != 1:
-        value = draft.like(value, "mul", {"input": Ref(value), "other": scale}, scope)
-    return value if shift == 0 else draft.like(value, "add", {"input": Ref(value), "other": shift}, scope)
+        value = r.draft.apply("mul", value, scale, scope)
+    return value if shift == 0 else r.draft.apply("add", value, shift, scope)
 
 
-def _bernoulli(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _bernoulli(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     """Return ones where a draw is below the probability: the argument `p`, or the input itself."""
     chance = attrs.get("p", attrs["input"])
-    drawn = Ref(r.uniform(draft, form[0], scope))
-    below = draft.call("lt", {"input": drawn, "other": chance}, [(form[0], "bool")], scope=scope)[0]
-    return _cast(draft, below, form, scope)
+    drawn = Ref(r.uniform(form[0], scope))
+    below = r.draft.call("lt", {"input": drawn, "other": chance}, [(form[0], "bool")], scope=scope)[0]
+    return _cast(r, below, form, scope)
 
 
-def _randn(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _randn(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     """Return the Box-Muller transform of two draws; ``1 - u`` keeps the logarithm finite."""
-    first, second = r.uniform(draft, form[0], scope), r.uniform(draft, form[0], scope)
-    flipped = draft.like(first, "rsub", {"input": Ref(first), "other": 1.0}, scope)
-    logarithm = draft.like(flipped, "log", {"input": Ref(flipped)}, scope)
-    scaled = draft.like(logarithm, "mul", {"input": Ref(logarithm), "other": -2.0}, scope)
-    radius = draft.like(scaled, "sqrt", {"input": Ref(scaled)}, scope)
-    angle = draft.like(second, "mul", {"input": Ref(second), "other": 2.0 * math.pi}, scope)
-    cosine = draft.like(angle, "cos", {"input": Ref(angle)}, scope)
-    return _cast(
-        draft, draft.like(radius, "mul", {"input": Ref(radius), "other": Ref(cosine)}, scope), form, scope
-    )
+    first, second = r.uniform(form[0], scope), r.uniform(form[0], scope)
+    flipped = r.draft.apply("rsub", first, 1.0, scope)
+    logarithm = r.draft.apply("log", flipped, scope=scope)
+    scaled = r.draft.apply("mul", logarithm, -2.0, scope)
+    radius = r.draft.apply("sqrt", scaled, scope=scope)
+    angle = r.draft.apply("mul", second, 2.0 * math.pi, scope)
+    cosine = r.draft.apply("cos", angle, scope=scope)
+    return _cast(r, r.draft.apply("mul", radius, Ref(cosine), scope), form, scope)
 
 
-def _normal(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _normal(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     mean, std = attrs.get("mean", 0.0), attrs.get("std", 1.0)
-    return _affine(draft, _randn(r, draft, attrs, form, scope), std, mean, scope)
+    return _affine(r, _randn(r, attrs, form, scope), std, mean, scope)
 
 
-def _exponential(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-    drawn = r.uniform(draft, form[0], scope)
-    flipped = draft.like(drawn, "rsub", {"input": Ref(drawn), "other": 1.0}, scope)
-    logarithm = draft.like(flipped, "log", {"input": Ref(flipped)}, scope)
-    return _cast(draft, _affine(draft, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form, scope)
+def _exponential(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+    drawn = r.uniform(form[0], scope)
+    flipped = r.draft.apply("rsub", drawn, 1.0, scope)
+    logarithm = r.draft.apply("log", flipped, scope=scope)
+    return _cast(r, _affine(r, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form, scope)
 
 
-def _randint(r: Randomness, draft: GraphBuilder, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
+def _randint(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     low, high = attrs.get("low", 0), attrs["high"]
     if high - low > 1 << 24:
         raise CaptureError(
             f"randint draws from {high - low} numbers; expected at most 2^24 of them, as draws have 24 bits"
         )
-    drawn = r.uniform(draft, form[0], scope)
-    scaled = _affine(draft, drawn, high - low, 0, scope)
-    floor = draft.like(scaled, "floor", {"input": Ref(scaled)}, scope)
-    return _affine(draft, _cast(draft, floor, form, scope), 1, low, scope)
+    drawn = r.uniform(form[0], scope)
+    scaled = _affine(r, drawn, high - low, 0, scope)
+    floor = r.draft.apply("floor", scaled, scope=scope)
+    return _affine(r, _cast(r, floor, form, scope), 1, low, scope)
 
 
 RANDOM: dict[str, _Rule] = {

@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import ForwardGraph, Op, Value
+from torchedge.graphs import ForwardGraph, GraphBuilder, Op
 from torchedge.graphs.graph import Role
 from torchedge.graphs.sizes import (
     BATCH_PRIME,
@@ -246,8 +246,8 @@ class Recorder:
     """
 
     def __init__(self, leaves: Leaves, fixed_batch: int | None = None) -> None:
-        self.values: list[Value] = []
-        self.ops: list[Op] = []
+        self._builder = GraphBuilder()
+        self.values, self.ops = self._builder.values, self._builder.ops
         self.releases: list[tuple[int, ...]] = []
         self._released: list[int] = []
         self._needs: list[bool] = []
@@ -278,10 +278,8 @@ class Recorder:
         trainable: bool = False,
     ) -> int:
         """Append a value and return its index."""
-        index = len(self.values)
         shape = decode_shape(sizes) if self.fixed_batch is None else tuple(sizes)
-        self.values.append(Value(name, shape, dtype, role, alias, trainable))
-        return index
+        return self._builder.add(name, shape, dtype, role, trainable, alias)
 
     def wrap(self, tensor: torch.Tensor, index: int) -> TracedTensor:
         """Return the stand-in of a value for the model's code."""
@@ -434,20 +432,7 @@ class Recorder:
             )
         self._flush()
         return ForwardGraph(
-            values=self._uniquely_named(), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
+            values=tuple(self.values), ops=tuple(self.ops), inputs=tuple(inputs), outputs=tuple(outputs),
             loss=loss, training=training, releases=tuple(self.releases), fixed_batch=self.fixed_batch,
             name=name, notes=(*notes, *self.notes),
         )  # fmt: skip
-
-    def _uniquely_named(self) -> tuple[Value, ...]:
-        names: set[str] = set()
-        for index, value in enumerate(self.values):
-            if value.name in names:
-                fresh = f"{value.name}_{index}"
-                self.values[index] = Value(
-                    fresh, value.shape, value.dtype, value.role, value.alias, value.trainable
-                )
-                names.add(fresh)
-            else:
-                names.add(value.name)
-        return tuple(self.values)

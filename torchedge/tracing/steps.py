@@ -18,7 +18,7 @@ from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import refuse_unsuitable, unwrapped
 from torchedge.tracing.copies import LOCK, isolated
 from torchedge.tracing.decompositions import decompositions
-from torchedge.tracing.joint_graphs import JointGraph, faked, scope_of, trace_joint
+from torchedge.tracing.joint_graphs import JointGraph, faked, trace_joint
 from torchedge.tracing.objectives import Loss, Objective, public_name
 from torchedge.tracing.optimizers import SCOPE, OptimizerPart, Trained, add_updates, check_optimizer
 from torchedge.tracing.random_numbers import Randomness
@@ -183,7 +183,8 @@ class _Capture:
 
     def __init__(self, objective: Objective, joint: JointGraph, seed: int) -> None:
         self.objective, self.joint = objective, joint
-        self.draft, self.randomness = GraphBuilder(), Randomness(seed)
+        self.draft = GraphBuilder()
+        self.randomness = Randomness(self.draft, seed)
         self.data: dict[str, torch.Tensor] = {}
         self.bound: dict[Node, int] = {}
         weights = objective.weights()
@@ -250,15 +251,9 @@ class _Capture:
         tangents = {
             node: _filled(node, 0.0 if of is None else scale) for node, of in self.joint.tangents.items()
         }
-        returned = add_nodes(
-            self.draft,
-            self.joint.module,
-            {**self.bound, **tangents},
-            self.data,
-            self.randomness,
-            scope_of,
-        )
-        updates = self.randomness.updates(self.draft)
+        bound = {**self.bound, **tangents}
+        returned = add_nodes(self.draft, self.joint.module, bound, self.data, self.randomness)
+        updates = self.randomness.updates()
         for node, place in self.joint.mutated.items():
             after = returned[place]
             if after is not None and self.draft.values[self.bound[node]].role != "input":
@@ -277,7 +272,7 @@ class _Capture:
         return gradients
 
     def _sum(self, one: int, other: int) -> int:
-        return self.draft.like(one, "add", {"input": Ref(one), "other": Ref(other)}, SCOPE)
+        return self.draft.apply("add", one, Ref(other), SCOPE)
 
     def _accumulator(self, parameter: int, gradient: int) -> tuple[int, int]:
         """Add a state for the sum of gradients; returns it and the sum after this batch."""
