@@ -101,11 +101,11 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
     fed = feed(objective.tensors(), recorder)
     inputs = list(range(len(fed)))
     results = _run(program, fed, recorder, call.training)
-    loss = [] if call.loss is None else [loss_index(recorder, results.pop())]
+    loss = None if call.loss is None else loss_index(recorder, results.pop())
     returned = [recorder.index_of(t) for t in results if isinstance(t, torch.Tensor)]
     if not returned:
         raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
-    graph = recorder.finish(inputs, returned, *(loss or [None]), call.training, call.name, call.notes)
+    graph = recorder.finish(inputs, returned, loss, call.training, call.name, call.notes)
     return dataclasses.replace(graph, releases=None, captured_by="export")
 
 

@@ -251,8 +251,9 @@ class _Capture:
         tangents = {
             node: _filled(node, 0.0 if of is None else scale) for node, of in self.joint.tangents.items()
         }
-        bound = {**self.bound, **tangents}
-        returned = add_nodes(self.draft, self.joint.module, bound, self.data, self.randomness)
+        returned = add_nodes(
+            self.draft, self.joint.module, {**self.bound, **tangents}, self.data, self.randomness
+        )
         updates = self.randomness.updates()
         for node, place in self.joint.mutated.items():
             after = returned[place]
