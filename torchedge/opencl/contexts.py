@@ -25,14 +25,13 @@ class DeviceContext:
         """Pyopencl's device."""
         return self.context.devices[0]
 
-    def new_queue(self, profile: bool) -> Any:
-        """Return the in-order queue, or a new one that measures when commands run."""
-        if not profile:
+    def new_queue(self, profile: bool, *, own: bool = False) -> Any:
+        """Return the in-order queue; a new one if it measures commands or is to be the caller's own."""
+        if not (profile or own):
             return self.queue
+        properties = self.cl.command_queue_properties.PROFILING_ENABLE if profile else 0
         with translated(f"a queue of {self.device.name}"):
-            return self.cl.CommandQueue(
-                self.context, properties=self.cl.command_queue_properties.PROFILING_ENABLE
-            )
+            return self.cl.CommandQueue(self.context, properties=properties)
 
 
 _open: dict[int, DeviceContext] = {}

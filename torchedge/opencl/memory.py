@@ -13,6 +13,9 @@ from torchedge.errors import DeviceError, DeviceMemoryError
 from torchedge.opencl.compiling import compile_kernels
 from torchedge.opencl.contexts import DeviceContext, translated
 
+PAGE_BYTES = 4096
+"""Bytes of a page: direct reads from a disk go to whole pages."""
+
 CHANNEL_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "float32": "FLOAT", "float16": "HALF_FLOAT", "int32": "SIGNED_INT32", "int16": "SIGNED_INT16",
@@ -140,6 +143,58 @@ def fill(context: DeviceContext, queue: Any, target: Any, byte: int) -> None:
     """Set every byte of a buffer."""
     with translated("filling memory", nbytes=target.size, device=context.device):
         context.cl.enqueue_fill_buffer(queue, target, np.uint8(byte), 0, target.size)
+
+
+class StagingMemory:
+    """Host-visible memory that stays mapped: `bytes` is a writable array over its whole pages.
+
+    Raises:
+        DeviceMemoryError: no memory is left.
+    """
+
+    def __init__(self, context: DeviceContext, queue: Any, nbytes: int, what: str) -> None:
+        cl, flags = context.cl, context.cl.mem_flags
+        self._context, self._queue = context, queue
+        with translated(what, nbytes=nbytes, device=context.device):
+            self._buffer = cl.Buffer(context.context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, nbytes)
+            ways = cl.map_flags.READ | cl.map_flags.WRITE
+            mapped, _ = cl.enqueue_map_buffer(queue, self._buffer, ways, 0, (nbytes,), np.uint8)
+        self._map: Any = mapped.base
+        start = -mapped.ctypes.data % PAGE_BYTES
+        self.bytes: npt.NDArray[np.uint8] = mapped[
+            start : start + (nbytes - start) // PAGE_BYTES * PAGE_BYTES
+        ]
+
+    def release(self) -> None:
+        """Give the memory back; nothing may use `bytes` or copy from there any more."""
+        if self._map is not None:
+            with translated("unmapping memory", device=self._context.device):
+                self._map.release(self._queue)
+                self._queue.finish()
+            self._map = self._buffer = None
+            self.bytes = np.zeros(0, np.uint8)
+
+
+def start_upload(
+    context: DeviceContext,
+    queue: Any,
+    target: Any,
+    content: npt.NDArray[np.uint8],
+    place: tuple[int, ...],
+    wait_for: list[Any],
+) -> Any:
+    """Enqueue the copy of bytes to the device and return its event; they must stay until it has completed.
+
+    place: (offset,) in a buffer; (x, y, width, height) in an image.
+    """
+    with translated("copying to the device", device=context.device):
+        if len(place) == 1:
+            return context.cl.enqueue_copy(
+                queue, target, content, dst_offset=place[0], is_blocking=False, wait_for=wait_for
+            )
+        return context.cl.enqueue_copy(
+            queue, target, content, origin=place[:2], region=place[2:], is_blocking=False, wait_for=wait_for
+        )
 
 
 def _check_image(context: DeviceContext, width: int, height: int, what: str) -> None:

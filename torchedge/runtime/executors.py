@@ -20,6 +20,9 @@ from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload
 from torchedge.opencl.platforms import check_process
 from torchedge.runtime.memory import ArenaMemory, Array, DeviceMemory, DeviceTensor, check_same
+from torchedge.runtime.weight_sources import WeightSource
+from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore
+from torchedge.streaming.schedules import StreamingSchedule
 
 SHARED = frozenset({"parameter", "buffer", "state"})
 """Roles of tensors that all programs of a model share by name."""
@@ -48,7 +51,11 @@ class LaunchTime:
 
 
 class Executor:
-    """Runs a Program on an OpenCL device.
+    """Runs a Program on an OpenCL device, with all weights there or streaming them.
+
+    program: a Program, whose weights `load` writes; or a StreamingSchedule with a `source` of its weights: a
+    `FileSource(path, {name: (offset, bytes)})`, or an `ArraysSource({name: packed array})`. The executor
+    loads the weights that the schedule preloads at once and the others in every run, and closes the source.
 
     device: as in `torchedge.opencl.choose_device`. profile: measure the time of each launch (`timings`).
     checks: memory that no launch has written holds NaN, the arena's plan is verified, and the reports of
@@ -59,51 +66,80 @@ class Executor:
     Raises:
         DeviceError: no such device, or a limit of the device is exceeded.
         DeviceMemoryError: the device has too little memory. KernelBuildError: a kernel does not compile.
-        InputError: a shared tensor differs.
+        InputError: a shared tensor differs, or the source lacks a weight. ProfileError: a weight cannot be
+        read.
     """
+
+    _store: WeightStore = PRELOADED
 
     def __init__(
         self,
-        program: Program,
+        program: Program | StreamingSchedule,
         device: ClDevice | str | int | None = None,
         *,
+        source: WeightSource | None = None,
         profile: bool = False,
         checks: bool = False,
         shared: Executor | None = None,
         placed: Mapping[str, Any] | None = None,
     ) -> None:
-        self.program = program
+        schedule = program if isinstance(program, StreamingSchedule) else None
+        self.program = program if isinstance(program, Program) else program.program
+        _check_source(schedule, source, shared)
         self._placed = dict(placed or {})
         self.context: DeviceContext = open_context(device) if shared is None else shared.context
         self._profile: bool = profile if shared is None else shared._profile
         self._checks = checks
         self._lock = threading.Lock()
         self._events: list[Any] = []
-        check_limits(program, limits_of(self.context.device))
+        check_limits(self.program, limits_of(self.context.device))
         if checks:
-            check_arena(program, self.context.device.base_alignment)
+            streamed = {} if schedule is None else schedule.streamed
+            check_arena(self.program, self.context.device.base_alignment, streamed)
         self.memory: DeviceMemory = shared.memory if shared is not None else self._own_memory(profile)
         self._queue: Any = self.memory.queue
         self._tensors: dict[str, DeviceTensor] = self._residents({} if shared is None else shared._tensors)
-        self._arena: ArenaMemory | None = self.memory.allocate_arena(program, poisoned=checks)
-        self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
+        self._arena: ArenaMemory | None = self.memory.allocate_arena(self.program, poisoned=checks)
+        self._words = self._check_words()
         self._calls = self._bind()
-        self._fed = [self._tensors[name] for name in _names(program, program.inputs, without_hyper=True)]
-        self._returned = [self._tensors[name] for name in _names(program, program.outputs)]
+        names = self._names
+        self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
+        self._returned = [self._tensors[name] for name in names(self.program.outputs)]
         self._awaited = [t for t in self._tensors.values() if t.tensor.role in LOADED] + [
-            self._tensors[name] for name in _names(program, program.hyperparameters.values())
+            self._tensors[name] for name in names(self.program.hyperparameters.values())
         ]
+        if schedule is not None and source is not None:
+            self._store = self._preloaded(schedule, source)
 
     # memory and launches -----------------------------------------------------------------------------------
 
     def _own_memory(self, profile: bool) -> DeviceMemory:
         return DeviceMemory(self.context, self.context.new_queue(profile))
 
+    def _preloaded(self, schedule: StreamingSchedule, source: WeightSource) -> StreamingStore:
+        """Return the store of a schedule, with what it preloads on the device."""
+        staging = self.memory.allocate_staging(schedule.staging_bytes)
+        targets = {index: self._memory_of(index) for index in (*schedule.preload, *schedule.streamed)}
+        store = StreamingStore(schedule, source, staging, self.context, self._queue, self._profile, targets)
+        try:
+            store.preload()
+        except BaseException:
+            store.close()
+            raise
+        for index in schedule.preload:
+            self._tensors[schedule.program.tensors[index].name].written = True
+        return store
+
+    def _check_words(self) -> Any:
+        if any(kernel.checks for kernel in self.program.kernels):
+            return self.memory.allocate_bytes(4 * _WORDS, "check words")
+        return None
+
     def _residents(self, theirs: Mapping[str, DeviceTensor]) -> dict[str, DeviceTensor]:
-        """Return all tensors but the intermediates, by name."""
+        """Return all tensors outside the arena, by name."""
         tensors: dict[str, DeviceTensor] = {}
-        for tensor in self.program.tensors:
-            if tensor.role == "intermediate":
+        for index, tensor in enumerate(self.program.tensors):
+            if tensor.role == "intermediate" or self.program.arena.holds(index):
                 continue
             if tensor.name in tensors:
                 raise InputError(
@@ -136,10 +172,13 @@ class Executor:
         return calls
 
     def _memory_of(self, index: int) -> Any:
-        tensor = self.program.tensors[index]
-        if tensor.role == "intermediate":
-            return self._arena.memory[index] if self._arena else None
-        return self._tensors[tensor.name].memory
+        if self._arena is not None and index in self._arena.memory:
+            return self._arena.memory[index]
+        return self._tensors[self.program.tensors[index].name].memory
+
+    def _names(self, indices: Iterable[int], *, without_hyper: bool = False) -> list[str]:
+        omitted = set(self.program.hyperparameters.values()) if without_hyper else set()
+        return [self.program.tensors[index].name for index in indices if index not in omitted]
 
     def _named(self, position: int) -> str:
         launch = self.program.launches[position]
@@ -152,9 +191,9 @@ class Executor:
         uses: dict[str, list[tuple[int, int]]] = {name: [] for name in self._tensors}
         for position, launch in enumerate(self.program.launches):
             for argument, index in enumerate(launch.tensors):
-                tensor = self.program.tensors[index]
-                if tensor.role != "intermediate":
-                    uses[tensor.name].append((position, argument))
+                name = self.program.tensors[index].name
+                if name in uses and not self.program.arena.holds(index):
+                    uses[name].append((position, argument))
         return uses
 
     # the user's side ---------------------------------------------------------------------------------------
@@ -256,6 +295,7 @@ class Executor:
 
     def close(self) -> None:
         """Free the memory; tensors that another executor shares stay."""
+        self._store.close()
         self._calls, self._events = [], []  # kernels first
         self._fed, self._returned, self._awaited = [], [], []
         self._tensors, self._arena, self._words = {}, None, None
@@ -274,20 +314,31 @@ class Executor:
     # inside ------------------------------------------------------------------------------------------------
 
     def _enqueue(self) -> None:
-        enqueue, queue, call = self.context.cl.enqueue_nd_range_kernel, self._queue, None
-        self._events = []
+        enqueue, queue, store = self.context.cl.enqueue_nd_range_kernel, self._queue, self._store
+        before, after, recorded = store.before, store.after, self._profile or self._checks
+        self._events, position = [], -1
         try:
-            if not (self._profile or self._checks):
-                for call in self._calls:
-                    enqueue(queue, *call)
-                return
+            store.begin()
             for position, call in enumerate(self._calls):
-                self._events.append(enqueue(queue, *call))
-                if self._checks:
-                    self._check_launch(position)
-        except self.context.cl.Error as error:
-            doing = "running a step" if call is None else self._named(self._calls.index(call))
+                event = enqueue(queue, *call, None, before(position))
+                after(position, event)
+                if recorded:
+                    self._events.append(event)
+                    if self._checks:
+                        self._check_launch(position)
+            store.end()
+        except BaseException as error:
+            self._abort()
+            if not isinstance(error, self.context.cl.Error):
+                raise
+            doing = "running a step" if position < 0 else self._named(position)
             raise translation(error, doing, device=self.context.device) from error
+
+    def _abort(self) -> None:
+        """Wait for what an unfinished step has enqueued; the executor can run the next one."""
+        self._store.abort()
+        if self._store is not PRELOADED:
+            self._queue.finish()
 
     def _check_launch(self, position: int) -> None:
         """Wait for a launch; raise KernelCheckError if its kernel has found an access outside a tensor."""
@@ -337,14 +388,21 @@ class Executor:
             import difflib
 
             near = difflib.get_close_matches(name, self._tensors, 3)
-            hint = f"did you mean {', '.join(near)}?" if near else "intermediates cannot be read or written"
+            hint = (
+                f"did you mean {', '.join(near)}?" if near else "what lies in the arena is for launches only"
+            )
             raise InputError(f"program {self.program.name} has no tensor {name!r}; {hint}")
         return self._tensors[name]
 
 
-def _names(program: Program, indices: Iterable[int], *, without_hyper: bool = False) -> list[str]:
-    omitted = set(program.hyperparameters.values()) if without_hyper else set()
-    return [program.tensors[index].name for index in indices if index not in omitted]
+def _check_source(
+    schedule: StreamingSchedule | None, source: WeightSource | None, shared: Executor | None
+) -> None:
+    if (schedule is None) != (source is None):
+        what = "a source without a schedule" if schedule is None else "a schedule without a source"
+        raise InputError(f"the executor got {what}; pass a StreamingSchedule and a source= of its weights")
+    if schedule is not None and shared is not None:
+        raise InputError("a streaming executor shares no tensors; omit shared=")
 
 
 def _sources(program: Program) -> dict[str, str]:

@@ -15,6 +15,7 @@ from torchedge.errors import InputError, OpenCLError
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.opencl.memory import (
+    StagingMemory,
     allocate_buffer,
     allocate_image,
     download,
@@ -81,6 +82,10 @@ class DeviceMemory:
         buffer = allocate_buffer(self.context, nbytes, what)
         fill(self.context, self.queue, buffer, byte)
         return buffer
+
+    def allocate_staging(self, nbytes: int) -> StagingMemory:
+        """Return host-visible memory, mapped; raises DeviceMemoryError where there is too little."""
+        return StagingMemory(self.context, self.queue, nbytes, "staging pool")
 
     def allocate_arena(self, program: Program, *, poisoned: bool = False) -> ArenaMemory:
         """Allocate the program's arena as planned, to the byte. poisoned: floats start as NaN.

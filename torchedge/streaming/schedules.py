@@ -33,7 +33,7 @@ __all__ = [
 WEIGHT_ROLES = frozenset({"parameter", "buffer", "constant"})
 """Roles of the tensors of an inference that are loaded from a file."""
 
-LEAST_STAGING_BYTES = 4 * PAGE_BYTES
+LEAST_STAGING_BYTES = 16 * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

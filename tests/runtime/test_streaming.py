@@ -1,0 +1,260 @@
+"""Streaming runs on PoCL: the same bytes as with all weights loaded, over faults as well."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import numpy as np
+import pytest
+from oracles.streaming_programs import data_of, instance_of, random_plan, weighted_chain
+
+from torchedge.errors import InputError, ProfileError
+from torchedge.runtime import Executor
+from torchedge.runtime.weight_sources import ArraysSource, FileSource, open_raw
+from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
+from torchedge.streaming.strategies import STRATEGIES, always_next
+
+pytest.importorskip("pyopencl")
+
+STAGING = LEAST_STAGING_BYTES
+
+
+def packed_data(made, data):
+    return {t.name: t.layout.pack(data[t.name]) for t in made.tensors if t.name in data}
+
+
+def write_file(path, arrays, padding=40):
+    """Write packed arrays one after the other, at odd offsets; return their places."""
+    places, content = {}, b""
+    for name, array in arrays.items():
+        content += b"\x7f" * padding
+        places[name] = (len(content), array.nbytes)
+        content += array.tobytes()
+    path.write_bytes(content)
+    return places
+
+
+def preloaded_outputs(made, data, *inputs):
+    with Executor(made) as executor:
+        executor.load(data)
+        return executor.run(*inputs)
+
+
+CHAIN = [3, 5000, 70, 40_000, 1024, 1, 9000, 30_000, 5000, 12]
+X = np.linspace(-1, 1, 64, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def chain():
+    made = weighted_chain(CHAIN)
+    data = data_of(made)
+    (expected,) = preloaded_outputs(made, data, X)
+    assert np.isfinite(expected).all()
+    return made, data, expected
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("reads", ["plain", "mmap", "direct", "arrays"])
+def test_streaming_computes_the_same_bytes_from_every_source(chain, strategy, reads, tmp_path):
+    made, data, expected = chain
+    instance = instance_of(made)
+    schedule = make_schedule(made, instance, STRATEGIES[strategy](instance), STAGING)
+    arrays = packed_data(made, data)
+    if reads == "arrays":
+        source = ArraysSource(arrays)
+    else:
+        path = tmp_path / "weights.bin"
+        source = FileSource(path, write_file(path, arrays), reads)
+    with Executor(schedule, source=source) as executor:
+        for _ in range(3):
+            np.testing.assert_array_equal(executor.run(X)[0], expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_plan_computes_the_same_bytes(chain, seed):
+    made, data, expected = chain
+    instance = instance_of(made, [1000, 4096, 16384, 10**6][seed])
+    schedule = make_schedule(made, instance, random_plan(instance, seed), STAGING)
+    with Executor(schedule, source=ArraysSource(packed_data(made, data)), checks=True) as executor:
+        for _ in range(2):
+            np.testing.assert_array_equal(executor.run(X)[0], expected)
+        assert executor.arena_bytes == schedule.memory.arena_bytes
+        memory = schedule.memory
+        assert executor.resident_bytes == memory.ports_bytes + memory.preloaded_bytes
+
+
+class FaultyFile:
+    """A file whose reads go through `fault(number, offset, array)`: it raises, or returns the most bytes."""
+
+    def __init__(self, path, reads, fault):
+        self.file, self.fault, self.count, self.lock = open_raw(path, reads), fault, 0, threading.Lock()
+        self.closed = False
+
+    def read_into(self, offset, into):
+        with self.lock:
+            self.count += 1
+            number = self.count
+        result = self.fault(number, offset, into)
+        count = self.file.read_into(offset, into)
+        return count if result is None else min(count, result)
+
+    def state(self):
+        return self.file.state()
+
+    def close(self):
+        self.closed = True
+        self.file.close()
+
+
+@pytest.fixture
+def faulty(chain, tmp_path, monkeypatch):
+    """A function from a fault to (executor's arguments, file): the chain, always-next, from a faulty file."""
+    monkeypatch.setattr("torchedge.runtime.weight_sources.FIRST_PAUSE", 1e-4)
+    made, data, _ = chain
+    instance = instance_of(made)
+    schedule = make_schedule(made, instance, always_next(instance), STAGING)
+    path = tmp_path / "weights.bin"
+    places = write_file(path, packed_data(made, data))
+
+    def make(fault, reads="plain"):
+        files = []
+
+        def opener(path, reads):
+            files.append(FaultyFile(path, reads, fault))
+            return files[-1]
+
+        return schedule, FileSource(path, places, reads, opener=opener), files[0]
+
+    return make
+
+
+@pytest.mark.parametrize("reads", ["plain", "direct"])
+@pytest.mark.parametrize("most", [1000, 5000])
+def test_short_reads_are_continued(chain, faulty, reads, most):
+    if reads == "direct" and most < 4096:
+        pytest.skip("a direct read of less than a page means the end of the file")
+    schedule, source, _ = faulty(lambda number, offset, into: most * (1 + number % 3), reads)
+    with Executor(schedule, source=source) as executor:
+        np.testing.assert_array_equal(executor.run(X)[0], chain[2])
+
+
+def failing(numbers):
+    def fault(number, offset, into):
+        if number in numbers:
+            raise OSError(errno.EIO, "Input/output error")
+
+    return fault
+
+
+def test_an_error_of_the_disk_that_passes_is_retried(chain, faulty):
+    schedule, source, file = faulty(failing({2, 3, 7, 11}))
+    with Executor(schedule, source=source) as executor:
+        for _ in range(2):
+            np.testing.assert_array_equal(executor.run(X)[0], chain[2])
+    assert file.count > 11 and file.closed
+
+
+def test_an_error_of_the_disk_that_stays_names_file_and_offset_and_the_executor_runs_on(chain, faulty):
+    broken = set()
+    schedule, source, _ = faulty(failing(broken))
+    with Executor(schedule, source=source) as executor:
+        np.testing.assert_array_equal(executor.run(X)[0], chain[2])
+        for first in (0, 3, 6):
+            broken |= set(range(source._file.count + first, source._file.count + 100))
+            with pytest.raises(
+                ProfileError, match=r"weights\.bin: reading \d+ bytes at offset \d+ failed \(In"
+            ):
+                executor.run(X)
+            broken.clear()
+            np.testing.assert_array_equal(executor.run(X)[0], chain[2])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("torchedge")]
+
+
+def test_an_error_while_preloading_ends_the_construction(faulty):
+    schedule, source, file = faulty(failing(range(1, 100)))
+    with pytest.raises(ProfileError, match=r"at offset 40 failed"):
+        Executor(schedule, source=source)
+    assert file.closed
+
+
+def test_a_disk_that_stalls_makes_the_run_late_not_wrong(chain, faulty):
+    gates = [threading.Event() for _ in range(3)]
+
+    def fault(number, offset, into):
+        if number in (2, 5, 6):
+            gates[(2, 5, 6).index(number)].wait(30)
+
+    schedule, source, _ = faulty(fault)
+    with Executor(schedule, source=source) as executor:
+        for gate, seconds in zip(gates, (0.05, 0.1, 0.15), strict=True):
+            threading.Timer(seconds, gate.set).start()
+        np.testing.assert_array_equal(executor.run(X)[0], chain[2])
+
+
+@pytest.mark.parametrize("reads", ["plain", "mmap", "direct"])
+def test_a_file_that_shrinks_is_reported(chain, faulty, reads, tmp_path):
+    schedule, source, _ = faulty(lambda number, offset, into: None, reads)
+    path = tmp_path / "weights.bin"
+    with Executor(schedule, source=source) as executor:
+        executor.run(X)
+        content = path.read_bytes()
+        path.write_bytes(content[:100_000])
+        with pytest.raises(ProfileError, match=r"ends near byte \d+, expected \d+ bytes more"):
+            executor.run(X)
+        path.write_bytes(content[:-1] + b"?")
+        with pytest.raises(ProfileError, match="was changed while it was open"):
+            executor.run(X)
+
+
+def test_reads_into_memory_that_takes_no_direct_reads_go_through_other_memory(chain, faulty, monkeypatch):
+    import os
+
+    preadv = os.preadv
+
+    def refuse(descriptor, arrays, offset):
+        if not isinstance(arrays[0], __import__("mmap").mmap):
+            raise OSError(errno.EFAULT, "Bad address")
+        return preadv(descriptor, arrays, offset)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    schedule, source, _ = faulty(lambda number, offset, into: None, "direct")
+    with Executor(schedule, source=source) as executor:
+        np.testing.assert_array_equal(executor.run(X)[0], chain[2])
+
+
+def test_a_source_of_another_program_is_refused(chain, tmp_path):
+    made, data, _ = chain
+    instance = instance_of(made)
+    schedule = make_schedule(made, instance, always_next(instance), STAGING)
+    arrays = packed_data(made, data)
+    with pytest.raises(InputError, match="hold no 'w1'"):
+        Executor(schedule, source=ArraysSource({n: a for n, a in arrays.items() if n != "w1"}))
+    with pytest.raises(InputError, match="'w1' has 19996 bytes, expected 20000"):
+        Executor(schedule, source=ArraysSource({**arrays, "w1": arrays["w1"][1:]}))
+    path = tmp_path / "weights.bin"
+    places = write_file(path, arrays)
+    with pytest.raises(InputError, match=r"'w1' has 4 bytes, the program takes 20000"):
+        Executor(schedule, source=FileSource(path, {**places, "w1": (0, 4)}))
+    with pytest.raises(ProfileError, match=r"'w1' lies at bytes \d+ to \d+ of a file of"):
+        FileSource(path, {**places, "w1": (path.stat().st_size - 1, 20_000)})
+    with pytest.raises(ProfileError, match="not a regular file"):
+        FileSource(tmp_path, {})
+    with pytest.raises(InputError, match="schedule without a source"):
+        Executor(schedule)
+
+
+def test_streamed_weights_are_neither_read_nor_written(chain):
+    made, data, expected = chain
+    instance = instance_of(made)
+    schedule = make_schedule(made, instance, always_next(instance), STAGING)
+    with Executor(schedule, source=ArraysSource(packed_data(made, data))) as executor:
+        np.testing.assert_array_equal(executor.read("w0"), data["w0"])
+        with pytest.raises(InputError, match="has no tensor 'w1'"):
+            executor.read("w1")
+        with pytest.raises(InputError, match="has no tensor 'w1'"):
+            executor.load({"w1": data["w1"]})
+        executor.launch()
+        executor.launch()
+        executor.finish()
+        np.testing.assert_array_equal(executor.run(X)[0], expected)
