@@ -157,8 +157,7 @@ def simulate(
 
     settings = _settings(optimizer, amp, accumulation)
     if device is not None:
-        found = device if isinstance(device, Device) else find_device(device)
-        settings = device_settings(found, settings)
+        settings = device_settings(_device(device), settings)
     request = CaptureRequest(model, batch_size, mode, example, input_size)
     return use_graph(request, lambda graph: simulation.simulate(graph, batch_size, settings))
 
@@ -200,11 +199,11 @@ def search(
     the same result. progress: called after each iteration.
     Returns a Search: `best`, `build()`, `fronts`, and, where nothing meets the constraints, `violations`.
     """
-    found = device if isinstance(device, Device) else choose_device(device)
+    target = _device(device)
     task = make_task(
         space,
         constraints,
-        found,
+        target,
         batch_sizes={"train": batch_size, "infer": inference_batch_size},
         settings=_settings(optimizer, amp, 1),
         confidence=confidence,
@@ -244,11 +243,11 @@ def plan(
     """
     from torchedge.streaming.planning import plan_graph
 
-    found = device if isinstance(device, Device) else choose_device(device)
+    target = _device(device)
     graph = capture_request(CaptureRequest(model, 1, "infer", example, input_size))
     return plan_graph(
         graph,
-        found,
+        target,
         memory_limit=memory_limit,
         m_peak=m_peak,
         lam=lam,
@@ -296,11 +295,11 @@ def export(
     """
     from torchedge.bundles.exporting import Request, make_bundle
 
-    found = device if isinstance(device, Device) else choose_device(device)
+    target = _device(device)
     request = Request(
         model, example, mode, targets, loss, optimizer, seed, name, plan, onnx, accumulation, precision
     )
-    return make_bundle(request, found, out, force=force, progress=progress)
+    return make_bundle(request, target, out, force=force, progress=progress)
 
 
 def load_bundle(path: str | Path) -> Bundle:
@@ -324,10 +323,14 @@ def choose_device(device: str | Path | None) -> Device:
 
     if torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory / 2**20
-        found = match_device(board_name() or torch.cuda.get_device_name(0), total)
-        if found is not None:
-            return found
+        match = match_device(board_name() or torch.cuda.get_device_name(0), total)
+        if match is not None:
+            return match
     return find_device(LOCAL_DEVICE)
+
+
+def _device(device: Device | str | Path | None) -> Device:
+    return device if isinstance(device, Device) else choose_device(device)
 
 
 def _settings(optimizer: Any, amp: str | None, accumulation: int) -> StepSettings:  # noqa: ANN401

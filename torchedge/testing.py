@@ -142,13 +142,13 @@ def assert_features(
 
     if isinstance(batch_size, Sequence):
         raise InputError("assert_features takes one batch size; call it once for each")
-    found = features(
+    computed = features(
         model, batch_size, feature_set=feature_set, input_size=input_size, example=example, mode=mode
     )
     wrong = [
-        f"  {name}: expected {value:,}, computed {found[name]:,}"
+        f"  {name}: expected {value:,}, computed {computed[name]:,}"
         for name, value in expected.items()
-        if not abs(found[name] - value) <= rtol * abs(value)
+        if not abs(computed[name] - value) <= rtol * abs(value)
     ]
     if wrong:
         more = [f"  and {len(wrong) - _REPORTED} more"] if len(wrong) > _REPORTED else []

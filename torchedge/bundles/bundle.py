@@ -149,7 +149,7 @@ class Bundle:
     def weights(self) -> dict[str, Array]:
         """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them."""
         packed = packed_weights(self.path / WEIGHTS, self.header, self.programs)
-        return {tensor.name: tensor.layout.unpack(held, tensor.shape) for tensor, held in packed}
+        return {tensor.name: tensor.layout.unpack(array, tensor.shape) for tensor, array in packed}
 
     @cached_property
     def plan(self) -> tuple[OverlapPlan, Instance] | None:
@@ -217,11 +217,11 @@ class Runner:
 
     def _packed(self, executor: Executor, loaded: set[str]) -> Iterator[tuple[str, Array]]:
         """Yield the tensors of the weights file that a program keeps and no other has loaded."""
-        kept = {tensor.name for tensor in executor.program.tensors} - loaded
+        names = {tensor.name for tensor in executor.program.tensors} - loaded
         path = self.bundle.path / WEIGHTS
-        for tensor, held in packed_weights(path, self.bundle.header, self.bundle.programs):
-            if tensor.name in kept:
-                yield tensor.name, held
+        for tensor, array in packed_weights(path, self.bundle.header, self.bundle.programs):
+            if tensor.name in names:
+                yield tensor.name, array
 
     def step(self, *inputs: object) -> list[Array]:
         """Run one batch and return the outputs; each `accumulation`-th batch of training updates weights.
@@ -248,8 +248,8 @@ class Runner:
 
     def state_dict(self) -> dict[str, Array]:
         """Return parameters and buffers as they are now, by PyTorch's names."""
-        kept = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
-        return {name: self.executor.read(name) for name in kept}
+        names = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
+        return {name: self.executor.read(name) for name in names}
 
     def timings(self) -> list[LaunchTime]:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
@@ -304,7 +304,7 @@ def _program(folder: Path, name: str, texts: Mapping[str, str]) -> Program:
 
 
 def _check_same(folder: Path, manifest: Manifest, program: Program, accumulating: Program | None) -> None:
-    """Check that what the manifest tells is what the programs do, and that both hold the same tensors."""
+    """Check that manifest and programs agree, and that both programs hold the same tensors."""
     programs = (program,) if accumulating is None else (program, accumulating)
     pairs: list[tuple[str, object, object]] = [
         ("hyperparameters", set(manifest.hyperparameters), set(program.hyperparameters)),
@@ -312,34 +312,34 @@ def _check_same(folder: Path, manifest: Manifest, program: Program, accumulating
         (
             "kernels",
             {name for name in manifest.files if name.startswith("kernels/")},
-            {kernel_file(kernel.name) for made in programs for kernel in made.kernels},
+            {kernel_file(kernel.name) for each in programs for kernel in each.kernels},
         ),
     ]
-    for made in programs:
-        fed = [place for place in made.inputs if place not in made.hyperparameters.values()]
+    for each in programs:
+        fed = [place for place in each.inputs if place not in each.hyperparameters.values()]
         pairs += [
-            ("inputs", manifest.inputs, _ports(made, fed, manifest.inputs)),
-            ("outputs", manifest.outputs, _ports(made, made.outputs, manifest.outputs)),
-            ("class", manifest.target.device_class, made.target),
+            ("inputs", manifest.inputs, _ports(each, fed, manifest.inputs)),
+            ("outputs", manifest.outputs, _ports(each, each.outputs, manifest.outputs)),
+            ("class", manifest.target.device_class, each.target),
         ]
-    for what, told, found in pairs:
-        if told != found:
+    for entry, declared, actual in pairs:
+        if declared != actual:
             raise InputError(
-                f"{folder}: {MANIFEST} and {PROGRAM} tell different {what}; expected the same: export the "
+                f"{folder}: {MANIFEST} and {PROGRAM} have different {entry}; expected the same: export the "
                 "model again"
             )
-    kept = {tensor.name: tensor for tensor in program.tensors if tensor.role in RESIDENT_ROLES}
+    resident = {tensor.name: tensor for tensor in program.tensors if tensor.role in RESIDENT_ROLES}
     for tensor in accumulating.tensors if accumulating is not None else ():
-        if tensor.role in RESIDENT_ROLES and kept.get(tensor.name, tensor) != tensor:
+        if tensor.role in RESIDENT_ROLES and resident.get(tensor.name, tensor) != tensor:
             raise InputError(
                 f"{folder}: {PROGRAM} and {ACCUMULATING} hold {tensor.name} in different ways; expected the "
                 "same: export the model again"
             )
 
 
-def _ports(program: Program, places: Sequence[int], told: tuple[Port, ...]) -> tuple[Port, ...] | None:
+def _ports(program: Program, places: Sequence[int], declared: tuple[Port, ...]) -> tuple[Port, ...] | None:
     """Return tensors of the program under the names that the manifest gives, None where it gives others."""
-    names = [port.name for port in told]
+    names = [port.name for port in declared]
     return ports_of(program, places, names) if len(names) == len(places) else None
 
 

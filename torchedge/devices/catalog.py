@@ -134,18 +134,18 @@ def list_devices() -> tuple[Device, ...]:
 
 def scan_profiles() -> Profiles:
     """Read all profiles; what is malformed becomes a line in `problems` and hides nothing else."""
-    found: dict[str, Device] = {}
+    devices: dict[str, Device] = {}
     broken: dict[str, str] = {}
     for root in profile_roots():
         for folder in _subfolders(root):
-            if folder in found or folder in broken:
+            if folder in devices or folder in broken:
                 continue
             try:
-                found[folder] = _read_member(root, folder)
+                devices[folder] = _read_member(root, folder)
             except ProfileError as error:
                 broken[folder] = str(error)
     return Profiles(
-        tuple(found[name] for name in sorted(found)), tuple(broken[name] for name in sorted(broken))
+        tuple(devices[name] for name in sorted(devices)), tuple(broken[name] for name in sorted(broken))
     )
 
 

@@ -173,19 +173,19 @@ def as_index(value: Index | int) -> Index:
 
 def _sum(terms: dict[Atom, int], const: int) -> Index:
     """Return the normal form: no vanished terms, q(x//d) + r(x%d) joined where they make x again."""
-    kept = {a: c for a, c in terms.items() if c}
-    for atom in list(kept):
-        if isinstance(atom, Remainder) and atom in kept:
+    nonzero = {a: c for a, c in terms.items() if c}
+    for atom in list(nonzero):
+        if isinstance(atom, Remainder) and atom in nonzero:
             whole = _floor_beside(atom)
-            factor = kept[atom]
-            if whole is not None and kept.get(whole) == factor * atom.divisor:
-                del kept[atom], kept[whole]
-                return Index(tuple(kept.items()), const) + atom.index * factor
-            within = next((o for o in kept if _is_floor_within(o, atom)), None)
-            if within is not None and kept[within] == factor * atom.divisor:
-                del kept[atom], kept[within]
-                return Index(tuple(kept.items()), const) + within.index * factor
-    return Index(tuple(kept.items()), const)
+            factor = nonzero[atom]
+            if whole is not None and nonzero.get(whole) == factor * atom.divisor:
+                del nonzero[atom], nonzero[whole]
+                return Index(tuple(nonzero.items()), const) + atom.index * factor
+            within = next((o for o in nonzero if _is_floor_within(o, atom)), None)
+            if within is not None and nonzero[within] == factor * atom.divisor:
+                del nonzero[atom], nonzero[within]
+                return Index(tuple(nonzero.items()), const) + within.index * factor
+    return Index(tuple(nonzero.items()), const)
 
 
 def _is_floor_within(other: Atom, rest: Remainder) -> TypeGuard[Floor]:

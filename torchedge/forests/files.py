@@ -145,15 +145,17 @@ def _forest(source: str, name: str, tensors: Mapping[str, NDArray[Any]], text: s
     )
 
 
-def _check_order(source: str, found: Sequence[str], expected: Sequence[str]) -> None:
+def _check_order(source: str, stored: Sequence[str], expected: Sequence[str]) -> None:
     """The stored feature order must be the one that the caller computes."""
-    if feature_hash(found) == feature_hash(expected):
+    if feature_hash(stored) == feature_hash(expected):
         return
-    where = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None)
+    where = next(
+        (i for i, pair in enumerate(zip(stored, expected, strict=False)) if pair[0] != pair[1]), None
+    )
     detail = (
-        "" if where is None else f" (first difference at {where}: {found[where]!r}, not {expected[where]!r})"
+        "" if where is None else f" (first difference at {where}: {stored[where]!r}, not {expected[where]!r})"
     )
     raise ProfileError(
-        f"{source}: found {len(found)} features with hash {feature_hash(found)}, "
+        f"{source}: the file has {len(stored)} features with hash {feature_hash(stored)}, "
         f"expected {len(expected)} with hash {feature_hash(expected)}{detail}: {_REBUILD}"
     )

@@ -33,16 +33,16 @@ class GraphFamily:
                 f"expected {len(self.symbols)} whole numbers from {LEAST} on"
             )
         known = dict(zip(self.symbols, values, strict=True))
-        found = list(self.template.values)
+        concrete = list(self.template.values)
         for index, shape in self._sized_values:
-            old = found[index]
-            found[index] = Value(
+            old = concrete[index]
+            concrete[index] = Value(
                 old.name, substituted(shape, known), old.dtype, old.role, old.alias, old.trainable
             )
         ops = list(self.template.ops)
         for position in self._sized_ops:
             ops[position] = replace(ops[position], attrs=substituted(ops[position].attrs, known))
-        return replace(self.template, values=tuple(found), ops=tuple(ops), name=name or self.template.name)
+        return replace(self.template, values=tuple(concrete), ops=tuple(ops), name=name or self.template.name)
 
     @cached_property
     def _sized_values(self) -> tuple[tuple[int, tuple[object, ...]], ...]:
@@ -72,15 +72,15 @@ def without_operators(
     that takes another's place lives until that one was released.
     """
     gone = set(removed)
-    kept = [k for k in range(len(graph.ops)) if k not in gone]
-    made = {i for k in gone for i in graph.ops[k].outputs}
+    remaining = [k for k in range(len(graph.ops)) if k not in gone]
+    removed_values = {i for k in gone for i in graph.ops[k].outputs}
 
     def final(index: int) -> int:
         while index in stands_for:
             index = stands_for[index]
         return index
 
-    alive = {i for k in kept for i in (*graph.ops[k].inputs, *graph.ops[k].outputs) if i is not None}
+    alive = {i for k in remaining for i in (*graph.ops[k].inputs, *graph.ops[k].outputs) if i is not None}
     alive |= {*graph.inputs, *graph.outputs} | (set() if graph.loss is None else {graph.loss})
     alive = {final(i) for i in alive}
     place = {old: new for new, old in enumerate(sorted(alive))}
@@ -99,7 +99,7 @@ def without_operators(
             inputs=tuple([None if i is None else moved(i) for i in graph.ops[k].inputs]),
             outputs=tuple(map(moved, graph.ops[k].outputs)),
         )
-        for k in kept
+        for k in remaining
     ]
     return replace(
         graph,
@@ -108,7 +108,7 @@ def without_operators(
         inputs=tuple(map(moved, graph.inputs)),
         outputs=tuple(map(moved, graph.outputs)),
         loss=None if graph.loss is None else moved(graph.loss),
-        releases=_releases(graph, gone, made | set(stands_for.values()), place, final),
+        releases=_releases(graph, gone, removed_values | set(stands_for.values()), place, final),
     )
 
 
@@ -122,15 +122,15 @@ def _releases(
     """Return the releases behind the operators that stay; `dropped` are not let go of inside what is gone."""
     if graph.releases is None:
         return None
-    found: list[list[int]] = []
+    releases: list[list[int]] = []
     for position, released in enumerate(graph.releases):
         if position not in gone:
-            found.append([])
-        kept = [i for i in released if position not in gone or i not in dropped]
-        if kept and found:
-            found[-1] += [place[final(i)] for i in kept if final(i) in place]
+            releases.append([])
+        alive = [i for i in released if position not in gone or i not in dropped]
+        if alive and releases:
+            releases[-1] += [place[final(i)] for i in alive if final(i) in place]
     seen: set[int] = set()
-    for entries in reversed(found):  # a value lives until the last of those it stands for is released
+    for entries in reversed(releases):  # a value lives until the last of those it stands for is released
         entries[:] = [i for i in entries if i not in seen]
         seen.update(entries)
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, releases))

@@ -268,9 +268,9 @@ class Quotient(str):
 
     def __new__(cls, size: Size, divisor: int) -> Quotient:
         """Name the symbol after its parts, so that equal quotients are one symbol."""
-        made = super().__new__(cls, f"({size})//{divisor}")
-        made.size, made.divisor = size, divisor
-        return made
+        symbol = super().__new__(cls, f"({size})//{divisor}")
+        symbol.size, symbol.divisor = size, divisor
+        return symbol
 
     def __getnewargs__(self) -> tuple[Size, int]:  # type: ignore[override]
         """Return what a copy is made of."""
@@ -287,12 +287,12 @@ def _terms(amount: Amount) -> Mapping[Monomial, Any]:
 
 def _number(terms: dict[Monomial, Any]) -> Amount:
     """Return a Size without vanished terms, or the number that is left."""
-    kept = {m: c for m, c in terms.items() if c}
-    if not kept:
+    nonzero = {m: c for m, c in terms.items() if c}
+    if not nonzero:
         return 0
-    if len(kept) == 1 and () in kept:
-        return kept[()]
-    return Size(kept)
+    if len(nonzero) == 1 and () in nonzero:
+        return nonzero[()]
+    return Size(nonzero)
 
 
 class Amounts:
@@ -323,12 +323,12 @@ class Amounts:
         if self._inner is not None:
             lines.insert(1, self._inner.at(values) // self._divisors)
         table: npt.NDArray[Any] = np.concatenate(lines).astype(self.dtype, copy=False)
-        found: npt.NDArray[Any] = self._scale * table[-1]
+        totals: npt.NDArray[Any] = self._scale * table[-1]
         for factor in self._factors:
-            found *= table[factor]
+            totals *= table[factor]
         if not self._single:
-            found = np.add.reduceat(found, self._starts, axis=0)
-        return np.asarray(found[self._which])
+            totals = np.add.reduceat(totals, self._starts, axis=0)
+        return np.asarray(totals[self._which])
 
 
 def substituted(item: Any, values: Mapping[str, int]) -> Any:  # noqa: ANN401 - a dimension or an attribute

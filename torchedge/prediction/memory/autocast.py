@@ -39,14 +39,14 @@ class _Pass:
         for position, op in enumerate(self.graph.ops):
             spec = known.get(op.kind)
             wanted = self._precision(op, spec)
-            inputs, made = self._casts(op, wanted)
+            inputs, casts = self._casts(op, wanted)
             if (not op.inputs and "dtype" in op.attrs) or (op.inputs and self.weak.issuperset(op.inputs)):
                 self.weak.update(op.outputs)
             self._retype(op, spec, wanted)
             self.out.emit(
                 Op(op.kind, inputs, op.outputs, op.attrs, op.scope, op.inplace, op.grad, op.region, op.known)
             )
-            self.out.release(*made, *self.releases[position])
+            self.out.release(*casts, *self.releases[position])
         self.out.release(*self.cached.values())
         return self.out.finish()
 
@@ -68,7 +68,7 @@ class _Pass:
         if wanted is None:
             return op.inputs, []
         inputs: list[int | None] = []
-        made: list[int] = []
+        casts: list[int] = []
         for index in op.inputs:
             if (
                 index is None
@@ -84,9 +84,9 @@ class _Pass:
                 if value.role == "parameter" and value.trainable and wanted == self.low:
                     self.cached[key] = cast
                 else:
-                    made.append(cast)
+                    casts.append(cast)
             inputs.append(cast)
-        return tuple(inputs), made
+        return tuple(inputs), casts
 
     def _retype(self, op: Op, spec: OpSpec | None, wanted: str | None) -> None:
         """Give the outputs the dtype they have under autocast."""
@@ -116,10 +116,10 @@ class _Pass:
             or (spec is not None and spec.autocast in ("keep", "float32", "float32_on_cuda"))
         ):
             return kinds[0] if kinds and kinds[0] in _CASTABLE else value.dtype
-        found = [k for k in kinds if k in _CASTABLE]
-        if not found:
+        castable = [k for k in kinds if k in _CASTABLE]
+        if not castable:
             return value.dtype
-        return "float32" if "float32" in found and not self._scalars_only(op) else found[0]
+        return "float32" if "float32" in castable and not self._scalars_only(op) else castable[0]
 
     def _scalars_only(self, op: Op) -> bool:
         """Whether every float32 input is a zero-dimensional tensor, which does not promote."""

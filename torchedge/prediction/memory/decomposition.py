@@ -136,11 +136,11 @@ class _Pass:
         assert q is not None and k is not None and v is not None
         value = v
         values, add = self.out.values, self.out.add
-        made: list[int] = []
+        temporaries: list[int] = []
         result, low = op.outputs[0], values[op.outputs[0]].dtype
         if low in ("bfloat16", "float16"):  # the composite implementation computes in float32
             q, k, v = (add("to_copy", (i,), values[i].shape, "float32", op) for i in (q, k, v))
-            made += [q, k, v]
+            temporaries += [q, k, v]
             result = len(values)
             values.append(Value(f"attention.{result}", values[op.outputs[0]].shape, "float32"))
         mask = op.inputs[3] if len(op.inputs) > 3 else None
@@ -148,7 +148,7 @@ class _Pass:
         dtype, batch = query.dtype, query.shape[:-2]
         scores: Shape = (*batch, query.shape[-2], key.shape[-2])
         scaled = [add("mul", (i,), values[i].shape, dtype, op, {"other": 1.0}) for i in (q, k)]
-        made += scaled
+        temporaries += scaled
         rank = len(query.shape)
         folded = []
         sources = op.inputs[:2]
@@ -156,29 +156,29 @@ class _Pass:
             assert source is not None
             if rank > 3 and not foldable(self.layouts.shape(source), self.layouts.of(source)):
                 new = add("clone", (new,), values[source].shape, dtype, op)
-                made.append(new)
+                temporaries.append(new)
             folded.append(new)
         product = add("matmul", tuple(folded), scores, dtype, op)
-        made.append(product)
+        temporaries.append(product)
         if mask is not None or op.attrs.get("is_causal"):
             extra = values[mask].shape if mask is not None else scores[-2:]
             bias = mask
             if mask is None or values[mask].dtype == "bool":
                 bias = add("zeros", (), extra, dtype, op)
-                made.append(bias)
+                temporaries.append(bias)
             product = add("add", (product, bias), scores, dtype, op)
-            made.append(product)
+            temporaries.append(product)
         weights = add("softmax", (product,), scores, dtype, op, {"dim": -1})
-        made.append(weights)
+        temporaries.append(weights)
         dropout = op.attrs.get("dropout_p", 0.0)
         if isinstance(dropout, float) and dropout > 0:
             weights = add("dropout", (weights,), scores, dtype, op, {"p": dropout, "train": True})
-            made.append(weights)
+            temporaries.append(weights)
         if rank > 3 and not foldable(self.layouts.shape(value), self.layouts.of(value)):
             v = add("clone", (v,), values[v].shape, dtype, op)
-            made.append(v)
+            temporaries.append(v)
         self.out.emit(
-            Op("matmul", (weights, v), (result,), {}, op.scope, False, op.grad, op.region), tuple(made)
+            Op("matmul", (weights, v), (result,), {}, op.scope, False, op.grad, op.region), tuple(temporaries)
         )
         if result != op.outputs[0]:
             self.out.emit(

@@ -62,9 +62,9 @@ def last_uses(graph: ForwardGraph) -> tuple[tuple[int, ...], ...]:
         for index in (*op.inputs, *op.outputs):
             if index is not None:
                 last[index] = position
-    kept = {*graph.outputs} if graph.loss is None else {graph.loss}
+    ends = {*graph.outputs} if graph.loss is None else {graph.loss}
     releases: list[list[int]] = [[] for _ in graph.ops]
     for index, position in last.items():
-        if index not in kept:
+        if index not in ends:
             releases[position].append(index)
     return tuple(map(tuple, releases))

@@ -428,14 +428,14 @@ class StepWriter:
         tape, graph = self.tape, self.graph
         reentrant = self.settings.checkpoint == "reentrant"
         floor = len(self._records)
-        kept: list[int] = []
+        storages: list[int] = []
         positions = region.positions
         if reentrant:
             outputs = [output for position in positions for output in graph.ops[position].outputs]
-            kept = [self._gradients[output] for output in outputs if output in self._gradients]
+            storages = [self._gradients[output] for output in outputs if output in self._gradients]
         else:
             positions = self._until_last_save(positions)
-        for storage in kept:
+        for storage in storages:
             tape.hold(storage)
         alive: set[int] = set()
         tape.owner = last - region.positions[-1]
@@ -449,12 +449,12 @@ class StepWriter:
                     tape.drop(self._storage[index])
         results = [self._storage[index] for index in sorted(alive)]
         if reentrant:
-            kept += results
+            storages += results
         else:
             self._drop_all(results)
         self._record_without_storages(region.positions[len(positions) :])
         self._run_back(floor)
-        self._drop_all([*kept, *region.inputs])
+        self._drop_all([*storages, *region.inputs])
 
     def _until_last_save(self, positions: list[int]) -> list[int]:
         """Return a region's positions up to the last operator that keeps something for backward."""

@@ -97,12 +97,12 @@ def untrained_norms(model: nn.Module, seed: int, spread: float = TRAINED_SPREAD)
     each other, so that "l1" would empty one layer after the other; those of trained networks vary by factors.
     """
     generator = np.random.default_rng(seed)
-    found: dict[str, npt.NDArray[np.float64]] = {}
+    importances: dict[str, npt.NDArray[np.float64]] = {}
     for name, module in model.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             typical = module.weight[0].numel() ** -0.5
-            found[name] = typical * np.exp(spread * generator.standard_normal(module.weight.shape[0]))
-    return found
+            importances[name] = typical * np.exp(spread * generator.standard_normal(module.weight.shape[0]))
+    return importances
 
 
 def count_parameters(model: nn.Module) -> int:
