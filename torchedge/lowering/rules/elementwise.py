@@ -20,7 +20,7 @@ from torchedge.lowering.rules.promotion import (
     converted,
     is_floating,
 )
-from torchedge.lowering.rules.registry import Result, Rule, rule
+from torchedge.lowering.rules.registry import Result, rule
 
 
 @rule("add")
@@ -142,39 +142,22 @@ def _whole_power(a: Scalar, exponent: int) -> Scalar:
     return half * half * a if exponent % 2 else half * half
 
 
-@rule("maximum")
-def maximum(result: Result, input: Operand, other: Operand) -> Node:
-    """The larger of both; NaN if either is."""
-    return _bound("maximum", "or", result, input, other)
-
-
-@rule("minimum")
-def minimum(result: Result, input: Operand, other: Operand) -> Node:
-    """The smaller of both; NaN if either is."""
-    return _bound("minimum", "and", result, input, other)
-
-
-def _bound(function: str, of_bools: str, result: Result, input: Operand, other: Operand) -> Node:
+@rule("maximum", function="maximum")
+@rule("minimum", function="minimum")
+def bound(result: Result, input: Operand, other: Operand, *, function: str) -> Node:
+    """The larger or smaller of both; NaN if either is."""
     if result.dtype == "bool":
+        of_bools = "or" if function == "maximum" else "and"
         return elementwise(lambda a, b: apply(of_bools, a, b), input, other, dtype="bool", compute="bool")
     return computed(lambda a, b: apply(function, a, b), result, input, other)
 
 
-@rule("fmax")
-def fmax(result: Result, input: Operand, other: Operand) -> Node:
-    """The larger of both; of a number and NaN, the number."""
-    return _number_bound("maximum", result, input, other)
-
-
-@rule("fmin")
-def fmin(result: Result, input: Operand, other: Operand) -> Node:
-    """The smaller of both; of a number and NaN, the number."""
-    return _number_bound("minimum", result, input, other)
-
-
-def _number_bound(function: str, result: Result, input: Operand, other: Operand) -> Node:
+@rule("fmax", function="maximum")
+@rule("fmin", function="minimum")
+def number_bound(result: Result, input: Operand, other: Operand, *, function: str) -> Node:
+    """The larger or smaller of both; of a number and NaN, the number."""
     if not is_floating(result.dtype):
-        return _bound(function, "or" if function == "maximum" else "and", result, input, other)
+        return bound(result, input, other, function=function)
 
     def body(a: Scalar, b: Scalar) -> Scalar:
         both = apply(function, a, b)
@@ -207,51 +190,47 @@ _ROUNDING = ("floor", "ceil", "trunc")
 """Functions that leave whole numbers as they are."""
 _OF_TWO = ("copysign", "atan2", "nextafter", "hypot")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_LOGIC = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
-_BITS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
+_TESTS = ("isnan", "isinf")
 
 
-def _function(kind: str) -> Rule:
-    def each(result: Result, input: Node) -> Node:
-        keep = kind in _ROUNDING and not is_floating(result.dtype)
-        return input if keep else computed(lambda a: apply(kind, a), result, input)
-
-    return each
+def _function(result: Result, input: Node, *, function: str) -> Node:
+    keep = function in _ROUNDING and not is_floating(result.dtype)
+    return input if keep else computed(lambda a: apply(function, a), result, input)
 
 
-def _function_of_two(kind: str) -> Rule:
-    return lambda result, input, other: computed(lambda a, b: apply(kind, a, b), result, input, other)
+def _function_of_two(result: Result, input: Operand, other: Operand, *, function: str) -> Node:
+    return computed(lambda a, b: apply(function, a, b), result, input, other)
 
 
-def _comparison(kind: str) -> Rule:
-    def compare(result: Result, input: Operand, other: Operand) -> Node:
-        compute = arithmetic_dtype(common_dtype(input, other))
-        return elementwise(lambda a, b: apply(kind, a, b), input, other, dtype="bool", compute=compute)
-
-    return compare
+def _comparison(result: Result, input: Operand, other: Operand, *, function: str) -> Node:
+    compute = arithmetic_dtype(common_dtype(input, other))
+    return elementwise(lambda a, b: apply(function, a, b), input, other, dtype="bool", compute=compute)
 
 
-def _bitwise(function: str, of_bits: bool) -> Rule:
-    """Return the rule of a logical function: of the operands' truth, or bit by bit."""
-
-    def combine(result: Result, input: Operand, other: Operand) -> Node:
-        if of_bits and result.dtype != "bool":
-            return computed(lambda a, b: apply(f"bit_{function}", a, b), result, input, other)
-        return elementwise(lambda a, b: apply(function, a, b), input, other, dtype="bool", compute="bool")
-
-    return combine
+def _bitwise(result: Result, input: Operand, other: Operand, *, function: str, of_bits: bool) -> Node:
+    """Return a logical function: of the operands' truth, or bit by bit."""
+    if of_bits and result.dtype != "bool":
+        return computed(lambda a, b: apply(f"bit_{function}", a, b), result, input, other)
+    return elementwise(lambda a, b: apply(function, a, b), input, other, dtype="bool", compute="bool")
 
 
-for _kind in (*_FUNCTIONS, *_ROUNDING):
-    rule(_kind)(_function(_kind))
-for _kind in _OF_TWO:
-    rule(_kind)(_function_of_two(_kind))
-for _kind in _COMPARISONS:
-    rule(_kind)(_comparison(_kind))
-for _kind, _name in _LOGIC.items():
-    rule(_kind)(_bitwise(_name, of_bits=False))
-for _kind, _name in _BITS.items():
-    rule(_kind)(_bitwise(_name, of_bits=True))
+def _test(result: Result, input: Node, *, function: str) -> Node:
+    if not is_floating(input.dtype):
+        return full(result.shape, False, "bool")
+    return elementwise(lambda a: apply(function, a), input, dtype="bool")
+
+
+for _kinds, _rule in (
+    ((*_FUNCTIONS, *_ROUNDING), _function),
+    (_OF_TWO, _function_of_two),
+    (_COMPARISONS, _comparison),
+    (_TESTS, _test),
+):
+    for _kind in _kinds:
+        rule(_kind, function=_kind)(_rule)
+for _kind in ("and", "or", "xor"):
+    rule(f"logical_{_kind}", function=_kind, of_bits=False)(_bitwise)
+    rule(f"bitwise_{_kind}", function=_kind, of_bits=True)(_bitwise)
 
 
 @rule("round")
@@ -313,34 +292,16 @@ def angle(result: Result, input: Node) -> Node:
     return computed(body, result, input)
 
 
-@rule("xlogy")
-def xlogy(result: Result, input: Operand, other: Operand) -> Node:
-    """Input · log(other); zero where input is."""
-    return computed(lambda a, b: _times_unless_zero(a, b, "log"), result, input, other)
+@rule("xlogy", function="log")
+@rule("special_xlog1py", function="log1p")
+def xlogy(result: Result, input: Operand, other: Operand, *, function: str) -> Node:
+    """Input · log(other), or log(1 + other); zero where input is."""
 
+    def body(a: Scalar, b: Scalar) -> Scalar:
+        product = where(a.equals(0), constant(0, a.dtype), a * apply(function, b))
+        return where(apply("isnan", b), b, product)
 
-@rule("special_xlog1py")
-def xlog1py(result: Result, input: Operand, other: Operand) -> Node:
-    """Input · log(1 + other); zero where input is."""
-    return computed(lambda a, b: _times_unless_zero(a, b, "log1p"), result, input, other)
-
-
-def _times_unless_zero(a: Scalar, b: Scalar, function: str) -> Scalar:
-    product = where(a.equals(0), constant(0, a.dtype), a * apply(function, b))
-    return where(apply("isnan", b), b, product)
-
-
-def _test(kind: str) -> Rule:
-    def test(result: Result, input: Node) -> Node:
-        if not is_floating(input.dtype):
-            return full(result.shape, False, "bool")
-        return elementwise(lambda a: apply(kind, a), input, dtype="bool")
-
-    return test
-
-
-for _kind in ("isnan", "isinf"):
-    rule(_kind)(_test(_kind))
+    return computed(body, result, input, other)
 
 
 def _refuse_double(name: str, result: Result) -> None:
@@ -348,11 +309,12 @@ def _refuse_double(name: str, result: Result) -> None:
         raise LoweringError(f"aten.{name} has a kernel in single precision only; expected float32")
 
 
-@rule("digamma")
-def digamma(result: Result, input: Node) -> Node:
-    """The derivative of the gamma function's logarithm."""
-    _refuse_double("digamma", result)
-    return computed(lambda a: apply("digamma", a), result, input)
+@rule("digamma", function="digamma")
+@rule("erfinv", function="erfinv")
+def single_function(result: Result, input: Node, *, function: str) -> Node:
+    """The derivative of the gamma function's logarithm; the number whose erf is the input."""
+    _refuse_double(function, result)
+    return computed(lambda a: apply(function, a), result, input)
 
 
 @rule("polygamma")
@@ -370,13 +332,6 @@ def zeta(result: Result, input: Operand, other: Operand) -> Node:
     """Hurwitz' zeta function: the sum of 1 / (k + other)^input over k from 0 on."""
     _refuse_double("special_zeta", result)
     return computed(lambda a, b: apply("zeta", a, b), result, input, other)
-
-
-@rule("erfinv")
-def erfinv(result: Result, input: Node) -> Node:
-    """The number whose erf is the input."""
-    _refuse_double("erfinv", result)
-    return computed(lambda a: apply("erfinv", a), result, input)
 
 
 @rule("logical_not")

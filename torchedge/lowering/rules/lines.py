@@ -24,40 +24,14 @@ _Kind = Literal["sum", "prod", "max", "min", "logsumexp"]
 _BLOCK = 32
 
 
-@rule("cumsum")
-def cumsum(result: Result, input: Node, dim: int, dtype: str | None = None) -> Node:
-    """The sum of an element and all before it along a dimension."""
-    return _running("sum", result, input, dim)
-
-
-@rule("cumprod")
-def cumprod(result: Result, input: Node, dim: int, dtype: str | None = None) -> Node:
-    """The product of an element and all before it along a dimension."""
-    return _running("prod", result, input, dim)
-
-
-@rule("logcumsumexp")
-def logcumsumexp(result: Result, input: Node, dim: int) -> Node:
-    """The logarithm of the running sum of exponentials, without overflow."""
-    return _running("logsumexp", result, input, dim)
-
-
-@rule("cummax")
-def cummax(result: Result, input: Node, dim: int) -> tuple[Node, ...]:
-    """The largest of an element and all before it, and where it is: the last of equals."""
-    return _with_place("max", result, input, dim)
-
-
-@rule("cummin")
-def cummin(result: Result, input: Node, dim: int) -> tuple[Node, ...]:
-    """The smallest of an element and all before it, and where it is: the last of equals."""
-    return _with_place("min", result, input, dim)
-
-
-def _running(kind: _Kind, result: Result, input: Node, dim: int) -> Node:
+@rule("cumsum", kind="sum")
+@rule("cumprod", kind="prod")
+@rule("logcumsumexp", kind="logsumexp")
+def running(result: Result, input: Node, dim: int, dtype: str | None = None, *, kind: _Kind) -> Node:
+    """The sum, product or logarithm of the sum of exponentials of an element and all before it."""
     x, place = with_dimension(input), dim % max(1, len(input.shape))
-    found = _scan(kind, _widened(x, result.dtype), place)
-    return reshaped(pointwise(x.shape, result.dtype, lambda *i: found.at(*i)), result.shape)
+    scanned = _scan(kind, _widened(x, result.dtype), place)
+    return reshaped(pointwise(x.shape, result.dtype, lambda *i: scanned.at(*i)), result.shape)
 
 
 def _widened(x: Node, dtype: str) -> Node:
@@ -65,7 +39,10 @@ def _widened(x: Node, dtype: str) -> Node:
     return pointwise(x.shape, compute, lambda *i: cast(x.at(*i), dtype))
 
 
-def _with_place(kind: _Kind, result: Result, input: Node, dim: int) -> tuple[Node, ...]:
+@rule("cummax", kind="max")
+@rule("cummin", kind="min")
+def running_extreme(result: Result, input: Node, dim: int, *, kind: _Kind) -> tuple[Node, ...]:
+    """The largest or smallest of an element and all before it, and where it is: the last of equals."""
     x, place = with_dimension(input), dim % max(1, len(input.shape))
     wide = _widened(x, result.dtype)
     values = _scan(kind, wide, place)

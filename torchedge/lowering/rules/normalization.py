@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import Index
@@ -74,28 +75,14 @@ def _normalized(x: Node, found: _Statistics, weight: Node | None, bias: Node | N
     return pointwise(x.shape, x.dtype, body)
 
 
-def _batch_norm(
-    result: Result,
-    x: Node,
-    affine: tuple[Node | None, Node | None],
-    running: Sequence[Node],
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Node, ...]:
-    """Return output, saved mean and rstd (empty in evaluation), new running mean and variance."""
-    found = _measured(x, running, momentum, eps) if training else _kept(running, eps)
-    output = _normalized(x, found, *affine)
-    saved = zip((found.mean, found.rstd), result.shapes[1:3], result.dtypes[1:3], strict=True)
-    return output, *[converted(s, d) if training else full(n, 0, d) for s, n, d in saved], *found.running
-
-
 def _given(*nodes: Node | None) -> tuple[Node, ...]:
     return tuple([n for n in nodes if n is not None])
 
 
-@rule("native_batch_norm", "_native_batch_norm_legit")
-def native_batch_norm(
+@rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
+@rule("_native_batch_norm_legit_no_training", training=False)
+@rule("_batch_norm_with_update_functional", training=True)
+def batch_norm(
     result: Result,
     input: Node,
     training: bool,
@@ -106,58 +93,23 @@ def native_batch_norm(
     running_mean: Node | None = None,
     running_var: Node | None = None,
 ) -> tuple[Node, ...]:
-    """Normalized input, mean and 1 / deviation of each channel; running statistics are read only."""
+    """Normalized input, mean and 1 / deviation of each channel (empty in evaluation).
+
+    The functional schemas (5 outputs) add the new running mean and unbiased variance, the updating one
+    (6 outputs) before them the empty reserve of PyTorch's own kernel.
+    """
     running = _given(running_mean, running_var)
-    return _batch_norm(result, input, (weight, bias), running, training, momentum, eps)[:3]
-
-
-@rule("_native_batch_norm_legit_functional")
-def functional_batch_norm(
-    result: Result,
-    input: Node,
-    running_mean: Node,
-    running_var: Node,
-    training: bool,
-    momentum: float,
-    eps: float,
-    weight: Node | None = None,
-    bias: Node | None = None,
-) -> tuple[Node, ...]:
-    """The same, with the new running mean and (unbiased) variance."""
-    running = (running_mean, running_var)
-    return _batch_norm(result, input, (weight, bias), running, training, momentum, eps)
-
-
-@rule("_native_batch_norm_legit_no_training")
-def evaluated_batch_norm(
-    result: Result,
-    input: Node,
-    running_mean: Node,
-    running_var: Node,
-    momentum: float,
-    eps: float,
-    weight: Node | None = None,
-    bias: Node | None = None,
-) -> tuple[Node, ...]:
-    """Input normalized by the running statistics."""
-    return _batch_norm(result, input, (weight, bias), (running_mean, running_var), False, momentum, eps)[:3]
-
-
-@rule("_batch_norm_with_update_functional")
-def updating_batch_norm(
-    result: Result,
-    input: Node,
-    running_mean: Node,
-    running_var: Node,
-    momentum: float,
-    eps: float,
-    weight: Node | None = None,
-    bias: Node | None = None,
-) -> tuple[Node, ...]:
-    """Training's batch norm, with the empty reserve of PyTorch's own kernel."""
-    running = (running_mean, running_var)
-    made = _batch_norm(result, input, (weight, bias), running, True, momentum, eps)
-    return *made[:3], full(result.shapes[3], 0, result.dtypes[3]), *made[3:]
+    statistics = _measured(input, running, momentum, eps) if training else _kept(running, eps)
+    output = _normalized(input, statistics, weight, bias)
+    saved = [
+        converted(node, dtype) if training else full(shape, 0, dtype)
+        for node, shape, dtype in zip(
+            (statistics.mean, statistics.rstd), result.shapes[1:3], result.dtypes[1:3], strict=True
+        )
+    ]
+    if len(result.shapes) > 5:
+        saved.append(full(result.shapes[3], 0, result.dtypes[3]))
+    return (output, *saved, *statistics.running)[: len(result.shapes)]
 
 
 @rule("native_batch_norm_backward")
@@ -195,32 +147,13 @@ def batch_norm_backward(
 @rule("batch_norm_backward")
 def backward_with_reserve(
     result: Result,
-    grad_out: Node,
-    input: Node,
     update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: Node | None = None,
-    weight: Node | None = None,
-    running_mean: Node | None = None,
-    running_var: Node | None = None,
-    save_mean: Node | None = None,
     save_var: Node | None = None,
+    reserve: Node | None = None,
+    **arguments: Any,  # noqa: ANN401 - those of the older schema
 ) -> tuple[Node, ...]:
     """The same by the newer schema, whose saved variance is 1 / deviation too."""
-    return batch_norm_backward(
-        result,
-        grad_out,
-        input,
-        update,
-        eps,
-        output_mask,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_var,
-    )
+    return batch_norm_backward(result, train=update, save_invstd=save_var, **arguments)
 
 
 def _gradient_sums(gradient: Node, x: Node, found: _Statistics) -> tuple[Node, Node]:

@@ -7,32 +7,32 @@ are summed, which is as exact as two passes unless that element lies far outside
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from torchedge.expressions.indices import Index, as_index
 from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
 from torchedge.lowering.building import RowBuilder, normal_dims, reduced, reshaped
 from torchedge.lowering.nodes import Node, ReduceKind
-from torchedge.lowering.rules.elementwise import maximum, minimum
+from torchedge.lowering.rules.elementwise import bound
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.registry import Result, rule
 
 Dims = Sequence[int] | int | None
 
 
-@rule("sum")
+@rule("sum", kind="sum")
+@rule("prod", kind="prod")
 def total(
-    result: Result, input: Node, dim: Dims = None, keepdim: bool = False, dtype: str | None = None
+    result: Result,
+    input: Node,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: str | None = None,
+    *,
+    kind: ReduceKind,
 ) -> Node:
-    """The sum over dimensions."""
-    return _over("sum", result, input, dim, keepdim)
-
-
-@rule("prod")
-def product(
-    result: Result, input: Node, dim: Dims = None, keepdim: bool = False, dtype: str | None = None
-) -> Node:
-    """The product over dimensions."""
-    return _over("prod", result, input, dim, keepdim)
+    """The sum, product or extreme over dimensions."""
+    return reduced(kind, input, dim, keepdim, body=lambda a: _wide(a, result), dtype=result.dtype)
 
 
 @rule("mean")
@@ -64,61 +64,40 @@ def _wide(a: Scalar, result: Result) -> Scalar:
     return cast(cast(a, result.dtype), arithmetic_dtype(result.dtype))
 
 
-def _over(kind: ReduceKind, result: Result, input: Node, dim: Dims, keepdim: bool) -> Node:
-    return reduced(kind, input, dim, keepdim, body=lambda a: _wide(a, result), dtype=result.dtype)
-
-
 @rule("any")
 def any_(result: Result, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
     """Whether an element is not zero."""
     return reduced("any", input, dim, keepdim, body=lambda a: cast(a, "bool"), dtype=result.dtype)
 
 
-@rule("amax")
-def amax(result: Result, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
-    """The largest element over dimensions."""
-    return _extreme("max", result, input, dim, keepdim)
-
-
-@rule("amin")
-def amin(result: Result, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
-    """The smallest element over dimensions."""
-    return _extreme("min", result, input, dim, keepdim)
-
-
-def _extreme(kind: ReduceKind, result: Result, input: Node, dim: Dims, keepdim: bool) -> Node:
-    of_bools: dict[str, ReduceKind] = {"max": "any", "min": "all"}
+@rule("amax", kind="max")
+@rule("amin", kind="min")
+def extreme(
+    result: Result, input: Node, dim: Dims = None, keepdim: bool = False, *, kind: Literal["max", "min"]
+) -> Node:
+    """The largest or smallest element over dimensions."""
     if result.dtype == "bool":
-        return reduced(of_bools[kind], input, dim, keepdim)
-    return _over(kind, result, input, dim, keepdim)
+        return reduced("any" if kind == "max" else "all", input, dim, keepdim)
+    return total(result, input, dim, keepdim, kind=kind)
 
 
-@rule("max")
-def max_(
+@rule("max", kind="max")
+@rule("min", kind="min")
+def placed_extreme(
     result: Result,
     input: Node,
     dim: int | None = None,
     keepdim: bool = False,
     other: Node | None = None,
+    *,
+    kind: Literal["max", "min"],
 ) -> Node | tuple[Node, ...]:
-    """The largest element, with its place where a dimension is given; the larger one of two tensors."""
+    """The extreme element, with its place where a dimension is given; the extreme one of two tensors."""
     if other is not None:
-        return maximum(result, input, other)
-    return amax(result, input) if dim is None else _with_place("max", result, input, dim, keepdim)
-
-
-@rule("min")
-def min_(
-    result: Result,
-    input: Node,
-    dim: int | None = None,
-    keepdim: bool = False,
-    other: Node | None = None,
-) -> Node | tuple[Node, ...]:
-    """The smallest element, with its place where a dimension is given; the smaller one of two tensors."""
-    if other is not None:
-        return minimum(result, input, other)
-    return amin(result, input) if dim is None else _with_place("min", result, input, dim, keepdim)
+        return bound(result, input, other, function="maximum" if kind == "max" else "minimum")
+    if dim is None:
+        return extreme(result, input, kind=kind)
+    return _with_place(kind, result, input, dim, keepdim)
 
 
 def _with_place(kind: ReduceKind, result: Result, input: Node, dim: int, keepdim: bool) -> tuple[Node, ...]:
@@ -145,16 +124,13 @@ def _comparable(a: Scalar) -> Scalar:
     return cast(a, arithmetic_dtype(a.dtype))
 
 
-@rule("argmax")
-def argmax(result: Result, input: Node, dim: int | None = None, keepdim: bool = False) -> Node:
-    """Where the largest element is: along a dimension, or in the flattened tensor."""
-    return reduced("argmax", input, dim, keepdim, body=_comparable, dtype="int64")
-
-
-@rule("argmin")
-def argmin(result: Result, input: Node, dim: int | None = None, keepdim: bool = False) -> Node:
-    """Where the smallest element is: along a dimension, or in the flattened tensor."""
-    return reduced("argmin", input, dim, keepdim, body=_comparable, dtype="int64")
+@rule("argmax", kind="argmax")
+@rule("argmin", kind="argmin")
+def extreme_place(
+    result: Result, input: Node, dim: int | None = None, keepdim: bool = False, *, kind: ReduceKind
+) -> Node:
+    """Where the largest or smallest element is: along a dimension, or in the flattened tensor."""
+    return reduced(kind, input, dim, keepdim, body=_comparable, dtype="int64")
 
 
 @rule("logsumexp")
@@ -194,17 +170,19 @@ def moments(builder: RowBuilder, element: Callable[..., Scalar]) -> tuple[Callab
     return lambda *_: plain / builder.count, apply("maximum", squares - total * shift, 0)
 
 
-def _moments(
+@rule("var")
+@rule("var_mean", with_mean=True)
+def variance(
     result: Result,
     input: Node,
-    dim: Dims,
-    unbiased: bool,
-    correction: float | None,
-    keepdim: bool,
+    dim: Dims = None,
+    unbiased: bool = True,
+    correction: float | None = None,
+    keepdim: bool = False,
     *,
-    root: bool,
-    with_mean: bool,
+    with_mean: bool = False,
 ) -> tuple[Node, ...]:
+    """The variance over dimensions, and the mean; `correction` is taken from the number of elements."""
     x = with_dimension(input)
     builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), "variance")
     taken = correction if correction is not None else float(unbiased)
@@ -214,36 +192,9 @@ def _moments(
         return cast(x.at(*indices), compute)
 
     mean, squares = moments(builder, element)
-    variance = squares / max(0.0, builder.count - taken)
-    spread = apply("sqrt", variance) if root else variance
+    spread = squares / max(0.0, builder.count - taken)
     made = [builder.row(lambda *_: spread, result.dtype, keepdim)]
     if with_mean:
         made.append(builder.row(mean, result.dtype, keepdim))
     builder.close()
     return tuple([reshaped(node, result.shape) for node in made])
-
-
-@rule("var")
-def var(
-    result: Result,
-    input: Node,
-    dim: Dims = None,
-    unbiased: bool = True,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> tuple[Node, ...]:
-    """The variance over dimensions; `correction` is taken from the number of elements."""
-    return _moments(result, input, dim, unbiased, correction, keepdim, root=False, with_mean=False)
-
-
-@rule("var_mean")
-def var_mean(
-    result: Result,
-    input: Node,
-    dim: Dims = None,
-    unbiased: bool = True,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> tuple[Node, ...]:
-    """Variance and mean over dimensions."""
-    return _moments(result, input, dim, unbiased, correction, keepdim, root=False, with_mean=True)

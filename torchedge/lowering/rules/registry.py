@@ -52,9 +52,10 @@ class Result:
         return self.dtypes[0]
 
 
-def rule(*kinds: str) -> Callable[[_Function], _Function]:
+def rule(*kinds: str, **settings: str | bool) -> Callable[[_Function], _Function]:
     """Register a function as the rule of ATen operators (base names).
 
+    settings: further arguments of the function for these operators.
     It is called as `function(result, **arguments)`: `result` is a `Result`, the arguments have the names of
     the ATen schema (`self` is `input`; only those given), tensors are Nodes. It returns a Node, or one for
     each output (None for an output that nobody can read).
@@ -64,7 +65,7 @@ def rule(*kinds: str) -> Callable[[_Function], _Function]:
         for kind in kinds:
             if kind in _RULES:
                 raise LoweringError(f"operator {kind} has two rules; expected one")
-            _RULES[kind] = function
+            _RULES[kind] = partial(function, **settings) if settings else function
         return function
 
     return register
@@ -78,10 +79,10 @@ def spatial_rule(*kinds: str) -> Callable[[_Function], _Function]:
 
     def register(function: _Function) -> _Function:
         for kind in kinds:
-            found = re.search(r"(\d)d", kind)
-            if found is None:
+            rank = re.search(r"(\d)d", kind)
+            if rank is None:
                 raise LoweringError(f"operator {kind} names no number of dimensions; expected such as pool2d")
-            rule(kind)(partial(function, int(found[1])))
+            rule(kind)(partial(function, int(rank[1])))
         return function
 
     return register
