@@ -69,3 +69,8 @@ def data_of(made, seed=0):
         for t in made.tensors
         if t.role in ("parameter", "buffer", "constant")
     }
+
+
+def packed_data(made, data):
+    """The arrays of `data_of`, packed by the layouts of their tensors."""
+    return {t.name: t.layout.pack(data[t.name]) for t in made.tensors if t.name in data}

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from oracles.streaming_programs import data_of, instance_of, random_plan, weighted_chain
+from oracles.streaming_programs import data_of, instance_of, packed_data, random_plan, weighted_chain
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.runtime import Executor
@@ -18,10 +18,6 @@ from torchedge.streaming.strategies import STRATEGIES, always_next
 pytest.importorskip("pyopencl")
 
 STAGING = LEAST_STAGING_BYTES
-
-
-def packed_data(made, data):
-    return {t.name: t.layout.pack(data[t.name]) for t in made.tensors if t.name in data}
 
 
 def write_file(path, arrays, padding=40):

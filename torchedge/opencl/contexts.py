@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,21 @@ class DeviceContext:
         properties = self.cl.command_queue_properties.PROFILING_ENABLE if profile else 0
         with translated(f"a queue of {self.device.name}"):
             return self.cl.CommandQueue(self.context, properties=properties)
+
+
+def clock_offset(context: DeviceContext, queue: Any) -> int:
+    """Return the host's `time.perf_counter_ns` less the device's clock, of a queue that measures times."""
+    best: tuple[int, int] | None = None
+    with translated("reading the device's clock", device=context.device):
+        for _ in range(5):
+            before = time.perf_counter_ns()
+            marker = context.cl.enqueue_marker(queue)
+            after = time.perf_counter_ns()
+            marker.wait()
+            trial = (after - before, (before + after) // 2 - marker.profile.queued)
+            best = trial if best is None else min(best, trial)
+    assert best is not None
+    return best[1]
 
 
 _open: dict[int, DeviceContext] = {}

@@ -19,6 +19,7 @@ from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_cont
 from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload
 from torchedge.opencl.platforms import check_process
+from torchedge.runtime.measured_runs import MeasuredRun, measured_run
 from torchedge.runtime.memory import ArenaMemory, Array, DeviceMemory, DeviceTensor, check_same
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore
@@ -282,6 +283,34 @@ class Executor:
             kernel = self.program.kernels[launch.kernel]
             launches.append(LaunchTime(position, kernel.name, kernel.kind, launch.scope, start, end))
         return launches
+
+    def measured(self) -> MeasuredRun:
+        """Return times and memory of the initialisation and the last run of a streaming executor.
+
+        Raises:
+            InputError: the executor does not stream, was created without profile=True, or has not run.
+        """
+        if not isinstance(self._store, StreamingStore) or not self._profile or not self._events:
+            raise InputError(
+                "there is no measured run; create the executor of a StreamingSchedule with profile=True, and "
+                "run it"
+            )
+        store, times = self._store, [(time.start_ns, time.end_ns) for time in self.timings()]
+        return measured_run(
+            store.schedule, self.context.device.name, store.preload_log, store.log, times, self.allocated
+        )
+
+    @property
+    def allocated(self) -> dict[str, int]:
+        """Bytes of device memory by kind, as allocated: "buffers", "images" and "staging"."""
+        arena = [] if self._arena is None else [self._arena.buffer, *self._arena.images]
+        own = [*[tensor.memory for tensor in self._tensors.values()], *arena, self._words]
+        sizes = {"buffers": 0, "images": 0, "staging": self._store.staging_bytes}
+        for memory in own:
+            if memory is not None:
+                image = isinstance(memory, self.context.cl.Image)
+                sizes["images" if image else "buffers"] += memory.size
+        return sizes
 
     @property
     def resident_bytes(self) -> int:

@@ -9,10 +9,11 @@ and its launch waits for their event. FlashMem, section 3.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from torchedge.errors import OpenCLError, ProfileError
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.programs import Program, StoredTensor
-from torchedge.opencl.contexts import DeviceContext, translated
+from torchedge.opencl.contexts import DeviceContext, clock_offset, translated
 from torchedge.opencl.memory import PAGE_BYTES, StagingMemory, start_upload
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, weight_uses
@@ -46,6 +47,10 @@ PRELOAD = -1
 class WeightStore(Protocol):
     """What the executor asks around each launch of a run."""
 
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of staging memory."""
+
     def begin(self) -> None:
         """Start a run."""
 
@@ -67,6 +72,8 @@ class WeightStore(Protocol):
 
 class PreloadedStore:
     """All weights are on the device before the first run."""
+
+    staging_bytes = 0
 
     def begin(self) -> None:
         """Do nothing."""
@@ -117,6 +124,29 @@ class Read:
     copies: tuple[Copy, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A read that was done: when, by the host's clock (ns), and the events of its copies in order."""
+
+    read: Read
+    start_ns: int
+    end_ns: int
+    events: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class LoadLog:
+    """What was loaded in the initialisation or in a run: its loads, its span by the host's clock (ns).
+
+    offset_ns: the host's clock less the device's.
+    """
+
+    start_ns: int
+    offset_ns: int = 0
+    end_ns: int = 0
+    loads: list[Load] = field(default_factory=list)
+
+
 class StreamingStore:
     """Loads the weights of a schedule from a source: preloaded ones once, streamed ones in every run.
 
@@ -138,7 +168,9 @@ class StreamingStore:
         profile: bool,
         targets: Mapping[int, Any],
     ) -> None:
+        self.schedule, self.staging_bytes = schedule, schedule.staging_bytes
         self._program, self._source, self._context = schedule.program, source, context
+        self._profile = profile
         self._targets, self._staging = dict(targets), staging
         self._pool = _Ring(staging.bytes.size)
         self._queue, self._uploads = queue, context.new_queue(profile, own=True)
@@ -155,12 +187,15 @@ class StreamingStore:
         self._error: BaseException | None = None
         self._stopped = False
         self._loader: threading.Thread | None = None
+        self.log = self.preload_log = self._new_log()
 
     def preload(self) -> None:
         """Load what stays from run to run, and wait for it."""
+        self.log = self.preload_log = self._new_log()
         self._run_loader(self._preload)
         with translated("preloading weights", device=self._context.device):
             self._uploads.finish()
+        self.log.end_ns = time.perf_counter_ns()
         self._pool.clear()
         self._copied = []
         self._raise_error()
@@ -170,6 +205,7 @@ class StreamingStore:
     def begin(self) -> None:
         """Start the reader threads."""
         self._launched, self._copied, self._error, self._stopped = [], [], None, False
+        self.log = self._new_log()
         if self._reads:
             self._loader = threading.Thread(
                 target=self._run_loader, args=(self._reads,), name="torchedge-loader", daemon=True
@@ -254,7 +290,7 @@ class StreamingStore:
     def _load(self, reads: Sequence[Read]) -> None:
         """Read ahead as far as the pool has room, and start the copies of each read in order."""
         waiting = deque(reads)
-        reading: deque[tuple[Read, int, Future[None]]] = deque()
+        reading: deque[tuple[Read, int, Future[tuple[int, int]]]] = deque()
         with ThreadPoolExecutor(READERS, "torchedge-reader") as readers:
             while (waiting or reading) and not self._stopped:
                 at = self._pool.take(waiting[0].nbytes) if waiting and len(reading) < READERS else None
@@ -263,20 +299,27 @@ class StreamingStore:
                     reading.append((read, at, readers.submit(self._read, read, at)))
                 elif reading:
                     read, at, future = reading.popleft()
-                    future.result()
-                    self._upload(read, at)
+                    times = future.result()
+                    self.log.loads.append(Load(read, *times, tuple(self._upload(read, at))))
                 else:
                     self._pool.wait_for_oldest()
 
-    def _read(self, read: Read, at: int) -> None:
-        self._source.read(read.address, read.needed, self._staging.bytes[at : at + read.nbytes])
+    def _new_log(self) -> LoadLog:
+        offset = clock_offset(self._context, self._uploads) if self._profile else 0
+        return LoadLog(time.perf_counter_ns(), offset)
 
-    def _upload(self, read: Read, at: int) -> None:
-        """Start the copies of a read."""
+    def _read(self, read: Read, at: int) -> tuple[int, int]:
+        """Read, and return start and end by the host's clock."""
+        start = time.perf_counter_ns()
+        self._source.read(read.address, read.needed, self._staging.bytes[at : at + read.nbytes])
+        return start, time.perf_counter_ns()
+
+    def _upload(self, read: Read, at: int) -> list[Any]:
+        """Start the copies of a read and return their events."""
         wait_for = self._awaited(read.launch)
+        events: list[Any] = []
         if self._stopped:
-            return
-        events = []
+            return events
         for copy in read.copies:
             content = self._staging.bytes[at + copy.at : at + copy.at + copy.nbytes]
             tensor = self._program.tensors[copy.tensor]
@@ -292,6 +335,7 @@ class StreamingStore:
         with self._changed:
             self._copied += events
             self._changed.notify_all()
+        return events
 
     def _awaited(self, launch: int) -> list[Any]:
         """Return the event of the launch before, once it is enqueued."""

@@ -1,0 +1,321 @@
+"""What a streaming run did: times of launches, copies and reads on one clock, and memory over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.lowering.arenas import in_place_pairs, lifetimes_of
+from torchedge.lowering.programs import Program
+from torchedge.runtime.weight_stores import PRELOAD, LoadLog
+from torchedge.storage.documents import write_json
+from torchedge.streaming.instances import MEBIBYTE
+from torchedge.streaming.schedules import StreamingSchedule, weight_uses
+from torchedge.streaming.simulation import MemoryCurve
+
+__all__ = ["MeasuredCopy", "MeasuredLaunch", "MeasuredRead", "MeasuredRun", "measured_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLaunch:
+    """One launch: when it ran (ms), and how long nothing ran because its weights were not there."""
+
+    launch: int
+    kernel: str
+    kind: str
+    scope: str
+    start_ms: float
+    end_ms: float
+    stall_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRead:
+    """One read of the source, into staging memory. launch: the one beside which its bytes are copied."""
+
+    launch: int | None
+    address: int
+    nbytes: int
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCopy:
+    """One copy to the device, of bytes of the read in place `read`; launch: None where preloaded."""
+
+    weight: str
+    read: int
+    launch: int | None
+    nbytes: int
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """The initialisation of an executor and its last run, one directly after the other (ms).
+
+    allocated: bytes by kind ("buffers", "images", "staging"), constant. memory: bytes in use over time, of
+    staging memory from the read to the copy, of weights from the first copy to the last use, of other tensors
+    from the first launch that touches them to the last one.
+    """
+
+    program: str
+    device: str
+    initialisation_ms: float
+    launches: tuple[MeasuredLaunch, ...]
+    copies: tuple[MeasuredCopy, ...]
+    reads: tuple[MeasuredRead, ...]
+    allocated: Mapping[str, int]
+    memory: MemoryCurve
+
+    @property
+    def latency_ms(self) -> float:
+        """Initialisation and execution: the paper's integrated latency."""
+        return self.launches[-1].end_ms if self.launches else self.initialisation_ms
+
+    @property
+    def execution_ms(self) -> float:
+        """Time of the run alone."""
+        return self.latency_ms - self.initialisation_ms
+
+    @property
+    def stall_ms(self) -> float:
+        """Time in which launches waited for weights."""
+        return sum(launch.stall_ms for launch in self.launches)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read from the source."""
+        return sum(read.nbytes for read in self.reads)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes allocated: the peak as well as the average."""
+        return sum(self.allocated.values())
+
+    def __str__(self) -> str:
+        mib = {kind: nbytes / MEBIBYTE for kind, nbytes in self.allocated.items()}
+        peak, average = self.memory.peak.total / MEBIBYTE, self.memory.average.total / MEBIBYTE
+        parts = ", ".join(f"{size:.1f} {kind}" for kind, size in mib.items() if size)
+        return (
+            f"{self.program} on {self.device}: {self.latency_ms:.1f} ms, of these "
+            f"{self.initialisation_ms:.1f} initialisation, {self.stall_ms:.1f} waiting for weights\n"
+            f"memory: {sum(mib.values()):.1f} MiB allocated ({parts}); in use {peak:.1f} MiB at most, "
+            f"{average:.1f} on average\n"
+            f"read: {self.read_bytes / MEBIBYTE:.1f} MiB in {len(self.reads)} reads and {len(self.copies)} "
+            "copies"
+        )
+
+    # files -------------------------------------------------------------------------------------------------
+
+    def to_json(self, path: str | Path) -> None:
+        """Write everything to a file; raises ProfileError where it cannot be written."""
+        memory = self.memory
+        write_json(
+            path,
+            {
+                "program": self.program,
+                "device": self.device,
+                "initialisation_ms": self.initialisation_ms,
+                "execution_ms": self.execution_ms,
+                "stall_ms": self.stall_ms,
+                "read_bytes": self.read_bytes,
+                "allocated_bytes": dict(self.allocated),
+                "memory": {
+                    "times_ms": memory.times_ms.tolist(),
+                    **{f"{kind}_bytes": getattr(memory, kind).tolist() for kind in KINDS},
+                },
+                "launches": [_fields(launch) for launch in self.launches],
+                "copies": [_fields(copy) for copy in self.copies],
+                "reads": [_fields(read) for read in self.reads],
+            },
+        )
+
+    def trace(self, path: str | Path) -> None:
+        """Write a trace for Chrome (chrome://tracing) or Perfetto; raises ProfileError."""
+        write_json(path, {"displayTimeUnit": "ms", "traceEvents": _trace_events(self)})
+
+
+KINDS = tuple([field.name for field in fields(MemoryCurve)])[1:]
+"""Names of the curves of staging memory, weights, and other tensors."""
+
+
+def measured_run(
+    schedule: StreamingSchedule,
+    device: str,
+    preload: LoadLog,
+    run: LoadLog,
+    launch_times: Sequence[tuple[int, int]],
+    allocated: Mapping[str, int],
+) -> MeasuredRun:
+    """Return the measured run of two logs and the start and end of each launch by the device's clock (ns)."""
+    initialisation = (preload.end_ns - preload.start_ns) / 1e6
+    reads: list[MeasuredRead] = []
+    copies: list[MeasuredCopy] = []
+    _add_loads(schedule.program, preload, 0.0, reads, copies)
+    _add_loads(schedule.program, run, initialisation, reads, copies)
+    shift = run.offset_ns - run.start_ns
+    times = [
+        (max((start + shift) / 1e6, 0.0) + initialisation, max((end + shift) / 1e6, 0.0) + initialisation)
+        for start, end in launch_times
+    ]
+    launches = _launches(schedule.program, times, copies, initialisation)
+    memory = _memory(schedule, launches, reads, copies)
+    return MeasuredRun(
+        schedule.program.name,
+        device,
+        initialisation,
+        tuple(launches),
+        tuple(copies),
+        tuple(reads),
+        dict(allocated),
+        memory,
+    )
+
+
+def _add_loads(
+    program: Program, log: LoadLog, begin_ms: float, reads: list[MeasuredRead], copies: list[MeasuredCopy]
+) -> None:
+    """Append the reads and copies of a log that begins at `begin_ms`."""
+
+    def shown(ns: int) -> float:
+        return begin_ms + max(ns - log.start_ns, 0) / 1e6
+
+    for load in log.loads:
+        launch = None if load.read.launch == PRELOAD else load.read.launch
+        for copy, event in zip(load.read.copies, load.events, strict=True):
+            start, end = (ns + log.offset_ns for ns in (event.profile.start, event.profile.end))
+            name = program.tensors[copy.tensor].name
+            copies.append(MeasuredCopy(name, len(reads), launch, copy.nbytes, shown(start), shown(end)))
+        span = shown(load.start_ns), shown(load.end_ns)
+        reads.append(MeasuredRead(launch, load.read.address, load.read.needed, *span))
+
+
+def _launches(
+    program: Program,
+    times: Sequence[tuple[float, float]],
+    copies: Sequence[MeasuredCopy],
+    begin_ms: float,
+) -> list[MeasuredLaunch]:
+    """Return the launches; one stalls from the end of the launch before until its weights are there."""
+    arrival: dict[str, float] = {}
+    for copy in copies:
+        arrival[copy.weight] = max(arrival.get(copy.weight, 0.0), copy.end_ms)
+    launches, before = [], begin_ms
+    for position, (launch, (start, end)) in enumerate(zip(program.launches, times, strict=True)):
+        kernel = program.kernels[launch.kernel]
+        arrived = max((arrival.get(program.tensors[i].name, 0.0) for i in launch.tensors), default=0.0)
+        stall = max(0.0, min(arrived, start) - before)
+        launches.append(MeasuredLaunch(position, kernel.name, kernel.kind, launch.scope, start, end, stall))
+        before = end
+    return launches
+
+
+def _memory(
+    schedule: StreamingSchedule,
+    launches: Sequence[MeasuredLaunch],
+    reads: Sequence[MeasuredRead],
+    copies: Sequence[MeasuredCopy],
+) -> MemoryCurve:
+    """Return the bytes in use over time."""
+    program, tensors = schedule.program, schedule.program.tensors
+    end = launches[-1].end_ms if launches else 0.0
+    staging, weights, others = changes = _Changes(), _Changes(), _Changes()
+
+    copied = [end] * len(reads)
+    for copy in copies:  # in order
+        copied[copy.read] = copy.end_ms
+    for place, read in enumerate(reads):
+        staging.add(read.nbytes, read.start_ms, copied[place])
+    arrival: dict[str, float] = {}
+    for copy in copies:
+        arrival[copy.weight] = min(arrival.get(copy.weight, end), copy.start_ms)
+    uses, streamed = weight_uses(program), schedule.streamed
+    for index, tensor in enumerate(tensors):
+        if tensor.name in arrival and tensor.role != "intermediate":
+            leaves = launches[uses[index][1]].end_ms if index in streamed else None
+            weights.add(tensor.nbytes, arrival[tensor.name], leaves)
+        elif tensor.role in ("input", "output", "state"):
+            others.add(tensor.nbytes, 0.0, None)
+    lives = lifetimes_of(tensors, program.kernels, program.launches, program.outputs)
+    ends = {index: launches[stop - 1].end_ms for index, (_, stop) in lives.items()}
+    for dying, born in in_place_pairs(tensors, program.kernels, program.launches, lives):
+        if program.arena.offset[dying] == program.arena.offset[born]:
+            ends[dying] = launches[lives[born][0]].start_ms
+    for index, (first, _) in lives.items():
+        others.add(tensors[index].nbytes, launches[first].start_ms, ends[index])
+    times = np.unique(np.array([0.0, end, *staging.times, *weights.times, *others.times]))
+    return MemoryCurve(times, *[kind.at(times) for kind in changes])
+
+
+class _Changes:
+    """Bytes that come and go."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._nbytes: list[int] = []
+
+    def add(self, nbytes: int, start: float, stop: float | None) -> None:
+        """Add bytes that come at `start` and go at `stop`, or stay."""
+        self.times.append(start)
+        self._nbytes.append(nbytes)
+        if stop is not None:
+            self.times.append(stop)
+            self._nbytes.append(-nbytes)
+
+    def at(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Return the bytes from each of rising times on."""
+        steps = np.zeros(len(times), np.int64)
+        np.add.at(steps, np.searchsorted(times, self.times), self._nbytes)
+        return np.cumsum(steps)
+
+
+# traces -----------------------------------------------------------------------------------------------------
+
+
+def _trace_events(run: MeasuredRun) -> list[dict[str, Any]]:
+    """Return events of the trace format: complete ones (X), names (M) and the counter of memory (C)."""
+    events: list[dict[str, Any]] = []
+    lanes: dict[str, int] = {}
+
+    def add(lane: str, name: str, start_ms: float, end_ms: float, **args: object) -> None:
+        times = {"ts": start_ms * 1e3, "dur": max(end_ms - start_ms, 0.0) * 1e3}
+        thread = lanes.setdefault(lane, len(lanes) + 1)
+        events.append({"ph": "X", "pid": 1, "tid": thread, "name": name, **times, "args": args})
+
+    add("phases", "initialisation", 0.0, run.initialisation_ms)
+    add("phases", "execution", run.initialisation_ms, run.latency_ms)
+    for launch in run.launches:
+        name = f"{launch.launch}: {launch.kernel}"
+        args = {"kind": launch.kind, "scope": launch.scope, "stall_ms": launch.stall_ms}
+        add("launches", name, launch.start_ms, launch.end_ms, **args)
+    for copy in run.copies:
+        beside = "preloaded" if copy.launch is None else f"beside launch {copy.launch}"
+        add("copies", copy.weight, copy.start_ms, copy.end_ms, bytes=copy.nbytes, loaded=beside)
+    ends: list[float] = []  # of the last read in each lane
+    for read in sorted(run.reads, key=lambda read: read.start_ms):
+        lane = next((k for k, end in enumerate(ends) if end <= read.start_ms), len(ends))
+        ends[lane : lane + 1] = [read.end_ms]
+        name = f"{read.nbytes / MEBIBYTE:.2f} MiB at {read.address}"
+        add(f"reads {lane + 1}", name, read.start_ms, read.end_ms, bytes=read.nbytes)
+    memory = run.memory
+    for place, time in enumerate(memory.times_ms.tolist()):
+        used = {kind: int(getattr(memory, kind)[place]) for kind in KINDS}
+        events.append({"ph": "C", "pid": 1, "name": "bytes in use", "ts": time * 1e3, "args": used})
+    named = [("process_name", 0, f"{run.program} on {run.device}")]
+    named += [("thread_name", thread, lane) for lane, thread in lanes.items()]
+    return [
+        *[{"ph": "M", "pid": 1, "tid": tid, "name": key, "args": {"name": name}} for key, tid, name in named],
+        *events,
+    ]
+
+
+def _fields(item: MeasuredLaunch | MeasuredCopy | MeasuredRead) -> dict[str, object]:
+    return {name: getattr(item, name) for name in item.__slots__}
