@@ -1,4 +1,4 @@
-"""What `hooks/load_probe.py` measured, as FlashMem's Fig. 2 shows it; what a model's layers may load by it.
+"""The slowdowns of FlashMem's Fig. 2 from the rows of a measurement; what a model's layers may load.
 
     python benchmarks/streaming_loads.py LOADS.jsonl [--device FOLDER --model gpt-neo-small]
 
@@ -65,7 +65,7 @@ def print_capacities(device: Device, name: str) -> None:
 def main() -> None:
     """Read the table, print both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("loads", help="rows of hooks/load_probe.py")
+    parser.add_argument("loads", help="rows of `torchedge profile --streaming`")
     parser.add_argument("--device", help="profile folder that holds the model fitted to them")
     parser.add_argument("--model", default="gpt-neo-small")
     arguments = parser.parse_args()

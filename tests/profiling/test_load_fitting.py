@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from torchedge.streaming.capacities import (
     FittedLoads,
     load_features,
     load_model_of,
+    loading_way,
     rate_capacities,
 )
 from torchedge.streaming.layering import InferenceGraph, Operation
@@ -198,9 +200,7 @@ WRONG = {
 @pytest.mark.parametrize("line", WRONG.values(), ids=WRONG)
 def test_a_wrong_line_is_named(line, tmp_path):
     file = write(tmp_path / "loads.jsonl", [ENVIRONMENT, changed(), line])
-    with pytest.raises(
-        ProfileError, match=r"loads\.jsonl line 3: not a row of measured loads \(.*load_probe"
-    ):
+    with pytest.raises(ProfileError, match=r"loads\.jsonl line 3: not a row of measured loads \(.*streaming"):
         read_loads(file)
 
 
@@ -243,6 +243,40 @@ def test_the_command_writes_a_profile_that_plans_with_it(file, tmp_path, monkeyp
     assert (
         capacities.chunks[0] == load_model_of(device).capacity_bytes(op, capacities.latencies_ms[0]) // 2**18
     )
+
+
+def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    from torchedge.profiling.load_fitting import fit_device_loads
+    from torchedge.profiling.profile_folders import write_profile
+
+    monkeypatch.setattr(load_fitting, "FOLDS", 2)
+    lines = rows()
+    for place in (1, 2):
+        times = {"bytes": 8, "alone": 1.0, "copy": 1.5, "kernel": 2.0, "slot": 1.25}
+        lines[place]["ways"] = {**times, "copy": 1.5 if place == 1 else 6.0}
+    disk = {"row": "disk", "bytes": 2 * 10**9, "ms": 1000.0, "direct": True}
+    file = write(tmp_path / "loads.jsonl", [*lines, disk, {"row": "launch", "us": 7.5}])
+    table = read_loads(file)
+    assert table.disk_gb_s == pytest.approx(2) and table.launch_us == 7.5
+    assert {way: np.exp(mean) for way, mean in table.ways.items()} == pytest.approx(
+        {"copy": 3, "kernel": 2, "slot": 1.25}
+    )
+    before = find_device("adreno-750")
+    device = write_profile(tmp_path / "out", before, {}, loading=fit_device_loads(file, before, tmp_path))
+    assert device.value("disk_read_gb_s") == pytest.approx(2)
+    assert device.figure("disk_read_gb_s").provenance is Provenance.MEASURED
+    assert device.value("unified_to_texture_gb_s") == pytest.approx(COPY_MS / 1e6)
+    told = device.profile["loading"]
+    assert (told["way"], told["launch_us"]) == ("slot", 7.5)
+    assert dict(told["slowed_by"]) == {"copy": 200.0, "kernel": 100.0, "slot": 25.0}
+    assert (loading_way(device), loading_way(before)) == ("slot", "copy")
+
+
+def test_a_profile_with_another_way_is_refused():
+    device = replace(find_device("adreno-750"), profile={"loading": {"way": "by hand"}})
+    with pytest.raises(ProfileError, match=r"has way 'by hand', expected one of copy, kernel, slot"):
+        loading_way(device)
 
 
 def test_another_fit_keeps_the_loads(file, tmp_path, monkeypatch):

@@ -41,7 +41,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Devices": {
         "devices": ("listing:devices", "List devices, or one with the source of every figure."),
-        "profile": ("measuring:profile", "Measure this machine's processor (20 s)."),
+        "profile": (
+            "measuring:profile",
+            "Measure this machine's processor, or an OpenCL device for streaming.",
+        ),
         "campaign": ("measuring:campaign", "Measure a device, point by point, until its plan is done."),
         "fit": ("fitting:fit", "Fit a device's profile to measurements."),
         "accuracy": ("scoring:accuracy", "Compare predictions with the measurements of a dataset."),

@@ -149,9 +149,7 @@ def _fit_modes(
             if value is not None:
                 raise InputError(f"--{name} is given without --base; add --base DEVICE, or leave it out")
     if dataset.is_file():
-        raise InputError(
-            f"{dataset} is a file; expected a folder: `torchedge fit loads` reads what load_probe.py writes"
-        )
+        raise InputError(f"{dataset} is a file; expected a folder: `torchedge fit loads` reads such")
     check_target(out, force=force)
     if not dataset.is_dir() or (base is not None and not is_dataset(dataset)):
         read_dataset(dataset)  # raises: says what it expects
@@ -318,13 +316,13 @@ def _print_transfers(name: str, transfers: Mapping[Mode, Transfer], dataset: Pat
 def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
     """Fit the latency under load that streaming plans with.
 
-    DATASET is a file written by hooks/load_probe.py.
+    DATASET is a file written by `torchedge profile --streaming`.
     """
     from torchedge.devices.device import thaw
     from torchedge.profiling.load_fitting import fit_device_loads
     from torchedge.profiling.profile_folders import check_target, write_profile
     from torchedge.profiling.samples import device_of
-    from torchedge.streaming.capacities import TABLE
+    from torchedge.streaming.capacities import TABLE, WAY
     from torchedge.streaming.rates import THRESHOLDS
 
     check_target(out, force=force)
@@ -350,4 +348,6 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     print_table(head, [[n, *(number(s[key]) for key in keys)] for n, s in accuracy.items() if keys[0] in s])
     for name, figure in loads.figures.items():
         print_wrapped(f"{name}: {figure['value']} {figure['unit']}")
+    if WAY in table:
+        print_wrapped(f"fastest way to load beside kernels: {table[WAY]}")
     print_wrapped(f"written to {out}; plan with --device {out}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,44 @@ _SHOWN = 5
 """Reasons of failed points that are printed."""
 
 
-@command("profile", examples=["torchedge profile", "torchedge profile local-cpu --json"])
+@command(
+    "profile",
+    examples=[
+        "torchedge profile",
+        "torchedge profile local-cpu --json",
+        "torchedge profile --streaming --out loads.jsonl",
+        "torchedge profile --streaming --device 1 --out loads.jsonl",
+    ],
+)
 @click.argument("device", default="local-cpu")
-def profile(device: str, as_json: bool) -> None:
-    """Measure this machine's processor (20 s).
+@click.option(
+    "--streaming", is_flag=True, help="Measure an OpenCL device for streaming instead (about five minutes)."
+)
+@click.option(
+    "--device",
+    "-d",
+    "opencl_device",
+    help="With --streaming: OpenCL device, by its number, type or a part of its name.",
+)
+@click.option("--out", "-o", type=PATH, metavar="FILE", help="With --streaming: file that receives the rows.")
+@click.option("--quick", is_flag=True, help="With --streaming: measure few sizes, as a test.")
+def profile(
+    device: str, streaming: bool, opencl_device: str | None, out: Path | None, quick: bool, as_json: bool
+) -> None:
+    """Measure this machine's processor, or an OpenCL device for streaming.
 
-    Its profile goes into your own folder, where `predict` and `devices` find it before the packaged one.
-    DEVICE is local-cpu; `torchedge campaign` measures others.
+    The processor takes 20 s; its profile goes into your own folder, where `predict` and `devices` find it
+    before the packaged one. DEVICE is local-cpu; `torchedge campaign` measures others.
+
+    With --streaming: how much kernels slow while they load weights, and the rates of disk, copies and
+    launches, as rows for `torchedge fit loads`. The same command continues an interrupted measurement.
     """
+    if streaming:
+        _profile_streaming(out, opencl_device, quick, as_json)
+        return
+    for name, value in (("--device", opencl_device), ("--out", out), ("--quick", quick or None)):
+        if value is not None:
+            raise InputError(f"{name} is given without --streaming; add --streaming, or leave it out")
     from torchedge.devices import LOCAL_DEVICE, find_device
     from torchedge.profiling.local_cpu import PROBES, measure_local_cpu
 
@@ -41,17 +72,45 @@ def profile(device: str, as_json: bool) -> None:
             "`torchedge campaign run NAME --plan PLAN --over WAY`"
         )
     with Progress(len(PROBES), "measuring") as progress:
-        first = True
-
-        def tell(probe: str) -> None:
-            nonlocal first
-            if not first:
-                progress.step()
-            first = False
-            progress.doing(probe)
-
-        measured = measure_local_cpu(tell)
+        measured = measure_local_cpu(_each_step(progress))
     print_json(device_document(measured)) if as_json else print_device(measured)
+
+
+def _each_step(progress: Progress) -> Callable[[str], None]:
+    """Return a function that takes the name of each step before it is done."""
+    first = True
+
+    def tell(name: str) -> None:
+        nonlocal first
+        if not first:
+            progress.step()
+        first = False
+        progress.doing(name)
+
+    return tell
+
+
+def _profile_streaming(out: Path | None, device: str | None, quick: bool, as_json: bool) -> None:
+    from torchedge.profiling.load_fitting import read_loads
+    from torchedge.profiling.load_measuring import count_rows, measure_loads
+
+    if out is None:
+        raise InputError("--streaming needs --out FILE; expected a file for the rows, as loads.jsonl")
+    with Progress(count_rows(quick=quick), "measuring") as progress:
+        new = measure_loads(out, device, quick=quick, step=_each_step(progress))
+    table = read_loads(out)
+    way = min(table.ways, key=lambda name: table.ways[name], default="copy")
+    figures = {"copy_gb_s": table.copy_gb_s, "disk_gb_s": table.disk_gb_s, "launch_us": table.launch_us}
+    if as_json:
+        named = {"file": str(out), "device": table.environment["device"], "new_rows": new}
+        print_json({**named, "kernels": len(table.cases), "points": table.points, "way": way, **figures})
+        return
+    print_wrapped(
+        f"{table.environment['device']}: {len(table.cases)} kernels, {table.points} points; copies "
+        f"{figures['copy_gb_s'] or 0:.2f} GB/s, disk {figures['disk_gb_s'] or 0:.2f} GB/s, launch "
+        f"{figures['launch_us'] or 0:.0f} us; fastest way to load beside kernels: {way}"
+    )
+    print_wrapped(f"rows in {out}; next: torchedge fit loads {out} --device DEVICE --out FOLDER")
 
 
 # campaigns --------------------------------------------------------------------------------------------------

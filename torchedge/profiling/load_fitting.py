@@ -1,11 +1,11 @@
-"""Fits a device's latency under load to the rows of `hooks/load_probe.py` (FlashMem, section 4.2)."""
+"""Fits a device's latency under load to measured rows (FlashMem, section 4.2); see `load_measuring`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import isfinite, prod
+from dataclasses import asdict, dataclass, field
+from math import exp, isfinite, log, prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from torchedge.storage.documents import read_unpacked
 from torchedge.streaming.capacities import (
     GROUP_ITEMS,
     LOAD_FEATURES,
+    LOADING_WAYS,
     LOADS,
+    WAY,
     FittedLoads,
     KernelWork,
     load_features,
@@ -49,7 +51,7 @@ FOLDS = 10
 """Parts of the cross-validation; all launch shapes of a kernel size are in one part."""
 
 _SETTINGS: Mapping[str, Any] = {"max_iter": 100, "max_leaf_nodes": 15, "min_samples_leaf": 10}
-_RATE = "unified_to_texture_gb_s"
+_RATE, _DISK = "unified_to_texture_gb_s", "disk_read_gb_s"
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -74,10 +76,11 @@ class LoadCase:
 
 @dataclass(frozen=True)
 class LoadTable:
-    """Measurements of one device: cases, and the rate of a copy to texture (GB/s, None: no copy).
+    """Measurements of one device: cases, the rates of copies and of the disk (GB/s), a launch (us).
 
     `environment` names the device, its driver, the texture's kind, the probe's command and the date. Of the
-    `points` measured, `disturbed` are omitted.
+    `points` measured, `disturbed` are omitted. `ways`: by way of loading, the mean logarithm of the time of a
+    kernel and a load together over the kernel's alone. None, or empty: not measured.
     """
 
     environment: Mapping[str, str]
@@ -85,6 +88,9 @@ class LoadTable:
     copy_gb_s: float | None
     points: int
     disturbed: int
+    disk_gb_s: float | None = None
+    launch_us: float | None = None
+    ways: Mapping[str, float] = field(default_factory=dict)
 
     def of_class(self, load_class: LoadClassName) -> tuple[LoadCase, ...]:
         """The cases of one operator class."""
@@ -92,15 +98,17 @@ class LoadTable:
 
 
 def read_loads(file: str | Path) -> LoadTable:
-    """Read the probe's rows (also compressed).
+    """Read the rows of `torchedge profile --streaming` or of its forerunner load_probe (also compressed).
 
     Raises:
-        ProfileError: a line is not one of the probe's rows; the rows are too few, or of several devices.
+        ProfileError: a line is no such row; the rows are too few, or of several devices.
     """
     data = read_unpacked(file, max_bytes=_MOST_BYTES)
     environment: dict[str, str] = {}
     cases: list[LoadCase] = []
     copies: list[tuple[float, float]] = []
+    rates: dict[str, float] = {}
+    ways: dict[str, list[float]] = {}
     points = calm = 0
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
         try:
@@ -110,6 +118,10 @@ def read_loads(file: str | Path) -> LoadTable:
                 if environment.get("device", reported["device"]) != reported["device"]:
                     raise ValueError(f"another device, {reported['device'][:40]!r}")
                 environment = environment or reported
+            elif row.get("row") == "disk":
+                rates["disk"] = _number(row["bytes"], 1) / _number(row["ms"]) / 1e6
+            elif row.get("row") == "launch":
+                rates["launch"] = _number(row["us"])
             elif row["kernel"] == "copy":
                 copies.append((_number(row["size"][0], 1), _number(row["ms"])))
             elif "reason" not in row:
@@ -118,13 +130,21 @@ def read_loads(file: str | Path) -> LoadTable:
                 if case is not None:
                     calm += len(case.times_ms)
                     cases.append(case)
+                if "ways" in row:
+                    together = {way: _number(row["ways"][way]) for way in ("alone", *LOADING_WAYS)}
+                    for way in LOADING_WAYS:
+                        ways.setdefault(way, []).append(log(together[way] / together["alone"]))
         except _DAMAGE as error:
             raise ProfileError(
                 f"{file} line {number}: not a row of measured loads ({_reason(error)}); "
-                "expected what hooks/load_probe.py writes"
+                "expected what `torchedge profile --streaming` writes"
             ) from error
     _check(file, environment, cases)
-    return LoadTable(environment, tuple(cases), _rate(copies), points, points - calm)
+    means = {way: float(np.mean(logs)) for way, logs in ways.items()}
+    return LoadTable(
+        environment, tuple(cases), _rate(copies), points, points - calm, rates.get("disk"),
+        rates.get("launch"), means,
+    )  # fmt: skip
 
 
 def _case(row: Mapping[str, Any]) -> LoadCase | None:
@@ -171,7 +191,7 @@ def _check(file: str | Path, environment: Mapping[str, str], cases: list[LoadCas
         if len(sizes) < _LEAST_SIZES:
             raise ProfileError(
                 f"{file}: {len(sizes)} {load_class} kernels of different sizes measured undisturbed, "
-                f"expected at least {_LEAST_SIZES}; measure again with hooks/load_probe.py"
+                f"expected at least {_LEAST_SIZES}; measure again with `torchedge profile --streaming`"
             )
 
 
@@ -233,16 +253,32 @@ def fit_device_loads(
         disturbed=table.disturbed,
     )
     described["accuracy"] = {name: _rounded(score) for name, score in scores.items()}
-    figures = {}
-    if table.copy_gb_s is not None:
-        figures[_RATE] = {
-            "value": float(f"{table.copy_gb_s:.4g}"),
+    if table.ways:
+        described[WAY] = min(table.ways, key=lambda way: table.ways[way])
+        described["slowed_by"] = {way: round(100 * (exp(mean) - 1), 1) for way, mean in table.ways.items()}
+    if table.launch_us is not None:
+        described["launch_us"] = table.launch_us
+    return PartFit(forests, described, _figures(table))
+
+
+def _figures(table: LoadTable) -> dict[str, dict[str, Any]]:
+    """Return the figures of a profile that a table measures."""
+    measured = {
+        _RATE: (table.copy_gb_s, "stand-alone copy from a buffer to {texture}"),
+        _DISK: (table.disk_gb_s, "a temporary file, read past the page cache"),
+    }
+    return {
+        name: {
+            "value": float(f"{value:.4g}"),
             "unit": "GB/s",
             "provenance": str(Provenance.MEASURED),
-            "source": "{command} on {date}: stand-alone copy from buffer to {texture}, {device}, "
-            "driver {driver}".format(**measured_on),
+            "source": f"{{command}} on {{date}}: {what}, {{device}}, driver {{driver}}".format(
+                **table.environment
+            ),
         }
-    return PartFit(forests, described, figures)
+        for name, (value, what) in measured.items()
+        if value is not None
+    }
 
 
 def fit_loads(table: LoadTable) -> dict[LoadClassName, Forest]:

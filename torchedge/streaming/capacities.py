@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -33,16 +33,20 @@ __all__ = [
     "CHUNK_BYTES",
     "FILE",
     "LAMBDA",
+    "LOADING_WAYS",
     "LOADS",
     "LOAD_FEATURES",
     "M_PEAK_BYTES",
     "TABLE",
+    "WAY",
     "Capacities",
     "FittedLoads",
     "KernelWork",
     "LoadModel",
+    "LoadingWay",
     "load_features",
     "load_model_of",
+    "loading_way",
     "make_instance",
     "rate_capacities",
     "write_load_model",
@@ -50,6 +54,13 @@ __all__ = [
 
 TABLE, FILE = "loading", "loading.safetensors"
 """`[profile.loading]` of device.toml, and the file beside it."""
+
+LoadingWay = Literal["copy", "kernel", "slot"]
+"""How weights are loaded beside kernels: by copy commands, by loading kernels, by the kernels' slots."""
+
+LOADING_WAYS: tuple[LoadingWay, ...] = get_args(LoadingWay)
+WAY = "way"
+"""Key of the fastest way in `TABLE`."""
 
 LOADS = ("extra_ratio", "extra_gb_s", "extra_mib")
 """Features that grow with the load: over the kernel's input, over its latency, and as they are."""
@@ -70,7 +81,7 @@ _POINTS = 65
 _HIGHEST = 2.0**32
 """No feature of a real kernel is above this: a forest with such a range is damaged."""
 
-_REBUILD = "measure with hooks/load_probe.py and rebuild it with `torchedge fit`"
+_REBUILD = "measure with `torchedge profile --streaming` and rebuild it with `torchedge fit loads`"
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -216,6 +227,22 @@ def _check_range(path: Path, name: str, forest: Forest) -> None:
     highest = np.where(np.isin(np.arange(forest.n_features), of_loads), _HIGHEST, 128.0)
     if (np.abs(forest.low) > highest).any() or (np.abs(forest.high) > highest).any():
         raise ProfileError(f"{path}: forest {name} claims a measured range beyond any device; {_REBUILD}")
+
+
+def loading_way(device: Device) -> LoadingWay:
+    """Return the fastest way to load beside kernels that was measured on a device; copies if none was.
+
+    Raises:
+        ProfileError: the profile names another way.
+    """
+    table = device.profile.get(TABLE)
+    way = table.get(WAY, "copy") if isinstance(table, Mapping) else "copy"
+    if way not in LOADING_WAYS:
+        raise ProfileError(
+            f"{device.folder}: [profile.{TABLE}] has {WAY} {str(way)[:20]!r}, expected one of "
+            f"{', '.join(LOADING_WAYS)}; {_REBUILD}"
+        )
+    return way
 
 
 def write_load_model(folder: Path, forests: Mapping[LoadClassName, Forest]) -> str:

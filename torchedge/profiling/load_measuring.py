@@ -1,0 +1,464 @@
+"""Measures how much the lowering's own kernels slow while they load (FlashMem, sections 2.3 and 4.2, Fig. 2).
+
+Kernels of each operator class are lowered for the device, and run alone and with their loading slot under
+loads of 1/8 to 4 times the bytes that they read. Beside them: the rates of the disk and of copies into the
+memory of weights, the cost of a launch, and which way of loading beside a kernel is the fastest.
+
+Results are rows of a journal, which a second start continues: "environment" first; for each kernel its time
+alone and under each load ("loads": bytes, median and shortest of interleaved runs, ms), and the time of a
+kernel and a load together by each way ("ways", ms); stand-alone copies (kernel "copy"); "disk"; "launch".
+`load_fitting` reads them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from torchedge.errors import InputError, OpenCLError, ProfileError
+from torchedge.lowering.inference import capture_inference_step, lower_inference
+from torchedge.lowering.kernels.loading import (
+    destination_of,
+    loading_kernel,
+    loading_size,
+    slot_numbers,
+    with_slot,
+)
+from torchedge.lowering.programs import Program, StoredTensor
+from torchedge.lowering.targets import Target, target_for
+from torchedge.opencl import compile_kernels, open_context
+from torchedge.opencl.contexts import DeviceContext, translated
+from torchedge.opencl.memory import upload
+from torchedge.runtime.memory import DeviceMemory
+from torchedge.storage.journals import Journal
+from torchedge.streaming.capacities import LOADING_WAYS
+from torchedge.streaming.launches import LaunchWork, works_of
+from torchedge.textures.layouts import PAGE_BYTES, Layout
+
+__all__ = ["RATIOS", "LoadBench", "cases", "count_rows", "disk_row", "measure_case", "measure_loads"]
+
+PROBE = "torchedge streaming 1"
+RATIOS = (0.125, 0.25, 0.5, 1, 2, 4)
+"""Loads over the bytes that a kernel reads."""
+
+_COPIES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+_POOL_BYTES = 256 << 20
+_DISK_BYTES, _REQUEST_BYTES = 256 << 20, 4 << 20
+_ROUND_S, _WARM_S = 0.5, 0.1
+"""Larger sizes of a kernel are skipped where a round of loads takes longer; least time of the timed runs."""
+
+_REPEATS = 9
+_LAUNCHES = 200
+_TEXELS = PAGE_BYTES // 16
+"""Texels in a row of the image that is filled."""
+
+
+class _Add(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of one operator and the shapes of its inputs; `size` tells its sizes apart."""
+
+    kernel: str
+    size: tuple[int, ...]
+    make: Callable[[], nn.Module]
+    inputs: tuple[tuple[int, ...], ...]
+
+
+def cases(*, quick: bool = False) -> list[Case]:
+    """Return all cases, the sizes of each kernel ascending."""
+    every: list[Case] = []
+    for exponent in range(14, 25, 3 if quick else 1):
+        count = 1 << exponent
+        every.append(Case("gelu", (count,), nn.GELU, ((count,),)))
+        every.append(Case("add", (count,), _Add, ((count,), (count,))))
+        every.append(Case("relu", (count,), nn.ReLU, ((count,),)))
+    lines = [(rows, length) for length in (256, 768, 1024, 4096) for rows in (64, 512, 2048)]
+    lines.sort(key=prod)
+    for rows, length in lines[::3] if quick else lines:
+        every.append(Case("softmax", (rows, length), lambda: nn.Softmax(-1), ((rows, length),)))
+        norm = _maker(nn.LayerNorm, length)
+        every.append(Case("layer_norm", (rows, length), norm, ((rows, length),)))
+    sizes = [(n, n, n) for n in (64, 128, 256, 512, 1024, 2048)]
+    sizes += [(1, 768, 768), (16, 768, 3072), (128, 768, 768), (128, 768, 3072), (128, 3072, 768)]
+    sizes += [(197, 768, 2304), (512, 1024, 1024), (128, 2048, 8192), (1024, 1024, 4096), (2048, 256, 256)]
+    sizes.sort(key=prod)
+    for rows, inner, outputs in sizes[:9:2] if quick else sizes:
+        linear = _maker(nn.Linear, inner, outputs)
+        every.append(Case("linear", (rows, inner, outputs), linear, ((rows, inner),)))
+    planes = [(56, 64, 64), (28, 128, 128), (14, 256, 256), (7, 512, 512), (32, 320, 320), (112, 32, 32)]
+    planes += [(64, 128, 128), (32, 64, 256), (128, 16, 64), (64, 32, 32), (16, 64, 128)]
+    planes.sort(key=lambda plane: plane[0] ** 2 * plane[1] * plane[2])
+    for side, inner, outputs in planes[:5:2] if quick else planes:
+        conv = _maker(nn.Conv2d, inner, outputs, 3, padding=1)
+        every.append(Case("conv", (side, inner, outputs), conv, ((1, inner, side, side),)))
+    return every
+
+
+def _maker(kind: Callable[..., nn.Module], *sizes: int, **options: int) -> Callable[[], nn.Module]:
+    return lambda: kind(*sizes, **options)
+
+
+# the device -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Bound:
+    """A launch with its arguments set: the plain kernel and the one with a slot."""
+
+    work: LaunchWork
+    plain: Any
+    loaded: Any
+    host: list[Any]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...] | None
+
+
+class LoadBench:
+    """A device with two queues, a pool of bytes to load in unified memory, and the memory that is filled."""
+
+    def __init__(self, context: DeviceContext, target: Target, pool_bytes: int = _POOL_BYTES) -> None:
+        self.context, self.target = context, target
+        cl, device = context.cl, context.device
+        flags = cl.command_queue_properties.PROFILING_ENABLE
+        self.queue = cl.CommandQueue(context.context, properties=flags)
+        self.second = cl.CommandQueue(context.context, properties=flags)
+        self.memory = DeviceMemory(context, self.queue)
+        self.pool_bytes = min(pool_bytes, device.allocation_bytes, device.global_bytes // 8)
+        image = target.storage == "image" and device.images
+        if image:
+            self.pool_bytes = min(self.pool_bytes, device.image_height * PAGE_BYTES)
+        self.pool_bytes = self.pool_bytes // PAGE_BYTES * PAGE_BYTES
+        layout = Layout((0, 1), "image", 1) if image else Layout((0, 1))
+        shape = self.pool_bytes // PAGE_BYTES, _TEXELS * 4
+        self.filled = StoredTensor("the loaded weight", shape, "float32", "parameter", layout)
+        self.texture = "image2d" if image else "buffer"
+        with translated("the pool of bytes to load", nbytes=self.pool_bytes, device=device):
+            unified = cl.mem_flags.READ_ONLY | cl.mem_flags.ALLOC_HOST_PTR
+            self.pool = cl.Buffer(context.context, unified, self.pool_bytes)
+        block = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
+        upload(context, self.queue, self.pool, np.resize(block, self.pool_bytes // 4))
+        self.weight = self.memory.allocate(self.filled)
+        self.first = 0
+        loading = loading_kernel(destination_of(self.filled), target.name)
+        self.loading = compile_kernels(context, {loading.name: loading.source}).kernel(loading.name)
+
+    def slot_arguments(self, nbytes: int) -> list[Any]:
+        """Return the arguments of a slot that loads so many bytes, from the next place of the pool."""
+        if self.first + nbytes > self.pool_bytes:
+            self.first = 0
+        numbers = slot_numbers(self.filled, 0, nbytes, self.first)
+        self.first += nbytes
+        return [self.pool, self.weight, *map(np.uint32, numbers)]
+
+    def load(self, way: str, queue: Any, nbytes: int) -> Any:  # noqa: ANN401 - pyopencl's
+        """Enqueue a load without a host, by a copy command or a loading kernel; return its event."""
+        cl = self.context.cl
+        arguments = self.slot_arguments(nbytes)
+        if way == "kernel":
+            self.loading.set_args(*arguments)
+            return cl.enqueue_nd_range_kernel(queue, self.loading, *loading_size(nbytes, self.target.name))
+        start = self.first - nbytes
+        if self.texture == "image2d":
+            rows = nbytes // PAGE_BYTES
+            return cl.enqueue_copy(
+                queue, self.weight, self.pool, offset=start, origin=(0, 0), region=(_TEXELS, rows)
+            )
+        return cl.enqueue_copy(
+            queue, self.weight, self.pool, byte_count=nbytes, src_offset=start, dst_offset=0
+        )
+
+    def bind(self, program: Program) -> _Bound:
+        """Return the launch of a program with the most FLOPs, its tensors filled with random numbers."""
+        works = works_of(program)
+        place = max(range(len(works)), key=lambda k: (works[k].flops, works[k].bytes_moved))
+        launch = program.launches[place]
+        kernel = program.kernels[launch.kernel]
+        loaded = with_slot(kernel, destination_of(self.filled))
+        compiled = compile_kernels(self.context, {k.name: k.source for k in (kernel, loaded)})
+        host = [self._tensor(program.tensors[index]) for index in launch.tensors]
+        plain = compiled.kernel(kernel.name)
+        plain.set_args(*host)
+        sizes = launch.global_size, launch.local_size
+        return _Bound(works[place], plain, compiled.kernel(loaded.name), host, *sizes)
+
+    def _tensor(self, tensor: StoredTensor) -> Any:  # noqa: ANN401 - pyopencl's
+        memory = self.memory.allocate(tensor)
+        block = np.random.default_rng(1).standard_normal(1 << 16)
+        values = np.resize(block, tensor.shape).astype(tensor.dtype)
+        upload(self.context, self.queue, memory, tensor.layout.pack(values))
+        return memory
+
+    def launch(self, bound: _Bound, nbytes: int) -> Any:  # noqa: ANN401 - pyopencl's
+        """Enqueue a kernel under a load (0: the plain kernel); return its event."""
+        kernel = bound.plain
+        if nbytes:
+            kernel = bound.loaded
+            kernel.set_args(*bound.host, *self.slot_arguments(nbytes))
+        enqueue = self.context.cl.enqueue_nd_range_kernel
+        return enqueue(self.queue, kernel, bound.global_size, bound.local_size)
+
+    def round(self, bound: _Bound, loads: Sequence[int]) -> list[float]:
+        """Run a kernel once under each load; return the times by the device's clock, ms."""
+        return self._times([self.launch(bound, nbytes) for nbytes in loads])
+
+    def _times(self, events: Sequence[Any]) -> list[float]:
+        self.queue.finish()
+        return [(event.profile.end - event.profile.start) / 1e6 for event in events]
+
+    def together_ms(self, bound: _Bound, way: str, nbytes: int, count: int) -> float:
+        """Return the time of one kernel and one load, of `count` of each that run without waiting, ms."""
+        begun = time.perf_counter()
+        for _ in range(count):
+            self.launch(bound, nbytes if way == "slot" else 0)
+            if way in ("copy", "kernel"):
+                self.load(way, self.second, nbytes)
+        self.second.flush()
+        self.queue.finish()
+        self.second.finish()
+        return 1e3 * (time.perf_counter() - begun) / count
+
+    def copy_times(self, way: str, nbytes: int, count: int) -> list[float]:
+        """Return the times of stand-alone loads, ms."""
+        return self._times([self.load(way, self.queue, nbytes) for _ in range(count)])
+
+    def launch_us(self) -> float:
+        """Return the time of one of many launches that do nothing, us."""
+        shortest = float("inf")
+        for _ in range(3):
+            begun = time.perf_counter()
+            for _ in range(_LAUNCHES):
+                self.load("kernel", self.queue, 0)
+            self.queue.finish()
+            shortest = min(shortest, (time.perf_counter() - begun) / _LAUNCHES)
+        return 1e6 * shortest
+
+
+def _rounded(ms: float) -> float:
+    return float(f"{ms:.5g}")
+
+
+# the rows ---------------------------------------------------------------------------------------------------
+
+_Key = tuple[str, tuple[int, ...]]
+_Row = dict[str, Any]
+
+
+def count_rows(*, quick: bool = False) -> int:
+    """Return the number of rows of a whole journal without the environment."""
+    return len(cases(quick=quick)) + 2 * len(_COPIES) + 2
+
+
+def measure_loads(
+    out: Path,
+    device: str | int | None = None,
+    *,
+    quick: bool = False,
+    step: Callable[[str], Any] = lambda _: None,
+) -> int:
+    """Measure what a journal lacks; return the number of new rows.
+
+    device: as in `torchedge.opencl.choose_device`. quick: few sizes and loads, for a test. `step` receives
+    the name of each row before it is measured or skipped.
+
+    Raises:
+        DeviceError: no such device.
+        InputError: the journal is of another device or other options.
+        ProfileError: the file cannot be written, or is no such journal; the disk has no room.
+        OpenCLError: the driver fails other than by a single kernel.
+    """
+    context = open_context(device)
+    bench = LoadBench(context, target_for(context.device), _POOL_BYTES // 4 if quick else _POOL_BYTES)
+    environment = _environment(bench, quick)
+    new, slow = 0, set[str]()
+    with Journal(out) as journal:
+        done = _done(journal, environment)
+        if not done:
+            journal.append(environment)
+        for key, measure in _tasks(bench, out.absolute().parent, quick):
+            step(" ".join(map(str, (key[0], *key[1]))))
+            row = done.get(key)
+            if row is None and key[0] not in slow:
+                row = measure()
+                journal.append(row)
+                new += 1
+            if row is not None and sum(ms for _, ms, _ in row.get("loads", ())) > 1e3 * _ROUND_S:
+                slow.add(key[0])
+    return new
+
+
+def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, Callable[[], _Row]]]:
+    """Yield the key of each row and its measurement."""
+    for case in cases(quick=quick):
+        yield (case.kernel, case.size), partial(measure_case, bench, case, quick=quick)
+    for nbytes in _COPIES:
+        for way in ("copy", "kernel"):
+            size = min(nbytes, bench.pool_bytes)
+            yield (f"copy by {way}", (size,)), partial(_copy_row, bench, way, size)
+    yield ("disk", ()), partial(disk_row, folder)
+    yield ("launch", ()), lambda: {"row": "launch", "us": _rounded(bench.launch_us())}
+
+
+def _environment(bench: LoadBench, quick: bool) -> _Row:
+    device = bench.context.device
+    return {
+        "row": "environment", "probe": PROBE, "quick": quick, "device": device.name,
+        "vendor": device.vendor, "platform": device.platform, "opencl": device.version,
+        "driver": device.driver, "target": bench.target.name, "texture": bench.texture,
+        "pool_bytes": bench.pool_bytes, "command": "torchedge profile --streaming" + " --quick" * quick,
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+    }  # fmt: skip
+
+
+def _done(journal: Journal, environment: _Row) -> dict[_Key, _Row]:
+    """Return the rows of a journal by key."""
+    done: dict[_Key, _Row] = {}
+    for number, (_, row) in enumerate(journal.rows(), start=1):
+        known = dict(row)
+        if known.get("row") == "environment":
+            _check_same(journal.path, known, environment)
+        try:
+            done[_key_of(known)] = known
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProfileError(
+                f"{journal.path} line {number}: is no row of `torchedge profile --streaming`; choose another "
+                "--out"
+            ) from error
+    return done
+
+
+def _key_of(row: _Row) -> _Key:
+    if "row" in row:
+        return str(row["row"]), ()
+    name = f"copy by {row['way']}" if row["kernel"] == "copy" else str(row["kernel"])
+    return name, tuple([int(number) for number in row["size"]])
+
+
+def _check_same(path: Path, known: _Row, environment: _Row) -> None:
+    for name in ("probe", "device", "target", "texture", "quick"):
+        if known.get(name) != environment[name]:
+            raise InputError(
+                f"{path}: was measured with {name} {str(known.get(name))[:40]}, now {environment[name]}; "
+                "choose another --out"
+            )
+
+
+def measure_case(bench: LoadBench, case: Case, *, quick: bool) -> dict[str, Any]:
+    """Return the row of a case; where its kernel does not run here, a row with the reason."""
+    inputs = [torch.zeros(shape) for shape in case.inputs]
+    program = lower_inference(capture_inference_step(case.make(), tuple(inputs)), bench.target)
+    row: dict[str, Any] = {"kernel": case.kernel, "size": list(case.size)}
+    try:
+        bound = bench.bind(program)
+        return {**row, **_loads_of(bench, bound, quick=quick)}
+    except OpenCLError as error:  # too little memory, or too few registers
+        return {**row, "reason": " ".join(str(error).split())[:200]}
+
+
+def _loads_of(bench: LoadBench, bound: _Bound, *, quick: bool) -> dict[str, Any]:
+    work = bound.work
+    wanted = [int(work.input_bytes * ratio) // PAGE_BYTES * PAGE_BYTES for ratio in RATIOS[:: 1 + quick]]
+    loads = [0, *sorted({nbytes for nbytes in wanted if 0 < nbytes <= bench.pool_bytes})]
+    with translated(f"measuring {work.name}", device=bench.context.device):
+        bench.round(bound, loads)  # compiles, and fills caches
+        begun = time.perf_counter()
+        bench.round(bound, loads)
+        seconds = max(time.perf_counter() - begun, 1e-6)
+        least = 3 if quick else _REPEATS
+        runs = max(least, min(10 * least, int(_WARM_S / seconds)))
+        times = list(zip(*[bench.round(bound, loads) for _ in range(runs)], strict=True))
+        alone_s = max(statistics.median(times[0]) / 1e3, 1e-6)
+        row: dict[str, Any] = {
+            "class": work.load_class, "flops": max(work.flops, 1), "input_bytes": work.input_bytes,
+            "output_bytes": work.output_bytes, "global": list(bound.global_size),
+            "local": list(bound.local_size or [1]),
+            "loads": [
+                [nbytes, _rounded(statistics.median(t)), _rounded(min(t))]
+                for nbytes, t in zip(loads, times, strict=True)
+            ],
+            "runs": runs,
+        }  # fmt: skip
+        near = min(loads[1:], key=lambda n: abs(n - work.input_bytes), default=0)
+        if near:
+            count = max(3, min(200, int(_WARM_S / 4 / alone_s)))
+            for way in LOADING_WAYS:
+                bench.together_ms(bound, way, near, 1)
+            rounds = [
+                [bench.together_ms(bound, way, near, count) for way in ("alone", *LOADING_WAYS)]
+                for _ in range(3)
+            ]
+            shortest = [_rounded(min(ms)) for ms in zip(*rounds, strict=True)]
+            row["ways"] = {"bytes": near, **dict(zip(("alone", *LOADING_WAYS), shortest, strict=True))}
+    return row
+
+
+def _copy_row(bench: LoadBench, way: str, nbytes: int) -> dict[str, Any]:
+    with translated(f"copying {nbytes} bytes", device=bench.context.device):
+        bench.copy_times(way, nbytes, 1)
+        times = bench.copy_times(way, nbytes, _REPEATS)
+    local = list(loading_size(nbytes, bench.target.name)[1]) if way == "kernel" else [1]
+    shortest, median = _rounded(min(times)), _rounded(statistics.median(times))
+    return {
+        "kernel": "copy", "way": way, "size": [nbytes], "local": local, "ms": median, "least_ms": shortest,
+        "runs": len(times),
+    }  # fmt: skip
+
+
+def disk_row(folder: Path, nbytes: int = _DISK_BYTES) -> dict[str, Any]:
+    """Return the row of the disk: a temporary file read with requests of 4 MiB, past the page cache.
+
+    direct: by O_DIRECT; otherwise the system was asked to drop the file from its cache.
+
+    Raises:
+        ProfileError: there is no room for the file, or it cannot be read.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".torchedge-disk-") as file:
+            block = np.random.default_rng(0).bytes(_REQUEST_BYTES)
+            for _ in range(0, nbytes, _REQUEST_BYTES):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            direct = getattr(os, "O_DIRECT", 0)
+            try:
+                handle = os.open(file.name, os.O_RDONLY | direct)
+            except OSError:  # a file system without direct reads
+                direct, handle = 0, os.open(file.name, os.O_RDONLY)
+            try:
+                times = [_read_ms(handle, nbytes) for _ in range(3)]
+            finally:
+                os.close(handle)
+    except OSError as error:
+        raise ProfileError(
+            f"{folder}: reading a temporary file of {nbytes >> 20} MiB failed ({error.strerror or error}); "
+            "make room, or choose another --out"
+        ) from error
+    return {"row": "disk", "bytes": nbytes, "ms": _rounded(statistics.median(times)), "direct": bool(direct)}
+
+
+def _read_ms(handle: int, nbytes: int) -> float:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(handle, 0, nbytes, os.POSIX_FADV_DONTNEED)
+    with mmap.mmap(-1, _REQUEST_BYTES) as page_aligned:
+        begun = time.perf_counter()
+        for place in range(0, nbytes, _REQUEST_BYTES):
+            if os.preadv(handle, [page_aligned], place) != _REQUEST_BYTES:
+                raise OSError("a short read")
+        return 1e3 * (time.perf_counter() - begun)
