@@ -8,12 +8,14 @@ constant and known before it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchedge.errors import PlanError
+from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import live_bytes, planned, total_bytes
 from torchedge.lowering.assembly import ALIGNMENT
-from torchedge.lowering.programs import Program
+from torchedge.lowering.placement import part_images
+from torchedge.lowering.programs import Arena, Program
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.verification import verify_plan
@@ -27,7 +29,9 @@ __all__ = [
     "Transfer",
     "least_memory",
     "make_schedule",
+    "restore_schedule",
     "weight_uses",
+    "with_own_images",
 ]
 
 WEIGHT_ROLES = frozenset({"parameter", "buffer", "constant"})
@@ -121,14 +125,34 @@ def make_schedule(
     Raises:
         PlanError: the instance is of another program, the plan breaks its rules, or the pool is too small.
     """
-    if staging_bytes < LEAST_STAGING_BYTES or staging_bytes % PAGE_BYTES:
-        raise PlanError(
-            f"the staging pool has {staging_bytes} bytes; expected a multiple of {PAGE_BYTES} from "
-            f"{LEAST_STAGING_BYTES}"
-        )
+    _check_staging(staging_bytes)
     preload, transfers = _transfers(program, instance, plan)
     lifetimes = _lifetimes(program, transfers)
     return StreamingSchedule(planned(program, ALIGNMENT, lifetimes), preload, transfers, staging_bytes)
+
+
+def restore_schedule(
+    program: Program, instance: Instance, plan: OverlapPlan, staging_bytes: int, arena: Arena
+) -> StreamingSchedule:
+    """Return the schedule of a plan with an arena that was planned before, as in a file; it is checked.
+
+    Raises:
+        PlanError: as `make_schedule` does, or the arena does not hold the run.
+    """
+    _check_staging(staging_bytes)
+    preload, transfers = _transfers(program, instance, plan)
+    schedule = StreamingSchedule(replace(program, arena=arena), preload, transfers, staging_bytes)
+    check_arena(schedule.program, 1, schedule.streamed)
+    return schedule
+
+
+def with_own_images(schedule: StreamingSchedule) -> StreamingSchedule:
+    """Return a schedule for devices that make no images from buffers: each image has memory of its own."""
+    program = part_images(schedule.program, ALIGNMENT)
+    if program is schedule.program:
+        return schedule
+    lifetimes = _lifetimes(program, schedule.transfers)
+    return replace(schedule, program=planned(program, ALIGNMENT, lifetimes))
 
 
 def least_memory(program: Program, instance: Instance, plan: OverlapPlan, staging_bytes: int) -> RunMemory:
@@ -138,6 +162,14 @@ def least_memory(program: Program, instance: Instance, plan: OverlapPlan, stagin
     """
     preload, transfers = _transfers(program, instance, plan)
     return _memory(program, preload, live_bytes(program, _lifetimes(program, transfers)), staging_bytes)
+
+
+def _check_staging(staging_bytes: int) -> None:
+    if staging_bytes < LEAST_STAGING_BYTES or staging_bytes % PAGE_BYTES:
+        raise PlanError(
+            f"the staging pool has {staging_bytes} bytes; expected a multiple of {PAGE_BYTES} from "
+            f"{LEAST_STAGING_BYTES}"
+        )
 
 
 def _memory(program: Program, preload: tuple[int, ...], arena: int, staging: int) -> RunMemory:
