@@ -14,6 +14,7 @@ from torchedge.lowering.limits import Limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS, Precision, Target, device_class
+from torchedge.tracing.folding import fold_constants
 from torchedge.tracing.steps import CapturedStep, capture_step
 
 
@@ -38,12 +39,13 @@ def capture_inference_step(
     seed: int | None = None,
     name: str | None = None,
 ) -> CapturedStep:
-    """Capture `model(*args, **kwargs)` in evaluation mode; weights may lie on the meta device.
+    """Capture `model(*args, **kwargs)` in evaluation mode, with what its weights alone decide computed.
 
-    The model does not change. Arguments and errors as in `capture_step`.
+    Weights may lie on the meta device. The model does not change. Arguments and errors as in `capture_step`.
     """
     keep = frozenset(all_rules())
-    return capture_step(model, args, kwargs, training=False, keep=keep, seed=seed, name=name)
+    captured = capture_step(model, args, kwargs, training=False, keep=keep, seed=seed, name=name)
+    return fold_constants(captured)
 
 
 def lower_inference(captured: CapturedStep, target: Target) -> Program:

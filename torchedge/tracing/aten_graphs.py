@@ -90,9 +90,12 @@ _CHECKS = frozenset(
     ("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range_for_size")
 )
 _LIKE = frozenset(
-    ("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
-)
-"""Operators that read only the shape and dtype of their input."""
+    (
+        "empty", "empty_like", "empty_permuted", "empty_strided", "full_like", "new_empty", "new_full",
+        "new_ones", "new_zeros", "ones_like", "zeros_like",
+    )
+)  # fmt: skip
+"""Operators that read at most the shape and dtype of their input; what is empty holds zeros."""
 _LARGEST_CONSTANT = 1 << 20
 """A node that depends on constants alone is computed during capture up to this number of elements."""
 
@@ -232,7 +235,7 @@ class _Conversion:
         kind = base_name(target)
         tensors = traced if isinstance(traced, (tuple, list)) else [traced]
         if kind in _LIKE and isinstance(traced, torch.Tensor):
-            fill: Any = node.args[-1] if "full" in kind else 1 if "ones" in kind else 0
+            fill: Any = node.args[-1] if "full" in kind else int("ones" in kind)
             self.known[node] = torch.full((), fill, dtype=traced.dtype).expand(form_of(node)[0])
             return True
         if (
