@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.graph import ITEM_SIZES, Op, Value
 from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
 from torchedge.tracing.recorder import DTYPE_NAMES
@@ -33,14 +34,15 @@ def fold_constants(captured: CapturedStep) -> CapturedStep:
     one scale and one shift of each channel, as PyTorch's own kernel computes it. Not folded: views and
     copies, and values that take more memory than the weights that they replace.
     """
-    step, _ = _copied(captured.step, plain=True)
-    folding = _Folding(step, captured.tensors)
-    chosen = folding.choose()
-    folded, names = _copied(step, chosen)
-    constants = {name: folding.tensor(index) for index, name in names.items()}
-    used = {value.name for value in folded.values if value.role != "activation"}
-    tensors = {name: t for name, t in {**captured.tensors, **constants}.items() if name in used}
-    return replace(captured, step=folded, tensors=tensors)
+    with collection_paused():
+        step, _ = _copied(captured.step, plain=True)
+        folding = _Folding(step, captured.tensors)
+        chosen = folding.choose()
+        folded, names = _copied(step, chosen)
+        constants = {name: folding.tensor(index) for index, name in names.items()}
+        used = {value.name for value in folded.values if value.role != "activation"}
+        tensors = {name: t for name, t in {**captured.tensors, **constants}.items() if name in used}
+        return replace(captured, step=folded, tensors=tensors)
 
 
 # which values -----------------------------------------------------------------------------------------------
