@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torchedge.errors import CaptureError
 from torchedge.graphs.sizes import Affine, NotAffineError, Poly, Shape, format_shape, shape_at
 
+_Key = TypeVar("_Key")
 Role = Literal["input", "parameter", "buffer", "state", "constant", "activation"]
 Mode = Literal["train", "infer"]
 """The run that is predicted or captured: a training step or an inference."""
@@ -100,6 +101,16 @@ class Op:
     grad: bool = True
     region: int = 0
     known: bool = True
+
+
+def last_uses(uses: Sequence[Iterable[_Key]], stays: Collection[_Key] = ()) -> tuple[tuple[_Key, ...], ...]:
+    """Return for each position what is used there and at no later one, without what `stays`."""
+    last = {item: position for position, items in enumerate(uses) for item in items}
+    ends: list[list[_Key]] = [[] for _ in uses]
+    for item, position in last.items():
+        if item not in stays:
+            ends[position].append(item)
+    return tuple(map(tuple, ends))
 
 
 def parameters_of(values: Iterable[Value]) -> tuple[Value, ...]:

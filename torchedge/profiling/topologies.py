@@ -27,6 +27,7 @@ from msgspec import Meta
 from torch import nn
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.graphs.graph import last_uses
 from torchedge.storage.codecs import Codec, OneOf, OptionalText
 
 __all__ = ["FUNCTIONS", "LAYERS", "METHODS", "StochasticDepth", "TopologyModule", "TopologyNode"]
@@ -132,6 +133,7 @@ class TopologyModule(nn.Module):
     def __init__(self, nodes: object, label: str) -> None:
         super().__init__()
         self.nodes = _TOPOLOGIES.parse(label, {"nodes": nodes}).nodes
+        self.spent = last_uses([_names([*node.args, node.kwargs]) for node in self.nodes])
         self.layers = nn.ModuleDict()
         for node in self.nodes:
             if node.op == "module":
@@ -140,11 +142,7 @@ class TopologyModule(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the last node gives
         """Run the network on x (N, C, H, W)."""
         results: dict[str, Any] = {}
-        last: dict[str, int] = {}
-        for position, node in enumerate(self.nodes):
-            for name in _names([*node.args, node.kwargs]):
-                last[name] = position
-        for position, node in enumerate(self.nodes):
+        for node, names in zip(self.nodes, self.spent, strict=True):
             if node.op == "input":
                 results[node.name] = x
                 continue
@@ -152,8 +150,8 @@ class TopologyModule(nn.Module):
             if node.op == "output":
                 return args[0]
             kwargs = _resolve(node.kwargs, results) if node.op != "module" else {}
-            for used in [n for n in results if last.get(n) == position]:
-                del results[used]  # as in Python code whose variables are overwritten
+            for name in names:
+                results.pop(name, None)  # as in Python code whose variables are overwritten
             results[node.name] = self._run(node, args, kwargs)
             del args
         raise ProfileError("the topology has no output node; expected one at its end")

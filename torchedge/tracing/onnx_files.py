@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from torchedge.errors import CaptureError, InputError, MissingExtraError
+from torchedge.graphs.graph import last_uses
 from torchedge.tracing.onnx_nodes import FOLDS, Node
 from torchedge.tracing.onnx_operators import LAYERS, OPERATORS, TORCH_DTYPES, tensor_of
 from torchedge.tracing.programs import MAX_NODES, MAX_SIZE, FileProgram, scope
@@ -133,12 +134,12 @@ class OnnxProgram(FileProgram):
             recorder.note(
                 "layers are those of the ONNX file: batch norm that its exporter folded away does not train"
             )
-        last = _last_uses(self._nodes, self._returned)
-        for node in self._nodes:
+        spent = last_uses([node.inputs for node in self._nodes], {*self._returned, ""})
+        for node, names in zip(self._nodes, spent, strict=True):
             with scope(recorder, node.scope):
                 results = self._run(node, [values[name] for name in node.inputs], recorder.batch)
             values.update(zip(node.outputs, results, strict=False))
-            for name in last.get(node.number, ()):
+            for name in names:
                 values.pop(name, None)
         return tuple([values[name] for name in self._returned if isinstance(values[name], torch.Tensor)])
 
@@ -190,16 +191,6 @@ def _with_batch(inputs: list[Any], batch: int) -> list[Any]:
 def _names_at(nodes: list[Node], places: Mapping[str, tuple[int, ...]]) -> set[str]:
     """Return the names at these input positions of these operators."""
     return {n.inputs[k] for n in nodes for k in places.get(n.title, ()) if k < len(n.inputs)}
-
-
-def _last_uses(nodes: list[Node], returned: list[str]) -> dict[int, list[str]]:
-    """Return for each node the names read by it and by no later one."""
-    last = {name: node.number for node in nodes for name in node.inputs if name}
-    spent: dict[int, list[str]] = {}
-    for name, number in last.items():
-        if name not in returned:
-            spent.setdefault(number, []).append(name)
-    return spent
 
 
 def _array(proto: Any) -> np.ndarray[Any, Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from torchedge.errors import CaptureError
 
-_count = itertools.count()
 _STANDARD = ("", "ai.onnx")
 
 
@@ -26,7 +24,6 @@ class Node:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     scope: str = ""
-    number: int = field(default_factory=_count.__next__)
 
     @classmethod
     def read(cls, proto: Any) -> Node:

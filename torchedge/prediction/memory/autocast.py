@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torchedge.graphs import FLOATING, ForwardGraph, Op, Value
 from torchedge.ops import OpSpec, registry
-from torchedge.prediction.memory.rewriting import Rewriter, last_uses
+from torchedge.prediction.memory.rewriting import Rewriter, releases_of
 from torchedge.prediction.memory.settings import StepSettings
 
 _LOW = frozenset(("bfloat16", "float16"))
@@ -30,7 +30,7 @@ class _Pass:
         assert settings.amp is not None
         self.out, self.graph = Rewriter(graph), graph
         self.low, self.on_cpu = settings.amp, settings.backend == "cpu"
-        self.releases = last_uses(graph)
+        self.releases = releases_of(graph)
         self.cached: dict[tuple[int, str], int] = {}
         self.weak: set[int] = set()
 

@@ -11,7 +11,7 @@ from torchedge.graphs import ForwardGraph, Op, Shape, Value
 from torchedge.ops import spec_of
 from torchedge.ops.strides import contiguous_strides, foldable, variadic, viewed
 from torchedge.prediction.memory.layouts import Layouts
-from torchedge.prediction.memory.rewriting import Rewriter, last_uses
+from torchedge.prediction.memory.rewriting import Rewriter, releases_of
 from torchedge.prediction.memory.settings import StepSettings
 
 
@@ -31,7 +31,7 @@ class _Pass:
         self.on_cuda = settings.backend == "cuda"
         self.fused = settings.attention == "fused"
         self.layouts = Layouts(self.out.values, graph.ops, self.fused, self.on_cuda)
-        self.graph, self.releases = graph, last_uses(graph)
+        self.graph, self.releases = graph, releases_of(graph)
 
     def run(self) -> ForwardGraph:
         for position, op in enumerate(self.graph.ops):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchedge.graphs import ForwardGraph, Op, Shape, Value
+from torchedge.graphs.graph import last_uses
 
 
 class Rewriter:
@@ -53,18 +54,9 @@ class Rewriter:
         )
 
 
-def last_uses(graph: ForwardGraph) -> tuple[tuple[int, ...], ...]:
-    """Return a graph's releases, or, where it knows no Python lifetimes, releases after the last use."""
+def releases_of(graph: ForwardGraph) -> tuple[tuple[int, ...], ...]:
+    """Return a graph's releases, or, if Python's lifetimes are unknown, releases after the last use."""
     if graph.releases is not None:
         return graph.releases
-    last: dict[int, int] = {}
-    for position, op in enumerate(graph.ops):
-        for index in (*op.inputs, *op.outputs):
-            if index is not None:
-                last[index] = position
-    ends = {*graph.outputs} if graph.loss is None else {graph.loss}
-    releases: list[list[int]] = [[] for _ in graph.ops]
-    for index, position in last.items():
-        if index not in ends:
-            releases[position].append(index)
-    return tuple(map(tuple, releases))
+    stays = {*graph.outputs} if graph.loss is None else {graph.loss}
+    return last_uses([[i for i in (*op.inputs, *op.outputs) if i is not None] for op in graph.ops], stays)

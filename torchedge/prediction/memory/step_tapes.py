@@ -16,7 +16,7 @@ from torchedge.ops.gradients import gradient_needs, is_differentiated
 from torchedge.ops.specs import nothing
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.decomposition import decompose
-from torchedge.prediction.memory.rewriting import last_uses
+from torchedge.prediction.memory.rewriting import releases_of
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, PERSISTENT, Tape, TapeWriter
 from torchedge.prediction.memory.workspaces import PHASES, convolution_geometry
@@ -95,7 +95,7 @@ class StepWriter:
         self.differentiable = gradient_needs(self.graph)
         self._sizes = [value.nbytes for value in self.graph.values]
         self._storage = [-1] * len(self.graph.values)
-        self._releases = last_uses(self.graph)
+        self._releases = releases_of(self.graph)
         self._records: list[_Record | _Region] = []
         self._gradients: dict[int, int] = {}
         self._parameter_gradients: dict[int, int] = {}
