@@ -5,7 +5,9 @@ A message is one line: what was given, what was expected, what to do next.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 __all__ = [
     "CaptureError",
@@ -119,6 +121,12 @@ class MissingExtraError(TorchedgeError, ImportError):
         """
         command = f"pip install {package}" if extra is None else f"pip install 'torchedge[{extra}]'"
         return cls(f"{purpose} needs {package}, which is not installed; run: {command}")
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:
+    """Return "did you mean X?" for the known names nearest to a name; `otherwise` if none is near."""
+    near = difflib.get_close_matches(str(name)[:100], list(known), n=most)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def first_line(error: BaseException) -> str:

@@ -32,7 +32,7 @@ def run(space, **options):
     [
         ({}, "expected a dict with some of"),
         (None, "constraints is None"),
-        ({"training_memroy": 5}, "did you mean 'training_memory'"),
+        ({"training_memroy": 5}, "did you mean training_memory"),
         ({"speed": 5}, "expected some of inference_latency"),
         ({"training_memory": 0}, "expected a positive number of MiB"),
         ({"training_latency": "5"}, "expected a positive number of ms"),

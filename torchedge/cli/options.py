@@ -113,32 +113,12 @@ class Number(_Type):
         return result
 
 
-class _Sizes(_Type):
-    """Batch sizes: 32, or 32,64,128."""
+class _Numbers(_Type):
+    """Whole numbers with separators between them: batch sizes 32,64,128, or a shape 3x224x224."""
 
-    name = "N[,N...]"
-    most = 1024
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - text or a default
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[int, ...]:
-        """Return the distinct sizes."""
-        if not isinstance(value, str):
-            return tuple(value)
-        parts = value.split(",")
-        if len(parts) > self.most:
-            self.fail(f"{len(parts)} numbers are given; expected at most {self.most}.", param, ctx)
-        return tuple(dict.fromkeys(WHOLE.convert(part, param, ctx) for part in parts))
-
-
-class _Shape(_Type):
-    """The shape of one sample: 3x224x224."""
-
-    name = "CxHxW"
-    most = 8
+    def __init__(self, name: str, separators: str, most: int, example: str, *, distinct: bool) -> None:
+        self.name, self.most, self.distinct = name, most, distinct
+        self._separators, self._example = separators, example
 
     def convert(
         self,
@@ -146,17 +126,17 @@ class _Shape(_Type):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> tuple[int, ...]:
-        """Return the dimensions."""
+        """Return the numbers, each once if they are to be distinct."""
         if not isinstance(value, str):
             return tuple(value)
-        parts = re.split(r"[x×,]", value.strip().lower())
+        parts = re.split(self._separators, value.strip().lower())
         if len(parts) > self.most:
-            self.fail(
-                f"{value[:40]!r} has {len(parts)} dimensions; expected at most {self.most}.", param, ctx
-            )
-        with contextlib.suppress(click.BadParameter):
-            return tuple(WHOLE.convert(part, param, ctx) for part in parts)
-        self.fail(f"{value[:40]!r} is not a shape of one sample such as 3x224x224.", param, ctx)
+            self.fail(f"{value[:40]!r} has {len(parts)} numbers; expected at most {self.most}.", param, ctx)
+        try:
+            numbers = [WHOLE.convert(part, param, ctx) for part in parts]
+        except click.BadParameter as error:
+            self.fail(f"{error.message} Expected such as {self._example}.", param, ctx)
+        return tuple(dict.fromkeys(numbers) if self.distinct else numbers)
 
 
 class Size(_Type):
@@ -196,7 +176,9 @@ class _Device(_Type):
 
 
 WHOLE = Whole()
-SHAPE, SIZE, BATCH_SIZES = _Shape(), Size(), _Sizes()
+SIZE = Size()
+BATCH_SIZES = _Numbers("N[,N...]", ",", 1024, "32,64,128", distinct=True)
+SHAPE = _Numbers("CxHxW", "[x×,]", 8, "3x224x224", distinct=False)
 BATCH_SIZE = WHOLE
 CONFIDENCE = Number(0.5, 1.0, name="P", open_high=True)
 DEVICE = _Device()

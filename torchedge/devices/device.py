@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from torchedge.devices.vocabulary import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEYS
-from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.errors import DeviceError, InputError, ProfileError, did_you_mean
 from torchedge.storage import Document, resolve_inside, write_toml
 from torchedge.storage.codecs import OUTSIDE, Codec, OneOf, Text, shortened
 from torchedge.storage.documents import parse_toml, read_bytes
@@ -200,8 +199,7 @@ class Device:
     def _known(self, table: Mapping[str, _Item], name: str, what: str) -> _Item:
         if name in table:
             return table[name]
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it gives: {', '.join(sorted(table)) or 'none'}"
+        hint = did_you_mean(name, table, f"it gives: {', '.join(sorted(table)) or 'none'}")
         raise DeviceError(
             f"{self.name}: its profile gives no {name!r} among its {what}, expected one; {hint} "
             f"Else add it to {self.folder / 'device.toml'}"

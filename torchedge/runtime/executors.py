@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torchedge.errors import InputError, KernelCheckError, OpenCLError
+from torchedge.errors import InputError, KernelCheckError, OpenCLError, did_you_mean
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
@@ -414,12 +414,7 @@ class Executor:
     def _find(self, name: str) -> DeviceTensor:
         self._check_open()
         if name not in self._tensors:
-            import difflib
-
-            near = difflib.get_close_matches(name, self._tensors, 3)
-            hint = (
-                f"did you mean {', '.join(near)}?" if near else "what lies in the arena is for launches only"
-            )
+            hint = did_you_mean(name, self._tensors, "what lies in the arena is for launches only", most=3)
             raise InputError(f"program {self.program.name} has no tensor {name!r}; {hint}")
         return self._tensors[name]
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.errors import InputError
+from torchedge.errors import InputError, did_you_mean
 from torchedge.graphs import Mode
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import checked_batches, predict_graph
@@ -210,8 +209,7 @@ def check_limits(constraints: object) -> dict[str, float]:
         )
     for name, limit in constraints.items():
         if name not in FIGURES:
-            near = get_close_matches(str(name), FIGURES, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(sorted(FIGURES))}"
+            hint = did_you_mean(name, FIGURES, f"expected some of {', '.join(sorted(FIGURES))}")
             raise InputError(f"there is no constraint {name!r}; {hint}")
         number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
         if not number or not 0 < limit < float("inf"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import inspect
 import sys
@@ -14,12 +13,18 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import CaptureError, InputError, MissingExtraError, TorchedgeError, first_line
+from torchedge.errors import (
+    CaptureError,
+    InputError,
+    MissingExtraError,
+    TorchedgeError,
+    did_you_mean,
+    first_line,
+)
 from torchedge.tracing.paper_models import PAPER_MODELS, build_paper_model
-from torchedge.tracing.vision import prepare_torchvision
+from torchedge.tracing.vision import find_timm, prepare_torchvision
 
 _FORMS = "a torchvision or timm name, file.py:factory, or an .onnx or .pt2 file"
-_GUESSES = 3
 
 
 def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, str]:
@@ -88,7 +93,9 @@ def python_attribute(path: Path, name: str) -> Any:
     attribute = getattr(module, name, None)
     if attribute is None:
         callables = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise InputError(f"{path}: defines no {name!r}{_hint(name, callables)}")
+        raise InputError(
+            f"{path}: defines no {name!r}; {did_you_mean(name, callables, 'correct the name', 3)}"
+        )
     return attribute
 
 
@@ -127,7 +134,7 @@ def _from_name(text: str, weights: bool) -> torch.nn.Module:
     vision = [] if timm_only else _torchvision_names()
     if name in vision:
         return _torchvision_model(name, weights)
-    timm = _timm()
+    timm = find_timm()
     if timm is not None and timm.is_model(name):
         return _built(lambda: timm.create_model(name, pretrained=False), name, weights)
     if timm is None and timm_only:
@@ -137,7 +144,8 @@ def _from_name(text: str, weights: bool) -> torch.nn.Module:
         raise MissingExtraError.of(
             "torchvision", extra="vision", purpose=f"building the model {name} by name"
         )
-    raise InputError(f"no model is called {name!r}{_hint(name, [*PAPER_MODELS, *known])}; expected {_FORMS}")
+    hint = did_you_mean(name, [*PAPER_MODELS, *known], "correct the name", most=3)
+    raise InputError(f"no model is called {name!r}, expected {_FORMS}; {hint}")
 
 
 def _torchvision_names() -> list[str]:
@@ -169,15 +177,6 @@ def _torchvision_model(name: str, weights: bool) -> torch.nn.Module:
     return model
 
 
-def _timm() -> Any:
-    prepare_torchvision()
-    try:
-        import timm
-    except ImportError:
-        return None
-    return timm
-
-
 def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Module:
     """Build a model on the meta device, without memory; with weights, or if that fails, on the default."""
     state = torch.get_rng_state()
@@ -202,8 +201,3 @@ def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Modul
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"{label} returns a {type(model).__name__}; expected a torch.nn.Module")
     return model
-
-
-def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=_GUESSES, cutoff=0.6)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -47,3 +48,13 @@ def import_torchvision() -> ModuleType:
         raise MissingExtraError.of("torchvision", extra="vision", purpose="building its models") from error
     module: ModuleType = torchvision
     return module
+
+
+def find_timm() -> Any:
+    """Return timm, None if it is not installed."""
+    prepare_torchvision()
+    try:
+        import timm
+    except ImportError:
+        return None
+    return timm

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from operator import index
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -12,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, did_you_mean
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.feature_sets.convolutions import BatchAmount
 from torchedge.prediction.feature_sets.registry import Curve, FeatureInputs, FeatureSet, find_feature_set
@@ -44,8 +43,7 @@ class Features:
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a float, or (B,) of them
         """Return one feature, a float or (B,) of them; raises InputError for an unknown name."""
         if name not in self.names:
-            near = get_close_matches(str(name), self.names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "see its .names"
+            hint = did_you_mean(name, self.names, "see its .names")
             raise InputError(f"feature set {self.feature_set!r} has no feature {name!r}; {hint}")
         column = self.values[..., self.names.index(name)]
         return float(column) if column.ndim == 0 else column

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, did_you_mean
 from torchedge.forests.trees import feature_hash
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.feature_sets.convolutions import (
@@ -144,8 +143,7 @@ def find_feature_set(name: str) -> FeatureSet:
     """Return a feature set by name; raises InputError with the names of all sets where there is none."""
     chosen = _SETS.get(name)
     if chosen is None:
-        near = get_close_matches(name, _SETS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_SETS)}"
+        hint = did_you_mean(name, _SETS, f"there are: {', '.join(_SETS)}")
         raise InputError(f"no feature set is named {name!r}; {hint}")
     return chosen
 

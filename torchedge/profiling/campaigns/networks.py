@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchedge.errors import InputError, MissingExtraError
+from torchedge.errors import InputError, MissingExtraError, did_you_mean, first_line
 from torchedge.profiling.topologies import TopologyModule
-from torchedge.tracing.vision import import_torchvision, prepare_torchvision
+from torchedge.tracing.vision import find_timm, import_torchvision
 
 __all__ = ["build_network", "check_recipe", "recipe_of"]
 
@@ -34,9 +33,8 @@ def check_recipe(recipe: Mapping[str, Any]) -> None:
 
         known = list_models()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise InputError(f"{recipe['library']} has no network {name!r}{hint}; correct the plan")
+        hint = did_you_mean(name, known, "correct the plan", most=3)
+        raise InputError(f"{recipe['library']} has no network {name!r}; {hint}")
 
 
 def build_network(recipe: Mapping[str, Any]) -> nn.Module:
@@ -56,8 +54,7 @@ def build_network(recipe: Mapping[str, Any]) -> nn.Module:
         except NotImplementedError:  # a builder that computes with tensors
             return _create(recipe["library"], name, kwargs).to("meta")
     except Exception as error:
-        said = (str(error).strip().splitlines() or ["no message"])[0]
-        raise InputError(f"{name} cannot be built with {dict(kwargs)}: {said}") from error
+        raise InputError(f"{name} cannot be built with {dict(kwargs)}: {first_line(error)}") from error
 
 
 def _create(library: str, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
@@ -73,9 +70,7 @@ def _create(library: str, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
 
 
 def _timm() -> Any:  # noqa: ANN401 - the module
-    prepare_torchvision()
-    try:
-        import timm
-    except ImportError as error:
-        raise MissingExtraError.of("timm", purpose="building networks of timm") from error
+    timm = find_timm()
+    if timm is None:
+        raise MissingExtraError.of("timm", purpose="building networks of timm")
     return timm

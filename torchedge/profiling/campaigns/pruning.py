@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from torchedge.errors import CaptureError, InputError
+from torchedge.errors import CaptureError, InputError, first_line
 from torchedge.graphs import Mode
 from torchedge.pruning.channels import ChannelGroups, ChannelMap
 from torchedge.pruning.modules import ParameterCount, channel_norms, prune_module
@@ -135,10 +135,10 @@ def _output_shapes(model: nn.Module, size: tuple[int, ...], label: str) -> list[
                 torch.zeros(1, *size, device=first.device, dtype=first.dtype)
             )
     except Exception as error:
-        said = (str(error).strip().splitlines() or ["no message"])[0]
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
-            f"{label} does not run on an input of {size} ({type(error).__name__}: {said}); expected a "
-            "network whose layers still fit together"
+            f"{label} does not run on an input of {size} ({reason}); expected a network whose layers still "
+            "fit together"
         ) from error
     return [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 

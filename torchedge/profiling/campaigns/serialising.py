@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, TopologyModule, TopologyNode
 from torchedge.tracing.capturing import capture
@@ -60,8 +60,8 @@ def _traced(model: nn.Module, label: str) -> Nodes:
     try:
         graph = _Tracer().trace(model)
     except Exception as error:
-        said = (str(error).strip().splitlines() or ["no message"])[0]
-        raise _refusal(label, f"torch.fx cannot trace it ({type(error).__name__}: {said})") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise _refusal(label, f"torch.fx cannot trace it ({reason})") from error
     modules = dict(model.named_modules())
     return [_node(node, modules, label) for node in graph.nodes]
 
