@@ -87,43 +87,32 @@ def _add(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Calla
     return decorate
 
 
-@fit.command(
+def _add_command(name: str, modes: Sequence[Mode], summary: str, *examples: str) -> None:
+    @fit.command(name, cls=Command, help=summary, notes=_DATASET, examples=examples)
+    @_add(*_MODES)
+    def run(**options: Any) -> None:  # noqa: ANN401 - see _MODES
+        _fit_modes(modes, **options)
+
+
+_add_command(
     "all",
-    cls=Command,
-    notes=_DATASET,
-    examples=[
-        "torchedge fit all measured/my-orin --device my-orin --out my-orin",
-        "torchedge fit all my-orin -d my-orin --base nvidia-h200 --points 30 --out profiles/my-orin",
-    ],
+    ("train", "infer"),
+    "Fit every mode that was measured.",
+    "torchedge fit all measured/my-orin --device my-orin --out my-orin",
+    "torchedge fit all my-orin -d my-orin --base nvidia-h200 --points 30 --out profiles/my-orin",
 )
-@_add(*_MODES)
-def _fit_all(**options: Any) -> None:  # noqa: ANN401 - see _MODES
-    """Fit every mode that was measured."""
-    _fit_modes(("train", "infer"), **options)
-
-
-@fit.command(
+_add_command(
     "training",
-    cls=Command,
-    notes=_DATASET,
-    examples=["torchedge fit training jetson-tx2 --device ./my-tx2 --out my-tx2 --force"],
+    ("train",),
+    "Fit the models of training steps.",
+    "torchedge fit training jetson-tx2 --device ./my-tx2 --out my-tx2 --force",
 )
-@_add(*_MODES)
-def _fit_training(**options: Any) -> None:  # noqa: ANN401 - see _MODES
-    """Fit the models of training steps."""
-    _fit_modes(("train",), **options)
-
-
-@fit.command(
+_add_command(
     "inference",
-    cls=Command,
-    notes=_DATASET,
-    examples=["torchedge fit inference my-orin --device ./profile --out profile --force --no-accuracy"],
+    ("infer",),
+    "Fit the models of inference.",
+    "torchedge fit inference my-orin --device ./profile --out profile --force --no-accuracy",
 )
-@_add(*_MODES)
-def _fit_inference(**options: Any) -> None:  # noqa: ANN401 - see _MODES
-    """Fit the models of inference."""
-    _fit_modes(("infer",), **options)
 
 
 def _fit_modes(

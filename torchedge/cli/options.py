@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torchedge.graphs.graph import Mode
 
 __all__ = [
-    "BATCH_SIZE",
     "BATCH_SIZES",
     "CONFIDENCE",
     "DEBUG_VARIABLE",
@@ -179,7 +178,6 @@ WHOLE = Whole()
 SIZE = Size()
 BATCH_SIZES = _Numbers("N[,N...]", ",", 1024, "32,64,128", distinct=True)
 SHAPE = _Numbers("CxHxW", "[x×,]", 8, "3x224x224", distinct=False)
-BATCH_SIZE = WHOLE
 CONFIDENCE = Number(0.5, 1.0, name="P", open_high=True)
 DEVICE = _Device()
 PATH = click.Path(path_type=Path)

@@ -19,7 +19,7 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import Mode
 from torchedge.prediction.latency.model import LatencyModel, Times
 from torchedge.prediction.memory.model import Memory, MemoryModel
-from torchedge.prediction.profiles import MODE_TABLES, StepModels, load_models
+from torchedge.prediction.profiles import MODE_TABLES, FittedModels, StepModels, load_models
 from torchedge.profiling.latency_fitting import fit_latency, predict_latency
 from torchedge.profiling.memory_fitting import fit_memory, predict_memory
 from torchedge.profiling.samples import (
@@ -39,6 +39,7 @@ __all__ = [
     "Report",
     "Score",
     "compare",
+    "compare_models",
     "compare_profile",
     "compare_unseen",
     "many_networks",
@@ -327,7 +328,7 @@ def compare_profile(measured: Mapping[Mode, Samples], device: Device) -> Report:
         unused = _unused(device, mode, samples)
         seen.append(unused is None)
         rows = samples.every if unused is None else unused
-        comparisons += _compare_models(samples, models, rows)
+        comparisons += compare_models(samples, models, rows)
         if not rows.all():
             notes.append(
                 f"{MODE_TABLES[mode]}: compared on the {int(rows.sum())} of {len(rows)} rows that the "
@@ -354,12 +355,11 @@ def _unused(device: Device, mode: Mode, samples: Samples) -> Mask | None:
     return unused if any(samples.usable(q, unused).any() for q in QUANTITIES) else None
 
 
-def _compare_models(samples: Samples, models: StepModels, rows: Mask) -> Iterator[Comparison]:
-    pairs: tuple[tuple[Quantity, MemoryModel | LatencyModel], ...]
-    pairs = (("memory", models.memory), ("latency", models.latency))
-    for quantity, model in pairs:
+def compare_models(samples: Samples, models: StepModels | FittedModels, rows: Mask) -> Iterator[Comparison]:
+    """Yield what models predict for some rows beside what was measured there, by quantity."""
+    for quantity, model in zip(QUANTITIES, (models.memory, models.latency), strict=True):
         usable = samples.usable(quantity, rows)
-        if usable.any():
+        if model is not None and usable.any():
             p = predict_rows(model, samples, usable)
             yield compare(samples, quantity, usable, p.value, p.low, p.high)
 

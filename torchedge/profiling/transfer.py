@@ -37,12 +37,12 @@ from torchedge.prediction.latency.roofline import (
 from torchedge.prediction.memory.model import MEMORY_FEATURES, MemoryModel
 from torchedge.prediction.memory.peaks import Peaks
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels, read_models
-from torchedge.profiling.accuracy import Score, compare, predict_rows
+from torchedge.profiling.accuracy import Score, compare_models
 from torchedge.profiling.forest_fitting import fit_forest, predict_left_out
 from torchedge.profiling.latency_fitting import any_scale, fit_coefficients
 from torchedge.profiling.memory_fitting import adapt_process
 from torchedge.profiling.profile_folders import KEYS, ModeFit, describe, score_table
-from torchedge.profiling.samples import QUANTITIES, Mask, Samples, columns_of, network_groups
+from torchedge.profiling.samples import Mask, Samples, columns_of, network_groups
 
 __all__ = [
     "FEWEST", "Base", "Transfer", "adapt_mode", "adapt_models", "base_of", "choose_points",
@@ -142,13 +142,7 @@ def adapt_mode(
 
 def score_rows(models: FittedModels, samples: Samples, rows: Mask) -> dict[str, Score]:
     """Score models on some rows: error and interval coverage by network, of "gamma" and "phi"."""
-    scores: dict[str, Score] = {}
-    for quantity, model in zip(QUANTITIES, (models.memory, models.latency), strict=True):
-        usable = samples.usable(quantity, rows)
-        if model is not None and usable.any():
-            p = predict_rows(model, samples, usable)
-            scores[KEYS[quantity]] = compare(samples, quantity, usable, p.value, p.low, p.high).score
-    return scores
+    return {KEYS[c.quantity]: c.score for c in compare_models(samples, models, rows)}
 
 
 # points -----------------------------------------------------------------------------------------------------

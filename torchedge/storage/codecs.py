@@ -219,7 +219,7 @@ class Codec(Generic[Noun]):
         schema: dict[str, Any] = msgspec.json.schema(self._struct)
         top = schema["$defs"].pop(self.noun.__name__)
         head: Document = {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$schema": DIALECT,
             **top,
             "title": self.title,
         }

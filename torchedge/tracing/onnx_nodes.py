@@ -115,23 +115,11 @@ def _slice(
     return data[tuple(index)]
 
 
-def _squeeze(node: Node, data: Array, axes: Any = None) -> Array:
-    return np.squeeze(data, node.axes(axes))
-
-
-def _unsqueeze(node: Node, data: Array, axes: Any = None) -> Array:
-    return np.expand_dims(data, node.axes(axes) or ())
-
-
 def _divide(node: Node, a: Array, b: Array) -> Array:
     integral = np.issubdtype(np.asarray(a).dtype, np.integer)
     if not integral:
         return np.asarray(a / b)
     return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero, as in C
-
-
-def _reshape(node: Node, data: Array, shape: Array) -> Array:
-    return data.reshape([data.shape[i] if s == 0 else int(s) for i, s in enumerate(shape)])
 
 
 def _filled(node: Node, shape: Array) -> Array:
@@ -172,7 +160,12 @@ FOLDS: dict[str, Callable[..., Array]] = {
     "Size": lambda node, a: np.asarray(a.size, dtype=np.int64),
     "Gather": lambda node, a, i: np.take(a, i, axis=node.get("axis", 0)),
     "Concat": lambda node, *arrays: np.concatenate(list(map(np.atleast_1d, arrays)), node.get("axis", 0)),
-    "Slice": _slice, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Reshape": _reshape,
+    "Slice": _slice,
+    "Squeeze": lambda node, a, axes=None: np.squeeze(a, node.axes(axes)),
+    "Unsqueeze": lambda node, a, axes=None: np.expand_dims(a, node.axes(axes) or ()),
+    "Reshape": lambda node, a, shape: a.reshape(
+        [a.shape[i] if s == 0 else int(s) for i, s in enumerate(shape)]
+    ),
     "Transpose": lambda node, a: np.transpose(a, node.get("perm", None)),
     "Expand": lambda node, a, shape: np.broadcast_to(a, np.broadcast_shapes(a.shape, _size(shape))),
     "Tile": lambda node, a, repeats: _bounded(np.tile(a, _size(repeats))),

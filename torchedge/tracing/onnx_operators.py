@@ -192,14 +192,6 @@ def _pad(node: Node, x: Any, pads: Any = None, value: Any = None, axes: Any = No
     return F.pad(x, padding, mode, scalar(value, 0.0) if mode == "constant" else None)
 
 
-def _where(node: Node, condition: Any, a: Any, b: Any) -> Any:
-    return torch.where(tensor_of(condition), operand(a), operand(b))
-
-
-def _cast(node: Node, x: Any) -> Any:
-    return x.to(TORCH_DTYPES[node.get("to", 1)])
-
-
 def _cast_like(node: Node, x: Any, like: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x.to(tensor_of(like).dtype)
@@ -209,34 +201,6 @@ def _cast_like(node: Node, x: Any, like: Any) -> Any:
 
 def _filled(node: Node, shape: Any) -> Any:
     raise CaptureError(f"the shape of {node.name} depends on values that are known only when running")
-
-
-def _one_hot(node: Node, indices: Any, depth: Any, values: Any) -> Any:
-    return F.one_hot(indices, int(scalar(depth, 1)))
-
-
-def _cumsum(node: Node, x: Any, axis: Any) -> Any:
-    return torch.cumsum(x, numbers(axis, "an axis")[0])
-
-
-def _topk(node: Node, x: Any, k: Any) -> Any:
-    return torch.topk(x, numbers(k, "k of TopK")[0], node.get("axis", -1), bool(node.get("largest", 1)))
-
-
-def _depth_to_space(node: Node, x: Any) -> Any:
-    return F.pixel_shuffle(x, node.get("blocksize", 1))
-
-
-def _trilu(node: Node, x: Any, k: Any = None) -> Any:
-    return (torch.triu if node.get("upper", 1) else torch.tril)(tensor_of(x), int(scalar(k, 0)))
-
-
-def _gelu(node: Node, x: Any) -> Any:
-    return F.gelu(x, approximate=node.get("approximate", "none"))
-
-
-def _einsum(node: Node, *items: Any) -> Any:
-    return torch.einsum(node.get("equation", ""), *[tensor_of(i) for i in items])
 
 
 def _dropout(node: Node, x: Any, ratio: Any = None, *ignored: Any) -> Any:
@@ -251,7 +215,8 @@ def _softmax(function: Handler) -> Handler:
 OPERATORS: dict[str, Handler] = {
     "Identity": lambda node, x: x, "Dropout": _dropout, "Relu": _unary(F.relu),
     "Sigmoid": _unary(torch.sigmoid), "Tanh": _unary(torch.tanh), "HardSwish": _unary(F.hardswish),
-    "Gelu": _gelu, "Softplus": _unary(F.softplus), "Softsign": _unary(F.softsign), "Mish": _unary(F.mish),
+    "Gelu": lambda node, x: F.gelu(x, approximate=node.get("approximate", "none")),
+    "Softplus": _unary(F.softplus), "Softsign": _unary(F.softsign), "Mish": _unary(F.mish),
     "Exp": _unary(torch.exp), "Swish": _unary(F.silu), "Log": _unary(torch.log), "Sqrt": _unary(torch.sqrt),
     "Neg": _unary(torch.neg), "Abs": _unary(torch.abs), "Erf": _unary(torch.erf),
     "Reciprocal": _unary(torch.reciprocal), "Sin": _unary(torch.sin), "Cos": _unary(torch.cos),
@@ -274,16 +239,29 @@ OPERATORS: dict[str, Handler] = {
     "ReduceL1": _reduce(lambda x, dims, keep: torch.linalg.vector_norm(x, 1, dims, keep)),
     "ReduceSumSquare": _reduce(lambda x, dims, keep: torch.sum(torch.square(x), dims, keep)),
     "ReduceProd": _reduce(lambda x, dims, keep: torch.prod(x, dims[0], keep)), "ArgMax": _arg(torch.argmax),
-    "ArgMin": _arg(torch.argmin), "CumSum": _cumsum, "TopK": _topk, "Softmax": _softmax(torch.softmax),
+    "ArgMin": _arg(torch.argmin),
+    "CumSum": lambda node, x, axis: torch.cumsum(x, numbers(axis, "an axis")[0]),
+    "TopK": lambda node, x, k: torch.topk(
+        x, numbers(k, "k of TopK")[0], node.get("axis", -1), bool(node.get("largest", 1))
+    ),
+    "Softmax": _softmax(torch.softmax),
     "LogSoftmax": _softmax(torch.log_softmax), "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze, "Split": _split,
     "Transpose": lambda node, x: tensor_of(x).permute(node.get("perm", tuple(reversed(range(x.dim()))))),
     "Concat": lambda node, *items: torch.cat([tensor_of(i) for i in items], node.get("axis", 0)),
-    "Slice": _slice, "Gather": _gather, "Expand": _expand, "Pad": _pad, "Where": _where, "Cast": _cast,
+    "Slice": _slice, "Gather": _gather, "Expand": _expand, "Pad": _pad,
+    "Where": lambda node, condition, a, b: torch.where(tensor_of(condition), operand(a), operand(b)),
+    "Cast": lambda node, x: x.to(TORCH_DTYPES[node.get("to", 1)]),
     "GatherElements": lambda node, x, i: torch.gather(x, node.get("axis", 0), tensor_of(i)),
     "Tile": lambda node, x, repeats: tensor_of(x).repeat(numbers(repeats, "the repeats of Tile")),
-    "ConstantOfShape": _filled, "OneHot": _one_hot, "DepthToSpace": _depth_to_space, "Trilu": _trilu,
-    "Einsum": _einsum, "SpaceToDepth": lambda node, x: F.pixel_unshuffle(x, node.get("blocksize", 1)),
+    "ConstantOfShape": _filled,
+    "OneHot": lambda node, indices, depth, values: F.one_hot(indices, int(scalar(depth, 1))),
+    "DepthToSpace": lambda node, x: F.pixel_shuffle(x, node.get("blocksize", 1)),
+    "Trilu": lambda node, x, k=None: (torch.triu if node.get("upper", 1) else torch.tril)(
+        tensor_of(x), int(scalar(k, 0))
+    ),
+    "Einsum": lambda node, *items: torch.einsum(node.get("equation", ""), *map(tensor_of, items)),
+    "SpaceToDepth": lambda node, x: F.pixel_unshuffle(x, node.get("blocksize", 1)),
     "CastLike": _cast_like, "SplitToSequence": _sequence,
     "SequenceAt": lambda node, items, at: items[numbers(at, "a place")[0]],
     "Size": lambda node, x: np.asarray(x.numel(), dtype=np.int64),
@@ -355,10 +333,6 @@ def _gemm(node: Node, a: Any, b: Any, c: Any = None) -> Any:
     return product if c is None else product + (operand(c) * beta if beta != 1.0 else operand(c))
 
 
-def _matmul(node: Node, a: Any, b: Any) -> Any:
-    return torch.matmul(tensor_of(a), tensor_of(b))
-
-
 def _max_pool(node: Node, x: Any) -> Any:
     kernel = tuple(node.get("kernel_shape", ()))
     rank, ones = len(kernel), (1,) * len(kernel)
@@ -375,15 +349,6 @@ def _average_pool(node: Node, x: Any) -> Any:
     x, padding = _padded(node, x, kernel)
     ceil, whole = bool(node.get("ceil_mode", 0)), bool(node.get("count_include_pad", 0))
     return _AVERAGES[rank](x, kernel, node.get("strides", (1,) * rank), padding, ceil, whole)
-
-
-def _global_average(node: Node, x: Any) -> Any:
-    rank = x.dim() - 2
-    return _WHOLE_AVERAGES[rank](x, (1,) * rank)
-
-
-def _global_max(node: Node, x: Any) -> Any:
-    return torch.amax(x, tuple(range(2, x.dim())), True)
 
 
 def _batch_norm(node: Node, x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
@@ -410,20 +375,6 @@ def _group_norm(node: Node, x: Any, scale: Any, bias: Any) -> Any:
     return F.group_norm(
         x, node.get("num_groups", 1), tensor_of(scale), tensor_of(bias), node.get("epsilon", 1e-5)
     )
-
-
-def _rms_norm(node: Node, x: Any, scale: Any) -> Any:
-    return F.rms_norm(x, tuple(x.shape[node.get("axis", -1) :]), tensor_of(scale), node.get("epsilon", 1e-5))
-
-
-def _local_response(node: Node, x: Any) -> Any:
-    return F.local_response_norm(
-        x, node.get("size", 5), node.get("alpha", 1e-4), node.get("beta", 0.75), node.get("bias", 1.0)
-    )
-
-
-def _lp_normalization(node: Node, x: Any) -> Any:
-    return F.normalize(x, node.get("p", 2), node.get("axis", -1))
 
 
 def _resize(node: Node, x: Any, *operands: Any) -> Any:
@@ -476,11 +427,22 @@ def _recurrent(function: Callable[..., Any], gates: int) -> Callable[..., Any]:
 
 
 LAYERS: dict[str, Callable[..., Any]] = {
-    "Conv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul, "MaxPool": _max_pool,
-    "AveragePool": _average_pool, "GlobalAveragePool": _global_average, "GlobalMaxPool": _global_max,
+    "Conv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
+    "MatMul": lambda node, a, b: torch.matmul(tensor_of(a), tensor_of(b)),
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "GlobalAveragePool": lambda node, x: _WHOLE_AVERAGES[x.dim() - 2](x, (1,) * (x.dim() - 2)),
+    "GlobalMaxPool": lambda node, x: torch.amax(x, tuple(range(2, x.dim())), True),
     "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,
-    "LayerNormalization": _layer_norm, "GroupNormalization": _group_norm, "RMSNormalization": _rms_norm,
-    "LRN": _local_response, "LpNormalization": _lp_normalization, "Resize": _resize, "Upsample": _resize,
+    "LayerNormalization": _layer_norm, "GroupNormalization": _group_norm,
+    "RMSNormalization": lambda node, x, scale: F.rms_norm(
+        x, tuple(x.shape[node.get("axis", -1):]), tensor_of(scale), node.get("epsilon", 1e-5)
+    ),
+    "LRN": lambda node, x: F.local_response_norm(
+        x, node.get("size", 5), node.get("alpha", 1e-4), node.get("beta", 0.75), node.get("bias", 1.0)
+    ),
+    "LpNormalization": lambda node, x: F.normalize(x, node.get("p", 2), node.get("axis", -1)),
+    "Resize": _resize, "Upsample": _resize,
     "LSTM": _recurrent(torch.lstm, 4), "GRU": _recurrent(torch.gru, 3),
 }  # fmt: skip
 """ONNX name -> function of the node and its inputs (tensors, known arrays, None for an absent one)."""
