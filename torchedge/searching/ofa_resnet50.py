@@ -133,25 +133,8 @@ class OFAResNet50Space(SearchSpace):
 
     def architecture(self, encoding: Encoding) -> Architecture:
         """Return the channels and strides of an encoding; raises InputError for an invalid one."""
-        from torchedge.searching.ofa_modules import Architecture, Bottleneck
-
-        _check(encoding, self.image_sizes)
-        widths = [WIDTHS[i] for i in encoding["w"]]
-        middle = divisible(divisible(STEM_WIDTH * widths[0]) // 2)
-        channels = stem = divisible(STEM_WIDTH * widths[1])
-        blocks: list[Bottleneck] = []
-        first = 0
-        for stage, (base, depth) in enumerate(zip(BASE_DEPTHS, encoding["d"][1:], strict=True)):
-            outputs = divisible(STAGE_WIDTHS[stage] * widths[stage + 2])
-            for block in range(base + depth):
-                inner = divisible(round(outputs * encoding["e"][first + block]))
-                stride = 2 if block == 0 and stage else 1
-                blocks.append(Bottleneck(channels, inner, outputs, stride, projected=block == 0))
-                channels = outputs
-            first += base + max(DEPTHS)
-        return Architecture(
-            middle, encoding["d"][0] == max(DEPTHS), stem, tuple(blocks), self.classes, encoding["image_size"]
-        )
+        genes = np.array([self.encode(encoding)], dtype=np.int16)
+        return _assembled(symbol_values(genes, self.image_sizes)[:, 0].tolist(), encoding["d"], self.classes)
 
     def build(self, encoding: Encoding) -> nn.Module:
         """Build the sub-network as a plain torch.nn.Module with new random weights.
@@ -206,9 +189,7 @@ def side_lengths(image_size: int) -> list[int]:
 
 def symbol_values(genes: Genes, image_sizes: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return the values of `SYMBOLS` for candidates (C, G), one column each, skipped blocks included."""
-    stages, blocks = len(STAGE_WIDTHS), sum(_STAGE_BLOCKS)
-    ratios, widths = genes[:, 1 + stages : 1 + stages + blocks], genes[:, 1 + stages + blocks : -1]
-    stage_of = np.repeat(np.arange(stages), _STAGE_BLOCKS)
+    ratios, widths = genes[:, _RATIOS], genes[:, _RATIOS.stop : -1]
     stem = [divisible(STEM_WIDTH * w) for w in WIDTHS]
     outputs = [[divisible(base * w) for w in WIDTHS] for base in STAGE_WIDTHS]
     middles = [[[divisible(round(out * e)) for e in EXPAND_RATIOS] for out in row] for row in outputs]
@@ -216,8 +197,8 @@ def symbol_values(genes: Genes, image_sizes: Sequence[int]) -> npt.NDArray[np.in
     columns = [
         np.array([divisible(width // 2) for width in stem])[widths[:, :1]],
         np.array(stem)[widths[:, 1:2]],
-        np.array(middles)[stage_of, widths[:, 2 + stage_of], ratios],
-        np.array(outputs)[np.arange(stages), widths[:, 2:]],
+        np.array(middles)[_STAGE, widths[:, 2 + _STAGE], ratios],
+        np.array(outputs)[np.arange(len(STAGE_WIDTHS)), widths[:, 2:]],
         sides[genes[:, -1]],
     ]
     return np.concatenate(columns, axis=1).T.astype(np.int64)
@@ -230,10 +211,10 @@ def full_template(classes: int, mode: Mode) -> ForwardGraph:
     from torchedge.searching.ofa_modules import OFAResNet50
     from torchedge.tracing.capturing import capture
 
-    with torch.device("meta"):
-        module = OFAResNet50(_marked(classes))
-    graph = capture(module, input_size=(3, _MARKED_SIDE, _MARKED_SIDE), mode=mode, name="ofa-resnet50")
     marked = (*_MARKERS, *side_lengths(_MARKED_SIDE))
+    with torch.device("meta"):
+        module = OFAResNet50(_assembled(marked, [max(DEPTHS)] * (1 + len(STAGE_WIDTHS)), classes))
+    graph = capture(module, input_size=(3, _MARKED_SIDE, _MARKED_SIDE), mode=mode, name="ofa-resnet50")
     sizes = {m: Size.symbol(name) for m, name in zip(marked, SYMBOLS, strict=True)}
     shapes = {
         index: tuple([sizes.get(d, d) if isinstance(d, int) else d for d in value.shape])
@@ -242,18 +223,20 @@ def full_template(classes: int, mode: Mode) -> ForwardGraph:
     return with_shapes(graph, shapes)
 
 
-def _marked(classes: int) -> Architecture:
+def _assembled(values: Sequence[int], depths: Sequence[int], classes: int) -> Architecture:
+    """Return the channels and strides for values of `SYMBOLS`, and the depths of the stem and the stages."""
     from torchedge.searching.ofa_modules import Architecture, Bottleneck
 
-    channels = _MARKERS[1]
-    middles, widths = iter(_MARKERS[2:]), _MARKERS[-len(STAGE_WIDTHS) :]
-    blocks = []
-    for stage, count in enumerate(_STAGE_BLOCKS):
-        for block in range(count):
-            stride = 2 if block == 0 and stage else 1
-            blocks.append(Bottleneck(channels, next(middles), widths[stage], stride, projected=block == 0))
-            channels = widths[stage]
-    return Architecture(_MARKERS[0], True, _MARKERS[1], tuple(blocks), classes, _MARKED_SIDE)
+    size = dict(zip(SYMBOLS, values, strict=True))
+    channels = size["stem.outputs"]
+    blocks: list[Bottleneck] = []
+    for place, (stage, block) in enumerate(zip(_STAGE.tolist(), _PLACE.tolist(), strict=True)):
+        if block < BASE_DEPTHS[stage] + depths[1 + stage]:
+            outputs, stride = size[f"stage{stage}.width"], 2 if block == 0 and stage else 1
+            blocks.append(Bottleneck(channels, size[f"block{place}.middle"], outputs, stride, block == 0))
+            channels = outputs
+    stem = size["stem.middle"], bool(depths[0]), size["stem.outputs"]
+    return Architecture(*stem, tuple(blocks), classes, size["side0"])
 
 
 def cut(template: ForwardGraph, stem_residual: bool, depths: tuple[int, ...]) -> GraphFamily:
