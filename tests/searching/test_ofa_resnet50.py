@@ -58,6 +58,23 @@ def test_skipped_blocks_take_their_ratio_from_the_published_place():
     assert [b.middle for b in blocks[:4]] == [32, 32, 120, 64]
 
 
+def test_channels_are_the_published_multiples():
+    rng = np.random.default_rng(1)
+    for encoding in (SPACE.random(rng) for _ in range(8)):
+        multiplier = [(0.65, 0.8, 1.0)[i] for i in encoding["w"]]
+        architecture = SPACE.architecture(encoding)
+        stem = divisible(64 * multiplier[0]), divisible(64 * multiplier[1])
+        assert (architecture.stem_middle, architecture.stem_outputs) == (divisible(stem[0] // 2), stem[1])
+        expected, channels, ratios = [], stem[1], iter(encoding["e"])
+        for stage, (base, width) in enumerate(zip((2, 2, 4, 2), (256, 512, 1024, 2048), strict=True)):
+            outputs = divisible(width * multiplier[2 + stage])
+            for block, ratio in enumerate([next(ratios) for _ in range(base + 2)]):
+                if block < base + encoding["d"][1 + stage]:
+                    expected.append((channels, divisible(round(outputs * ratio)), outputs))
+                    channels = outputs
+        assert [(b.inputs, b.middle, b.outputs) for b in architecture.blocks] == expected
+
+
 @pytest.mark.parametrize(
     ("given", "expected"), [(1, 8), (8, 8), (41.6, 40), (166.4, 168), (11, 16), (12, 16)]
 )
