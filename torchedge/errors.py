@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "CaptureError",
@@ -121,6 +122,15 @@ class MissingExtraError(TorchedgeError, ImportError):
         """
         command = f"pip install {package}" if extra is None else f"pip install 'torchedge[{extra}]'"
         return cls(f"{purpose} needs {package}, which is not installed; run: {command}")
+
+
+@contextmanager
+def needed(package: str, *, extra: str | None = None, purpose: str) -> Iterator[None]:
+    """Raise MissingExtraError if an import of the package fails inside; arguments as of its `of`."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError.of(package, extra=extra, purpose=purpose) from error
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str = "", most: int = 1) -> str:

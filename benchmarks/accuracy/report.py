@@ -38,11 +38,10 @@ from torchedge.profiling.plots import (
     draw_errors_by_network,
     draw_scatter,
     leading_networks,
-    picture_bytes,
-    require_matplotlib,
 )
 from torchedge.profiling.profile_folders import one_thread
 from torchedge.profiling.samples import device_of, measured_device, read_samples
+from torchedge.storage.pictures import canvas, picture_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +61,9 @@ class Picture:
 
     def png(self) -> bytes:
         """Draw it and return a PNG file."""
-        return picture_bytes(self.size, self.draw)
+        with canvas(*self.size) as figure:
+            self.draw(figure)
+        return picture_bytes(figure)
 
 
 def pictures(report: Report) -> Iterator[Picture]:
@@ -442,7 +443,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.html|FOLDER")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
-    require_matplotlib()
+    import matplotlib  # noqa: F401 - fails before the work
+
     with tempfile.TemporaryDirectory() as scratch:
         device, report = compare_source(arguments, Path(scratch))
     out: Path = arguments.out

@@ -12,13 +12,12 @@ from torchedge.errors import InputError, MissingExtraError
 from torchedge.profiling.accuracy import Report
 from torchedge.profiling.plots import (
     COLOURS,
-    check_picture,
     draw_error_histogram,
     draw_errors_by_network,
     draw_overview,
     draw_scatter,
-    require_matplotlib,
 )
+from torchedge.storage.pictures import check_picture
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_the_same_overview_gives_the_same_file(form, tmp_path):
     report = Report(find_device("jetson-tx2"), "made up", "0" * 64, "guesses", (table, compared()))
     files = [tmp_path / f"{name}.{form}" for name in "ab"]
     for file in files:
-        check_picture(file)
+        check_picture("--out", file)
         draw_overview(report, file)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert files[0].read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[form])
@@ -84,10 +83,10 @@ def test_the_same_overview_gives_the_same_file(form, tmp_path):
 )
 def test_a_path_that_cannot_be_drawn_to_is_refused_before_the_work(name, expected, tmp_path):
     with pytest.raises(InputError, match=expected):
-        check_picture(tmp_path / name)
+        check_picture("--out", tmp_path / name)
 
 
-def test_a_missing_matplotlib_is_reported_with_its_extra(monkeypatch):
+def test_a_missing_matplotlib_is_reported_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"torchedge\[plots\]"):
-        require_matplotlib()
+        check_picture("--out", tmp_path / "a.png")

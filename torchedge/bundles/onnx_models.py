@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.manifests import Plain
-from torchedge.errors import CaptureError, MissingExtraError
+from torchedge.errors import CaptureError, needed
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -28,11 +28,8 @@ TOLERANCE = 1e-3
 def check_packages() -> None:
     """Raise MissingExtraError where a package for writing ONNX files is not installed."""
     for package in ("onnx", "onnxscript"):
-        try:
+        with needed(package, extra="onnx", purpose="a bundle's model.onnx (omit it: onnx=False, --no-onnx)"):
             __import__(package)
-        except ImportError as error:
-            purpose = "a bundle's model.onnx (onnx=False, --no-onnx leaves it out)"
-            raise MissingExtraError.of(package, extra="onnx", purpose=purpose) from error
 
 
 def eager_outputs(

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.errors import InputError, MissingExtraError
+from torchedge.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.progress import Progress as Bar
 
 __all__ = [
@@ -30,14 +29,12 @@ __all__ = [
     "DOES_NOT_FIT",
     "MIB",
     "Progress",
-    "check_plot",
     "check_target",
     "number",
     "plain",
     "print_json",
     "print_table",
     "print_wrapped",
-    "save_figure",
     "set_verbosity",
     "shorten",
     "span",
@@ -54,7 +51,6 @@ MIB = 2**20
 NARROWEST, USUAL, WIDEST = 60, 80, 120
 """Columns of output: on a terminal at least and at most; away from one."""
 
-PICTURES = (".png", ".svg", ".pdf")
 _VERBOSITY = "torchedge.verbosity"
 
 
@@ -256,29 +252,10 @@ class Progress:
             print(f"{self._label}: {text}", file=sys.stderr, flush=True)
 
 
-# files and pictures -----------------------------------------------------------------------------------------
+# files ------------------------------------------------------------------------------------------------------
 
 
 def check_target(option: str, path: Path) -> None:
     """Refuse a file to write that is a folder, or in a folder that does not exist."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"{option} is {path}; expected a file in a folder that exists; correct the path")
-
-
-def check_plot(path: Path) -> None:
-    """Refuse a picture that cannot be written or drawn."""
-    if path.suffix.lower() not in PICTURES:
-        raise InputError(f"--plot is {path}; expected a file that ends in {', '.join(PICTURES)}")
-    check_target("--plot", path)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError.of("matplotlib", extra="plots", purpose="drawing") from error
-
-
-def save_figure(figure: Figure, path: Path, dpi: int | None = None) -> None:
-    """Write a picture; raises InputError if the file cannot be written."""
-    try:
-        figure.savefig(path, dpi=dpi or "figure")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from error

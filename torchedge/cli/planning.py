@@ -16,18 +16,17 @@ from torchedge.cli.console import (
     DOES_NOT_FIT,
     MIB,
     Progress,
-    check_plot,
     check_target,
     number,
     print_json,
     print_table,
     print_wrapped,
-    save_figure,
     table,
     warn,
 )
 from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, Number, Size, capture_named
 from torchedge.errors import InputError, LimitError
+from torchedge.storage.pictures import check_picture, save_picture
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
@@ -219,7 +218,7 @@ def _plan_model(
     if write_instance is not None:
         write_problem(write_instance, result.instance)
     if plot is not None:
-        save_figure(result.plot(picture or "memory"), plot)
+        save_picture(result.plot(picture or "memory"), plot)
     if as_json:
         rows = {"layers": [asdict(row) for row in result.layers]} if layers else {}
         print_json(result.summary() | rows)
@@ -235,7 +234,7 @@ def _plan_model(
 
 def _check_targets(targets: dict[str, Path]) -> None:
     for option, path in targets.items():
-        check_plot(path) if option == "--plot" else check_target(option, path)
+        check_picture(option, path) if option == "--plot" else check_target(option, path)
     paths = [path.absolute() for path in targets.values()]
     if len(set(paths)) < len(paths):
         raise InputError(
@@ -316,7 +315,7 @@ def _plan_queue(
     from torchedge.streaming.solving import solve
 
     if plot is not None:
-        check_plot(plot)
+        check_picture("--plot", plot)
     settings = _settings(**planning)
     plans: list[StreamingPlan] = []
     try:
@@ -334,7 +333,7 @@ def _plan_queue(
     if plot is not None:
         from torchedge.streaming.figures import draw_lanes
 
-        save_figure(draw_lanes(queue.lanes, limit_bytes=memory_limit), plot)
+        save_picture(draw_lanes(queue.lanes, limit_bytes=memory_limit), plot)
     if as_json:
         print_json(_queue_document(queue, plans, memory_limit))
         return 0
@@ -424,7 +423,7 @@ def _plan_sweep(
     from torchedge.streaming.planning import SETTINGS, trade_off
 
     if plot is not None:
-        check_plot(plot)
+        check_picture("--plot", plot)
     settings = _settings(**planning)
     with Progress(1 + SETTINGS, "planning") as progress:
         graph = _capture(model, input_size, progress)
@@ -434,7 +433,7 @@ def _plan_sweep(
         from torchedge.streaming.figures import draw_tradeoff
 
         title = f"{graph.name} on {settings.device.name}, simulated"
-        save_figure(draw_tradeoff([(_setting(p), p.plan.timeline) for p in points], title=title), plot)
+        save_picture(draw_tradeoff([(_setting(p), p.plan.timeline) for p in points], title=title), plot)
     if as_json:
         print_json([{"lambda": p.lam, "m_peak_bytes": p.m_peak, **p.plan.summary()} for p in points])
         return

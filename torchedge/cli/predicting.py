@@ -12,15 +12,14 @@ from torchedge.cli import options
 from torchedge.cli.console import (
     DOES_NOT_FIT,
     MIB,
-    check_plot,
     number,
     print_json,
     print_table,
     print_wrapped,
-    save_figure,
     span,
 )
 from torchedge.cli.options import CONFIDENCE, MODEL_HELP, PATH, SIZE, capture_named, command
+from torchedge.storage.pictures import check_picture, save_picture
 
 if TYPE_CHECKING:
     from torchedge.graphs.graph import Mode
@@ -263,7 +262,7 @@ def simulate(
     from torchedge import api
 
     if plot is not None:
-        check_plot(plot)
+        check_picture("--plot", plot)
     (graph,) = capture_named(model, mode=mode, input_size=input_size, batch_sizes=[batch_size])
     profile = api.simulate(
         graph, batch_size, device=device, optimizer=optimizer, amp=amp, accumulation=accumulation
@@ -326,7 +325,7 @@ def _draw(profile: MemoryProfile, path: Path) -> None:
 
     figure = draw_timeline(profile).figure
     try:
-        save_figure(figure, path, dpi=150)
+        save_picture(figure, path, dpi=150)
     finally:
         pyplot.close(figure)
 

@@ -12,6 +12,7 @@ import click
 from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped
 from torchedge.cli.options import DEVICE, PATH, command
 from torchedge.errors import InputError
+from torchedge.storage.pictures import check_picture
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
@@ -54,9 +55,7 @@ def accuracy(
     others; --protocol profile prints the profile's own errors.
     """
     if out is not None:
-        from torchedge.profiling.plots import check_picture
-
-        check_picture(out)
+        check_picture("--out", out)
     asked = _Asked(protocol, intervals)
     with tempfile.TemporaryDirectory() as scratch, Progress(3, "comparing") as progress:
         found, report = _compare_source(source, device, asked, Path(scratch), progress)

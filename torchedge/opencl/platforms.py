@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchedge.errors import DeviceError, MissingExtraError, OpenCLError
+from torchedge.errors import DeviceError, OpenCLError, needed
 
 DEVICE_VARIABLE = "TORCHEDGE_OPENCL_DEVICE"
 """Environment variable of the default device: a number, a type or a part of a name."""
@@ -83,10 +83,8 @@ def load_pyopencl() -> Any:
     Raises:
         MissingExtraError: it is not installed, or does not load.
     """
-    try:
+    with needed("pyopencl", extra="opencl", purpose="running OpenCL kernels"):
         import pyopencl
-    except ImportError as error:
-        raise MissingExtraError.of("pyopencl", extra="opencl", purpose="running OpenCL kernels") from error
     return pyopencl
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from torchedge.errors import InputError, MissingExtraError, ProfileError
+from torchedge.errors import InputError, ProfileError, needed
 from torchedge.forests.trees import LEAF, MAX_DEPTH, Forest, build_forest, evaluate
 
 __all__ = ["convert_model", "fit_forest", "predict_left_out"]
@@ -252,7 +252,5 @@ def _check_table(X: ArrayLike, y: ArrayLike, names: Sequence[str]) -> tuple[NDAr
 
 def _sklearn(module: str) -> Any:  # noqa: ANN401
     """A scikit-learn module, imported now."""
-    try:
+    with needed("scikit-learn", extra="fit", purpose="fitting a forest"):
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError.of("scikit-learn", extra="fit", purpose="fitting a forest") from error

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device, Provenance
-from torchedge.errors import MissingExtraError, ProfileError
+from torchedge.errors import ProfileError, needed
 from torchedge.forests.trees import Forest
 from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, describe
@@ -292,11 +292,9 @@ def fit_loads(table: LoadTable) -> dict[LoadClassName, Forest]:
 
 def _grow(cases: Sequence[LoadCase]) -> Forest:
     """Boosted trees over the cases' points, never falling with the load."""
-    try:
+    with needed("scikit-learn", extra="fit", purpose="fitting loads"):
         from sklearn.ensemble import HistGradientBoostingRegressor
         from threadpoolctl import threadpool_limits
-    except ImportError as error:
-        raise MissingExtraError.of("scikit-learn", extra="fit", purpose="fitting loads") from error
     rows = np.concatenate([load_features(case.work, case.extra_bytes) for case in cases])
     targets = np.concatenate([np.log1p(case.increases) for case in cases])
     rising = [int(name in LOADS) for name in LOAD_FEATURES]

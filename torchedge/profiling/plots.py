@@ -1,116 +1,46 @@
-"""Pictures of predicted against measured. matplotlib loads on first use and needs no display.
-
-Colours are Okabe and Ito's, which colour-blind readers tell apart.
-"""
+"""Pictures of predicted against measured."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchedge.errors import InputError, MissingExtraError
 from torchedge.profiling.accuracy import Comparison, Report
+from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, canvas, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = [
     "COLOURS",
     "MARKERS",
     "bars",
-    "check_picture",
     "draw_error_histogram",
     "draw_errors_by_network",
     "draw_overview",
     "draw_scatter",
     "leading_networks",
-    "picture_bytes",
-    "require_matplotlib",
 ]
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito, without the yellow that white paper hides."""
-
+COLOURS = (BLUE, RED, GREEN, PINK, ORANGE, SKY, "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-OTHERS = "#9a9a9a"
-FORMATS = (".png", ".svg", ".pdf")
 
 _MOST_BARS = 24
-_DPI = 130
-_STYLE: Mapping[str, Any] = MappingProxyType(
-    {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "grid.color": "#e3e3e3",
-        "grid.linewidth": 0.6,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-        "svg.hashsalt": "torchedge",
-    }
-)
-
-
-def require_matplotlib() -> Any:  # noqa: ANN401 - a module
-    """Return matplotlib with a backend that needs no display; raises MissingExtraError without it."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtraError.of("matplotlib", extra="plots", purpose="drawing pictures") from error
-    matplotlib.use("Agg")
-    return matplotlib
-
-
-def check_picture(out: Path) -> None:
-    """Raise InputError for a path that no picture can be written to, before the work is done."""
-    if out.suffix.lower() not in FORMATS or out.is_dir():
-        raise InputError(f"--out is {out}, expected a file that ends in {', '.join(FORMATS)}; correct it")
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"--out is {out}; expected it in a folder that exists: make {out.parent} first")
-    require_matplotlib()
-
-
-def picture_bytes(size: tuple[float, float], draw: Callable[[Figure], object], form: str = "png") -> bytes:
-    """Draw on a new figure of a size in inches and return it as a file; the same drawing, the same bytes."""
-    matplotlib = require_matplotlib()
-    with matplotlib.rc_context({**_STYLE}):
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        out = io.BytesIO()
-        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        figure.savefig(out, format=form, dpi=_DPI, metadata=dates.get(form))
-    return out.getvalue()
 
 
 def draw_overview(report: Report, out: Path) -> None:
     """Draw a row of scatter, errors and networks for each figure measured; the suffix chooses the format."""
     rows = max(len(report.comparisons), 1)
-
-    def draw(figure: Figure) -> None:
+    with canvas(16.0, 4.6 * rows + 0.4) as figure:
         axes = figure.subplots(rows, 3, squeeze=False)
         for line, compared in zip(axes, report.comparisons, strict=True):
             draw_scatter(line[0], compared)
             draw_error_histogram(line[1], compared)
             draw_errors_by_network(line[2], compared, most=12)
         figure.suptitle(f"{report.device.title}: {report.dataset}", fontsize=12)
-
-    data = picture_bytes((16.0, 4.6 * rows + 0.4), draw, out.suffix.lower()[1:])
-    try:
-        out.write_bytes(data)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror}); choose another --out") from error
+    save_picture(figure, out)
 
 
 def leading_networks(compared: Comparison, most: int) -> list[str]:
@@ -126,7 +56,7 @@ def draw_scatter(axes: Axes, compared: Comparison) -> None:
     names = leading_networks(compared, len(COLOURS))
     others = ~np.isin(compared.network, names)
     count = len(set(compared.network[others].tolist()))
-    groups = [(f"{count} other{'s' if count > 1 else ''}", others, OTHERS, "o", 9)] if count else []
+    groups = [(f"{count} other{'s' if count > 1 else ''}", others, GREY, "o", 9)] if count else []
     for name, colour, marker in zip(names, COLOURS, MARKERS, strict=False):
         groups.append((name, compared.network == name, colour, marker, 14))
     for label, rows, colour, marker, size in groups:
@@ -193,7 +123,7 @@ def draw_errors_by_network(axes: Axes, compared: Comparison, most: int = _MOST_B
     names, groups = bars(compared, most)
     position = 0.0
     ticks = []
-    colours = dict(zip(groups, COLOURS, strict=False)) | {"": COLOURS[0] if len(groups) == 1 else OTHERS}
+    colours = dict(zip(groups, COLOURS, strict=False)) | {"": COLOURS[0] if len(groups) == 1 else GREY}
     labelled: set[str] = set()
     for place, _ in enumerate(names):
         drawn = [(group, means[place]) for group, means in groups.items() if np.isfinite(means[place])]

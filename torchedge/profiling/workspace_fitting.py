@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Provenance
-from torchedge.errors import MissingExtraError, ProfileError
+from torchedge.errors import ProfileError, needed
 from torchedge.forests.trees import Forest
 from torchedge.prediction.memory.workspaces import (
     PHASES,
@@ -108,10 +108,8 @@ def fit_workspaces(measured: Workspaces) -> WorkspaceModel:
 
 
 def _tree(features: FloatArray, ratio: FloatArray) -> Forest:
-    try:
+    with needed("scikit-learn", extra="fit", purpose="fitting workspaces"):
         from sklearn.ensemble import RandomForestRegressor
-    except ImportError as error:
-        raise MissingExtraError.of("scikit-learn", extra="fit", purpose="fitting workspaces") from error
     model = RandomForestRegressor(1, bootstrap=False, max_leaf_nodes=_LEAVES, random_state=0)
     model.fit(features, ratio)
     return convert_model(model, features, feature_names=WORKSPACE_FEATURES, learner="tree")

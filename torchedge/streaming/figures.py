@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from torchedge.errors import InputError, MissingExtraError
+from torchedge.errors import InputError
+from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, canvas
 from torchedge.streaming.instances import MEBIBYTE
 from torchedge.streaming.simulation import MemoryCurve, RunTimeline, join_curves
 
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "BLUE",
-    "GREEN",
-    "GREY",
-    "ORANGE",
-    "PINK",
-    "RED",
-    "SKY",
     "Lane",
-    "canvas",
     "draw_comparison",
     "draw_gantt",
     "draw_lanes",
@@ -40,47 +32,6 @@ __all__ = [
     "show_legend",
     "show_mib",
 ]
-
-BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
-"""Okabe and Ito's colours, which colour-blind readers tell apart."""
-
-GREY = "#9a9a9a"
-_DPI = 130
-_STYLE = MappingProxyType(
-    {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "grid.color": "#e3e3e3",
-        "grid.linewidth": 0.6,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-        "figure.dpi": _DPI,
-        "savefig.dpi": _DPI,
-    }
-)
-
-
-@contextmanager
-def canvas(width: float, height: float) -> Iterator[Figure]:
-    """Yield an empty figure of this size in inches, in the common style.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError.of("matplotlib", extra="plots", purpose="drawing") from error
-    style: dict[Any, Any] = dict(_STYLE)
-    with matplotlib.rc_context(style):
-        yield Figure(figsize=(width, height), layout="constrained")
 
 
 def run_title(timeline: RunTimeline) -> str:

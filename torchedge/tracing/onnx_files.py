@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchedge.errors import CaptureError, InputError, MissingExtraError
+from torchedge.errors import CaptureError, InputError, needed
 from torchedge.graphs.graph import last_uses
 from torchedge.tracing.onnx_nodes import FOLDS, Node
 from torchedge.tracing.onnx_operators import LAYERS, OPERATORS, TORCH_DTYPES, tensor_of
@@ -37,11 +37,9 @@ def load_onnx(path: str | Path) -> FileProgram:
     Raises InputError if the file is not valid ONNX, CaptureError with the names of unsupported operators, and
     MissingExtraError if the onnx package is not installed.
     """
-    try:
+    with needed("onnx", extra="onnx", purpose="reading ONNX files"):
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtraError.of("onnx", extra="onnx", purpose="reading ONNX files") from error
     try:
         if Path(path).stat().st_size > MAX_FILE_BYTES:
             raise InputError(

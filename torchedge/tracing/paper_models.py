@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import InputError, MissingExtraError
+from torchedge.errors import InputError, needed
 from torchedge.tracing.vision import import_torchvision, prepare_torchvision
 
 __all__ = ["PAPER_MODELS", "SEQUENCE", "build_paper_model"]
@@ -37,10 +37,8 @@ def _tokens(count: int) -> torch.Tensor:
 
 def _library(name: str, package: str | None = None) -> Any:
     prepare_torchvision()
-    try:
+    with needed(package or name, purpose="building this model of FlashMem's"):
         return import_module(name)
-    except ImportError as error:
-        raise MissingExtraError.of(package or name, purpose="building this model of FlashMem's") from error
 
 
 def _gpt_neo(width: int, depth: int, heads: int) -> tuple[torch.nn.Module, Example]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchedge.errors import MissingExtraError
+from torchedge.errors import needed
 
 _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -42,10 +42,8 @@ def prepare_torchvision() -> None:
 def import_torchvision() -> ModuleType:
     """Return torchvision; raises MissingExtraError if it is not installed."""
     prepare_torchvision()
-    try:
+    with needed("torchvision", extra="vision", purpose="building its models"):
         import torchvision
-    except ImportError as error:
-        raise MissingExtraError.of("torchvision", extra="vision", purpose="building its models") from error
     module: ModuleType = torchvision
     return module
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError, MissingExtraError
+from torchedge.errors import InputError, needed
 from torchedge.graphs import ForwardGraph
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.prediction.memory.caching_allocator import replay
@@ -182,12 +182,8 @@ def draw_timeline(profile: MemoryProfile, axes: Axes | None = None) -> Any:  # n
 
     axes: where to draw, a new figure by default. Raises MissingExtraError where matplotlib is not installed.
     """
-    try:
+    with needed("matplotlib", extra="plots", purpose="drawing"):
         from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingExtraError(
-            'matplotlib is not installed; install it with: pip install "torchedge[plots]"'
-        ) from error
     if axes is None:
         axes = pyplot.subplots(figsize=(8, 4), layout="constrained")[1]
     timeline = profile.timeline()
