@@ -95,7 +95,7 @@ class Predictor:
 
     def __init__(self, device: str | Path | Device | None = None) -> None:
         self.device = device if isinstance(device, Device) else choose_device(device)
-        load_models(self.device, "train")  # a damaged profile is told now, not in the loop
+        load_models(self.device, "train")  # a damaged profile fails here, not in the loop
 
     def predict(
         self,

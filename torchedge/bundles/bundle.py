@@ -89,12 +89,12 @@ class Bundle:
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """What `run` and `train_step` take, in order."""
+        """The inputs of `run` and `train_step`, in order."""
         return self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """What `run` returns, in order."""
+        """The outputs of `run`, in order."""
         return self.manifest.outputs
 
     @property
@@ -119,7 +119,7 @@ class Bundle:
 
     @cached_property
     def runner(self) -> Runner:
-        """What `run` and `train_step` use: on the default device, made on first use."""
+        """The runner of `run` and `train_step`: on the default device, created on first use."""
         return self.place()
 
     def run(self, *inputs: object) -> list[Array]:

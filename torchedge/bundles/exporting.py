@@ -65,7 +65,7 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True)
 class Request:
-    """What to export: see `torchedge.export`."""
+    """The arguments of `torchedge.export`."""
 
     model: torch.nn.Module
     example: Any
@@ -273,7 +273,7 @@ def _class_numbers(request: Request, expected: list[torch.Tensor]) -> torch.Tens
         shapes = ", ".join(str(list(t.shape)) for t in expected) or "none"
         raise InputError(
             f"{type(request.model).__name__} returns tensors of shapes {shapes}, for which no targets of "
-            "cross entropy can be made up; expected loss= and targets="
+            "cross entropy have no default; expected loss= and targets="
         )
     shape = expected[0].shape
     return torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)

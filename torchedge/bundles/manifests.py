@@ -1,4 +1,4 @@
-"""The manifest of a bundle: what it was made of and for, what it takes, and the hash of every file."""
+"""The manifest of a bundle: its sources, its device, its ports, and the hash of every file."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class BundleFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle was made of and for, what it takes, and the hash of every file: manifest.json.
+    """A bundle's sources, device, ports and the hash of every file: manifest.json.
 
     accumulation: batches to an update; above one, all but the last of them run accumulating.json, which adds
     up gradients. versions: of torchedge and torch that made it. hyperparameters: their values at the

@@ -141,7 +141,7 @@ def _fit_modes(
         raise InputError(f"{dataset} is a file; expected a folder: `torchedge fit loads` reads such")
     check_target(out, force=force)
     if not dataset.is_dir() or (base is not None and not is_dataset(dataset)):
-        read_dataset(dataset)  # raises: says what it expects
+        read_dataset(dataset)  # raises the error of a missing folder
     transfers: dict[Mode, Transfer] = {}
     with one_thread():
         if base is None:

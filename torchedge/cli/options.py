@@ -81,7 +81,7 @@ class Whole(_Type):
         self.low, self.high = low, high
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - text or a default
-        """Return the number; the error tells text, too small and too large apart."""
+        """Return the number; the error distinguishes text, too small and too large."""
         if isinstance(value, int):
             return value
         text = value.strip()

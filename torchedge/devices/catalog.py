@@ -42,7 +42,7 @@ _PHONE_GPUS = re.compile(
     r"adreno|qualcomm|mali|immortalis|powervr|imagination|samsung|xclipse|\barm\b", re.IGNORECASE
 )
 
-# Words that drivers and boards add around the name that tells devices apart.
+# Words that drivers and boards add around the name of a device.
 _NOISE = frozenset(
     (
         "nvidia",
@@ -209,7 +209,7 @@ def default_device_name() -> str | None:
 
 
 def _words(name: str) -> str:
-    """Reduce a name to what tells devices apart: lower case words without vendors and punctuation."""
+    """Reduce a name to its distinctive part: lower case words without vendors and punctuation."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return " ".join([word for word in words if word not in _NOISE] or words)
 

@@ -131,7 +131,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What is known of one device: the content of its `device.toml`.
+    """One device: the content of its `device.toml`.
 
     `figures` and `facts` carry their provenance; `software` names the versions that the measurements refer
     to; `runtime` holds the semantic switches of that software for the simulation of training memory;

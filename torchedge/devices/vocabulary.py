@@ -45,14 +45,14 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
     {
         # memory
         "memory_mib": FigureRule(
-            "MiB", "memory of the device; of a unified board, what the system reports", low=1
+            "MiB", "memory of the device; of a unified board, as the system reports it", low=1
         ),
-        "usable_memory_mib": FigureRule("MiB", "the most that one training run can take of it", low=1),
+        "usable_memory_mib": FigureRule("MiB", "largest part of it that one training run can use", low=1),
         "context_mib": FigureRule(
-            "MiB", "what a process takes beside its tensors: context, libraries, host side", low=0
+            "MiB", "memory of a process beside its tensors: context, libraries, host side", low=0
         ),
         "workspace_mib": FigureRule(
-            "MiB", "what the math libraries reserve for good once used (cuBLAS, cuDNN)", low=0
+            "MiB", "memory that math libraries (cuBLAS, cuDNN) reserve at first use", low=0
         ),
         # compute
         "peak_fp32_gflops": FigureRule(
@@ -64,7 +64,7 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
         ),
         "clock_mhz": FigureRule("MHz", "highest clock of the compute units"),
         "compute_units": _count("compute units: SMs, shader processors, shader cores, CPU cores"),
-        "launch_overhead_us": FigureRule("us", "time that one kernel launch costs when nothing hides it"),
+        "launch_overhead_us": FigureRule("us", "time of one kernel launch that no other work hides"),
         "step_time_ratio": FigureRule(
             "1", "measured training steps over the analytic estimate from the other figures"
         ),
@@ -75,7 +75,7 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
         "bandwidth_gb_s": FigureRule(
             "GB/s", "bandwidth of main memory, read and write together (10^9 bytes)"
         ),
-        "measured_bandwidth_gb_s": FigureRule("GB/s", "the part of it that a streaming kernel has reached"),
+        "measured_bandwidth_gb_s": FigureRule("GB/s", "bandwidth that a streaming kernel has reached"),
         "host_to_device_gb_s": FigureRule("GB/s", "copy from host to device memory"),
         "disk_read_gb_s": FigureRule("GB/s", "sequential read from storage to (unified) memory"),
         "unified_to_texture_gb_s": FigureRule(

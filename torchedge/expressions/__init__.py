@@ -1,1 +1,1 @@
-"""What kernels compute, as data: index algebra, scalar expressions and their OpenCL text."""
+"""The computations of kernels as data: index algebra, scalar expressions and their OpenCL text."""

@@ -63,7 +63,7 @@ UNARY = tuple(
 )
 """Functions that OpenCL C calls by the same name, of one argument."""
 BINARY = ("fmod", "atan2", "hypot", "copysign", "nextafter")
-"""The same, of two arguments."""
+"""OpenCL functions of two arguments."""
 
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {

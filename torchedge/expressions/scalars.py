@@ -183,7 +183,7 @@ def constant(value: Number, dtype: str) -> Constant:
 
 
 _WHOLE = {"maximum": "max_int", "minimum": "min_int"}
-"""What functions that mind NaN are for whole numbers."""
+"""The functions for whole numbers in place of those that follow NaN."""
 
 
 def apply(function: str, *args: Scalar | Number, dtype: str | None = None) -> Scalar:

@@ -112,7 +112,7 @@ def read_forests(
 
 @dataclass(frozen=True, slots=True)
 class _ForestText:
-    """What a file's metadata holds of a forest: everything but its arrays."""
+    """The metadata of a forest in a file: everything but its arrays."""
 
     learner: str
     features: Annotated[tuple[str, ...], Meta(max_length=MAX_FEATURES)]

@@ -119,7 +119,7 @@ def _releases(
     place: Mapping[int, int],
     final: Callable[[int], int],
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Return the releases behind the operators that stay; `dropped` are not let go of inside what is gone."""
+    """Return the releases behind the operators that stay; `dropped` are not released in removed ones."""
     if graph.releases is None:
         return None
     releases: list[list[int]] = []

@@ -261,7 +261,7 @@ class Size:
 
 
 class Quotient(str):
-    """The symbol that stands for the floor of a Size over a whole number; its name says what it is."""
+    """The symbol that stands for the floor of a Size over a whole number; its name contains both."""
 
     size: Size
     divisor: int

@@ -190,8 +190,8 @@ def _as_image(node: Node, layout: Layout, target: Target) -> Layout:
 def share_images(program: Program, pitch: int, alignment: int) -> Program:
     """Return the program with its intermediate images made from the arena's buffer, planned again.
 
-    Saves memory on devices that make images from buffers. pitch: texels of which rows are a multiple.
-    alignment: bytes of which offsets are a multiple.
+    Saves memory on devices that make images from buffers. pitch: rows are multiples of so many texels.
+    alignment: offsets are multiples of so many bytes.
     """
 
     def shared(tensor: StoredTensor) -> Layout:

@@ -1,4 +1,4 @@
-"""Which values of a graph need a gradient: one analysis for tracing, memory simulation and the time model."""
+"""The values of a graph that need a gradient, for tracing, memory simulation and the time model."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def fused(call: Call) -> bool:
 
 
 def attention_aux(call: Call) -> tuple[int, ...]:
-    """What attention keeps beside its operands: row sums (fused), or the matrix (and its dropout mask)."""
+    """Tensors that attention saves beside its operands: row sums (fused), or the matrix and its mask."""
     q = call.ins[0] or (1, 1)
     dropout = call.attrs.get("dropout_p", 0.0) or 0.0
     if fused(call):

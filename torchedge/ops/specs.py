@@ -1,4 +1,4 @@
-"""What is known about an operator, and where to look it up by its ATen name.
+"""The entry of an operator, and the table of entries by ATen name.
 
 Each file of this folder lists entries (`OpSpec`) in `OPS`: the only place to add one. Rules see a `Call`,
 whose shapes are plain integers: during capture the batch size is a large prime, in analyses a number whose

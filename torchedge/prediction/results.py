@@ -49,7 +49,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one training step (or inference) of a model takes from a device.
+    """The memory and time of one training step (or inference) of a model on a device.
 
     memory: Γ (train) or γ (infer) in MiB: what the whole run takes from the device, context and libraries
     included.

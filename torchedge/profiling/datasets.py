@@ -42,10 +42,10 @@ __all__ = [
 MEASUREMENTS, NETWORKS, TOPOLOGIES = "measurements.csv", "networks.jsonl", "topologies.jsonl"
 LAYERS, LAYER_TIMES = "layers.jsonl", "layer_times.csv"
 ENVIRONMENT = "environment.json"
-"""What a campaign's probe reported of the machine; public data has no such file."""
+"""The report of a campaign's probe on the machine; public data has no such file."""
 
 FIGURES = ("fits", "memory", "allocated", "reserved", "latency")
-"""What a row measures: 1 or 0, then MiB, MiB, MiB, ms."""
+"""The figures of a row: 1 or 0, then MiB, MiB, MiB, ms."""
 
 KINDS = ("product_forward", "product_backward", "depthwise", "norm", "activation", "pool")
 """Kinds of layers: dense convolutions and linear layers, forward and backward; others, both together."""

@@ -163,7 +163,7 @@ _SPREAD_MIB, _LINEAR_SPREAD_MIB = 400.0, 100.0
 """How far a process's constants, and what linear layers add to them, lie from those of another device."""
 
 _PRICE = 1.0
-"""What a floor or a ceiling must gain, as a log likelihood, to be believed."""
+"""The least gain of a floor or a ceiling, as a log likelihood, for it to be accepted."""
 
 _ROUNDS = 8
 _SYSTEM_SHARE = 0.1
@@ -175,7 +175,7 @@ BESIDE, BESIDE_LINEAR, FLOOR, FLOOR_LINEAR, CEILING = range(5)
 def adapt_process(peaks: Peaks, measured: FloatArray, base: Process, device: Device) -> Process:
     """Return the constants that explain measured Γ (R,) in MiB best, near those of a base device.
 
-    peaks: simulated figures of the same rows. Floor and ceiling, which only unified memory has, are taken up
+    peaks: simulated figures of the same rows. Floor and ceiling, which only unified memory has, are fitted
     where the measurements show them. Deterministic.
     """
     unified = device.memory == "unified"

@@ -191,7 +191,7 @@ def _weights(samples: Samples, places: IndexArray) -> FloatArray:
 
 
 def _network_reactions(samples: Samples, places: IndexArray) -> FloatArray:
-    """A factor of each network's own, which the time model does not know: it spreads the points."""
+    """A factor of each network's own, which the time model does not have: it spreads the points."""
     _, inverse = np.unique(samples.network[places], return_inverse=True)
     return _NETWORK_SPREAD * np.eye(int(inverse.max()) + 1)[inverse]
 
@@ -239,7 +239,7 @@ def adapt_models(
 ) -> FittedModels:
     """Return the base's models adapted to some rows; ProfileError where too few measure any figure.
 
-    A quantity with fewer than `FEWEST` rows, or of which the base has no model, is omitted.
+    A quantity with fewer than `FEWEST` rows, or without a model of the base, is omitted.
     """
     memory_used, latency_used = samples.usable("memory", rows), samples.usable("latency", rows)
     memory: MemoryModel | None = None
@@ -471,7 +471,7 @@ def _share(corrections: FloatArray, missed: FloatArray) -> float:
 
 
 def _constant(names: tuple[str, ...], hull: npt.NDArray[np.float32]) -> Forest:
-    """A forest that corrects nothing, and knows which features were measured."""
+    """A forest that corrects nothing, with the range of the measured features."""
     return build_forest(
         learner="constant",
         feature_names=names,

@@ -61,7 +61,7 @@ _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_WORD}(?:[ \t]*\.[ \t]*{_WORD}){{{M
 
 @contextlib.contextmanager
 def open_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; what fails while it is read is told as what fails at opening.
+    """Open a regular file for reading; errors of reading are raised like errors of opening.
 
     Raises:
         ProfileError: it is missing, unreadable or no regular file (a pipe or device could block).

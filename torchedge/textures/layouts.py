@@ -35,7 +35,7 @@ class Pattern(Protocol):
 
     @property
     def name(self) -> str:
-        """What a Layout calls it."""
+        """Its name in a Layout."""
 
     def extent(self, steps: int, lines: int) -> tuple[int, int]:
         """Return (width, height) in texels of the image that holds `lines` lines of `steps` steps."""

@@ -256,7 +256,7 @@ def _dense_x(y: Node, weight: Node, taps: Taps, phases: Sequence[Phases]) -> Nod
 
 
 def _depthwise_x(y: Node, weight: Node, taps: Taps, phases: Sequence[Phases]) -> Node:
-    """The same where each channel of x has outputs of its own: each x looks up its phase."""
+    """The gradient where each channel of x has its own outputs: each x looks up its phase."""
     multiplier, space = weight.shape[0] // taps.groups, len(phases)
     shape = (y.shape[0], taps.groups, *taps.sizes)
     builder = RowBuilder(

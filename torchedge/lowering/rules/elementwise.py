@@ -342,7 +342,7 @@ def logical_not(result: Result, input: Node) -> Node:
 
 @rule("bitwise_not")
 def bitwise_not(result: Result, input: Node) -> Node:
-    """Every bit turned over."""
+    """Every bit inverted."""
     if result.dtype == "bool":
         return elementwise(lambda a: ~a, input, dtype="bool")
     return computed(lambda a: apply("bit_not", a), result, input)

@@ -152,7 +152,7 @@ def backward_with_reserve(
     reserve: Node | None = None,
     **arguments: Any,  # noqa: ANN401 - those of the older schema
 ) -> tuple[Node, ...]:
-    """The same by the newer schema, whose saved variance is 1 / deviation too."""
+    """`batch_norm_backward` by the newer schema, whose saved variance is 1 / deviation too."""
     return batch_norm_backward(result, train=update, save_invstd=save_var, **arguments)
 
 

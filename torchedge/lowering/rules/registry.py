@@ -36,7 +36,7 @@ _RULES: dict[str, Rule] = {}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an operator is to make: shape and dtype of each output, as PyTorch gives them."""
+    """The outputs of an operator: the shape and dtype of each, from PyTorch."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]

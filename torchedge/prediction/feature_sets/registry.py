@@ -46,7 +46,7 @@ Curve = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 
 class FeatureInputs:
-    """What feature functions read: a graph, its convolutions as columns, and other features by name.
+    """The argument of feature functions: a graph, its convolutions as columns, and other features by name.
 
     calls: the convolutions, by default those of the graph. exact: Python integers in place of float64.
     """

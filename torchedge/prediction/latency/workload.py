@@ -1,4 +1,4 @@
-"""What a step makes a device compute and move, a sample: the batch-independent half of the time model.
+"""The computation and traffic of a step for a sample: the batch-independent half of the time model.
 
 Three kinds of work (perf4sight, section 2, seen operator by operator): products (dense convolutions, linear
 layers, matrix products), depthwise convolutions, and element-wise passes over memory; beside them the number

@@ -1,1 +1,1 @@
-"""What a training or inference step holds in memory, when, and why: a simulation, nothing fitted."""
+"""The memory of a training or inference step over time: a simulation, nothing fitted."""

@@ -51,7 +51,7 @@ class _Pass:
         return self.out.finish()
 
     def _precision(self, op: Op, spec: OpSpec | None) -> str | None:
-        """Return the dtype an operator's inputs are cast to, None where autocast leaves them alone."""
+        """Return the dtype an operator's inputs are cast to, None where autocast does not cast them."""
         if spec is None or op.inplace:
             return None
         if spec.autocast == "lower":
@@ -106,8 +106,7 @@ class _Pass:
     def _promoted(self, op: Op, spec: OpSpec | None, value: Value) -> str:
         """The widest floating input; views, in-place calls and normalisations follow input 0.
 
-        Factories told a dtype were told that of the value they are made for (`dtype=x.dtype`), so they do not
-        promote.
+        Factories with a dtype have that of another value (`dtype=x.dtype`), so they do not promote.
         """
         kinds = [self.out.values[i].dtype for i in op.inputs if i is not None and i not in self.weak]
         if (

@@ -1,4 +1,4 @@
-"""What composite operators run as.
+"""Composite operators as the operators that they run.
 
 Batched products and attention, taken apart as PyTorch's own C++ code does.
 """
@@ -18,7 +18,7 @@ from torchedge.prediction.memory.settings import StepSettings
 def decompose(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
     """Return the graph with the copies that batched products need, and attention as what it runs.
 
-    A graph without such operators is returned as it is.
+    A graph without such operators is repermuted as it is.
     """
     if not any(spec_of(kind).composite for kind in {op.kind for op in graph.ops}):
         return graph
@@ -103,14 +103,14 @@ class _Pass:
             own = [k for k in term if k not in batch and k not in summed]
             order = [term.index(k) for k in (*batch, *own, *summed)]
             shape, strides = self.layouts.shape(index), self.layouts.of(index)
-            turned = tuple([shape[k] for k in order]), tuple([strides[k] for k in order])
+            permuted = tuple([shape[k] for k in order]), tuple([strides[k] for k in order])
             ends = len(batch), len(batch) + len(own)
             folded = (
-                prod(turned[0][: ends[0]]),
-                prod(turned[0][ends[0] : ends[1]]),
-                prod(turned[0][ends[1] :]),
+                prod(permuted[0][: ends[0]]),
+                prod(permuted[0][ends[0] : ends[1]]),
+                prod(permuted[0][ends[1] :]),
             )
-            inputs.append(index if viewed(*turned, folded) is not None else self._copied(index, op))
+            inputs.append(index if viewed(*permuted, folded) is not None else self._copied(index, op))
         self.out.emit(Op("matmul", tuple(inputs), op.outputs, {}, op.scope, False, op.grad, op.region))
         self.out.release(*[i for i in inputs if i not in operands])
 

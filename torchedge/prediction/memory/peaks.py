@@ -59,7 +59,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What Γ needs of a graph beside its tape: parameters in MiB, and whether it multiplies matrices."""
+    """Inputs of Γ beside a graph's tape: parameters in MiB, and whether the graph multiplies matrices."""
 
     parameters_mib: float
     multiplies: bool

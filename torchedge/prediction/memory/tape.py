@@ -75,7 +75,7 @@ class Tape:
 
     @cached_property
     def ratios(self) -> dict[int, tuple[float, float]]:
-        """The same peaks over the peak of live tensors."""
+        """Both replayed peaks over the peak of live tensors."""
         return {}
 
     @cached_property

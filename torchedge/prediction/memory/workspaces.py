@@ -38,7 +38,7 @@ GEOMETRY = (
     "input_positions",
     "output_positions",
 )
-"""What describes a convolution: channels, products over the spatial dimensions, the sum of the paddings."""
+"""Columns of a convolution: channels, products over the spatial dimensions, the sum of the paddings."""
 
 _ALIGNED = (("inputs", 4), ("outputs", 4), ("inputs", 8), ("outputs", 8), ("inputs", 32), ("outputs", 32))
 WORKSPACE_FEATURES = (

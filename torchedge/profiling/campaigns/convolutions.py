@@ -63,8 +63,8 @@ def measure_convolutions(
 ) -> None:
     """Measure the remaining ones of `count` convolutions near those of the folder's networks.
 
-    hooks: the leash and the probe. A convolution at which the probe goes down gets a row with the reason, and
-    is not tried again. Raises DeviceError where nothing can be measured, InputError for networks without
+    hooks: the leash and the probe. A convolution that crashes the probe gets a row with the reason, and is
+    not tried again. Raises DeviceError where nothing can be measured, InputError for networks without
     convolutions, ProfileError where the folder cannot be used.
     """
     shapes = _shapes(folder, count, seed, environment)
@@ -103,7 +103,7 @@ def _attempt(
                 _write(out, row)
                 listener.step()
         status = run.wait()
-    if done < len(left):  # not again: it may be what took the probe down
+    if done < len(left):  # not again: it may have crashed the probe
         _write(out, {**left[done], "reason": f"the probe ended here with status {status}"})
         listener.step()
         if not done:
@@ -154,7 +154,7 @@ def _key(shape: Mapping[str, Any]) -> str:
 
 
 def _row_of(line: str) -> dict[str, Any] | None:
-    """Return a row the probe wrote; None for whatever else a login shell or a library printed."""
+    """Return a row of the probe; None for other output, of a login shell or a library."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         row: dict[str, Any] = json.loads(line)
         _key(row)

@@ -99,7 +99,7 @@ def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
         except TorchedgeError:
             if item.level:
                 raise
-    except Exception as error:  # one network that a library stumbles over does not end a campaign
+    except Exception as error:  # one network that a library cannot build does not end a campaign
         name = "" if isinstance(error, TorchedgeError) else f"{type(error).__name__}: "
         return {"skipped": item.id, "reason": name + " ".join(str(error).split())[:500]}
     return {

@@ -1,7 +1,7 @@
 """The journal of a campaign: rows.jsonl, written row by row and never rewritten.
 
 Beside the probe's rows ("environment", "start", "point") the controller writes "session" (a controller
-began), "stopped" (it was interrupted during a point) and "lost" (the connection or the device went away).
+began), "stopped" (it was interrupted during a point) and "lost" (the connection or the device was lost).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ Point = tuple[str, str, int]
 """Job, mode and batch size."""
 
 WITNESSED_LOSSES, LOSSES = 2, 4
-"""A point is given up when it went down with its device so many times in a row, or was under way so many
-times when the controller died."""
+"""A point is skipped after so many lost devices in a row, or so many controllers killed during it."""
 
 UNSTEADY = 1.5
 """The 90th percentile of a steady point's steps is at most so many times the 10th."""
@@ -104,7 +103,7 @@ class CampaignJournal:
         return self._under_way
 
     def given_up(self) -> list[Point]:
-        """Points that went down with the device or the controller too often to be tried again."""
+        """Points that were lost with the device or the controller too often to be tried again."""
         return [p for p, seen in self._losses.items() if sum(seen) >= WITNESSED_LOSSES or len(seen) >= LOSSES]
 
     def row_at(self, place: int) -> Mapping[str, Any]:
@@ -113,7 +112,7 @@ class CampaignJournal:
 
 
 def point_of(row: Mapping[str, Any]) -> Point:
-    """Return which point a row is about."""
+    """Return the point of a row."""
     return str(row["job"]), str(row["mode"]), int(row["batch_size"])
 
 
@@ -124,7 +123,7 @@ def _varies(row: Mapping[str, Any]) -> bool:
 
 
 def boot_id() -> str | None:
-    """Return what tells one run of this machine's system from the next, None where it does not say."""
+    """Return the identity of this machine's present boot, None if the system has none."""
     with contextlib.suppress(ProfileError):
         return read_bytes("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
     return None

@@ -23,7 +23,7 @@ def recipe_of(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_recipe(recipe: Mapping[str, Any]) -> None:
-    """Raise InputError for a network its library does not know, MissingExtraError where that is missing."""
+    """Raise InputError for a network that is not in its library, MissingExtraError without the library."""
     name = recipe["name"]
     if recipe["library"] == "timm":
         known = _timm().list_models()

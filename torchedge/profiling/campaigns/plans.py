@@ -144,7 +144,7 @@ class _NetworkEntry(_Grid):
 
     @property
     def points(self) -> tuple[tuple[Mode, int], ...]:
-        """What is measured: modes and batch sizes, each once."""
+        """The measured points: modes and batch sizes, each once."""
         grid: tuple[tuple[Mode, tuple[int, ...]], ...] = (
             ("infer", self.infer_batch_sizes),
             ("train", self.train_batch_sizes),

@@ -110,7 +110,7 @@ def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> 
         "vendor": "NVIDIA" if cuda else "unknown",
         "memory": "dedicated" if environment.get("memory_meter") in ("nvml", "torch") else "unified",
         "aliases": [title],
-        "notes": "Written by torchedge campaign from what the probe saw; add what you know of the device.",
+        "notes": "Written by torchedge campaign from the probe's report; add further facts of the device.",
     }
     total = environment.get("memory_total_mib")
     if isinstance(total, (int, float)) and total >= 1:

@@ -28,7 +28,7 @@ __all__ = ["Campaign", "Summary", "run_campaign"]
 
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
 PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
-"""Seconds waited before each attempt to reach a device again that has gone away."""
+"""Seconds before each attempt to reach a lost device again."""
 
 
 class _OtherMachine(DeviceError):
@@ -37,7 +37,7 @@ class _OtherMachine(DeviceError):
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """What is to be measured where: `device` names the profile to be, `processor` is "", cuda or cpu.
+    """A plan, a device and the way to it: `device` names the future profile, `processor` is "", cuda or cpu.
 
     retry: "failed", "unsteady" or both: which points that have a row are measured again. convolutions: how
     many single ones are measured too, on CUDA.
@@ -89,7 +89,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
 def _measure_convolutions(
     campaign: Campaign, transport: Transport, environment: Mapping[str, Any], listener: Listener
 ) -> None:
-    """Measure single convolutions too, where the campaign asks for them and runs on CUDA."""
+    """Measure single convolutions too, if the campaign includes them and runs on CUDA."""
     if not campaign.convolutions:
         return
     if environment.get("device") != "cuda":
@@ -101,7 +101,7 @@ def _measure_convolutions(
 
 
 def _check_same(campaign: Campaign, journal: CampaignJournal) -> None:
-    """Refuse a folder with another plan's or another device's measurements; store the plan."""
+    """Raise InputError for a folder with measurements of another plan or device; store the plan."""
     path = campaign.folder / PLAN
     if path.exists():
         stored = parse_plan(str(path), read_bytes(path).decode("utf-8", "replace"))
@@ -121,7 +121,7 @@ def _check_same(campaign: Campaign, journal: CampaignJournal) -> None:
 
 
 def _prepare(campaign: Campaign, transport: Transport | None, listener: Listener) -> None:
-    """Have the plan's job lines written, in a process whose memory goes with it."""
+    """Write the plan's job lines in a child process, whose memory is freed at its end."""
     items = list(campaign.plan.items())
     there = sum(1 for _ in read_jobs(campaign.folder))
     if there == len(items):
@@ -199,8 +199,8 @@ class _Session:
             time.sleep(self.campaign.pauses[silent])
 
     def _give_up(self) -> bool:
-        """Record points that took the device down too often as failed; return whether any point is left."""
-        reason = "the device, the connection or the controller went away here, several times in a row"
+        """Record points that crashed the device too often as failed; return whether any point is left."""
+        reason = "the device, the connection or the controller was lost at this point several times in a row"
         for job, mode, batch in self.journal.given_up():
             label = {"job": job, "mode": mode, "batch_size": batch}
             self._record({"row": "point", **label, "fits": None, "reason": reason})
@@ -278,7 +278,7 @@ def write_left(folder: Path, left: Mapping[Point, None]) -> None:
 
 
 def _row_of(line: str) -> dict[str, Any] | None:
-    """Return a row the probe wrote; None for whatever else a login shell or a library printed."""
+    """Return a row of the probe; None for other output, of a login shell or a library."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         row: dict[str, Any] = json.loads(line)
         if row["row"] in ("start", "point"):
@@ -291,7 +291,7 @@ def _row_of(line: str) -> dict[str, Any] | None:
 
 
 def _why_not(run: Run, status: int, python: str) -> str:
-    """Return why no row came at all, and what to do."""
+    """Return the reason for no rows at all, and the next step."""
     missing = run.error_with("No module named")
     if "torch" in missing:
         return f"{python} there has no PyTorch ({missing}); install it, or name another with --python"

@@ -197,7 +197,7 @@ def _hold_results(model: nn.Module, nodes: Nodes, input_size: Sequence[int] | No
 
 
 class _Notes:
-    """Which values of the graph each node computes, and how many operators have run after it."""
+    """The values of the graph that each node computes, and the number of operators run after it."""
 
     END = ""
 
@@ -211,7 +211,7 @@ class _Notes:
 
 
 class _Watched(TopologyModule):
-    """Takes notes while it is captured."""
+    """Records the values of its nodes during capture."""
 
     def __init__(self, nodes: Nodes, label: str) -> None:
         super().__init__(nodes, label)

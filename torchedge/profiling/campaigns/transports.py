@@ -264,7 +264,7 @@ def explain(errors: str) -> str:
         "No route to host": "check that the device is on and reachable",
         "no devices": "connect the device, switch on USB debugging and accept this computer on it",
         "unauthorized": "accept this computer on the device's screen",
-        "more than one device": "say which with --over adb:SERIAL (`adb devices` lists them)",
+        "more than one device": "name one with --over adb:SERIAL (`adb devices` lists them)",
         "not found": "check `adb devices`, or the path given by --python",
         "another run is measuring": "wait for it to end",
         "cannot start cuda": "use --processor cpu, or a PyTorch with CUDA there",
