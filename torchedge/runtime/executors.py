@@ -16,11 +16,19 @@ from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
+from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload
 from torchedge.opencl.platforms import check_process
 from torchedge.runtime.measured_runs import MeasuredRun, measured_run
-from torchedge.runtime.memory import ArenaMemory, Array, DeviceMemory, DeviceTensor, check_same
+from torchedge.runtime.memory import (
+    ArenaMemory,
+    Array,
+    DeviceMemory,
+    DeviceTensor,
+    MemoryBudget,
+    check_same,
+)
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore
 from torchedge.streaming.schedules import StreamingSchedule
@@ -57,6 +65,8 @@ class Executor:
     program: a Program, whose weights `load` writes; or a StreamingSchedule with a `source` of its weights: a
     `FileSource(path, {name: (offset, bytes)})`, or an `ArraysSource({name: packed array})`. The executor
     loads the weights that the schedule preloads at once and the others in every run, and closes the source.
+    budget: memory that executors share; the constructor waits for what the schedule takes, first for all but
+    the arena, and `close` gives it back.
 
     device: as in `torchedge.opencl.choose_device`. profile: measure the time of each launch (`timings`).
     checks: memory that no launch has written holds NaN, the arena's plan is verified, and the reports of
@@ -72,6 +82,11 @@ class Executor:
     """
 
     _store: WeightStore = PRELOADED
+    _arena: ArenaMemory | None = None
+    _words: Any = None
+    _tensors: dict[str, DeviceTensor]
+    _budget: MemoryBudget | None = None
+    _taken_bytes = 0
 
     def __init__(
         self,
@@ -79,6 +94,7 @@ class Executor:
         device: ClDevice | str | int | None = None,
         *,
         source: WeightSource | None = None,
+        budget: MemoryBudget | None = None,
         profile: bool = False,
         checks: bool = False,
         shared: Executor | None = None,
@@ -88,29 +104,57 @@ class Executor:
         self.program = program if isinstance(program, Program) else program.program
         _check_source(schedule, source, shared)
         self._placed = dict(placed or {})
-        self.context: DeviceContext = open_context(device) if shared is None else shared.context
         self._profile: bool = profile if shared is None else shared._profile
         self._checks = checks
         self._lock = threading.Lock()
         self._events: list[Any] = []
+        self._budget = budget
+        try:
+            self._open(schedule, source, device, shared)
+        except BaseException:
+            self.close()
+            if source is not None:
+                source.close()
+            raise
+
+    def _open(
+        self,
+        schedule: StreamingSchedule | None,
+        source: WeightSource | None,
+        device: ClDevice | str | int | None,
+        shared: Executor | None,
+    ) -> None:
+        """Compile the kernels, then allocate; weights are preloaded before the arena is allocated."""
+        self.context: DeviceContext = open_context(device) if shared is None else shared.context
         check_limits(self.program, limits_of(self.context.device))
-        if checks:
+        if self._checks:
             streamed = {} if schedule is None else schedule.streamed
             check_arena(self.program, self.context.device.base_alignment, streamed)
-        self.memory: DeviceMemory = shared.memory if shared is not None else self._own_memory(profile)
+        self.memory: DeviceMemory = shared.memory if shared is not None else self._own_memory(self._profile)
         self._queue: Any = self.memory.queue
-        self._tensors: dict[str, DeviceTensor] = self._residents({} if shared is None else shared._tensors)
-        self._arena: ArenaMemory | None = self.memory.allocate_arena(self.program, poisoned=checks)
-        self._words = self._check_words()
-        self._calls = self._bind()
+        compiled = compile_kernels(self.context, _sources(self.program))
+        memory = None if schedule is None else schedule.memory
+        self._take(0 if memory is None else memory.total_bytes - memory.arena_bytes)
+        self._tensors = self._residents({} if shared is None else shared._tensors)
+        store = self._preloaded(schedule, source) if schedule is not None and source is not None else None
+        self._take(0 if memory is None else memory.arena_bytes)
+        self._arena = self.memory.allocate_arena(self.program, poisoned=self._checks)
+        if schedule is not None and store is not None:
+            store.targets |= {index: self._arena.memory[index] for index in schedule.streamed}
+        if any(kernel.checks for kernel in self.program.kernels):
+            self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
+        self._calls = self._bind(compiled)
         names = self._names
         self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in names(self.program.outputs)]
         self._awaited = [t for t in self._tensors.values() if t.tensor.role in LOADED] + [
             self._tensors[name] for name in names(self.program.hyperparameters.values())
         ]
-        if schedule is not None and source is not None:
-            self._store = self._preloaded(schedule, source)
+
+    def _take(self, nbytes: int) -> None:
+        if self._budget is not None:
+            self._budget.take(nbytes, f"program {self.program.name}")
+            self._taken_bytes += nbytes
 
     # memory and launches -----------------------------------------------------------------------------------
 
@@ -119,22 +163,12 @@ class Executor:
 
     def _preloaded(self, schedule: StreamingSchedule, source: WeightSource) -> StreamingStore:
         """Return the store of a schedule, with what it preloads on the device."""
-        staging = self.memory.allocate_staging(schedule.staging_bytes)
-        targets = {index: self._memory_of(index) for index in (*schedule.preload, *schedule.streamed)}
-        store = StreamingStore(schedule, source, staging, self.context, self._queue, self._profile, targets)
-        try:
-            store.preload()
-        except BaseException:
-            store.close()
-            raise
+        targets = {index: self._memory_of(index) for index in schedule.preload}
+        self._store = store = StreamingStore(schedule, source, self.memory, self._profile, targets)
+        store.preload()
         for index in schedule.preload:
             self._tensors[schedule.program.tensors[index].name].written = True
         return store
-
-    def _check_words(self) -> Any:
-        if any(kernel.checks for kernel in self.program.kernels):
-            return self.memory.allocate_bytes(4 * _WORDS, "check words")
-        return None
 
     def _residents(self, theirs: Mapping[str, DeviceTensor]) -> dict[str, DeviceTensor]:
         """Return all tensors outside the arena, by name."""
@@ -157,10 +191,9 @@ class Executor:
                     self.memory.write(own, np.full(tensor.shape, tensor.fill, tensor.dtype))
         return tensors
 
-    def _bind(self) -> list[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]:
+    def _bind(self, compiled: CompiledKernels) -> list[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]:
         """Return (kernel with its arguments set, global size, local size) of each launch."""
         kernels = self.program.kernels
-        compiled = compile_kernels(self.context, _sources(self.program))
         calls = []
         for position, launch in enumerate(self.program.launches):
             kernel = compiled.kernel(kernels[launch.kernel].name)
@@ -327,7 +360,11 @@ class Executor:
         self._store.close()
         self._calls, self._events = [], []  # kernels first
         self._fed, self._returned, self._awaited = [], [], []
-        self._tensors, self._arena, self._words = {}, None, None
+        self._tensors = {}
+        self._arena = self._words = None
+        if self._budget is not None:
+            self._budget.give(self._taken_bytes)
+        self._taken_bytes = 0
 
     def __enter__(self) -> Executor:
         return self

@@ -7,7 +7,7 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError, ProfileError
 
-__all__ = ["ArraysSource", "FileSource", "Reads", "WeightSource", "open_raw"]
+__all__ = ["ArraysSource", "FileSource", "JoinedSource", "Reads", "WeightSource", "open_raw"]
 
 Bytes = npt.NDArray[np.uint8]
 Reads = Literal["plain", "mmap", "direct"]
@@ -29,6 +29,7 @@ FIRST_PAUSE = 0.01
 
 _PASSING = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.ETIMEDOUT})
 _GAP = 2**40
+_JOINED_GAP = 2**60
 
 
 class WeightSource(Protocol):
@@ -186,6 +187,39 @@ class ArraysSource:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class JoinedSource:
+    """The sources of joined programs: tensor NAME of the program in place k (from 1) is called k/NAME."""
+
+    def __init__(self, sources: Sequence[WeightSource]) -> None:
+        self._sources = tuple(sources)
+        self.alignment = max((source.alignment for source in sources), default=1)
+
+    def address(self, name: str, nbytes: int) -> int:
+        """Return an address in the space of all sources."""
+        place, _, own = name.partition("/")
+        number = int(place) - 1 if place.isdecimal() else -1
+        if not own or not 0 <= number < len(self._sources):
+            raise InputError(
+                f"{name!r} belongs to none of {len(self._sources)} joined programs; expected k/NAME, k from 1"
+            )
+        return number * _JOINED_GAP + self._sources[number].address(own, nbytes)
+
+    def read(self, address: int, needed: int, into: Bytes) -> None:
+        """Read from the source of an address."""
+        number, own = divmod(address, _JOINED_GAP)
+        self._sources[number].read(own, needed, into)
+
+    def check(self) -> None:
+        """Raise ProfileError if a source has changed."""
+        for source in self._sources:
+            source.check()
+
+    def close(self) -> None:
+        """Close all sources."""
+        for source in self._sources:
+            source.close()
 
 
 def open_raw(path: Path, reads: Reads) -> RawFile:

@@ -22,8 +22,9 @@ import numpy.typing as npt
 from torchedge.errors import OpenCLError, ProfileError
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.programs import Program, StoredTensor
-from torchedge.opencl.contexts import DeviceContext, clock_offset, translated
-from torchedge.opencl.memory import PAGE_BYTES, StagingMemory, start_upload
+from torchedge.opencl.contexts import clock_offset, translated
+from torchedge.opencl.memory import PAGE_BYTES, start_upload
+from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, weight_uses
 
@@ -150,8 +151,8 @@ class LoadLog:
 class StreamingStore:
     """Loads the weights of a schedule from a source: preloaded ones once, streamed ones in every run.
 
-    staging: the pool. queue: of the launches. targets: buffers and images of the weights. Calls come from
-    one thread at a time.
+    memory: allocates the staging pool; its queue is that of the launches. targets: buffers and images of the
+    preloaded weights, and of the streamed ones before the first run. Calls come from one thread at a time.
 
     Raises:
         InputError: the source lacks a weight or has it in another size.
@@ -162,18 +163,17 @@ class StreamingStore:
         self,
         schedule: StreamingSchedule,
         source: WeightSource,
-        staging: StagingMemory,
-        context: DeviceContext,
-        queue: Any,
+        memory: DeviceMemory,
         profile: bool,
         targets: Mapping[int, Any],
     ) -> None:
         self.schedule, self.staging_bytes = schedule, schedule.staging_bytes
-        self._program, self._source, self._context = schedule.program, source, context
+        self.targets = dict(targets)
+        self._program, self._source, self._context = schedule.program, source, memory.context
         self._profile = profile
-        self._targets, self._staging = dict(targets), staging
+        self._queue, self._uploads = memory.queue, memory.context.new_queue(profile, own=True)
+        self._staging = staging = memory.allocate_staging(schedule.staging_bytes, self._uploads)
         self._pool = _Ring(staging.bytes.size)
-        self._queue, self._uploads = queue, context.new_queue(profile, own=True)
         most = min(MOST_READ_BYTES, staging.bytes.size // (READERS + 1) // PAGE_BYTES * PAGE_BYTES)
         whole = [Transfer(i, 0, _packed_bytes(schedule.program.tensors[i])) for i in schedule.preload]
         self._preload = tuple(plan_reads(schedule.program, [(PRELOAD, whole)], source, most))
@@ -258,7 +258,7 @@ class StreamingStore:
         if self._loader is not None:
             self.abort()
         self._pool.clear()
-        self._launched, self._copied, self._previous, self._targets = [], [], None, {}
+        self._launched, self._copied, self._previous, self.targets = [], [], None, {}
         self._staging.release()
         self._source.close()
 
@@ -327,7 +327,7 @@ class StreamingStore:
                 raise ProfileError(
                     f"{tensor.name} holds a byte that is no boolean, expected 0 or 1; export it again"
                 )
-            target = self._targets[copy.tensor]
+            target = self.targets[copy.tensor]
             events.append(start_upload(self._context, self._uploads, target, content, copy.place, wait_for))
         with translated("copying to the device", device=self._context.device):
             self._uploads.flush()
