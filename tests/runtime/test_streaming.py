@@ -7,34 +7,18 @@ import threading
 
 import numpy as np
 import pytest
+from oracles.faulty_files import FaultyFile, preloaded_outputs, write_file
 from oracles.streaming_programs import data_of, instance_of, packed_data, random_plan, weighted_chain
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.runtime import Executor
-from torchedge.runtime.weight_sources import ArraysSource, FileSource, open_raw
+from torchedge.runtime.weight_sources import ArraysSource, FileSource
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
 from torchedge.streaming.strategies import STRATEGIES, always_next
 
 pytest.importorskip("pyopencl")
 
 STAGING = LEAST_STAGING_BYTES
-
-
-def write_file(path, arrays, padding=40):
-    """Write packed arrays one after the other, at odd offsets; return their places."""
-    places, content = {}, b""
-    for name, array in arrays.items():
-        content += b"\x7f" * padding
-        places[name] = (len(content), array.nbytes)
-        content += array.tobytes()
-    path.write_bytes(content)
-    return places
-
-
-def preloaded_outputs(made, data, *inputs):
-    with Executor(made) as executor:
-        executor.load(data)
-        return executor.run(*inputs)
 
 
 CHAIN = [3, 5000, 70, 40_000, 1024, 1, 9000, 30_000, 5000, 12]
@@ -78,29 +62,6 @@ def test_every_plan_computes_the_same_bytes(chain, seed):
         assert executor.arena_bytes == schedule.memory.arena_bytes
         memory = schedule.memory
         assert executor.resident_bytes == memory.ports_bytes + memory.preloaded_bytes
-
-
-class FaultyFile:
-    """A file whose reads go through `fault(number, offset, array)`: it raises, or returns the most bytes."""
-
-    def __init__(self, path, reads, fault):
-        self.file, self.fault, self.count, self.lock = open_raw(path, reads), fault, 0, threading.Lock()
-        self.closed = False
-
-    def read_into(self, offset, into):
-        with self.lock:
-            self.count += 1
-            number = self.count
-        result = self.fault(number, offset, into)
-        count = self.file.read_into(offset, into)
-        return count if result is None else min(count, result)
-
-    def state(self):
-        return self.file.state()
-
-    def close(self):
-        self.closed = True
-        self.file.close()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import numpy as np
 
 from torchedge.errors import InputError, KernelCheckError, OpenCLError, did_you_mean
 from torchedge.lowering.arena_checks import check_arena
+from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
@@ -20,6 +21,7 @@ from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload
 from torchedge.opencl.platforms import check_process
+from torchedge.runtime.kernel_stores import KernelStore, Slot, slots_of
 from torchedge.runtime.measured_runs import MeasuredRun, measured_run
 from torchedge.runtime.memory import (
     ArenaMemory,
@@ -65,6 +67,8 @@ class Executor:
     program: a Program, whose weights `load` writes; or a StreamingSchedule with a `source` of its weights: a
     `FileSource(path, {name: (offset, bytes)})`, or an `ArraysSource({name: packed array})`. The executor
     loads the weights that the schedule preloads at once and the others in every run, and closes the source.
+    loading: how streamed weights get into their memory, by "copy" commands or "kernel"s on a second queue, or
+    where a launch loads some beside its work by that launch's "slot" (`streaming.capacities.loading_way`).
     budget: memory that executors share; the constructor waits for what the schedule takes, first for all but
     the arena, and `close` gives it back.
 
@@ -94,6 +98,7 @@ class Executor:
         device: ClDevice | str | int | None = None,
         *,
         source: WeightSource | None = None,
+        loading: LoadingWay = "copy",
         budget: MemoryBudget | None = None,
         profile: bool = False,
         checks: bool = False,
@@ -110,7 +115,7 @@ class Executor:
         self._events: list[Any] = []
         self._budget = budget
         try:
-            self._open(schedule, source, device, shared)
+            self._open(schedule, source, device, shared, loading)
         except BaseException:
             self.close()
             if source is not None:
@@ -123,6 +128,7 @@ class Executor:
         source: WeightSource | None,
         device: ClDevice | str | int | None,
         shared: Executor | None,
+        loading: LoadingWay,
     ) -> None:
         """Compile the kernels, then allocate; weights are preloaded before the arena is allocated."""
         self.context: DeviceContext = open_context(device) if shared is None else shared.context
@@ -132,18 +138,23 @@ class Executor:
             check_arena(self.program, self.context.device.base_alignment, streamed)
         self.memory: DeviceMemory = shared.memory if shared is not None else self._own_memory(self._profile)
         self._queue: Any = self.memory.queue
-        compiled = compile_kernels(self.context, _sources(self.program))
+        slots = slots_of(schedule) if schedule is not None and loading == "slot" else {}
+        compiled = compile_kernels(self.context, _sources(self.program, slots))
         memory = None if schedule is None else schedule.memory
         self._take(0 if memory is None else memory.total_bytes - memory.arena_bytes)
         self._tensors = self._residents({} if shared is None else shared._tensors)
-        store = self._preloaded(schedule, source) if schedule is not None and source is not None else None
+        store = None
+        if schedule is not None and source is not None:
+            store = self._preloaded(schedule, source, loading, slots)
         self._take(0 if memory is None else memory.arena_bytes)
         self._arena = self.memory.allocate_arena(self.program, poisoned=self._checks)
         if schedule is not None and store is not None:
             store.targets |= {index: self._arena.memory[index] for index in schedule.streamed}
         if any(kernel.checks for kernel in self.program.kernels):
             self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
-        self._calls = self._bind(compiled)
+        self._calls = self._bind(compiled, slots)
+        if isinstance(store, KernelStore):
+            store.bind({k: (self._calls[k][0], self._own_arguments(k)) for k in slots})
         names = self._names
         self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in names(self.program.outputs)]
@@ -161,10 +172,18 @@ class Executor:
     def _own_memory(self, profile: bool) -> DeviceMemory:
         return DeviceMemory(self.context, self.context.new_queue(profile))
 
-    def _preloaded(self, schedule: StreamingSchedule, source: WeightSource) -> StreamingStore:
+    def _preloaded(
+        self,
+        schedule: StreamingSchedule,
+        source: WeightSource,
+        loading: LoadingWay,
+        slots: Mapping[int, Slot],
+    ) -> StreamingStore:
         """Return the store of a schedule, with what it preloads on the device."""
         targets = {index: self._memory_of(index) for index in schedule.preload}
-        self._store = store = StreamingStore(schedule, source, self.memory, self._profile, targets)
+        shared = schedule, source, self.memory, self._profile, targets
+        store = StreamingStore(*shared) if loading == "copy" else KernelStore(*shared, slots)
+        self._store = store
         store.preload()
         for index in schedule.preload:
             self._tensors[schedule.program.tensors[index].name].written = True
@@ -191,17 +210,29 @@ class Executor:
                     self.memory.write(own, np.full(tensor.shape, tensor.fill, tensor.dtype))
         return tensors
 
-    def _bind(self, compiled: CompiledKernels) -> list[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]:
-        """Return (kernel with its arguments set, global size, local size) of each launch."""
+    def _own_arguments(self, position: int) -> int:
+        """Return the number of arguments of a launch without a slot."""
+        launch = self.program.launches[position]
+        return len(launch.tensors) + self.program.kernels[launch.kernel].checks
+
+    def _bind(
+        self, compiled: CompiledKernels, slots: Mapping[int, Slot]
+    ) -> list[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]:
+        """Return (kernel with its arguments set, global size, local size) of each launch.
+
+        slots: of launches that run with their slot.
+        """
         kernels = self.program.kernels
         calls = []
         for position, launch in enumerate(self.program.launches):
-            kernel = compiled.kernel(kernels[launch.kernel].name)
+            chosen = slots[position].kernel if position in slots else kernels[launch.kernel]
+            kernel = compiled.kernel(chosen.name)
             arguments = [self._memory_of(index) for index in launch.tensors]
             if kernels[launch.kernel].checks:
                 arguments.append(self._words)
             with translated(self._named(position)):
-                kernel.set_args(*arguments)
+                for place, argument in enumerate(arguments):
+                    kernel.set_arg(place, argument)
             calls.append((kernel, launch.global_size, launch.local_size))
         return calls
 
@@ -466,9 +497,9 @@ def _check_source(
         raise InputError("a streaming executor shares no tensors; omit shared=")
 
 
-def _sources(program: Program) -> dict[str, str]:
+def _sources(program: Program, slots: Mapping[int, Slot]) -> dict[str, str]:
     sources: dict[str, str] = {}
-    for kernel in program.kernels:
+    for kernel in (*program.kernels, *[slot.kernel for slot in slots.values()]):
         if sources.setdefault(kernel.name, kernel.source) != kernel.source:
             raise InputError(
                 f"program {program.name} has two kernels called {kernel.name}; rename one of them"

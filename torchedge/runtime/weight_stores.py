@@ -23,12 +23,12 @@ from torchedge.errors import OpenCLError, ProfileError
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl.contexts import clock_offset, translated
-from torchedge.opencl.memory import PAGE_BYTES, start_upload
+from torchedge.opencl.memory import PAGE_BYTES, StagingMemory, start_upload
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, weight_uses
 
-__all__ = ["PRELOADED", "PreloadedStore", "StreamingStore", "WeightStore"]
+__all__ = ["PRELOADED", "PreloadedStore", "StagingPool", "StagingRing", "StreamingStore", "WeightStore"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -132,7 +132,7 @@ class Load:
     read: Read
     start_ns: int
     end_ns: int
-    events: tuple[Any, ...]
+    events: Sequence[Any]
 
 
 @dataclass(slots=True)
@@ -146,6 +146,32 @@ class LoadLog:
     offset_ns: int = 0
     end_ns: int = 0
     loads: list[Load] = field(default_factory=list)
+
+
+class StagingPool(Protocol):
+    """Places in staging memory, taken and freed in the same order."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all places together."""
+
+    def take(self, nbytes: int) -> int | None:
+        """Return a free place of whole pages, None while there is none."""
+
+    def view(self, place: int, start: int, stop: int) -> Bytes:
+        """Return bytes of a place."""
+
+    def retire(self, place: int, event: Any) -> None:
+        """Free a place once an event has completed."""
+
+    def wait_for_oldest(self) -> None:
+        """Wait until the oldest place is free."""
+
+    def clear(self) -> None:
+        """Free all places."""
+
+    def release(self) -> None:
+        """Give the memory back."""
 
 
 class StreamingStore:
@@ -172,9 +198,8 @@ class StreamingStore:
         self._program, self._source, self._context = schedule.program, source, memory.context
         self._profile = profile
         self._queue, self._uploads = memory.queue, memory.context.new_queue(profile, own=True)
-        self._staging = staging = memory.allocate_staging(schedule.staging_bytes, self._uploads)
-        self._pool = _Ring(staging.bytes.size)
-        most = min(MOST_READ_BYTES, staging.bytes.size // (READERS + 1) // PAGE_BYTES * PAGE_BYTES)
+        self._pool = self._new_pool(memory)
+        most = min(MOST_READ_BYTES, self._pool.nbytes // (READERS + 1) // PAGE_BYTES * PAGE_BYTES)
         whole = [Transfer(i, 0, _packed_bytes(schedule.program.tensors[i])) for i in schedule.preload]
         self._preload = tuple(plan_reads(schedule.program, [(PRELOAD, whole)], source, most))
         self._reads = tuple(plan_reads(schedule.program, enumerate(schedule.transfers), source, most))
@@ -188,6 +213,10 @@ class StreamingStore:
         self._stopped = False
         self._loader: threading.Thread | None = None
         self.log = self.preload_log = self._new_log()
+
+    def _new_pool(self, memory: DeviceMemory) -> StagingPool:
+        """Return the staging pool."""
+        return StagingRing(memory.allocate_staging(self.staging_bytes, self._uploads))
 
     def preload(self) -> None:
         """Load what stays from run to run, and wait for it."""
@@ -259,7 +288,7 @@ class StreamingStore:
             self.abort()
         self._pool.clear()
         self._launched, self._copied, self._previous, self.targets = [], [], None, {}
-        self._staging.release()
+        self._pool.release()
         self._source.close()
 
     def _join(self) -> None:
@@ -300,7 +329,7 @@ class StreamingStore:
                 elif reading:
                     read, at, future = reading.popleft()
                     times = future.result()
-                    self.log.loads.append(Load(read, *times, tuple(self._upload(read, at))))
+                    self.log.loads.append(Load(read, *times, self._upload(read, at)))
                 else:
                     self._pool.wait_for_oldest()
 
@@ -311,7 +340,7 @@ class StreamingStore:
     def _read(self, read: Read, at: int) -> tuple[int, int]:
         """Read, and return start and end by the host's clock."""
         start = time.perf_counter_ns()
-        self._source.read(read.address, read.needed, self._staging.bytes[at : at + read.nbytes])
+        self._source.read(read.address, read.needed, self._pool.view(at, 0, read.nbytes))
         return start, time.perf_counter_ns()
 
     def _upload(self, read: Read, at: int) -> list[Any]:
@@ -321,12 +350,7 @@ class StreamingStore:
         if self._stopped:
             return events
         for copy in read.copies:
-            content = self._staging.bytes[at + copy.at : at + copy.at + copy.nbytes]
-            tensor = self._program.tensors[copy.tensor]
-            if tensor.dtype == "bool" and bool((content > 1).any()):
-                raise ProfileError(
-                    f"{tensor.name} holds a byte that is no boolean, expected 0 or 1; export it again"
-                )
+            content = self._checked(copy, at)
             target = self.targets[copy.tensor]
             events.append(start_upload(self._context, self._uploads, target, content, copy.place, wait_for))
         with translated("copying to the device", device=self._context.device):
@@ -336,6 +360,16 @@ class StreamingStore:
             self._copied += events
             self._changed.notify_all()
         return events
+
+    def _checked(self, copy: Copy, at: int) -> Bytes:
+        """Return the bytes of a copy; raise ProfileError for booleans that are none."""
+        content = self._pool.view(at, copy.at, copy.at + copy.nbytes)
+        tensor = self._program.tensors[copy.tensor]
+        if tensor.dtype == "bool" and bool((content > 1).any()):
+            raise ProfileError(
+                f"{tensor.name} holds a byte that is no boolean, expected 0 or 1; export it again"
+            )
+        return content
 
     def _awaited(self, launch: int) -> list[Any]:
         """Return the event of the launch before, once it is enqueued."""
@@ -347,11 +381,11 @@ class StreamingStore:
             return [self._launched[launch - 1]] if not self._stopped else []
 
 
-class _Ring:
-    """Places in staging memory, taken and freed in the same order; sizes are whole pages."""
+class StagingRing:
+    """One staging memory, always mapped, for copy commands; places of any size."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
+    def __init__(self, memory: StagingMemory) -> None:
+        self._memory, self.nbytes = memory, memory.bytes.size
         self._head = 0
         self._taken: deque[tuple[int, int]] = deque()  # (start, end), the oldest first
         self._events: dict[int, Any] = {}  # by start, once all copies from there are enqueued
@@ -373,6 +407,10 @@ class _Ring:
         self._head = start + nbytes
         return start
 
+    def view(self, place: int, start: int, stop: int) -> Bytes:
+        """Return bytes of a place."""
+        return self._memory.bytes[place + start : place + stop]
+
     def _completed(self, start: int) -> bool:
         event = self._events.get(start)
         return event is not None and event.command_execution_status <= 0  # below 0: an error, raised by wait
@@ -393,6 +431,10 @@ class _Ring:
         """Free all places."""
         self._taken.clear()
         self._events.clear()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._memory.release()
 
 
 # reads ------------------------------------------------------------------------------------------------------

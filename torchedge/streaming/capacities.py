@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from torchedge.devices import Device, Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.files import read_forests, write_forests
 from torchedge.forests.trees import Forest, evaluate, features_outside
+from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.streaming.instances import (
     MEBIBYTE,
@@ -54,9 +55,6 @@ __all__ = [
 
 TABLE, FILE = "loading", "loading.safetensors"
 """`[profile.loading]` of device.toml, and the file beside it."""
-
-LoadingWay = Literal["copy", "kernel", "slot"]
-"""How weights are loaded beside kernels: by copy commands, by loading kernels, by the kernels' slots."""
 
 LOADING_WAYS: tuple[LoadingWay, ...] = get_args(LoadingWay)
 WAY = "way"

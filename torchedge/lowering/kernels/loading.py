@@ -33,6 +33,9 @@ VECTOR_BYTES = 16
 MOST_BYTES = 2**32 - VECTOR_BYTES
 """Largest load of one launch."""
 
+LoadingWay = Literal["copy", "kernel", "slot"]
+"""How weights are loaded beside kernels: by copy commands, by loading kernels, by the kernels' slots."""
+
 Destination = Literal["buffer", "float32 image", "float16 image"]
 """Memory that a slot fills: the slot's text depends on it."""
 
