@@ -1,0 +1,148 @@
+"""Reads and staging memory: every byte arrives where it belongs, no place is used twice at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.small_programs import program, tensor
+
+pytest.importorskip("pyopencl")
+
+from torchedge.runtime.weight_stores import PAGE_BYTES, StagingRing, plan_reads
+from torchedge.streaming.schedules import Transfer
+from torchedge.textures.layouts import Layout
+
+LAYOUTS = [Layout((0, 1)), Layout((0, 1), "image", 1), Layout((1, 0), "image", 1, "block-4", 2)]
+
+
+class Content:
+    """A source of bytes; tensors lie at the places given."""
+
+    def __init__(self, places, alignment):
+        self.places, self.alignment = places, alignment
+
+    def address(self, name, nbytes):
+        assert self.places[name][1] == nbytes
+        return self.places[name][0]
+
+
+@st.composite
+def stored_tensors(draw):
+    """Weights in buffers and images, some of whose rows are larger than a read."""
+    tensors = []
+    for k in range(draw(st.integers(1, 5))):
+        shape = (draw(st.integers(1, 60)), draw(st.sampled_from([1, 3, 40, 700, 9000])))
+        layout = draw(st.sampled_from(LAYOUTS))
+        dtype = draw(st.sampled_from(["float32", "float16"]))
+        tensors.append(tensor(f"w{k}", shape, "parameter", dtype, layout))
+    return tensors
+
+
+@given(stored_tensors(), st.sampled_from([1, 4096]), st.sampled_from([4, 8, 100]), st.data())
+def test_reads_bring_every_byte_to_its_place(tensors, alignment, pages, data):
+    made = program(tensors, [], [], [], [])
+    chance = np.random.default_rng(0)
+    packed = [t.layout.pack(chance.random(t.shape).astype(t.dtype)) for t in tensors]
+    places, content = {}, b""
+    for stored, array in zip(tensors, packed, strict=True):
+        content += b"\x00" * data.draw(st.sampled_from([0, 1, 5000, 70_000]))
+        places[stored.name] = (len(content), array.nbytes)
+        content += array.tobytes()
+    groups = []
+    for index, (stored, array) in enumerate(zip(tensors, packed, strict=True)):
+        unit = stored.layout.unit_bytes(stored.shape, stored.dtype)
+        cuts = sorted({0, data.draw(st.integers(0, array.nbytes)) // unit * unit, array.nbytes})
+        for start, stop in pairwise(cuts):
+            groups.append((data.draw(st.integers(0, 2)), Transfer(index, start, stop)))
+    groups.sort(key=lambda group: group[0])
+    most = pages * PAGE_BYTES
+    reads = plan_reads(
+        made, [(n, [t for k, t in groups if k == n]) for n in range(3)], Content(places, alignment), most
+    )
+    arrived = [np.zeros_like(array) for array in packed]
+    counts = [np.zeros(array.nbytes, int) for array in packed]
+    for read in reads:
+        assert read.address % alignment == 0 and read.needed <= read.nbytes <= most
+        assert read.nbytes % PAGE_BYTES == 0 and read.copies
+        staging = np.frombuffer(content[read.address : read.address + read.needed], np.uint8)
+        for copy in read.copies:
+            piece = staging[copy.at : copy.at + copy.nbytes]
+            target = arrived[copy.tensor]
+            if len(copy.place) == 1:
+                target.view(np.uint8)[copy.place[0] : copy.place[0] + copy.nbytes] = piece
+                counts[copy.tensor][copy.place[0] : copy.place[0] + copy.nbytes] += 1
+            else:
+                x, y, width, height = copy.place
+                target[y : y + height, x : x + width] = piece.view(target.dtype).reshape(height, width, 4)
+                counts[copy.tensor].reshape(*target.shape[:2], -1)[y : y + height, x : x + width] += 1
+    for before, after, count in zip(packed, arrived, counts, strict=True):
+        np.testing.assert_array_equal(before, after)
+        assert (count == 1).all()
+    assert [read.launch for read in reads] == sorted(read.launch for read in reads)
+
+
+def test_neighbours_in_the_source_are_read_together():
+    tensors = [tensor(f"w{k}", (1000,), "parameter") for k in range(6)]
+    places = {f"w{k}": (4000 * k, 4000) for k in range(4)} | {"w4": (10**6, 4000), "w5": (10**6 + 4000, 4000)}
+    made = program(tensors, [], [], [], [])
+    whole = [Transfer(k, 0, 4000) for k in range(6)]
+    reads = plan_reads(made, [(0, whole[:3]), (1, whole[3:])], Content(places, 1), 2**16)
+    assert [(read.address, read.needed, len(read.copies)) for read in reads] == [
+        (0, 12000, 3), (12000, 4000, 1), (10**6, 8000, 2)
+    ]  # fmt: skip
+
+
+def ring_of(nbytes):
+    return StagingRing(SimpleNamespace(bytes=np.zeros(nbytes, np.uint8)))
+
+
+class Event:
+    """An event of a copy: 0 is complete."""
+
+    def __init__(self):
+        self.command_execution_status = 1
+
+    def wait(self):
+        self.command_execution_status = 0
+
+
+@given(st.integers(4, 20), st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=60))
+def test_places_in_staging_memory_do_not_overlap(pages, steps):
+    ring = ring_of(pages)
+    busy: deque[tuple[int, int, Event]] = deque()
+    for nbytes, waits in steps:
+        if waits and busy:
+            busy[0][2].wait()
+        start = ring.take(nbytes)
+        while busy and busy[0][2].command_execution_status == 0:
+            busy.popleft()
+        if start is None:
+            assert busy  # an empty ring has room
+            ring.wait_for_oldest()
+            busy.popleft()
+            continue
+        assert start >= 0 and start + nbytes <= pages
+        assert all(start + nbytes <= begin or end <= start for begin, end, _ in busy)
+        event = Event()
+        busy.append((start, start + nbytes, event))
+        ring.retire(start, event)
+
+
+def test_a_ring_uses_all_of_its_memory():
+    ring = ring_of(4)
+    events = [Event() for _ in range(4)]
+    starts = [ring.take(1) for _ in range(4)]
+    assert starts == [0, 1, 2, 3] and ring.take(1) is None
+    for start, event in zip(starts, events, strict=True):
+        ring.retire(start, event)
+    ring.wait_for_oldest()
+    ring.wait_for_oldest()
+    assert ring.take(2) == 0 and ring.take(1) is None
+    ring.clear()
+    assert ring.take(4) == 0
