@@ -42,7 +42,8 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.memory import upload
+from torchedge.opencl.memory import start_upload, upload
+from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.storage.journals import Journal
 from torchedge.streaming.capacities import LOADING_WAYS
@@ -55,7 +56,7 @@ PROBE = "torchedge streaming 1"
 RATIOS = (0.125, 0.25, 0.5, 1, 2, 4)
 """Loads over the bytes that a kernel reads."""
 
-_COPIES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+_COPIES = (1 << 20, 4 << 20, 16 << 20)
 _POOL_BYTES = 256 << 20
 _DISK_BYTES, _REQUEST_BYTES = 256 << 20, 4 << 20
 _ROUND_S, _WARM_S = 0.5, 0.1
@@ -63,6 +64,9 @@ _ROUND_S, _WARM_S = 0.5, 0.1
 
 _REPEATS = 9
 _LAUNCHES = 200
+_MOST_TOGETHER = 16 << 20
+"""Largest load of which ways are compared."""
+
 _TEXELS = PAGE_BYTES // 16
 """Texels in a row of the image that is filled."""
 
@@ -156,6 +160,9 @@ class LoadBench:
         block = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
         upload(context, self.queue, self.pool, np.resize(block, self.pool_bytes // 4))
         self.weight = self.memory.allocate(self.filled)
+        self.most_together = min(_MOST_TOGETHER, self.pool_bytes)
+        self.staging = self.memory.allocate_staging(self.most_together + PAGE_BYTES, self.queue)
+        self.buffers = StagingBuffers(context, 3 * (self.most_together + PAGE_BYTES))
         self.first = 0
         loading = loading_kernel(destination_of(self.filled), target.name)
         self.loading = compile_kernels(context, {loading.name: loading.source}).kernel(loading.name)
@@ -168,22 +175,44 @@ class LoadBench:
         self.first += nbytes
         return [self.pool, self.weight, *map(np.uint32, numbers)]
 
-    def load(self, way: str, queue: Any, nbytes: int) -> Any:  # noqa: ANN401 - pyopencl's
-        """Enqueue a load without a host, by a copy command or a loading kernel; return its event."""
+    def load(self, way: str, nbytes: int, bound: _Bound | None = None) -> None:
+        """Enqueue a load by copy commands or loading kernels on the second queue, or in a kernel's slot.
+
+        A kernel without a load of its own is enqueued beside, on the first queue.
+        """
         cl = self.context.cl
-        arguments = self.slot_arguments(nbytes)
-        if way == "kernel":
-            self.loading.set_args(*arguments)
-            return cl.enqueue_nd_range_kernel(queue, self.loading, *loading_size(nbytes, self.target.name))
-        start = self.first - nbytes
-        if self.texture == "image2d":
-            rows = nbytes // PAGE_BYTES
-            return cl.enqueue_copy(
-                queue, self.weight, self.pool, offset=start, origin=(0, 0), region=(_TEXELS, rows)
-            )
-        return cl.enqueue_copy(
-            queue, self.weight, self.pool, byte_count=nbytes, src_offset=start, dst_offset=0
-        )
+        if bound is not None and way != "slot":
+            self.launch(bound, 0)
+        if way == "copy":
+            place = (0, 0, _TEXELS, nbytes // PAGE_BYTES) if self.texture == "image2d" else (0,)
+            content = self.staging.bytes[:nbytes]
+            start_upload(self.context, self.second, self.weight, content, place, [])
+        elif way != "alone":
+            while (number := self.buffers.take(nbytes)) is None:
+                self.buffers.wait_for_oldest()
+            ready, offset = self.buffers.hand_over(number, self.second)
+            self.second.flush()
+            numbers = map(np.uint32, slot_numbers(self.filled, 0, nbytes, offset))
+            arguments = [self.buffers.buffers[number], self.weight, *numbers]
+            if bound is not None and way == "slot":
+                bound.loaded.set_args(*bound.host, *arguments)
+                sizes = bound.global_size, bound.local_size
+                event = cl.enqueue_nd_range_kernel(self.queue, bound.loaded, *sizes, wait_for=[ready])
+            else:
+                self.loading.set_args(*arguments)
+                sizes = loading_size(nbytes, self.target.name)
+                event = cl.enqueue_nd_range_kernel(self.second, self.loading, *sizes)
+            self.buffers.retire(number, event)
+
+    def together_ms(self, way: str, nbytes: int, count: int, bound: _Bound | None = None) -> float:
+        """Return the time of one load (and one kernel), of `count` that run without waiting, ms."""
+        begun = time.perf_counter()
+        for _ in range(count):
+            self.load(way, nbytes, bound)
+        self.queue.flush()
+        self.second.finish()
+        self.queue.finish()
+        return 1e3 * (time.perf_counter() - begun) / count
 
     def bind(self, program: Program) -> _Bound:
         """Return the launch of a program with the most FLOPs, its tensors filled with random numbers."""
@@ -217,35 +246,18 @@ class LoadBench:
 
     def round(self, bound: _Bound, loads: Sequence[int]) -> list[float]:
         """Run a kernel once under each load; return the times by the device's clock, ms."""
-        return self._times([self.launch(bound, nbytes) for nbytes in loads])
-
-    def _times(self, events: Sequence[Any]) -> list[float]:
+        events = [self.launch(bound, nbytes) for nbytes in loads]
         self.queue.finish()
         return [(event.profile.end - event.profile.start) / 1e6 for event in events]
 
-    def together_ms(self, bound: _Bound, way: str, nbytes: int, count: int) -> float:
-        """Return the time of one kernel and one load, of `count` of each that run without waiting, ms."""
-        begun = time.perf_counter()
-        for _ in range(count):
-            self.launch(bound, nbytes if way == "slot" else 0)
-            if way in ("copy", "kernel"):
-                self.load(way, self.second, nbytes)
-        self.second.flush()
-        self.queue.finish()
-        self.second.finish()
-        return 1e3 * (time.perf_counter() - begun) / count
-
-    def copy_times(self, way: str, nbytes: int, count: int) -> list[float]:
-        """Return the times of stand-alone loads, ms."""
-        return self._times([self.load(way, self.queue, nbytes) for _ in range(count)])
-
     def launch_us(self) -> float:
         """Return the time of one of many launches that do nothing, us."""
-        shortest = float("inf")
+        shortest, sizes = float("inf"), loading_size(0, self.target.name)
+        self.loading.set_args(*self.slot_arguments(0))
         for _ in range(3):
             begun = time.perf_counter()
             for _ in range(_LAUNCHES):
-                self.load("kernel", self.queue, 0)
+                self.context.cl.enqueue_nd_range_kernel(self.queue, self.loading, *sizes)
             self.queue.finish()
             shortest = min(shortest, (time.perf_counter() - begun) / _LAUNCHES)
         return 1e6 * shortest
@@ -310,7 +322,7 @@ def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, 
         yield (case.kernel, case.size), partial(measure_case, bench, case, quick=quick)
     for nbytes in _COPIES:
         for way in ("copy", "kernel"):
-            size = min(nbytes, bench.pool_bytes)
+            size = min(nbytes, bench.most_together)
             yield (f"copy by {way}", (size,)), partial(_copy_row, bench, way, size)
     yield ("disk", ()), partial(disk_row, folder)
     yield ("launch", ()), lambda: {"row": "launch", "us": _rounded(bench.launch_us())}
@@ -395,24 +407,23 @@ def _loads_of(bench: LoadBench, bound: _Bound, *, quick: bool) -> dict[str, Any]
             ],
             "runs": runs,
         }  # fmt: skip
-        near = min(loads[1:], key=lambda n: abs(n - work.input_bytes), default=0)
-        if near:
-            count = max(3, min(200, int(_WARM_S / 4 / alone_s)))
-            for way in LOADING_WAYS:
-                bench.together_ms(bound, way, near, 1)
-            rounds = [
-                [bench.together_ms(bound, way, near, count) for way in ("alone", *LOADING_WAYS)]
-                for _ in range(3)
-            ]
+        fitting = [nbytes for nbytes in loads[1:] if nbytes <= bench.most_together]
+        if fitting:
+            near = min(fitting, key=lambda nbytes: abs(nbytes - work.input_bytes))
+            ways, count = ("alone", *LOADING_WAYS), max(3, min(200, int(_WARM_S / 4 / alone_s)))
+            for way in ways:
+                bench.together_ms(way, near, 1, bound)
+            rounds = [[bench.together_ms(way, near, count, bound) for way in ways] for _ in range(3)]
             shortest = [_rounded(min(ms)) for ms in zip(*rounds, strict=True)]
-            row["ways"] = {"bytes": near, **dict(zip(("alone", *LOADING_WAYS), shortest, strict=True))}
+            row["ways"] = {"bytes": near, **dict(zip(ways, shortest, strict=True))}
     return row
 
 
-def _copy_row(bench: LoadBench, way: str, nbytes: int) -> dict[str, Any]:
+def _copy_row(bench: LoadBench, way: str, nbytes: int) -> _Row:
+    """Return the row of loads from staging memory without a kernel beside them."""
     with translated(f"copying {nbytes} bytes", device=bench.context.device):
-        bench.copy_times(way, nbytes, 1)
-        times = bench.copy_times(way, nbytes, _REPEATS)
+        bench.together_ms(way, nbytes, 1)
+        times = [bench.together_ms(way, nbytes, 4) for _ in range(_REPEATS)]
     local = list(loading_size(nbytes, bench.target.name)[1]) if way == "kernel" else [1]
     shortest, median = _rounded(min(times)), _rounded(statistics.median(times))
     return {
