@@ -215,3 +215,34 @@ def test_streamed_weights_are_neither_read_nor_written(chain):
         executor.launch()
         executor.finish()
         np.testing.assert_array_equal(executor.run(X)[0], expected)
+
+
+@pytest.mark.parametrize("launch", [0, 4, len(CHAIN) - 1])
+def test_a_run_that_is_interrupted_leaves_the_executor_usable(chain, launch, monkeypatch):
+    made, data, expected = chain
+    instance = instance_of(made)
+    schedule = make_schedule(made, instance, always_next(instance), STAGING)
+    with Executor(schedule, source=ArraysSource(packed_data(made, data))) as executor:
+        store = executor._store
+        after = store.after
+
+        def interrupt(position, event):
+            after(position, event)
+            if position == launch:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(store, "after", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            executor.run(X)
+        monkeypatch.undo()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("torchedge")]
+        np.testing.assert_array_equal(executor.run(X)[0], expected)
+
+
+def test_an_executor_that_is_only_dropped_ends_and_closes_its_file(chain, faulty):
+    schedule, source, file = faulty(lambda number, offset, into: None)
+    executor = Executor(schedule, source=source)
+    del source
+    executor.launch()
+    del executor
+    assert file.closed
