@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
+from torchedge.devices.device import thaw
 from torchedge.errors import InputError, did_you_mean
 from torchedge.graphs import Mode
 from torchedge.prediction.memory.settings import StepSettings
@@ -59,7 +60,7 @@ class SearchTask:
     def header(self) -> dict[str, Any]:
         """Return the settings that a journal must have been written with to be continued."""
         choices = json.dumps([[k, list(map(repr, v))] for k, v in self.space.choices.items()])
-        profile = json.dumps(_plain(self.device.profile), sort_keys=True, default=str)
+        profile = json.dumps(thaw(self.device.profile), sort_keys=True, default=str)
         return {
             "space": self.space.name,
             "choices": hashlib.sha256(choices.encode()).hexdigest()[:16],
@@ -235,12 +236,6 @@ def check_score(score: object, batched: bool) -> Score:
     if batched:
         return score
     return lambda encodings: [score(encoding) for encoding in encodings]
-
-
-def _plain(item: Any) -> Any:  # noqa: ANN401
-    if isinstance(item, Mapping):
-        return {str(k): _plain(v) for k, v in item.items()}
-    return item
 
 
 def make_task(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError
 from torchedge.searching.spaces import Genes
+from torchedge.storage.codecs import shortened
 from torchedge.storage.journals import Journal
 
 SCHEMA = "torchedge-search-1"
@@ -81,8 +82,8 @@ class SearchJournal:
         for key in (*expected, *row):
             if row.get(key) != expected.get(key):
                 raise InputError(
-                    f"{self.path} is the journal of another search ({key} is {_short(row.get(key))}, "
-                    f"here {_short(expected.get(key))}); continue that one, or choose another file"
+                    f"{self.path} is the journal of another search ({key} is {shortened(row.get(key))}, "
+                    f"here {shortened(expected.get(key))}); continue that one, or choose another file"
                 )
 
     def _record(self, row: Mapping[str, Any], number: int) -> None:
@@ -103,8 +104,3 @@ class SearchJournal:
 def _without_nan(values: list[float]) -> list[float | None]:
     """Return numbers with None in place of NaN, which JSON lacks."""
     return [None if math.isnan(value) else value for value in values]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

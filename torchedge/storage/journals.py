@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.storage.documents import Document, parse_json
 
-__all__ = ["Journal", "take_lock"]
+__all__ = ["Journal", "read_rows"]
 
 _LONGEST_LINE = 1 << 26
 
@@ -26,13 +26,14 @@ _LONGEST_LINE = 1 << 26
 class Journal:
     """A journal on disk. Use it as a context; one process at a time.
 
-    path: the file, made where it does not exist. error: the exception for a file that cannot be written or is
-    in use. Reading raises ProfileError for a line that is no JSON object.
+    path: the file, created where it does not exist. error: the exception for a file that cannot be written or
+    is in use. wait: wait for another process instead. Reading raises ProfileError for a line that is no JSON
+    object.
     """
 
-    def __init__(self, path: Path, *, error: type[TorchedgeError] = ProfileError) -> None:
+    def __init__(self, path: Path, *, error: type[TorchedgeError] = ProfileError, wait: bool = False) -> None:
         self.path = path
-        self._error = error
+        self._error, self._wait = error, wait
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Journal:
@@ -40,7 +41,7 @@ class Journal:
             self._file = open(self.path, "a+b")
         except OSError as error:
             raise self._unwritable(error) from error
-        if not take_lock(self._file, wait=False):
+        if not _take_lock(self._file, wait=self._wait):
             self._file.close()
             raise self._error(
                 f"{self.path}: another torchedge is writing this file; wait for it, or choose another place"
@@ -113,7 +114,18 @@ class Journal:
         return self._error(f"{self.path}: cannot be written ({error.strerror}); {step}")
 
 
-def take_lock(file: BinaryIO, *, wait: bool) -> bool:
+def read_rows(path: Path) -> Iterator[Document]:
+    """Yield the rows of a journal (without a file: none) without its lock and without a torn last line.
+
+    Raises ProfileError for a line that is no JSON object.
+    """
+    if path.exists():
+        with path.open("rb") as file:
+            while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
+                yield parse_json(path, line)
+
+
+def _take_lock(file: BinaryIO, *, wait: bool) -> bool:
     """Lock an open file until it is closed; return False where another process has it and `wait` is off.
 
     The lock ends with the process, however that ends. Without POSIX locks every call succeeds.

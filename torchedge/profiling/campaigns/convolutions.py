@@ -14,6 +14,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.profiling.campaigns.children import Listener, report_errors, run_child
 from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.transports import Transport, explain
-from torchedge.storage.documents import read_bytes, write_bytes
+from torchedge.storage.documents import write_bytes
+from torchedge.storage.journals import Journal, read_rows
 
 __all__ = ["CONVOLUTIONS", "LEAST", "MOST", "PROBE", "draw_shapes", "measure_convolutions", "shapes_of"]
 
@@ -33,7 +35,6 @@ LEAST, MOST = 1000, 200_000
 MOST_BYTES, SHARE = 3.2e9, 1 / 8
 """A convolution's tensors take at most that, and at most that share of the device's memory."""
 
-_MOST_FILE = 512 * 2**20
 _FIELDS = ("inputs", "outputs", "groups", "kernel", "stride", "padding", "dilation", "size", "batch")
 
 Shape = dict[str, Any]
@@ -68,24 +69,20 @@ def measure_convolutions(
     convolutions, ProfileError where the folder cannot be used.
     """
     shapes = _shapes(folder, count, seed, environment)
-    path = folder / CONVOLUTIONS
-    known = _known(path)
-    left = [shape for shape in shapes if _key(shape) not in known]
-    if not left:
-        return
-    listener.measuring(len(shapes), len(shapes) - len(left))
-    listener.doing("convolutions")
-    try:
-        with path.open("a") as out:
-            while left:
-                left = left[_attempt(left, out, folder, transport, hooks, listener) :]
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be written ({error.strerror}); check the disk") from error
+    with Journal(folder / CONVOLUTIONS) as out:
+        known = {_key(row) for _, row in out.rows() if _is_row(row)}
+        left = [shape for shape in shapes if _key(shape) not in known]
+        if not left:
+            return
+        listener.measuring(len(shapes), len(shapes) - len(left))
+        listener.doing("convolutions")
+        while left:
+            left = left[_attempt(left, out, folder, transport, hooks, listener) :]
 
 
 def _attempt(
     left: Sequence[Mapping[str, Any]],
-    out: Any,  # noqa: ANN401 - a text file
+    out: Journal,
     folder: Path,
     transport: Transport,
     hooks: Sequence[Path],
@@ -100,11 +97,11 @@ def _attempt(
             row = _row_of(line)
             if row is not None and done < len(left) and _key(row) == _key(left[done]):
                 done += 1
-                _write(out, row)
+                out.append(row)
                 listener.step()
         status = run.wait()
     if done < len(left):  # not again: it may have crashed the probe
-        _write(out, {**left[done], "reason": f"the probe ended here with status {status}"})
+        out.append({**left[done], "reason": f"the probe ended here with status {status}"})
         listener.step()
         if not done:
             raise DeviceError(
@@ -113,40 +110,27 @@ def _attempt(
     return done + 1
 
 
-def _write(out: Any, row: Mapping[str, Any]) -> None:  # noqa: ANN401 - a text file
-    out.write(json.dumps(row) + "\n")
-    out.flush()
-
-
 def _shapes(folder: Path, count: int, seed: int, environment: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the convolutions to measure, drawn by a process of its own where the folder has too few."""
     path = folder / SHAPES
-    if not path.exists() or read_bytes(path, max_bytes=_MOST_FILE).count(b"\n") < count:
+    shapes = list(islice(read_rows(path), count))
+    if len(shapes) < count:
         total = environment.get("memory_total_mib")
         room = total * 2**20 * SHARE if isinstance(total, (int, float)) else MOST_BYTES
         arguments = [str(folder), str(count), str(seed), str(min(room, MOST_BYTES))]
         run_child("torchedge.profiling.campaigns.convolutions", arguments, lambda row: None)
-    lines = read_bytes(path, max_bytes=_MOST_FILE).decode("utf-8", "replace").splitlines()
-    try:
-        shapes: list[dict[str, Any]] = [json.loads(line) for line in lines[:count]]
-        for shape in shapes:
-            _key(shape)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProfileError(f"{path}: is damaged ({error}); delete it and run again") from error
+        shapes = list(islice(read_rows(path), count))
+    if not all(_is_shape(shape) for shape in shapes):
+        raise ProfileError(f"{path}: is damaged (no {', '.join(_FIELDS)}); delete it and run again")
     return shapes
 
 
-def _known(path: Path) -> set[str]:
-    """Return which convolutions have a row; a torn last line is cut off."""
-    if not path.exists():
-        return set()
-    data = read_bytes(path, max_bytes=_MOST_FILE)
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    rows = [_row_of(line) for line in whole.decode("utf-8", "replace").splitlines()]
-    return {_key(row) for row in rows if row is not None}
+def _is_shape(row: Mapping[str, Any]) -> bool:
+    return all(name in row for name in _FIELDS)
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    return _is_shape(row) and ("reason" in row or "forward_workspace_mib" in row)
 
 
 def _key(shape: Mapping[str, Any]) -> str:
@@ -155,10 +139,9 @@ def _key(shape: Mapping[str, Any]) -> str:
 
 def _row_of(line: str) -> dict[str, Any] | None:
     """Return a row of the probe; None for other output, of a login shell or a library."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        row: dict[str, Any] = json.loads(line)
-        _key(row)
-        if "reason" in row or "forward_workspace_mib" in row:
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and _is_row(row):
             return row
     return None
 

@@ -9,40 +9,29 @@ FOLDER/jobs.jsonl gets one line an item of FOLDER/plan.toml, in the plan's order
 from __future__ import annotations
 
 import json
-import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.profiling.campaigns.children import report_errors
 from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_plan
 from torchedge.storage.documents import read_bytes
-from torchedge.storage.journals import take_lock
+from torchedge.storage.journals import Journal, read_rows
 
 __all__ = ["JOBS", "PLAN", "expand", "read_jobs"]
 
 JOBS, PLAN = "jobs.jsonl", "plan.toml"
 
-_LONGEST_LINE = 1 << 24
-
 
 def read_jobs(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of jobs.jsonl without a torn last line."""
-    path = folder / JOBS
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
-            try:
-                job = json.loads(line)
-                if "skipped" not in job:
-                    job["id"], job["build"]
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ProfileError(f"{path}: is damaged ({error}); delete it and run again") from error
-            yield job
+    for job in read_rows(folder / JOBS):
+        if "skipped" not in job and not {"id", "build"} <= job.keys():
+            raise ProfileError(f"{folder / JOBS}: is damaged (no id or build); delete it and run again")
+        yield job
 
 
 def expand(folder: Path, start: Callable[[str], Any] = lambda _: None) -> None:
@@ -53,24 +42,11 @@ def expand(folder: Path, start: Callable[[str], Any] = lambda _: None) -> None:
     """
     plan = parse_plan(PLAN, read_bytes(folder / PLAN).decode())
     _check_names(plan)
-    with (folder / JOBS).open("a+b") as file:
-        take_lock(file, wait=True)  # an expansion whose controller was killed ends with its next item
-        known = _whole_lines(file)
+    with Journal(folder / JOBS, wait=True) as jobs:  # an expansion whose controller was killed ends soon
+        known = sum(1 for _ in jobs.rows())
         for item in list(plan.items())[known:]:
             start(item.id)
-            file.write((json.dumps(make_job(item, plan)) + "\n").encode())
-            file.flush()
-        os.fsync(file.fileno())
-
-
-def _whole_lines(file: BinaryIO) -> int:
-    """Count the lines of a file and cut off a torn last one."""
-    count = place = 0
-    file.seek(0)
-    while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
-        count, place = count + 1, place + len(line)
-    file.truncate(place)
-    return count
+            jobs.append(make_job(item, plan))
 
 
 def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
