@@ -134,9 +134,9 @@ class Renderer:
         text, vector = self._render(scalar, "")
         return self._wide(text, scalar.dtype) if wide and not vector and self.width > 1 else text
 
-    def type_of(self, dtype: str, vector: bool = True) -> str:
+    def type_of(self, dtype: str) -> str:
         """Return the OpenCL type values of a dtype have here."""
-        return COMPUTE[dtype] + (str(self.width) if vector and self.width > 1 else "")
+        return COMPUTE[dtype] + (str(self.width) if self.width > 1 else "")
 
     def _render(self, scalar: Scalar, guard: str) -> tuple[str, bool]:
         key = (scalar, guard)

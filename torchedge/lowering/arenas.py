@@ -221,7 +221,7 @@ class _Trial:
     height: int
 
 
-def find_offsets(sizes: Ints, starts: Ints, ends: Ints, work: int = WORK) -> Ints:
+def find_offsets(sizes: Ints, starts: Ints, ends: Ints) -> Ints:
     """Return the offset of each buffer, alive from start to end (half-open); deterministic.
 
     The offsets are sums of sizes, so they have the alignment of the sizes.
@@ -238,7 +238,7 @@ def find_offsets(sizes: Ints, starts: Ints, ends: Ints, work: int = WORK) -> Int
     trials = sorted(trials, key=lambda trial: trial.height)[:KEPT]
     best = trials[0]
     chance = np.random.default_rng(0)
-    for _ in range(min(ROUNDS, (work // len(sizes) - 6) // KEPT)):
+    for _ in range(min(ROUNDS, (WORK // len(sizes) - 6) // KEPT)):
         for position, trial in enumerate(trials):
             trials[position] = _tried(_changed(trial, sizes, chance), trial.tightest, sizes, beside)
             if trials[position].height < best.height:

@@ -7,7 +7,7 @@ from math import inf, prod
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import ZERO, Axis, Index, as_index, reshape
-from torchedge.expressions.scalars import Local, Scalar, apply, cast, constant
+from torchedge.expressions.scalars import Local, Scalar, cast, constant
 from torchedge.lowering.nodes import (
     Contraction,
     ContractionRole,
@@ -103,11 +103,6 @@ def elementwise(
         return body(*scalars)
 
     return pointwise(shape, dtype, element)
-
-
-def unary(function: str, x: Node, dtype: str | None = None, compute: str | None = None) -> Pointwise:
-    """Return a function of every element."""
-    return elementwise(lambda a: apply(function, a), x, dtype=dtype or x.dtype, compute=compute)
 
 
 def full(shape: Shape, value: float | int | bool, dtype: str) -> Pointwise:

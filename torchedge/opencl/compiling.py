@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,7 +40,6 @@ class CompiledKernels:
 def compile_kernels(
     context: DeviceContext,
     sources: Mapping[str, str],
-    options: Sequence[str] = OPTIONS,
     cache: BinaryCache | Literal["auto"] | None = "auto",
 ) -> CompiledKernels:
     """Build kernels, each given by its name and the source that defines it.
@@ -65,9 +64,9 @@ def compile_kernels(
         if context.device.platform in SELF_CACHING:
             text = in_halves(text) + text
         try:
-            program = _built(context, text, options, binaries)
+            program = _built(context, text, binaries)
         except context.cl.Error as error:
-            _raise_build_error(context, {name: sources[name] for name in bodies}, options, error)
+            _raise_build_error(context, {name: sources[name] for name in bodies}, error)
         programs.update(dict.fromkeys(bodies, program))
     return CompiledKernels(context, programs)
 
@@ -77,31 +76,29 @@ def cache_for(device: ClDevice) -> BinaryCache | None:
     return None if device.platform in SELF_CACHING else default_cache()
 
 
-def _built(context: DeviceContext, text: str, options: Sequence[str], cache: BinaryCache | None) -> Any:
+def _built(context: DeviceContext, text: str, cache: BinaryCache | None) -> Any:
     cl, handle = context.cl, context.handle
-    key = key_of(context.device, text, options)
+    key = key_of(context.device, text, OPTIONS)
     binary = cache.read(key) if cache else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)  # notes of a build that succeeds
         if binary is not None:
             try:
-                return cl.Program(context.context, [handle], [binary]).build(list(options))
+                return cl.Program(context.context, [handle], [binary]).build(list(OPTIONS))
             except cl.Error:  # of another driver, in spite of its key
                 pass
         # Not through pyopencl's own cache, which reads pickles.
-        program = cl.Program(cl._cl._Program(context.context, text)).build(list(options))
+        program = cl.Program(cl._cl._Program(context.context, text)).build(list(OPTIONS))
     if cache is not None:
         cache.write(key, bytes(program.get_info(cl.program_info.BINARIES)[0]))
     return program
 
 
-def _raise_build_error(
-    context: DeviceContext, sources: Mapping[str, str], options: Sequence[str], error: Exception
-) -> None:
+def _raise_build_error(context: DeviceContext, sources: Mapping[str, str], error: Exception) -> None:
     """Raise KernelBuildError for the first kernel that does not build by itself."""
     for name, source in sources.items():
         try:
-            _built(context, source, options, None)
+            _built(context, source, None)
         except context.cl.Error as own:
             log = str(own)
             raise KernelBuildError(_build_error_text(name, source, log), kernel=name, log=log) from own

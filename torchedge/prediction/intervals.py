@@ -45,9 +45,9 @@ class ErrorModel:
                     "rebuild the profile with `torchedge fit`"
                 )
 
-    def half_width(self, difficulty: FloatArray, level: float = 0.9) -> FloatArray:
-        """Return (R,) the half-width of a two-sided interval in log, given the difficulty (R,)."""
-        return np.asarray(np.interp(level, GRID, self.size) * difficulty)
+    def half_width(self, difficulty: FloatArray) -> FloatArray:
+        """Return (R,) the half-width of a 90 % interval in log, given the difficulty (R,)."""
+        return np.asarray(np.interp(0.9, GRID, self.size) * difficulty)
 
     def margin(self, difficulty: FloatArray, confidence: float) -> FloatArray:
         """Return (R,) the log excess that measurements stay below with a one-sided confidence."""
@@ -122,11 +122,11 @@ class DistanceScale:
         }
 
 
-def distance_scale(features: FloatArray, most: int = 400) -> DistanceScale:
-    """Return a scale that refers to measured rows (M, F), thinned evenly to `most`; its law is unfitted."""
+def distance_scale(features: FloatArray) -> DistanceScale:
+    """Return a scale that refers to measured rows (M, F), thinned evenly to 400; its law is unfitted."""
     centre, spread = features.mean(axis=0), features.std(axis=0) + 0.02
-    reference = features[np.unique(np.linspace(0, len(features) - 1, min(most, len(features))).astype(int))]
-    return DistanceScale(1.0, 0.0, centre, spread, (reference - centre) / spread)
+    places = np.unique(np.linspace(0, len(features) - 1, min(400, len(features))).astype(int))
+    return DistanceScale(1.0, 0.0, centre, spread, (features[places] - centre) / spread)
 
 
 def fit_law(

@@ -146,9 +146,8 @@ def prepare(
     device: Device,
     settings: StepSettings = PROTOCOL,
     mode: Mode = "train",
-    step: Callable[[], object] = lambda: None,
 ) -> Samples:
-    """Simulate and count every row of one mode whose network has a graph; call `step` after each network."""
+    """Simulate and count every row of one mode whose network has a graph."""
     rows = dataset.has_graph & (dataset.mode == mode)
     if not rows.any():
         raise ProfileError(
@@ -161,7 +160,6 @@ def prepare(
     for name in names:
         analyses.append(analyse(dataset.graph_of(name, mode)))
         analyses[-1].tape(settings)
-        step()
     position = {name: i for i, name in enumerate(names)}
     which = np.array([position[name] for name in dataset.id[rows].tolist()], dtype=np.intp)
     networks = [dataset.networks[name] for name in names]
@@ -209,15 +207,10 @@ def _layers(dataset: Dataset, rows: Mask, mode: Mode) -> FloatArray | None:
     return layers
 
 
-def read_samples(
-    folder: Path,
-    device: Device,
-    settings: StepSettings = PROTOCOL,
-    step: Callable[[], object] = lambda: None,
-) -> dict[Mode, Samples]:
+def read_samples(folder: Path, device: Device, settings: StepSettings = PROTOCOL) -> dict[Mode, Samples]:
     """Read a dataset folder and prepare every mode measured there; ProfileError for a damaged folder."""
     dataset = read_dataset(folder)
-    return {mode: prepare(dataset, device, settings, mode, step) for mode in dataset.modes or ("train",)}
+    return {mode: prepare(dataset, device, settings, mode) for mode in dataset.modes or ("train",)}
 
 
 def device_of(folder: Path, name: str | None) -> Device:

@@ -11,7 +11,7 @@ from math import factorial, pi, sqrt
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Constant, Position, Scalar, apply, cast, constant, where
-from torchedge.lowering.building import Operand, elementwise, full, pointwise, unary
+from torchedge.lowering.building import Operand, elementwise, full, pointwise
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import (
     arithmetic_dtype,
@@ -405,7 +405,7 @@ def to_copy(result: Result, input: Node, dtype: str | None = None) -> Node:
 @rule("relu")
 def relu(result: Result, input: Node) -> Node:
     """The larger of input and zero; NaN stays."""
-    return unary("relu", input)
+    return elementwise(lambda a: apply("relu", a), input, dtype=input.dtype)
 
 
 @rule("hardswish")

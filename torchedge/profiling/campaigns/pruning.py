@@ -90,7 +90,7 @@ def prune(
     return PrunedModel(pruned, level, 100.0 * (1 - after / before), before, after)
 
 
-def untrained_norms(model: nn.Module, seed: int, spread: float = TRAINED_SPREAD) -> Norms:
+def untrained_norms(model: nn.Module, seed: int) -> Norms:
     """Return norms of filters as if `model` were trained, from a seed: log-normal around 1/sqrt(fan-in).
 
     A stand-in where only topologies matter. Fresh filters of one layer have norms within a few per cent of
@@ -101,7 +101,8 @@ def untrained_norms(model: nn.Module, seed: int, spread: float = TRAINED_SPREAD)
     for name, module in model.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             typical = module.weight[0].numel() ** -0.5
-            importances[name] = typical * np.exp(spread * generator.standard_normal(module.weight.shape[0]))
+            factors = np.exp(TRAINED_SPREAD * generator.standard_normal(module.weight.shape[0]))
+            importances[name] = typical * factors
     return importances
 
 
