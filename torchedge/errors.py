@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 __all__ = [
     "CaptureError",
@@ -122,6 +123,20 @@ class MissingExtraError(TorchedgeError, ImportError):
         """
         command = f"pip install {package}" if extra is None else f"pip install 'torchedge[{extra}]'"
         return cls(f"{purpose} needs {package}, which is not installed; run: {command}")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise InputError unless an argument is one of some words."""
+    words = tuple(choices)
+    if value not in words:
+        raise InputError(f"{name} is {value!r}; expected one of {', '.join(words)}")
+
+
+def check_whole(name: str, value: object, least: int = 1) -> int:
+    """Return an argument that is a whole number, also of numpy; raises InputError for any other."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise InputError(f"{name} is {value!r}; expected a whole number from {least} on")
+    return int(value)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
 from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
 from torchedge.devices import Device
-from torchedge.errors import DeviceError, InputError, LoweringError
+from torchedge.errors import DeviceError, InputError, LoweringError, check_choice
 from torchedge.graphs import Mode
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.inference import capture_inference_step, lower_inference, target_of_device
@@ -200,17 +200,13 @@ def _check_request(request: Request) -> None:
             f"{type(model).__name__} has {len(empty)} weights on the meta device ({empty[0]}), "
             "without values; expected a model with its weights: load them first"
         )
-    if request.mode not in get_args(Mode):
-        raise InputError(f"mode is {request.mode!r}; expected one of {', '.join(get_args(Mode))}")
+    check_choice("mode", request.mode, get_args(Mode))
     training = [name for name in ("targets", "loss", "optimizer") if getattr(request, name) is not None]
     if training and not request.train:
         raise InputError(
             f"{training[0]} is given without mode='train'; expected it for a training step alone"
         )
-    if request.precision not in get_args(Precision):
-        raise InputError(
-            f"precision is {request.precision!r}; expected one of {', '.join(get_args(Precision))}"
-        )
+    check_choice("precision", request.precision, get_args(Precision))
     if request.accumulation != 1 and not request.train:
         raise InputError("accumulation is given without mode='train'; expected it for a training step alone")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):

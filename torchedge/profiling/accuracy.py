@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.errors import InputError, ProfileError
+from torchedge.errors import ProfileError, check_choice
 from torchedge.graphs import Mode
 from torchedge.prediction.latency.model import LatencyModel, Times
 from torchedge.prediction.memory.model import Memory, MemoryModel
@@ -376,8 +376,7 @@ def compare_unseen(
 
     Raises InputError for another protocol and ProfileError where there are too few rows.
     """
-    if protocol not in PROTOCOLS:
-        raise InputError(f"protocol is {protocol!r}, expected one of: {', '.join(PROTOCOLS)}")
+    check_choice("protocol", protocol, PROTOCOLS)
     problems: dict[str, None] = {}
     unseen = [
         predict_unseen(

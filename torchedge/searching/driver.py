@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.devices.device import thaw
-from torchedge.errors import InputError, did_you_mean
+from torchedge.errors import InputError, check_whole, did_you_mean
 from torchedge.graphs import Mode
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import checked_batches, predict_graph
@@ -220,13 +220,6 @@ def check_limits(constraints: object) -> dict[str, float]:
     return {name: float(constraints[name]) for name in FIGURES if name in constraints}
 
 
-def check_seed(seed: object) -> int:
-    """Return the seed; raises InputError where it is no whole number from 0 on."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise InputError(f"seed is {seed!r}; expected a whole number from 0 on")
-    return seed
-
-
 def check_score(score: object, batched: bool) -> Score:
     """Return the score as a function of a list of encodings."""
     if not callable(score):
@@ -263,5 +256,5 @@ def make_task(
         settings,
         confidence,
         recipe,
-        check_seed(seed),
+        check_whole("seed", seed, 0),
     )

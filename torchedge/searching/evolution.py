@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, check_whole
 from torchedge.searching.evaluation import Workers
 from torchedge.searching.journal import SearchJournal
 from torchedge.searching.spaces import Genes, SearchSpace, draw
@@ -46,9 +46,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, least in (("population", 2), ("iterations", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} is {value!r}; expected a whole number from {least} on")
+            check_whole(name, getattr(self, name), least)
         for name in ("mutation", "parents"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value <= 1:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode, Size
 from torchedge.graphs.families import with_shapes, without_operators
 from torchedge.searching.spaces import Genes, SearchSpace
@@ -77,8 +77,7 @@ class OFAResNet50Space(SearchSpace):
         sizes = tuple(sorted({image_sizes} if isinstance(image_sizes, int) else set(image_sizes)))
         if not sizes or not all(_whole(size) and 64 <= size <= 4096 for size in sizes):
             raise InputError(f"image_sizes is {image_sizes!r}; expected whole numbers from 64 to 4096")
-        if not _whole(classes) or classes < 2:
-            raise InputError(f"classes is {classes!r}; expected a whole number from 2 on")
+        check_whole("classes", classes, 2)
         self.image_sizes = sizes
         self.classes = classes
         self.choices = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, check_choice, check_whole
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 from torchedge.pruning.channels import ChannelGroups, ChannelMap
 from torchedge.searching.spaces import Genes, SearchSpace
@@ -76,10 +76,8 @@ class PruningSpace(SearchSpace):
             raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
         if not ratios or not all(isinstance(r, (int, float)) and 0 < r <= 1 for r in ratios):
             raise InputError(f"ratios is {ratios!r}; expected shares above 0 and up to 1")
-        if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
-            raise InputError(f"round_to is {round_to!r}; expected a whole number from 1 on")
-        if strategy not in ("l1", "random"):
-            raise InputError(f"strategy is {strategy!r}; expected 'l1' or 'random'")
+        check_whole("round_to", round_to)
+        check_choice("strategy", strategy, ("l1", "random"))
 
     def _capture(self, mode: Mode) -> ForwardGraph:
         from torchedge.tracing.capturing import capture

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from torchedge.errors import CaptureError, InputError, TorchedgeError, first_line
+from torchedge.errors import CaptureError, InputError, TorchedgeError, check_choice, check_whole, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.graphs.sizes import NotAffineError
@@ -70,17 +70,10 @@ class CaptureRequest:
 
     def __post_init__(self) -> None:
         """Raise InputError for invalid options."""
-        for field, value, choices in (
-            ("mode", self.mode, ("train", "infer")),
-            ("method", self.method, ("auto", "trace", "export")),
-        ):
-            if value not in choices:
-                raise InputError(f"{field} is {value!r}; expected one of {', '.join(choices)}")
-        if self.batch_size is not None and (type(self.batch_size) is not int or self.batch_size < 1):
-            raise InputError(
-                f"batch_size is {self.batch_size!r}; expected a whole number of at least 1, "
-                "or None for every batch size"
-            )
+        check_choice("mode", self.mode, get_args(Mode))
+        check_choice("method", self.method, get_args(Method))
+        if self.batch_size is not None:
+            check_whole("batch_size", self.batch_size)
 
     def loaded(self) -> CaptureRequest:
         """Return the request with the model itself if the request has its name."""

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
-from torchedge.errors import CaptureError, InputError, TorchedgeError, first_line
+from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
 from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
@@ -108,9 +108,7 @@ def _check_choices(loss: Any, optimizer: Any, accumulation: Any, gradients: bool
         raise InputError(
             'there is an optimizer without a loss to differentiate; expected loss=, a callable or "model"'
         )
-    if type(accumulation) is not int or accumulation < 1:
-        raise InputError(f"accumulation is {accumulation!r}; expected a whole number of batches from 1 on")
-    if accumulation > 1 and optimizer is None:
+    if check_whole("accumulation", accumulation) > 1 and optimizer is None:
         raise InputError(
             f"accumulation is {accumulation} without an optimizer; expected optimizer= beside it"
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torchedge.errors import InputError
+from torchedge.errors import check_choice, check_whole
 from torchedge.prediction.memory.workspaces import WorkspaceModel
 
 OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
@@ -55,12 +55,10 @@ class StepSettings:
     workspaces: WorkspaceModel | None = None
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(f"optimizer is {self.optimizer!r}; expected one of {', '.join(OPTIMIZERS)}")
-        if self.amp is not None and self.amp not in AMP_DTYPES:
-            raise InputError(f"amp is {self.amp!r}; expected one of {', '.join(AMP_DTYPES)}, or None")
-        if not _is_count(self.accumulation):
-            raise InputError(f"accumulation is {self.accumulation!r}; expected a whole number from 1 on")
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        if self.amp is not None:
+            check_choice("amp", self.amp, AMP_DTYPES)
+        check_whole("accumulation", self.accumulation)
         for name, allowed in (
             ("zero_grad", ("set_to_none", "zero")),
             ("clamp_keeps", ("copy", "output")),
@@ -68,17 +66,12 @@ class StepSettings:
             ("attention", ("fused", "math")),
             ("checkpoint", ("non-reentrant", "reentrant")),
         ):
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}")
+            check_choice(name, getattr(self, name), allowed)
 
     def under(self, runtime: Mapping[str, Any]) -> StepSettings:
         """Return these settings with the switches of a device's framework (`[runtime]` of device.toml)."""
         known = {field: runtime[key] for key, field in _RUNTIME.items() if key in runtime}
         return replace(self, **known)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value >= 1
 
 
 _RUNTIME = {

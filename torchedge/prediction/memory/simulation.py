@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError, needed
+from torchedge.errors import InputError, check_whole, needed
 from torchedge.graphs import ForwardGraph
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.prediction.memory.caching_allocator import replay
@@ -106,14 +106,12 @@ def simulate(
     below 1 or one the graph, captured for a fixed batch, does not allow.
     """
     settings = settings or StepSettings()
-    if not _is_count(batch_size):
-        raise InputError(f"batch_size is {batch_size!r}; expected a whole number from 1 on")
+    batch_size = check_whole("batch_size", batch_size)
     if graph.fixed_batch is not None and batch_size != graph.fixed_batch:
         raise InputError(
             f"batch_size is {batch_size}, but {graph.name} was captured for {graph.fixed_batch} alone; "
             "capture it again for the other one"
         )
-    batch_size = int(batch_size)
     tape = tape if tape is not None else write_tape(graph, settings)
     run = replay(tape, batch_size)
     live, event, alive, sizes = _live_peak(tape, batch_size)
@@ -130,10 +128,6 @@ def simulate(
         unsupported=graph.unsupported,
         tape=tape,
     )
-
-
-def _is_count(number: object) -> bool:
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and int(number) >= 1
 
 
 def _live_peak(tape: Tape, batch_size: int) -> tuple[int, int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:

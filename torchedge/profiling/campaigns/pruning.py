@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from torchedge.errors import CaptureError, InputError, first_line
+from torchedge.errors import CaptureError, InputError, check_choice, check_whole, first_line
 from torchedge.graphs import Mode
 from torchedge.pruning.channels import ChannelGroups, ChannelMap
 from torchedge.pruning.modules import ParameterCount, channel_norms, prune_module
@@ -114,14 +114,10 @@ def count_parameters(model: nn.Module) -> int:
 def _check(level: float, strategy: str, scope: str, round_to: int | None) -> None:
     if not 0 <= level < 100:
         raise InputError(f"pruning level {level} is out of range; expected % of parameters, 0 to below 100")
-    for what, given, known in (
-        ("strategy", strategy, get_args(Strategy)),
-        ("scope", scope, get_args(Scope)),
-    ):
-        if given not in known:
-            raise InputError(f"pruning {what} {given!r} is unknown; expected one of {', '.join(known)}")
-    if round_to is not None and round_to < 1:
-        raise InputError(f"round_to is {round_to}; expected a whole number from 1 on")
+    check_choice("strategy", strategy, get_args(Strategy))
+    check_choice("scope", scope, get_args(Scope))
+    if round_to is not None:
+        check_whole("round_to", round_to)
 
 
 def _output_shapes(model: nn.Module, size: tuple[int, ...], label: str) -> list[tuple[int, ...]]:
