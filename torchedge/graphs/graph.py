@@ -9,7 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from torchedge.errors import CaptureError
+from torchedge.errors import CaptureError, InputError
 from torchedge.graphs.sizes import Affine, NotAffineError, Poly, Shape, format_shape, shape_at
 
 _Key = TypeVar("_Key")
@@ -145,6 +145,15 @@ class ForwardGraph:
     def parameters(self) -> tuple[Value, ...]:
         """The parameters the graph reads, each once."""
         return parameters_of(self.values)
+
+    def check_batch_sizes(self, batch_sizes: Iterable[int]) -> None:
+        """Raise InputError for a batch size that the graph is not valid for."""
+        for size in batch_sizes:
+            if self.fixed_batch not in (None, size):
+                raise InputError(
+                    f"batch_size is {size}, but {self.name} was captured for {self.fixed_batch} only; "
+                    "capture it again for another one"
+                )
 
     @cached_property
     def buffers(self) -> tuple[Value, ...]:

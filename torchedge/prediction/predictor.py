@@ -23,7 +23,7 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspaces import load_workspaces
 from torchedge.prediction.profiles import StepModels, load_models
-from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions
+from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions, checked_batches
 
 FloatArray = npt.NDArray[np.float64]
 _MIB = 2.0**20
@@ -42,7 +42,7 @@ def predict_graph(
         raise InputError(
             f"batch_size is {batch_size!r}; expected one whole number (predict_many takes several)"
         )
-    _check_fixed(graph, checked.reshape(1))
+    graph.check_batch_sizes([int(checked)])
     settings = device_settings(device, settings)
     models = _models(device, [graph], settings.amp)
     job = _Job([graph], [analyse(graph)], models, settings)
@@ -58,7 +58,7 @@ def predict_graph(
     )
 
     def required(batches: npt.NDArray[np.int64], confidence: float) -> FloatArray:
-        _check_fixed(graph, batches)
+        graph.check_batch_sizes(batches.tolist())
         rows = np.zeros(len(batches), dtype=np.intp)
         peaks = job.peaks(rows, batches.astype(np.float64))
         return models.memory.required(
@@ -95,7 +95,7 @@ def predict_graphs(
     if not graphs:
         raise InputError("no graphs are given; expected at least one")
     for graph in graphs:
-        _check_fixed(graph, batches)
+        graph.check_batch_sizes(batches.tolist())
     settings = device_settings(device, settings)
     models = _models(device, graphs, settings.amp)
     job = _Job(list(graphs), [analyse(g) for g in graphs], models, settings)
@@ -177,24 +177,6 @@ def device_settings(device: Device, settings: StepSettings | None) -> StepSettin
     chosen = settings if settings is not None else StepSettings()
     under = chosen.under({"backend": "cuda" if device.kind == "gpu" else "cpu", **device.runtime})
     return under if under.workspaces is not None else replace(under, workspaces=load_workspaces(device))
-
-
-def checked_batches(batch_sizes: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
-    """Return batch sizes as int64; raises InputError unless all are whole numbers from 1 on."""
-    array = np.asarray(batch_sizes)
-    if array.dtype.kind not in "iu" or array.size == 0 or (array < 1).any() or array.ndim > 1:
-        raise InputError(
-            f"batch_size is {batch_sizes!r}; expected a whole number from 1 on, or a sequence of them"
-        )
-    return array.astype(np.int64)
-
-
-def _check_fixed(graph: ForwardGraph, batches: npt.NDArray[np.int64]) -> None:
-    fixed = graph.fixed_batch
-    if fixed is not None and (batches != fixed).any():
-        raise InputError(
-            f"{graph.name} could only be captured for batch size {fixed}; capture it again for another one"
-        )
 
 
 def _around(value: float, half: FloatArray) -> Estimate:

@@ -223,3 +223,14 @@ def checked_confidence(confidence: float) -> float:
             f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1"
         )
     return float(confidence)
+
+
+def checked_batches(batch_sizes: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
+    """Return a batch size (), or several (B,); raises InputError unless all are whole numbers from 1 on."""
+    array = np.asarray(batch_sizes)
+    unusable = array.dtype.kind not in "iu" or array.size == 0 or array.ndim > 1
+    if unusable or (array < 1).any() or (array >= 2**31).any():
+        raise InputError(
+            f"batch_size is {batch_sizes!r}; expected a whole number from 1 on, or a sequence of them"
+        )
+    return array.astype(np.int64)

@@ -18,8 +18,8 @@ from torchedge.devices.device import thaw
 from torchedge.errors import InputError, check_whole, did_you_mean
 from torchedge.graphs import Mode
 from torchedge.prediction.memory.settings import StepSettings
-from torchedge.prediction.predictor import checked_batches, predict_graph
-from torchedge.prediction.results import Prediction, checked_confidence
+from torchedge.prediction.predictor import predict_graph
+from torchedge.prediction.results import Prediction, checked_batches, checked_confidence
 from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
 from torchedge.searching.evolution import Evolution, Recipe, Score
 from torchedge.searching.journal import SearchJournal

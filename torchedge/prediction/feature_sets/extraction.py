@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchedge.errors import InputError, did_you_mean
+from torchedge.errors import InputError, check_choice, did_you_mean
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.feature_sets.convolutions import BatchAmount
 from torchedge.prediction.feature_sets.registry import Curve, FeatureInputs, FeatureSet, find_feature_set
+from torchedge.prediction.results import checked_batches
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ __all__ = ["FeaturePlan", "Features", "feature_plan", "feature_rows", "feature_v
 Float64 = NDArray[np.float64]
 
 _EXACT = 2.0**53
-_LARGEST_BATCH = 2**31
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,20 +161,16 @@ def features(
     mode: the mode the model is captured in; by default that of the feature set.
     Raises InputError for an unusable argument and CaptureError for a model that cannot be captured.
     """
-    sizes = _checked_batch(batch_size)
-    if mode not in (None, "train", "infer"):
-        raise InputError(f"mode is {mode!r}; expected 'train' or 'infer'")
+    sizes = np.atleast_1d(checked_batches(batch_size))
+    if mode is not None:
+        check_choice("mode", mode, get_args(Mode))
     if isinstance(model_or_graph, ForwardGraph):
         graph = _checked_graph(model_or_graph, input_size, example, mode)
         chosen = find_feature_set(feature_set or _default_set("train" if graph.training else "infer"))
     else:
         chosen = find_feature_set(feature_set or _default_set(mode or "train"))
         graph = _captured(model_or_graph, input_size, example, mode or chosen.mode)
-    if graph.fixed_batch is not None and set(sizes.tolist()) != {graph.fixed_batch}:
-        raise InputError(
-            f"{graph.name} was captured for batch size {graph.fixed_batch} only; "
-            "ask for that one or capture it again"
-        )
+    graph.check_batch_sizes(sizes.tolist())
     values = feature_values(graph, sizes, chosen.name)
     values.setflags(write=False)
     if np.ndim(batch_size) == 0:
@@ -214,27 +209,3 @@ def _checked_graph(
             f"mode is {mode!r}, but the graph was captured in {captured!r} mode; pass the model instead"
         )
     return graph
-
-
-def _checked_batch(batch_size: int | Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return (B,) batch sizes, (1,) for a single number."""
-    array = isinstance(batch_size, np.ndarray) and batch_size.ndim == 1
-    many = array or (isinstance(batch_size, Sequence) and not isinstance(batch_size, (str, bytes)))
-    entries = list(batch_size) if many else [batch_size]  # type: ignore[arg-type]
-    sizes = [_checked_size(size) for size in entries]
-    if not sizes:
-        raise InputError("batch_size is an empty sequence; expected at least one positive whole number")
-    return np.array(sizes, dtype=np.int64)
-
-
-def _checked_size(size: Any) -> int:  # noqa: ANN401
-    try:
-        whole = 0 if isinstance(size, (bool, np.bool_)) else index(size)
-    except TypeError:
-        whole = 0
-    if not 0 < whole < _LARGEST_BATCH:
-        shown = " ".join(repr(size).split())
-        raise InputError(
-            f"batch_size is {shown}; expected a positive whole number, such as 32, or a sequence of them"
-        )
-    return whole

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError, check_whole, needed
+from torchedge.errors import check_whole, needed
 from torchedge.graphs import ForwardGraph
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.prediction.memory.caching_allocator import replay
@@ -107,11 +107,7 @@ def simulate(
     """
     settings = settings or StepSettings()
     batch_size = check_whole("batch_size", batch_size)
-    if graph.fixed_batch is not None and batch_size != graph.fixed_batch:
-        raise InputError(
-            f"batch_size is {batch_size}, but {graph.name} was captured for {graph.fixed_batch} alone; "
-            "capture it again for the other one"
-        )
+    graph.check_batch_sizes([batch_size])
     tape = tape if tape is not None else write_tape(graph, settings)
     run = replay(tape, batch_size)
     live, event, alive, sizes = _live_peak(tape, batch_size)
