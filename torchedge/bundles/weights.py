@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.lowering.programs import Program, StoredTensor
-from torchedge.storage.documents import open_file
+from torchedge.storage.documents import open_file, writing
 from torchedge.storage.tensors import MAX_HEADER_BYTES, NAMES, Entry, Header, parse_header
 
 __all__ = [
@@ -77,17 +77,12 @@ def write_weights(path: Path, programs: Sequence[Program], data: Mapping[str, Ar
             f"{MAX_HEADER_BYTES}; the model has too many tensors for one bundle"
         )
     state = hashlib.sha256()
-    try:
-        with path.open("xb") as file:
-            for piece in _pieces(text, layout, data):
-                file.write(piece)
-                state.update(piece)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise ProfileError(
-            f"{path}: cannot be written ({error.strerror}), expected room for {end} bytes; free some"
-        ) from error
+    with writing(path, f"free room for {end} bytes"), path.open("xb") as file:
+        for piece in _pieces(text, layout, data):
+            file.write(piece)
+            state.update(piece)
+        file.flush()
+        os.fsync(file.fileno())
     return state.hexdigest()
 
 

@@ -24,10 +24,11 @@ from torch import nn
 
 from torchedge import __version__
 from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
-from torchedge.errors import DeviceError, ProfileError
+from torchedge.errors import DeviceError
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
 from torchedge.storage import data_folder, read_toml, user_folder
+from torchedge.storage.documents import writing
 from torchedge.tracing.capturing import capture
 
 __all__ = ["COMMAND", "PROBES", "measure_local_cpu", "small_networks", "step_time_ratio"]
@@ -129,12 +130,8 @@ def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:
         "software": {"pytorch": torch.__version__, "python": platform.python_version()},
     }
     folder = user_folder() / "profiles" / LOCAL_DEVICE
-    try:
+    with writing(folder, "set TORCHEDGE_HOME to a folder you may write"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ProfileError(
-            f"{folder}: cannot be made ({error.strerror}); set TORCHEDGE_HOME to a folder you may write"
-        ) from error
     write_device(document, folder)
     return find_device(LOCAL_DEVICE)
 

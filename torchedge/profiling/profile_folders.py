@@ -29,6 +29,7 @@ from torchedge.profiling.latency_fitting import fit_latency
 from torchedge.profiling.memory_fitting import fit_memory
 from torchedge.profiling.samples import QUANTITIES, Quantity, Samples, Source
 from torchedge.storage import read_toml, resolve_inside
+from torchedge.storage.documents import writing
 from torchedge.streaming.capacities import FILE as LOADING_FILE
 from torchedge.streaming.capacities import TABLE as LOADING
 from torchedge.streaming.capacities import write_load_model
@@ -267,13 +268,10 @@ def _temporary(out: Path) -> Iterator[Path]:
     temporary: Path | None = None
     fresh = not out.exists()
     try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
-        out.mkdir(exist_ok=True)
-        yield temporary
-    except OSError as error:
-        raise ProfileError(
-            f"{out}: cannot be written ({error.strerror or error}); choose another --out"
-        ) from error
+        with writing(out, "choose another --out"):
+            temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+            out.mkdir(exist_ok=True)
+            yield temporary
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

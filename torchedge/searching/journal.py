@@ -19,6 +19,7 @@ import numpy.typing as npt
 from torchedge.errors import InputError
 from torchedge.searching.spaces import Genes
 from torchedge.storage.codecs import shortened
+from torchedge.storage.documents import writing
 from torchedge.storage.journals import Journal
 
 SCHEMA = "torchedge-search-1"
@@ -45,12 +46,8 @@ class SearchJournal:
     def __enter__(self) -> SearchJournal:
         if self.path is None:
             return self
-        try:
+        with writing(self.path, "choose another place for the journal", InputError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{self.path}: cannot be written ({error.strerror}); choose another place for the journal"
-            ) from error
         with self._stack:
             self._file = self._stack.enter_context(Journal(self.path, error=InputError))
             count = 0

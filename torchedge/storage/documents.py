@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
-from torchedge.errors import ProfileError
+from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.storage.toml_text import format_toml
 
 if sys.version_info >= (3, 11):
@@ -168,6 +168,15 @@ def parse_json(source: str | Path, data: bytes) -> Document:
     if _is_sound(document):
         return document
     return {key: _checked(value, source, key, MAX_DEPTH) for key, value in document.items()}
+
+
+@contextlib.contextmanager
+def writing(path: str | Path, remedy: str, error: type[TorchedgeError] = ProfileError) -> Iterator[None]:
+    """Raise an error that names the path and the remedy if a file or folder cannot be written inside."""
+    try:
+        yield
+    except OSError as failure:
+        raise error(f"{path}: cannot be written ({failure.strerror or failure}); {remedy}") from failure
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

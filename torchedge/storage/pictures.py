@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchedge.errors import InputError, needed
+from torchedge.storage.documents import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +96,5 @@ def picture_bytes(figure: Figure, form: str = "png", dpi: int | None = None) -> 
 def save_picture(figure: Figure, path: Path, dpi: int | None = None) -> None:
     """Write a figure to a file whose suffix is its format; raises InputError if that fails."""
     data = picture_bytes(figure, path.suffix.lower()[1:], dpi)
-    try:
+    with writing(path, "choose another file", InputError):
         path.write_bytes(data)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from error

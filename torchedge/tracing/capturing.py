@@ -23,8 +23,14 @@ _DETECTORS = frozenset(
 )
 
 
-def refuse_unsuitable(model: torch.nn.Module) -> None:
-    """Raise CaptureError for whole detectors, scripted modules and lazy layers without weights."""
+def checked_model(model: object) -> torch.nn.Module:
+    """Return the model itself, inside of wrappers; raises InputError for anything but a module.
+
+    Raises CaptureError for whole detectors, scripted modules and lazy layers without weights.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    model = unwrapped(model)
     name = type(model).__name__
     if type(model).__module__.startswith("torchvision.models.detection") and name in _DETECTORS:
         raise CaptureError(
@@ -42,6 +48,7 @@ def refuse_unsuitable(model: torch.nn.Module) -> None:
         raise CaptureError(
             f"{name} has a lazy layer without weights ({lazy}); run the model once on an example first"
         )
+    return model
 
 
 Method = Literal["auto", "trace", "export"]
@@ -182,10 +189,7 @@ def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> For
 
 def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
     """Return the forward pass of a request and the methods to try."""
-    if not isinstance(request.model, torch.nn.Module):
-        raise InputError(f"model is a {type(request.model).__name__}; expected a torch.nn.Module")
-    model, example = unwrapped(request.model), request.example
-    refuse_unsuitable(model)
+    model, example = checked_model(request.model), request.example
     if example is None and request.input_size is None:
         example = getattr(model, "example_inputs", None)
     args, kwargs, notes = arguments_of(model, example, request.input_size)

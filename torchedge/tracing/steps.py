@@ -15,7 +15,7 @@ from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
 from torchedge.tracing.aten_graphs import add_nodes, form_of
-from torchedge.tracing.capturing import refuse_unsuitable, unwrapped
+from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import LOCK, isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, trace_joint
@@ -82,10 +82,7 @@ def capture_step(
     The model does not change. Raises InputError for unusable arguments and
     CaptureError with the reason if the model cannot be captured.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    model = unwrapped(model)
-    refuse_unsuitable(model)
+    model = checked_model(model)
     gradients = gradients and loss is not None
     _check_choices(loss, optimizer, accumulation, gradients)
     title = name or type(model).__name__

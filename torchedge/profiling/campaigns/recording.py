@@ -14,11 +14,11 @@ from typing import IO, Any
 
 from torchedge.devices import Provenance, find_device, write_device
 from torchedge.devices.device import DEVICE_FILE
-from torchedge.errors import ProfileError, TorchedgeError
+from torchedge.errors import TorchedgeError
 from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.journal import CampaignJournal
 from torchedge.profiling.campaigns.plans import PlanItem
-from torchedge.storage.documents import write_json
+from torchedge.storage.documents import write_json, writing
 
 __all__ = ["COLUMNS", "Summary", "describe_device", "write_tables"]
 
@@ -56,7 +56,7 @@ def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJourn
     """
     measured = out_of_memory = 0
     failed: dict[str, str] = {}
-    try:
+    with writing(folder, "check the disk"):
         skipped = _write_networks(folder)
         points = [
             (item.id, mode, batch)
@@ -81,8 +81,6 @@ def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJourn
                     measured += 1
                 else:
                     out_of_memory += 1
-    except OSError as error:
-        raise ProfileError(f"{folder}: cannot be written ({error.strerror}); check the disk") from error
     if journal.environment is not None:
         write_json(folder / "environment.json", journal.environment)
     unsteady = len(journal.unsteady.intersection(points))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchedge import __version__
-from torchedge.errors import DeviceError, InputError, ProfileError
+from torchedge.errors import DeviceError, InputError
 from torchedge.profiling.campaigns import convolutions
 from torchedge.profiling.campaigns.children import Listener, run_child
 from torchedge.profiling.campaigns.expansion import PLAN, read_jobs
@@ -22,7 +22,7 @@ from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_pl
 from torchedge.profiling.campaigns.recording import Summary, describe_device, write_tables
 from torchedge.profiling.campaigns.transports import Run, Transport, explain
 from torchedge.storage import data_folder
-from torchedge.storage.documents import read_bytes, write_bytes
+from torchedge.storage.documents import read_bytes, write_bytes, writing
 
 __all__ = ["Campaign", "Summary", "run_campaign"]
 
@@ -65,12 +65,8 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     cannot be used.
     """
     folder = campaign.folder
-    try:
+    with writing(folder, "choose another with --out"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ProfileError(
-            f"{folder}: cannot be created ({error.strerror}); choose another with --out"
-        ) from error
     with CampaignJournal(folder) as journal:
         _check_same(campaign, journal)
         _prepare(campaign, transport, listener)
@@ -268,13 +264,10 @@ def write_left(folder: Path, left: Mapping[Point, None]) -> None:
     for job, mode, batch in left:
         points.setdefault(job, []).append([mode, batch])
     path = folder / LEFT
-    try:
-        with path.open("w") as file:
-            for line in read_jobs(folder):
-                if line.get("id") in points:
-                    file.write(json.dumps({**line, "points": points[line["id"]]}) + "\n")
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be written ({error.strerror}); check the disk") from error
+    with writing(path, "check the disk"), path.open("w") as file:
+        for line in read_jobs(folder):
+            if line.get("id") in points:
+                file.write(json.dumps({**line, "points": points[line["id"]]}) + "\n")
 
 
 def _row_of(line: str) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 
 from torchedge.errors import DeviceError, InputError
+from torchedge.storage.documents import writing
 
 __all__ = ["Adb", "Local", "Run", "Ssh", "Transport", "open_transport"]
 
@@ -130,14 +131,10 @@ class Local(Transport):
 
     def put(self, files: Sequence[Path]) -> None:
         """Copy files into the campaign's folder for this machine."""
-        try:
+        with writing(self.folder, "choose another folder with --out", DeviceError):
             self.folder.mkdir(parents=True, exist_ok=True)
             for file in files:
                 shutil.copyfile(file, self.folder / file.name)
-        except OSError as error:
-            raise DeviceError(
-                f"{self.folder}: cannot be written ({error.strerror}); choose another folder with --out"
-            ) from error
 
     def start(self, script: str, arguments: Sequence[str]) -> Run:
         """Run a script with the interpreter given, this one by default."""
