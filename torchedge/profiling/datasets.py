@@ -12,7 +12,7 @@ import csv
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.profiling.topologies import TopologyModule
-from torchedge.storage.documents import read_unpacked
+from torchedge.storage.documents import read_unpacked, reading
 from torchedge.tracing.capturing import capture
 
 __all__ = [
@@ -230,27 +230,20 @@ def _number(text: str | None) -> float:
 # the networks -----------------------------------------------------------------------------------------------
 
 
-def _lines(file: Path, data: bytes, expected: str) -> list[tuple[int, dict[str, Any]]]:
-    lines = []
+def _lines(file: Path, data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a file with their places."""
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError("it is no table")
-        except (ValueError, RecursionError) as error:
-            raise ProfileError(
-                f"{file} line {number}: not a network ({error}); expected {expected}"
-            ) from error
-        lines.append((number, row))
-    return lines
+        yield f"{file} line {number}", line
 
 
 def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
     """Read a campaign's networks: its job lines without points."""
-    expected = "id, network, pruning_level, strategy, input_size, optimizer, build"
     networks: dict[str, Network] = {}
-    for number, row in _lines(file, data, expected):
-        try:
+    for place, line in _lines(file, data):
+        with reading(
+            place, "a network", "id, network, pruning_level, strategy, input_size, optimizer, build"
+        ):
+            row = json.loads(line)
             size = tuple(int(n) for n in row["input_size"])
             if len(size) != 3 or not all(0 < n <= 1 << 14 for n in size):
                 raise ValueError(f"input_size is {row['input_size']!r}")
@@ -259,13 +252,9 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
                 round(float(row.get("pruning_level", 0))),
                 str(row.get("strategy", "")),
                 str(row.get("optimizer", "sgd-momentum")),
-                _capture_recipe(dict(row["build"]), size, str(row["id"]), f"{file.name} line {number}"),
+                _capture_recipe(dict(row["build"]), size, str(row["id"]), place),
                 dict(row["build"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ProfileError(
-                f"{file} line {number}: not a network ({error}); expected {expected}"
-            ) from error
     return networks
 
 
@@ -286,17 +275,13 @@ def _capture_recipe(
 
 def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str, Network]:
     networks: dict[str, Network] = {}
-    expected = "network, pruning_level, nodes"
-    for number, row in _lines(file, data, expected):
-        try:
+    for place, line in _lines(file, data):
+        with reading(place, "a topology", "network, pruning_level, nodes"):
+            row = json.loads(line)
             architecture, level, nodes = str(row["network"]), int(row["pruning_level"]), row["nodes"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProfileError(
-                f"{file} line {number}: not a topology ({error}); expected {expected}"
-            ) from error
         name = f"{architecture}-{level}"
         with torch.device("meta"):
-            module = TopologyModule(nodes, f"{file.name} line {number}")
+            module = TopologyModule(nodes, place)
 
         def captured(mode: Mode, module: TopologyModule = module, name: str = name) -> ForwardGraph:
             return capture(module, input_size=size, mode=mode, method="trace", name=name)
@@ -337,8 +322,8 @@ def _sum_layers(file: Path, recipes: Mapping[str, Mapping[str, Any]]) -> LayerTi
     """Sum the layers of every point by kind; recipes: how to build each network, by its id."""
     kinds: dict[str, dict[str, str]] = {}
     times: LayerTimes = {}
-    for number, line in enumerate(read_unpacked(file, max_bytes=_MOST_LAYER_BYTES).splitlines(), 1):
-        try:
+    for place, line in _lines(file, read_unpacked(file, max_bytes=_MOST_LAYER_BYTES)):
+        with reading(place, "the layers of a point", "id, mode, batch_size, layers"):
             row = json.loads(line)
             name, layers = str(row["id"]), row["layers"]
             if layers is None or name not in recipes:
@@ -346,11 +331,6 @@ def _sum_layers(file: Path, recipes: Mapping[str, Mapping[str, Any]]) -> LayerTi
             if name not in kinds:
                 kinds[name] = _kinds_of(recipes[name])
             times[name, str(row["mode"]), int(row["batch_size"])] = _sums(layers, kinds[name])
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ProfileError(
-                f"{file} line {number}: not the layers of a point ({error}); expected id, mode, batch_size, "
-                "layers"
-            ) from error
     return times
 
 

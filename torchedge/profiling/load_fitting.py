@@ -19,7 +19,7 @@ from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import Source
 from torchedge.storage import file_sha256
-from torchedge.storage.documents import read_unpacked
+from torchedge.storage.documents import read_unpacked, reading
 from torchedge.streaming.capacities import (
     GROUP_ITEMS,
     LOAD_FEATURES,
@@ -44,7 +44,6 @@ DISTURBED = 1.5
 _MOST_BYTES, _MOST_LOADS, _MOST_SIZES = 32 * 2**20, 64, 8
 _LEAST_SIZES = 4
 _HIGHEST = 1e18
-_DAMAGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
 _ENVIRONMENT = ("device", "driver", "texture", "command", "date")
 
 FOLDS = 10
@@ -110,8 +109,9 @@ def read_loads(file: str | Path) -> LoadTable:
     rates: dict[str, float] = {}
     ways: dict[str, list[float]] = {}
     points = calm = 0
+    expected = "what `torchedge profile --streaming` writes"
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        try:
+        with reading(f"{file} line {number}", "a row of measured loads", expected):
             row = json.loads(line)
             if row.get("row") == "environment":
                 reported = {key: _text(row[key]) for key in _ENVIRONMENT}
@@ -134,11 +134,6 @@ def read_loads(file: str | Path) -> LoadTable:
                     together = {way: _number(row["ways"][way]) for way in ("alone", *LOADING_WAYS)}
                     for way in LOADING_WAYS:
                         ways.setdefault(way, []).append(log(together[way] / together["alone"]))
-        except _DAMAGE as error:
-            raise ProfileError(
-                f"{file} line {number}: not a row of measured loads ({_reason(error)}); "
-                "expected what `torchedge profile --streaming` writes"
-            ) from error
     _check(file, environment, cases)
     means = {way: float(np.mean(logs)) for way, logs in ways.items()}
     return LoadTable(
@@ -177,10 +172,6 @@ def _text(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 256 or not value.isprintable():
         raise ValueError(f"the text {str(value)[:20]!r}")
     return value
-
-
-def _reason(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:120]
 
 
 def _check(file: str | Path, environment: Mapping[str, str], cases: list[LoadCase]) -> None:

@@ -24,7 +24,7 @@ from torchedge.prediction.memory.workspaces import (
 )
 from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, package_versions, today
-from torchedge.storage.documents import read_unpacked
+from torchedge.storage.documents import read_unpacked, reading
 
 __all__ = ["CONVOLUTIONS", "Workspaces", "fit_device_workspaces", "fit_workspaces", "read_workspaces"]
 
@@ -38,10 +38,6 @@ _UNSPLIT = 1.05 * 2**20
 """The allocator does not split off a MiB: a smaller figure is the unused end of a block, not a workspace."""
 
 _MOST_BYTES = 128 * 2**20
-_DAMAGE = (
-    *(AttributeError, KeyError, TypeError, ValueError),
-    *(OverflowError, RecursionError, ZeroDivisionError),
-)
 
 
 @dataclass(frozen=True)
@@ -56,18 +52,14 @@ def read_workspaces(file: str | Path) -> Workspaces:
     """Read the probe's file (also compressed); ProfileError names a line that is not one of its rows."""
     geometry, measured = [], []
     data = read_unpacked(file, max_bytes=_MOST_BYTES)
+    expected = "a line of hooks/convolution_probe.py"
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        try:
+        with reading(f"{file} line {number}", "a measured convolution", expected):
             row = json.loads(line)
             if row.get("reason"):
                 continue
             shape = _geometry(row)
             workspaces = [float(row[f"{phase}_workspace_mib"]) * 2**20 for phase in PHASES]
-        except _DAMAGE as error:
-            raise ProfileError(
-                f"{file} line {number}: not a measured convolution ({error}); "
-                "expected a line of hooks/convolution_probe.py"
-            ) from error
         if shape is not None:
             geometry.append(shape)
             measured.append(workspaces)

@@ -171,6 +171,21 @@ def parse_json(source: str | Path, data: bytes) -> Document:
 
 
 @contextlib.contextmanager
+def reading(place: str, what: str, expected: str) -> Iterator[None]:
+    """Raise ProfileError if a part of a file, converted inside, does not have the form expected.
+
+    place: of the part, with the file. what: what the part should be.
+    """
+    try:
+        yield
+    except TorchedgeError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else _reason(error)
+        raise ProfileError(f"{place}: not {what} ({reason}); expected {expected}") from error
+
+
+@contextlib.contextmanager
 def writing(path: str | Path, remedy: str, error: type[TorchedgeError] = ProfileError) -> Iterator[None]:
     """Raise an error that names the path and the remedy if a file or folder cannot be written inside."""
     try:
