@@ -152,7 +152,7 @@ def test_a_graph_of_one_batch_size_answers_for_that_one():
     graph = one_convolution((6, 3, 8, 8), made=(6, 4, 6, 6), fixed_batch=6)
     expected = features(one_convolution(), 6).values
     np.testing.assert_allclose(features(graph, 6).values, expected, rtol=1e-14)
-    with pytest.raises(InputError, match="batch size 6 only"):
+    with pytest.raises(InputError, match="captured for 6 only"):
         features(graph, 7)
 
 
