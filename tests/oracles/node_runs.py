@@ -54,6 +54,8 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
         (),
         tuple(number[n] for n in fused.outputs),
         Arena(0),
+        {},
+        device.name,
     )
     return planned(made, 512)
 

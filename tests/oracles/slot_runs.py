@@ -102,7 +102,10 @@ class SlotRuns:
                 chosen, check = kernel, None
                 if loads:
                     slot, check = self.slot_of(target, start, stop, shift)
-                    chosen, arguments = with_slot(kernel, destination_of(target)), arguments + slot
+                    chosen, arguments = (
+                        with_slot(kernel, destination_of(target), program.target),
+                        arguments + slot,
+                    )
                 self.launch(chosen, arguments, launch.global_size, launch.local_size)
                 written = [n for n, use in zip(launch.tensors, kernel.access, strict=True) if use != "read"]
                 results.append([read(self, tensors[n], content(program.tensors[n])) for n in written])

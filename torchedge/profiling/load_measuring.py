@@ -220,7 +220,7 @@ class LoadBench:
         place = max(range(len(works)), key=lambda k: (works[k].flops, works[k].bytes_moved))
         launch = program.launches[place]
         kernel = program.kernels[launch.kernel]
-        loaded = with_slot(kernel, destination_of(self.filled))
+        loaded = with_slot(kernel, destination_of(self.filled), self.target.name)
         compiled = compile_kernels(self.context, {k.name: k.source for k in (kernel, loaded)})
         host = [self._tensor(program.tensors[index]) for index in launch.tensors]
         plain = compiled.kernel(kernel.name)

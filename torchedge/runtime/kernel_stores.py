@@ -60,7 +60,9 @@ def slots_of(schedule: StreamingSchedule) -> dict[int, Slot]:
         tensor = max(loadable, key=lambda transfer: transfer.nbytes).tensor
         kernel = program.kernels[program.launches[launch].kernel]
         with contextlib.suppress(LoweringError):
-            slots[launch] = Slot(tensor, with_slot(kernel, destination_of(program.tensors[tensor])))
+            slots[launch] = Slot(
+                tensor, with_slot(kernel, destination_of(program.tensors[tensor]), program.target)
+            )
     return slots
 
 

@@ -147,15 +147,15 @@ def test_main_loops_have_a_turn():
         assert all(TURN in kernel.source for kernel in program_of(make(), target, schedule).kernels), name
     (kernel,) = program_of(activation()).kernels
     assert TURN not in kernel.source
-    loaded = with_slot(kernel, "buffer")
+    loaded = with_slot(kernel, "buffer", "gpu")
     assert TURN not in loaded.source and loaded.name != kernel.name and loaded.name in loaded.source
-    assert with_slot(kernel, "float32 image").name not in (kernel.name, loaded.name)
+    assert with_slot(kernel, "float32 image", "gpu").name not in (kernel.name, loaded.name)
     assert replace(loaded, name=kernel.name, source=kernel.source) == kernel
 
 
 def test_a_turn_stores_before_it_fetches():
     (kernel,) = program_of(softmax(), "gpu").kernels
-    text = with_slot(kernel, "buffer").source
+    text = with_slot(kernel, "buffer", "gpu").source
     turn = text[text.index("slot_target[slot_at] = slot_vector") :]
     assert turn.index("slot_at += slot_step") < turn.index("slot_vector = slot_source[min(slot_at")
 
@@ -177,7 +177,7 @@ def test_numbers_out_of_place_are_refused():
 
 def test_kernels_of_others_have_no_slot():
     with pytest.raises(LoweringError, match="kernel other has no head as this package writes it"):
-        with_slot(Kernel("other", "kernel void other(global float* a)\n{\n}\n", ("write",)), "buffer")
+        with_slot(Kernel("other", "kernel void other(global float* a)\n{\n}\n", ("write",)), "buffer", "cpu")
     with pytest.raises(LoweringError, match="lies in an image of int32"):
         from torchedge.lowering.kernels.loading import destination_of
 

@@ -42,7 +42,6 @@ Destination = Literal["buffer", "float32 image", "float16 image"]
 _HEAD = re.compile(r"^(?P<head>.*\b__kernel void )(?P<name>\w+)\((?P<arguments>.*)\) \{$", re.MULTILINE)
 _RETURN = re.compile(r"^( *)(.*)\breturn;$", re.MULTILINE)
 _TURN = re.compile(rf"^( *){re.escape(TURN)}$", re.MULTILINE)
-_ALONE = "reqd_work_group_size(1, 1, 1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def destination_of(tensor: StoredTensor) -> Destination:
 
 
 @cache
-def with_slot(kernel: Kernel, destination: Destination) -> Kernel:
+def with_slot(kernel: Kernel, destination: Destination, device_class: DeviceClass) -> Kernel:
     """Return a kernel that computes the same and has a loading slot.
 
     Its own arguments are followed by the source (a buffer of packed bytes), the target (the buffer or
@@ -132,7 +131,7 @@ def with_slot(kernel: Kernel, destination: Destination) -> Kernel:
     scalars = [f"const uint {name}" for name in numbers]
     source = "__global const uint4* restrict slot_source"
     arguments = ", ".join([*own, source, unit.argument, *scalars])
-    begin = _indented(_begin(unit, contiguous=_ALONE in match["head"]), "  ")
+    begin = _indented(_begin(unit, contiguous=device_class == "cpu"), "  ")
     end = _indented(_finish(unit), "  ")
     before = kernel.source[: match.start()] + match["head"]
     text = f"({arguments}) {{\n{begin}{body}{end}\n}}\n"
@@ -144,8 +143,8 @@ def with_slot(kernel: Kernel, destination: Destination) -> Kernel:
 def _begin(unit: _Unit, *, contiguous: bool) -> Iterator[str]:
     """Yield the statements before all others: a work-item's share, and its first vector.
 
-    contiguous: a work-item copies neighbours, for kernels whose work-items are whole tasks; otherwise
-    neighbouring work-items do.
+    contiguous: a work-item copies neighbours, as the caches of a processor want it; otherwise neighbouring
+    work-items do, as GPUs want it.
     """
     yield "slot_source += slot_from;"
     yield (
@@ -208,9 +207,8 @@ _CPU_ITEMS = 64
 
 def loading_kernel(destination: Destination, device_class: DeviceClass) -> Kernel:
     """Return the kernel that only loads, a slot without a host; launch it by `loading_size`."""
-    alone = f"__attribute__(({_ALONE})) " if device_class == "cpu" else ""
-    source = f"\n{alone}__kernel void loading() {{\n}}\n"
-    return with_slot(Kernel("loading", source, (), "loading"), destination)
+    source = "\n__kernel void loading() {\n}\n"
+    return with_slot(Kernel("loading", source, (), "loading"), destination, device_class)
 
 
 def loading_size(nbytes: int, device_class: DeviceClass) -> tuple[tuple[int], tuple[int]]:
