@@ -48,19 +48,18 @@ TITLES_DIRECT = ("CP-SAT", "its bound", "s", "of the processor", "MiB", "planner
 
 
 def write_model(name: str, path: Path) -> None:
-    """Lay one of the paper's models out and write its instance."""
+    """Lower one of the paper's models and write its instance."""
     from torchedge.devices import find_device
     from torchedge.errors import TorchedgeError
+    from torchedge.lowering.inference import lower_model
     from torchedge.streaming.capacities import make_instance
-    from torchedge.streaming.layering import lay_out
-    from torchedge.tracing.capturing import capture
-    from torchedge.tracing.sources import load_model
 
+    device = find_device("adreno-750")
     try:
-        graph = lay_out(capture(load_model(name)[0], mode="infer", batch_size=1))
+        program = lower_model(name, device, precision="float16")
     except TorchedgeError as error:
         sys.exit(str(error))
-    write_instance(path, replace(make_instance(graph, find_device("adreno-750")), name=name))
+    write_instance(path, replace(make_instance(program, device), name=name))
 
 
 def plan_exactly(path: Path, arguments: argparse.Namespace) -> Timed:

@@ -14,13 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-import torchedge
 from torchedge.devices import Device, find_device
+from torchedge.lowering.inference import lower_model
 from torchedge.profiling.load_fitting import LoadTable, read_loads
 from torchedge.streaming.capacities import rate_capacities
-from torchedge.streaming.layering import lay_out
+from torchedge.streaming.launches import works_of
 from torchedge.streaming.rates import THRESHOLDS
-from torchedge.tracing.sources import load_model
 
 RATIOS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
@@ -46,17 +45,16 @@ def print_slowdowns(table: LoadTable) -> None:
 
 def print_capacities(device: Device, name: str) -> None:
     """Print the chunks that a model's layers may load by class: measured, and by the thresholds."""
-    model, _ = load_model(name)
-    graph = lay_out(torchedge.capture(model, mode="infer", batch_size=1))
-    measured = rate_capacities(graph, device)
-    ruled = rate_capacities(graph, replace(device, profile={}))
+    program = lower_model(name, device)
+    measured = rate_capacities(program, device)
+    ruled = rate_capacities(program, replace(device, profile={}))
     print(f"\n{name} on {device.name}: {measured.source}")
     print("\n".join(measured.notes) + "\n")
     print(
         "| class | layers | latency, ms | chunks measured | chunks by the thresholds |\n|---|---|---|---|---|"
     )
     for load_class in THRESHOLDS:
-        of_class = [place for place, op in enumerate(graph.operations) if op.load_class == load_class]
+        of_class = [place for place, work in enumerate(works_of(program)) if work.load_class == load_class]
         latency = sum(measured.latencies_ms[place] for place in of_class)
         sums = [sum(found.chunks[place] for place in of_class) for found in (measured, ruled)]
         print(f"| {load_class} | {len(of_class)} | {latency:.2f} | {sums[0]:,} | {sums[1]:,} |")

@@ -1,24 +1,21 @@
-"""Print the models of FlashMem's evaluation as torchedge sees them: `python benchmarks/streaming_models.py`.
+"""Print FlashMem's models as torchedge lowers them: `python benchmarks/streaming_models.py`.
 
-Parameters, multiply-adds and layers beside its Table 6, what capturing them takes, and how the figures of an
-Adreno 750 follow from its Tables 1 and 7. `--only NAME ...` takes some models. Needs torchvision,
-transformers, diffusers and vit-pytorch; nothing is downloaded.
+Parameters, multiply-adds and launches beside its Table 6, and how the figures of an Adreno 750 follow from
+its Tables 1 and 7. `--only NAME ...` takes some models. Needs torchvision, transformers, diffusers and
+vit-pytorch; nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import statistics
-import time
 from dataclasses import dataclass, replace
 
 from torchedge.devices import find_device
-from torchedge.streaming.capacities import make_instance
-from torchedge.streaming.layering import lay_out
+from torchedge.lowering.inference import lower_model
+from torchedge.streaming.launches import weights_of, works_of
 from torchedge.streaming.rates import estimate_latencies, roofline_of
-from torchedge.tracing.capturing import capture
 from torchedge.tracing.paper_models import PAPER_MODELS
 from torchedge.tracing.sources import load_model
 
@@ -59,55 +56,37 @@ TABLE_1 = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one model is: parameters (a tied one once, and at each place), MACs, nodes, layers, weights.
-
-    MACs are those of all products, of those with weights, and of those with a weight and a bias.
-    """
+class Lowered:
+    """One model: parameters (a tied one once, and at each place), MACs, launches, weights, roofline (ms)."""
 
     name: str
     parameters: int
     untied: int
     macs: float
-    weight_macs: float
-    biased_macs: float
-    nodes: int
-    layers: int
+    launches: int
+    kernels: int
     weights: int
     weight_bytes: int
-    chunks: int
-    capacity: int
     roofline_ms: float
-    capture_s: float
-    peak_mib: float
 
 
-def inspect_model(name: str) -> Found:
-    """Build, capture and lay out one model; run in a process of its own, whose peak memory counts."""
+def inspect_model(name: str) -> Lowered:
+    """Build and lower one model in half precision; its roofline is at the device's half-precision rate."""
     model, _ = load_model(name)
-    start = time.perf_counter()
-    recorded = capture(model, mode="infer", batch_size=1)
-    captured = time.perf_counter() - start
-    graph, device = lay_out(recorded), find_device(DEVICE)
-    instance = make_instance(graph, device)
-    bare = replace(roofline_of(device), ratio=1.0)
-    products = [op for op in graph.operations if op.load_class == "reusable"]
-    return Found(
-        name=name,
-        parameters=sum(p.numel() for p in model.parameters()),
-        untied=sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False)),
-        macs=sum(op.flops for op in products) / 2,
-        weight_macs=sum(op.flops for op in products if op.weights) / 2,
-        biased_macs=sum(op.flops for op in products if len(op.weights) > 1) / 2,
-        nodes=len(recorded.ops),
-        layers=len(graph.operations),
-        weights=len(graph.weights),
-        weight_bytes=graph.weight_bytes,
-        chunks=instance.total_chunks,
-        capacity=sum(layer.capacity_chunks for layer in instance.layers),
-        roofline_ms=sum(estimate_latencies(graph.operations, bare)),
-        capture_s=captured,
-        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    device = find_device(DEVICE)
+    program = lower_model(model, device, precision="float16")
+    works, weights = works_of(program), weights_of(program, 1)
+    half = replace(roofline_of(device), ratio=1.0, flops_ms=2 * device.value("peak_fp32_gflops") * 1e6)
+    return Lowered(
+        name,
+        sum(p.numel() for p in model.parameters()),
+        sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False)),
+        sum(work.flops for work in works if work.load_class == "reusable") / 2,
+        len(program.launches),
+        len(program.kernels),
+        len(weights),
+        sum(weight.nbytes for weight in weights),
+        sum(estimate_latencies(works, half)),
     )
 
 
@@ -125,41 +104,31 @@ def head(text: str) -> None:
     print(f"\n| {' | '.join(names)} |\n{'|---' * len(names)}|")
 
 
-def print_models(found: list[Found]) -> None:
-    """Parameters, MACs and layers, each beside Table 6's."""
-    head("model; M parameters; tied counted twice; Table 6; G MACs; with weights; with a bias; Table 6; "
-         "nodes captured; layers; Table 6")  # fmt: skip
-    for f in found:
-        size, macs, layers = TABLE_6.get(f.name, ("-",) * 3)
-        counted = [amount / 1e9 for amount in (f.macs, f.weight_macs, f.biased_macs)]
-        row(f.name, f.parameters / 1e6, f.untied / 1e6, size, *counted, macs, f.nodes, f.layers, layers)
+def print_models(models: list[Lowered]) -> None:
+    """Print parameters, MACs and launches, each beside Table 6's."""
+    head("model; M parameters; tied counted twice; Table 6; G MACs; Table 6; launches; operators in Table 6; "
+         "kernels; weights; MiB in half precision")  # fmt: skip
+    for m in models:
+        size, macs, nodes = TABLE_6.get(m.name, ("-",) * 3)
+        row(m.name, m.parameters / 1e6, m.untied / 1e6, size, m.macs / 1e9, macs, m.launches, nodes,
+            m.kernels, m.weights, round(m.weight_bytes / 2**20))  # fmt: skip
 
 
-def print_costs(found: list[Found]) -> None:
-    """What capture takes, and the size of the problem that the planner is given."""
-    head("model; capture, s; peak memory, MiB; weights; MiB in half precision; chunks; capacity, chunks; "
-         "latency, ms")  # fmt: skip
-    ratio = roofline_of(find_device(DEVICE)).ratio
-    for f in found:
-        row(f.name, f.capture_s, round(f.peak_mib), f.weights, round(f.weight_bytes / 2**20), f.chunks,
-            f.capacity, round(f.roofline_ms * ratio))  # fmt: skip
-
-
-def print_ratio(found: list[Found]) -> None:
-    """How inference_time_ratio follows from Table 7."""
+def print_ratio(models: list[Lowered]) -> None:
+    """Print how inference_time_ratio follows from Table 7."""
     head(f"model; roofline of {DEVICE}, ms; SmartMem in Table 7, ms; ratio")
     ratios = []
-    for f in found:
-        if f.name in TABLE_7:
-            ratios.append(TABLE_7[f.name] / f.roofline_ms)
-            row(f.name, f.roofline_ms, TABLE_7[f.name], f"{ratios[-1]:.2f}")
+    for m in models:
+        if m.name in TABLE_7:
+            ratios.append(TABLE_7[m.name] / m.roofline_ms)
+            row(m.name, m.roofline_ms, TABLE_7[m.name], f"{ratios[-1]:.2f}")
     if ratios:
         print(f"\ninference_time_ratio: median {statistics.median(ratios):.2f}, "
               f"{min(ratios):.2f} to {max(ratios):.2f}")  # fmt: skip
 
 
 def print_rates() -> None:
-    """How the rates of a preloading framework follow from Table 1, with two bytes a parameter."""
+    """Print how the rates of a preloading framework follow from Table 1, with two bytes a parameter."""
     loads = [2e6 * count / (1e6 * load) for count, load, _ in TABLE_1.values()]
     transforms = [2e6 * count / (1e6 * transform) for count, _, transform in TABLE_1.values()]
     head("model; MNN's load, GB/s; its transformation, GB/s")
@@ -175,10 +144,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PAPER_MODELS), default=list(PAPER_MODELS))
     names = parser.parse_args().only
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        found = pool.map(inspect_model, names, chunksize=1)
-    print_models(found)
-    print_costs(found)
-    print_ratio(found)
+        models = pool.map(inspect_model, names, chunksize=1)
+    print_models(models)
+    print_ratio(models)
     print_rates()
 
 

@@ -10,19 +10,18 @@ more is preloaded. Then the layers wait less, and the first of them starts later
 import argparse
 from pathlib import Path
 
-import torchedge
 from torchedge.devices import find_device
+from torchedge.lowering.inference import lower_model
 from torchedge.streaming.figures import draw_tradeoff
 from torchedge.streaming.planning import trade_off
 from torchedge.streaming.simulation import RunTimeline
-from torchedge.tracing.sources import load_model
 
 MIB = 2**20
 ROW = "{:<8}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}"
 
 
 def figures(run: RunTimeline) -> list[str]:
-    sizes = (run.preloaded_bytes, run.memory.average.total, run.memory.peak.total)
+    sizes = (run.preloaded_bytes, run.memory.average.total, run.allocated_bytes)
     times = (run.latency_ms, run.execution_ms)
     return [*(f"{size / MIB:,.0f} MiB" for size in sizes), *(f"{time:,.0f} ms" for time in times)]
 
@@ -34,18 +33,18 @@ def main() -> None:
     parser.add_argument("--device", default="adreno-750")
     arguments = parser.parse_args()
 
-    model, name = load_model(arguments.model)
-    graph = torchedge.capture(model, mode="infer", batch_size=1)
-    found = trade_off(graph, find_device(arguments.device))
+    device = find_device(arguments.device)
+    program = lower_model(arguments.model, device)
+    name, settings = program.name, trade_off(program, device)
 
     print(f"{name} on {arguments.device}")
-    print(ROW.format("lambda", "M_peak", "preloaded", "average", "peak", "integrated", "execution"))
+    print(ROW.format("lambda", "M_peak", "preloaded", "average", "allocated", "integrated", "execution"))
     points = []
-    for setting in found:
+    for setting in settings:
         m_peak = f"{(setting.m_peak or 0) / MIB:,.1f} MiB"
         print(ROW.format(f"{setting.lam:g}", m_peak, *figures(setting.plan.timeline)))
         points.append((f"lambda {setting.lam:g}, M_peak {m_peak}", setting.plan.timeline))
-    print(ROW.format("all", "preloaded", *figures(found[0].plan.preloading)))
+    print(ROW.format("all", "preloaded", *figures(settings[0].plan.preloading)))
     draw_tradeoff(points, title=f"{name} on {arguments.device}, simulated").savefig(arguments.plot)
     print(f"drawn to {arguments.plot}")
 

@@ -1,9 +1,9 @@
-"""Plan GPT-Neo 1.3B, 2.5 GiB of weights, within a few hundred MiB of a phone's memory.
+"""Plan GPT-Neo 1.3B, 4.9 GiB of weights, within a fifth of that of a phone's memory.
 
-    python examples/stream_gpt_neo.py streamed --model gpt-neo-1.3b --limit 450MiB
+    python examples/stream_gpt_neo.py streamed --model gpt-neo-1.3b --limit 900MiB
 
 Nothing is downloaded, and no weight takes memory here: the model is built on the meta device. Written are
-the plan (plan.json: which layer loads which chunks of which weight) and two pictures of the simulated run.
+the plan (plan.json: which launch loads which chunks of which weight) and two pictures of the predicted run.
 They need matplotlib (`pip install 'torchedge[plots]'`), the model needs transformers (`torchedge[dev]`).
 """
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to write the plan and the pictures")
     parser.add_argument("--model", default="gpt-neo-1.3b", help="or gpt-neo-small, gpt-neo-2.7b")
     parser.add_argument("--device", default="adreno-750")
-    parser.add_argument("--limit", default="450MiB", help="all that may be in memory (default 450MiB)")
+    parser.add_argument("--limit", default="900MiB", help="all that a run may allocate (default 900MiB)")
     arguments = parser.parse_args()
 
     try:
@@ -30,7 +30,7 @@ def main() -> None:
         sys.exit(3)
     print(plan)
 
-    print("the layers that load most:")
+    print("the launches that load most:")
     for row in sorted(plan.layers, key=lambda row: -row.loaded_chunks)[:5]:
         loaded = f"{row.loaded_chunks} of {row.capacity_chunks} chunks"
         print(f"  {row.number:>4} {row.name} at {row.start_ms:,.1f} ms: {loaded}, first of {row.loads[0]}")

@@ -11,12 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-import torchedge
+from torchedge.devices import find_device
 from torchedge.errors import PlanError
+from torchedge.lowering.inference import lower_model
 from torchedge.streaming.budgets import parse_bytes
 from torchedge.streaming.figures import draw_lanes
-from torchedge.streaming.queues import plan_queue_within
-from torchedge.streaming.solving import solve
+from torchedge.streaming.queues import plan_queue
 
 MIB = 2**20
 
@@ -26,34 +26,30 @@ def main() -> None:
     parser.add_argument("plot", type=Path, help="file to draw to: .png, .pdf or .svg")
     parser.add_argument("--models", nargs="+", default=["depth-anything-large", "gpt-neo-small"])
     parser.add_argument("--device", default="adreno-750")
-    parser.add_argument("--limit", default="160MiB", help="all that may be in memory (default 160MiB)")
+    parser.add_argument("--limit", default="300MiB", help="all that a run may allocate (default 300MiB)")
     arguments = parser.parse_args()
 
+    device = find_device(arguments.device)
+    programs = [lower_model(name, device) for name in arguments.models]
     try:
-        alone = [
-            torchedge.plan(name, device=arguments.device, memory_limit=arguments.limit)
-            for name in arguments.models
-        ]
-    except PlanError as error:  # it names a limit that works
+        queue = plan_queue(programs, device, memory_limit=arguments.limit)
+    except PlanError as error:  # it names the smallest limit that works
         print(error, file=sys.stderr)
         sys.exit(3)
-    limit = parse_bytes(arguments.limit)
-    found = plan_queue_within(alone, limit, solve)
 
-    print(f"{len(alone)} models on {arguments.device} within {arguments.limit}, loaded:")
-    for model, share in zip(alone, found.plan.shares, strict=True):
-        chunk = model.instance.chunk_bytes / MIB
-        first, before, own = (chunk * chunks for chunks in (share.preloaded, share.carried, share.own))
+    print(f"{len(programs)} models on {arguments.device} within {arguments.limit}, loaded:")
+    for program, share in zip(programs, queue.shares, strict=True):
+        first, before, own = (nbytes / MIB for nbytes in (share.preloaded, share.carried, share.own))
         loaded = f"{first:,.1f} MiB first, {before:,.1f} MiB by the models before, {own:,.1f} MiB by itself"
-        print(f"  {model.graph.name}: {loaded}")
-    for label, runs in (("one at a time", found.apart), ("planned together", found.together)):
-        latency = sum(run.latency_ms for run in runs)
-        starting = sum(run.initialisation_ms for run in runs)
-        peak = max(run.memory.peak.total for run in runs) / MIB
-        print(f"{label:<17}{latency:>7,.0f} ms, {starting:,.0f} of them loading first; peak {peak:,.1f} MiB")
-    print(f"planned together the queue takes {found.apart_ms - found.latency_ms:,.0f} ms less")
+        print(f"  {program.name}: {loaded}")
+    for label, plans in (("one at a time", queue.alone), ("planned together", [queue.together])):
+        latency = sum(plan.timeline.latency_ms for plan in plans)
+        starting = sum(plan.timeline.initialisation_ms for plan in plans)
+        most = max(plan.timeline.allocated_bytes for plan in plans) / MIB
+        print(f"{label:<17}{latency:>7,.0f} ms, {starting:,.0f} of them loading first; {most:,.1f} MiB")
+    print(f"planned together the queue takes {queue.alone_ms - queue.latency_ms:,.0f} ms less")
 
-    draw_lanes(found.lanes, limit_bytes=limit).savefig(arguments.plot)
+    draw_lanes(queue.lanes, limit_bytes=parse_bytes(arguments.limit)).savefig(arguments.plot)
     print(f"drawn to {arguments.plot}")
 
 

@@ -190,15 +190,15 @@ def _need_streaming(*packages):
 def test_a_gpt_neo_is_planned_within_a_budget(run, tmp_path):
     _need_streaming("transformers")
     words = ("out", "--model", "gpt-neo-small", "--limit")
-    status, out, err = run("stream_gpt_neo.py", *words, "160MiB")
+    status, out, err = run("stream_gpt_neo.py", *words, "300MiB")
     assert status == 0, err
     assert "proven optimal" in out and len(re.findall(r"^ +\d+ \S+ at .* chunks, first of ", out, re.M)) == 5
     document = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))
-    assert document["simulated"]["peak"]["total_bytes"] <= document["memory_limit_bytes"] == 160 << 20
+    assert document["allocated"]["total_bytes"] <= document["memory_limit_bytes"] == 300 << 20
     for name in ("memory.png", "gantt.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
     status, out, err = run("stream_gpt_neo.py", *words, "50MiB")
-    assert status == 3 and out == "" and re.fullmatch(r"gpt-neo-small does not run within .* works.*\n", err)
+    assert status == 3 and out == "" and re.fullmatch(r"\S+ does not run within .* works is .*\n", err)
 
 
 @pytest.mark.slow
@@ -221,17 +221,17 @@ def test_latency_is_traded_for_memory(run, tmp_path):
 def test_two_models_share_a_phone(run, tmp_path):
     _need_streaming("transformers")
     words = ("lanes.png", "--models", "depth-anything-small", "gpt-neo-small", "--limit")
-    status, out, err = run("two_models_one_phone.py", *words, "160MiB")
+    status, out, err = run("two_models_one_phone.py", *words, "300MiB")
     assert status == 0, err
     apart, together = (
-        [float(x) for x in re.search(rf"^{label} +(\d+) ms.*peak ([\d.]+) MiB$", out, re.MULTILINE).groups()]
+        [float(x) for x in re.search(rf"^{label} +(\d+) ms.*; ([\d.]+) MiB$", out, re.MULTILINE).groups()]
         for label in ("one at a time", "planned together")
     )
-    assert together[0] < apart[0] and together[1] <= 160
-    assert float(re.search(r"gpt-neo-small: .* ([\d.]+) MiB by the models before", out)[1]) > 70
+    assert together[0] < apart[0] and together[1] <= 300
+    assert float(re.search(r"gpt-neo-small: .* ([\d.]+) MiB by the models before", out)[1]) > 100
     assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
     status, out, err = run("two_models_one_phone.py", *words, "60MiB")
-    assert status == 3 and out == "" and re.search("gpt-neo-small does not run within .* works", err)
+    assert status == 3 and out == "" and re.search(r"\S+ does not run within .* works", err)
 
 
 def test_the_notebook_prints_what_it_shows(checkout, monkeypatch, tmp_path):

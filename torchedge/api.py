@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from torchedge.bundles.bundle import Bundle
-    from torchedge.streaming.layering import Precision
-    from torchedge.streaming.planning import Fusion
+    from torchedge.lowering.targets import Precision
     from torchedge.streaming.streaming_plans import StreamingPlan
 
 __all__ = [
@@ -215,45 +214,43 @@ def search(
 
 
 def plan(
-    model: Model,
+    model: torch.nn.Module | str,
     example: Any = None,  # noqa: ANN401 - any pytree of tensors
     *,
     device: str | Path | Device | None = None,
     memory_limit: int | str | None = None,
     input_size: tuple[int, ...] | None = None,
-    precision: Precision = "float16",
+    precision: Precision = "float32",
     m_peak: int | str | None = "500MiB",
     lam: float = LAMBDA,
     chunk: int | str = "256KiB",
-    fusion: Fusion = "adaptive",
     effort: float = 1.0,
 ) -> StreamingPlan:
-    """Plan which layer of an inference loads which weights, for models larger than the memory (FlashMem).
+    """Plan which launch of an inference loads which weights, for models larger than the memory (FlashMem).
 
-    model, example, input_size, device: as in `predict`; batch size 1. Weights may be on the meta device.
-    memory_limit: all that the run may hold (weights, activations, what is read ahead), in bytes or as
-    "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
-    precision: "float16", "float32" or "model", in which weights and activations are stored.
+    The model is lowered as by `export`: the plan is of the kernels that run.
+    model, example, input_size, device: as in `predict`. Weights may be on the meta device.
+    memory_limit: all that a run allocates (weights, inputs and outputs, intermediates, staging buffers), in
+    bytes or as "500MiB"; None: no limit but `m_peak`, the most that is in flight beside what is preloaded.
+    precision: "float32" or "float16", in which weights and large intermediates are stored.
     lam: the weight of preloaded chunks against loading distances (section 3.1): towards 1 fewer weights are
     resident, towards 0 more are preloaded and executing takes less time.
-    chunk: the unit of loading. fusion: "adaptive" (section 4.3), "all" or "none". effort: how hard the solver
-    tries; the same effort gives the same plan.
+    chunk: the unit of loading. effort: how hard the solver tries; the same effort gives the same plan.
     Returns a StreamingPlan, verified: `print` it, `.to_json()`, `.plot()`, `.layers`, `.timeline`.
-    Raises InputError, CaptureError, DeviceError, and PlanError, which names a limit that works.
+    Raises InputError, CaptureError, LoweringError, DeviceError, and LimitError, which names the smallest
+    limit that works.
     """
-    from torchedge.streaming.planning import plan_graph
+    from torchedge.lowering.inference import lower_model
+    from torchedge.streaming.planning import plan_program
 
     target = _device(device)
-    graph = capture_request(CaptureRequest(model, 1, "infer", example, input_size))
-    return plan_graph(
-        graph,
+    return plan_program(
+        lower_model(model, target, example, input_size=input_size, precision=precision),
         target,
         memory_limit=memory_limit,
         m_peak=m_peak,
         lam=lam,
         chunk=chunk,
-        precision=precision,
-        fusion=fusion,
         effort=effort,
     )
 

@@ -185,6 +185,7 @@ def test_a_streaming_plan_goes_along(batch, tmp_path):
     wide = nn.Sequential(nn.Flatten(), nn.Linear(192, 2048), nn.ReLU(), nn.Linear(2048, 10))
     one = batch[0][:1]
     plan = torchedge.plan(wide, one, device="adreno", memory_limit="16MiB")
+    assert plan.schedule.memory.total_bytes <= 16 * 2**20
     bundle = torchedge.export(wide, one, out=tmp_path / "b", device="adreno", plan=plan, onnx=False)
     read, instance = torchedge.load_bundle(tmp_path / "b").plan
     assert (read, instance) == (plan.plan, plan.instance)

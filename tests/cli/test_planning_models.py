@@ -67,15 +67,15 @@ def place(monkeypatch, tmp_path):
 
 
 def test_one_model(run):
-    out = run(*SMALL, "--memory-limit", "3MiB")
+    out = run(*SMALL, "--memory-limit", "6MiB")
     for words in (
-        "nets:small on adreno-750: 6 kernels, 12 weights of 3.0 MiB (float16)",
+        "nets:small on adreno-750: 6 launches, 12 weights of 6.0 MiB",
         "this plan     preloading everything",
-        "memory at most",
+        "memory allocated",
         "proven optimal (lambda 0.9, M_peak 500.0 MiB)",
-        "memory limit   3.0 MiB, of which",
+        "memory limit   6.0 MiB, of which",
         "loaded while layers run",
-        "simulated      assumed figures.",
+        "predicted      assumed figures.",
     ):
         assert words in out, out
     assert max(map(len, out.splitlines())) <= 80
@@ -85,12 +85,12 @@ def test_one_model(run):
 def test_progress_goes_to_stderr(capsys):
     assert main(["-v", *SMALL]) == 0
     out, err = capsys.readouterr()
-    assert "capturing nets.py:small" in err and "planning: planning nets:small" in err and "done after" in err
+    assert "lowering nets.py:small" in err and "planning: planning nets:small" in err and "done after" in err
     assert "planning:" not in out
 
 
 def test_what_is_written_is_accepted(run):
-    out = run(*SMALL, "--memory-limit", "2.3MiB", "-o", "plan.json", "--write-instance", "problem.json.gz")
+    out = run(*SMALL, "--memory-limit", "3.5MiB", "-o", "plan.json", "--write-instance", "problem.json.gz")
     assert "written to plan.json\n" in out and "instance written to problem.json.gz" in out
     out = run("plan", "verify", "plan.json", "problem.json.gz")
     assert "the plan keeps all rules" in out
@@ -101,28 +101,31 @@ def test_what_is_written_is_accepted(run):
 def test_the_layers(run):
     out = run(*SMALL, "--layers")
     assert re.search(r"^layer name +class +capacity loads start ms takes ms$", out, re.MULTILINE)
-    assert re.search(r"^1 +0\.linear +reusable +\d+ +\d+ +\d+\.\d +\d\.\d\d$", out, re.MULTILINE)
-    assert "\n      2.weight (8), 2.bias (1)\n" in out
+    assert re.search(
+        r"^1 +\S*ntraction_register_\w+ +reusable +\d+ +\d+ +\d+\.\d +\d\.\d\d$", out, re.MULTILINE
+    )
+    assert re.search(r"^ {6}(\d\.\w+ \(\d+\), )*\d\.weight \(\d+\)$", out, re.MULTILINE)
     assert max(map(len, out.splitlines())) <= 80
     rows = json.loads(run(*SMALL, "--layers", "--json"))["layers"]
     assert [row["number"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
 def test_numbers_without_unit_are_mib(run):
-    whole, unit = (json.loads(run(*SMALL, "--memory-limit", limit, "--json")) for limit in ("3", "3MiB"))
-    assert whole == unit and whole["memory_limit_bytes"] == 3 * 2**20
+    whole, unit = (json.loads(run(*SMALL, "--memory-limit", limit, "--json")) for limit in ("6", "6MiB"))
+    assert whole == unit and whole["memory_limit_bytes"] == 6 * 2**20
 
 
 def test_json(run):
-    document = json.loads(run(*SMALL, "--json", "--memory-limit", "3MiB", "--out", "plan.json"))
+    document = json.loads(run(*SMALL, "--json", "--memory-limit", "6MiB", "--out", "plan.json"))
     assert document["model"] == "nets:small" and document["status"] == "OPTIMAL"
-    assert document["simulated"]["peak"]["total_bytes"] <= document["memory_limit_bytes"] == 3 * 2**20
+    assert document["allocated"]["total_bytes"] <= document["memory_limit_bytes"] == 6 * 2**20
+    assert document["program"] == json.loads(Path("plan.json").read_text())["program"]
     assert document["weights"] == 12 and "layers" not in document and Path("plan.json").exists()
 
 
 def test_no_plan_within_the_limit(run):
     out = run(*SMALL, "--memory-limit", "1MiB", "--out", "plan.json", status=DOES_NOT_FIT)
-    works = re.search(r"a memory limit of (\S+) works", " ".join(out.split()))[1]
+    works = re.search(r"memory limit that works is (\S+):", " ".join(out.split()))[1]
     assert "does not run within 1.0 MiB" in out and not Path("plan.json").exists()
     assert "memory limit   " in run(*SMALL, "--memory-limit", works)
     document = json.loads(run(*SMALL, "--memory-limit", "1MiB", "--json", status=DOES_NOT_FIT))
@@ -132,9 +135,9 @@ def test_no_plan_within_the_limit(run):
 
 def test_options_of_planning(run):
     single = json.loads(run(*SMALL, "--precision", "float32", "--json"))
-    assert single["precision"] == "float32" and single["weight_bytes"] > 6 * 10**6
-    free = run(*SMALL, "--m-peak", "none", "--lambda", "0.5", "--effort", "0.1", "--fusion", "none")
-    assert "lambda 0.5, M_peak none" in free and ": 12 kernels" in free
+    assert single["weight_bytes"] > 6 * 10**6
+    free = run(*SMALL, "--m-peak", "none", "--lambda", "0.5", "--effort", "0.1")
+    assert "lambda 0.5, M_peak none" in free
 
 
 @pytest.mark.parametrize("strategy", ["same-type", "always-next", "preload-all"])
@@ -159,20 +162,21 @@ def test_pictures(run, picture):
 
 
 def test_a_queue(run):
-    out = run(*TWO, "--memory-limit", "3MiB")
+    out = run(*TWO, "--memory-limit", "6MiB")
     for words in (
-        "nets:small, nets:other on adreno-750, one after the other within 3.0 MiB",
+        "nets:small, nets:other on adreno-750, one after the other within 6.0 MiB",
         "1. nets:small",
         "2. nets:other",
         "planned together  one at a time",
         "latency, ms",
-        "planned together: 1 to 2",
+        "by models before",
     ):
         assert words in out, out
     assert max(map(len, out.splitlines())) <= 80
-    document = json.loads(run(*TWO, "--memory-limit", "3MiB", "--json"))
+    document = json.loads(run(*TWO, "--memory-limit", "6MiB", "--json"))
     assert document["together"]["latency_ms"] < document["one_at_a_time"]["latency_ms"]
-    assert document["together"]["peak_bytes"] <= 3 * 2**20 and document["groups"] == [[1, 2]]
+    assert document["together"]["allocated_bytes"] <= 6 * 2**20
+    assert document["models"][1]["bytes_loaded_by_models_before"] > 0
     assert [m["model"] for m in document["models"]] == ["nets:small", "nets:other"]
 
 
@@ -190,7 +194,7 @@ def test_a_sweep(run):
     assert len(points) == 7 and {0.9, 0.03} <= {point["lambda"] for point in points}
 
 
-@pytest.mark.parametrize("words", [(*TWO, "--memory-limit", "3MiB"), SWEEP])
+@pytest.mark.parametrize("words", [(*TWO, "--memory-limit", "6MiB"), SWEEP])
 def test_pictures_of_several(run, words):
     pytest.importorskip("matplotlib")
     assert "drawn to all.png" in run(*words, "--plot", "all.png")
@@ -218,14 +222,13 @@ WRONG = {
     "lambda that is none": ((*SMALL, "--lambda", "nan"), "not a number from 0 to 1"),
     "effort": ((*SMALL, "--effort", "0"), "not a number from 0.01 to 1000"),
     "precision": ((*SMALL, "--precision", "int4"), "--precision"),
-    "fusion": ((*SMALL, "--fusion", "some"), "--fusion"),
     "strategy": ((*SMALL, "--strategy", "best"), "always-next"),
-    "input size": ((*SMALL, "--input-size", "3x"), "not a shape"),
-    "another input size": ((*SMALL, "--input-size", "7"), "nets:small"),
+    "input size": ((*SMALL, "--input-size", "3x"), "'--input-size'"),
+    "another input size": ((*SMALL, "--input-size", "7"), "--input-size 7 does not suit the model"),
     "picture": ((*SMALL, "--plot", "x.png", "--picture", "pie"), "--picture"),
     "a picture of nothing": ((*SMALL, "--picture", "gantt"), "add --plot FILE"),
     "kind of file": ((*SMALL, "--plot", "x.gif"), ".png, .svg, .pdf"),
-    "plot into nowhere": ((*SMALL, "--plot", "nowhere/x.png"), "expected a file in a folder"),
+    "plot into nowhere": ((*SMALL, "--plot", "nowhere/x.png"), "expected it in a folder"),
     "out into nowhere": ((*SMALL, "--out", "nowhere/x.json"), "--out is nowhere"),
     "instance into a folder": ((*SMALL, "--write-instance", "."), "--write-instance is ."),
     "one file for two": ((*SMALL, "-o", "x.json", "--write-instance", "./x.json"), "name one file twice"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from oracles.small_programs import pointwise, program, tensor
 
@@ -74,3 +76,24 @@ def data_of(made, seed=0):
 def packed_data(made, data):
     """The arrays of `data_of`, packed by the layouts of their tensors."""
     return {t.name: t.layout.pack(data[t.name]) for t in made.tensors if t.name in data}
+
+
+def program_of_amounts(rows):
+    """A launch for each (load class, FLOPs, bytes read, bytes written), of 125 work-items; no weights."""
+    tensors, kernels, launches = [], [], []
+    for k, (load_class, flops, read, written) in enumerate(rows):
+        tensors += [
+            tensor(f"in{k}", (read,), "input", "uint8"),
+            tensor(f"out{k}", (written,), "output", "uint8"),
+        ]
+        kernels.append(pointwise(f"k{k}", "", ["read", "write"], load_class=load_class, flops=flops))
+        launches.append((f"k{k}", [f"in{k}", f"out{k}"], (125,)))
+    count = range(len(rows))
+    return program(tensors, kernels, launches, [f"in{k}" for k in count], [f"out{k}" for k in count])
+
+
+def streamed_chain(count, kib, flops=0, values=1024):
+    """x -> ... -> z through `count` launches that each may load much beside them, weights of `kib` KiB."""
+    made = weighted_chain([kib * 256] * count, values)
+    kernels = [replace(kernel, load_class="reusable", flops=flops) for kernel in made.kernels]
+    return replace(made, kernels=tuple(kernels))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracles.streaming_programs import program_of_amounts
 
 from torchedge.cli import main
 from torchedge.devices import Provenance, find_device
@@ -23,7 +24,7 @@ from torchedge.streaming.capacities import (
     loading_way,
     rate_capacities,
 )
-from torchedge.streaming.layering import InferenceGraph, Operation
+from torchedge.streaming.launches import works_of
 
 ENVIRONMENT = {
     "row": "environment",
@@ -237,12 +238,11 @@ def test_the_command_writes_a_profile_that_plans_with_it(file, tmp_path, monkeyp
     assert {path.name for path in out.iterdir()} == kept | {FILE}
     figure = device.figure("unified_to_texture_gb_s")
     assert figure.provenance is Provenance.MEASURED and "2026-11-20" in figure.source
-    op = Operation("op", "mm", "reusable", 10**9, 3 * 10**6, (), (), 10**6)
-    capacities = rate_capacities(InferenceGraph("one", (op,), (), 0, (0,)), device)
+    program = program_of_amounts([("reusable", 10**9, 2 * 10**6, 10**6)])
+    capacities = rate_capacities(program, device)
     assert capacities.provenance is Provenance.MEASURED
-    assert (
-        capacities.chunks[0] == load_model_of(device).capacity_bytes(op, capacities.latencies_ms[0]) // 2**18
-    )
+    nbytes = load_model_of(device).capacity_bytes(works_of(program)[0], capacities.latencies_ms[0])
+    assert capacities.chunks[0] == nbytes // 2**18
 
 
 def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):

@@ -1,32 +1,25 @@
-"""Planning within a budget: the simulated peak stays within the limit, whatever it is, or one is named."""
+"""Planning within a budget: a run allocates no more than the limit, or the smallest limit is named."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.random_instances import instances
+from oracles.streaming_programs import instance_of, weighted_chain
 
-from torchedge.devices import Figure, Provenance
 from torchedge.errors import InputError, LimitError, PlanError
-from torchedge.streaming.budgets import parse_bytes, plan_by_strategy, plan_within
-from torchedge.streaming.instances import MEBIBYTE, Instance, Layer, Weight
+from torchedge.streaming.budgets import Budget, parse_bytes
+from torchedge.streaming.instances import MEBIBYTE
 from torchedge.streaming.plans import OverlapPlan
-from torchedge.streaming.rates import STAGING_BYTES, Rates
-from torchedge.streaming.simulation import simulate_plan
+from torchedge.streaming.rates import STAGING_BYTES
+from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
 from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.verification import verify_plan
 
 pytest.importorskip("ortools")
 pytest.importorskip("scipy")
 
-
-def figure(value, unit="GB/s"):
-    return Figure(value, unit, Provenance.MEASURED, "a test")
-
-
-RATES = Rates(figure(1), figure(2), figure(0.5), figure(10, "us"))
+CHUNK = 4096
 
 
 def solve(instance):
@@ -35,14 +28,15 @@ def solve(instance):
     return solving.solve(instance, effort=0.1)
 
 
-def narrow(capacity=2):
-    """Six weights of four chunks, one a layer from the second on; a layer loads half of one, so one stays."""
-    layers = tuple(Layer(f"l{n}", capacity, 1.0, "elemental") for n in range(7))
-    weights = tuple(Weight(f"w{n}", 4 * MEBIBYTE, 4, n + 2, n + 2) for n in range(6))
-    return Instance(MEBIBYTE, layers, weights, name="narrow")
+def budget(program, limit, capacity=2, lam=0.5, solver=solve):
+    """Layers that load a few pages each."""
+    instance = instance_of(program, CHUNK)
+    layers = tuple(replace(layer, capacity_chunks=capacity) for layer in instance.layers)
+    return Budget(program, replace(instance, layers=layers, lam=lam, residency="weights"), limit, solver)
 
 
-ALIVE = [MEBIBYTE // 2] * 7
+CHAIN = weighted_chain([4096] * 6)
+"""Six weights of four pages, one a launch; a launch loads half of one."""
 
 
 # amounts ----------------------------------------------------------------------------------------------------
@@ -100,184 +94,93 @@ def test_bytes_are_what_they_are(nbytes):
 # limits -----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_limit_nothing_is_given_up():
-    found = plan_within(narrow(), None, RATES, ALIVE, solve)
-    assert found.planned == found.instance == narrow()
-    assert found.relaxation == 1 and found.rates == RATES and found.problems == ()
-    assert found.plan == solve(narrow())
+def smallest(program):
+    """The memory of a run that loads each weight just before its first use, by the definition."""
+    instance = instance_of(program, CHUNK)
+    plan = always_next(instance)
+    return make_schedule(program, instance, plan, LEAST_STAGING_BYTES).memory.total_bytes
 
 
-def test_a_wide_limit_changes_nothing():
-    free = plan_within(narrow(), None, RATES, ALIVE, solve)
-    found = plan_within(narrow(), free.peak_bytes, RATES, ALIVE, solve)
-    assert found.plan == free.plan and found.peak_bytes == free.peak_bytes
+def test_without_a_limit_nothing_is_relaxed():
+    free = budget(CHAIN, None).plan()
+    assert free.relaxation == 1 and free.plan.status == "OPTIMAL"
+    assert free.instance == budget(CHAIN, None).instance
+    assert free.schedule.staging_bytes == 6 * 4 * CHUNK  # as much as there is to read
 
 
-def test_reading_ahead_is_given_up_first():
-    free = plan_within(narrow(), None, RATES, ALIVE, solve)
-    found = plan_within(narrow(), free.peak_bytes - 1, RATES, ALIVE, solve)
-    assert found.rates.staging_bytes < RATES.staging_bytes and found.relaxation == 1
-    assert found.plan == free.plan and found.peak_bytes < free.peak_bytes
-    assert found.timeline.latency_ms >= free.timeline.latency_ms
+@pytest.mark.parametrize("spare", [0, 1000, 20_000, 40_000, 10**6])
+@pytest.mark.parametrize("capacity", [0, 1, 2, 4, 100])
+@pytest.mark.parametrize("lam", [0.0, 0.05, 0.9])
+def test_a_limit_is_kept(spare, capacity, lam):
+    limit = smallest(CHAIN) + spare
+    budgeted = budget(CHAIN, limit, capacity, lam).plan()
+    assert budgeted.total_bytes == budgeted.schedule.memory.total_bytes <= limit
+    assert verify_plan(budgeted.instance, budgeted.plan).ok
+    most = max(layer.capacity_chunks for layer in budgeted.instance.layers)
+    assert most <= max(1, capacity) * budgeted.relaxation + 1
 
 
-def named(instance, limit=1, alive=ALIVE):
-    """The limit that works, as the error tells it."""
-    with pytest.raises(LimitError, match=r"whatever is streamed; a memory limit of .* works") as caught:
-        plan_within(instance, limit, RATES, alive, solve)
-    text = str(caught.value).split("a memory limit of ")[1].split()[0]
-    assert parse_bytes(text) == caught.value.works_bytes
-    return caught.value.works_bytes
-
-
-def test_the_limit_that_is_named_works_and_is_tight():
-    works = named(narrow())
-    found = plan_within(narrow(), works, RATES, ALIVE, solve)
-    assert found.peak_bytes <= works <= found.peak_bytes + MEBIBYTE / 50
-    assert named(narrow(), found.peak_bytes - 1) == works
-    # While a layer uses 4 MiB, those of the next move and are held twice; half a MiB of activations.
-    assert works == 12.5 * MEBIBYTE
-
-
-def test_the_message_says_what_takes_the_memory():
-    first = replace(narrow(), weights=(Weight("first", 3 * MEBIBYTE, 3, 1, 1),))
-    with pytest.raises(LimitError) as caught:
-        plan_within(first, MEBIBYTE, RATES, ALIVE, solve)
-    assert str(caught.value) == (
-        "narrow does not run within 1.0 MiB, whatever is streamed; a memory limit of 6.00MiB works "
-        "(activations take up to 0.5 MiB, and weights of 3.0 MiB have to be preloaded, each of them held "
-        "twice while it is transformed)"
-    )
-
-
-def test_capacities_are_exceeded_only_where_the_limit_asks_for_it():
-    works = named(narrow())
-    free = plan_within(narrow(), None, RATES, ALIVE, solve)
-    factors = []
-    for limit in range(works, free.peak_bytes + MEBIBYTE, MEBIBYTE):
-        found = plan_within(narrow(), limit, RATES, ALIVE, solve)
-        factors.append(found.relaxation)
-        assert found.peak_bytes <= limit
-        own = verify_plan(replace(narrow(), memory_chunks=None), found.plan)
-        assert (found.relaxation == 1) == own.ok
-        assert all("(C3)" in problem for problem in own.problems if "status" not in problem)
-    assert factors[0] > 1 and factors[-1] == 1
-    assert factors == sorted(factors, reverse=True)
-
-
-@pytest.mark.parametrize("staging", [None, 0, MEBIBYTE, STAGING_BYTES])
-def test_whatever_is_read_ahead_otherwise(staging):
-    rates = replace(RATES, staging_bytes=staging)
-    free = plan_within(narrow(), None, rates, ALIVE, solve)
-    for share in (0.9, 0.7, 0.6):
-        limit = int(share * free.peak_bytes)
-        try:
-            found = plan_within(narrow(), limit, rates, ALIVE, solve)
-        except LimitError as error:
-            assert error.works_bytes > limit
-            continue
-        assert found.peak_bytes <= limit
-        assert staging is None or found.rates.staging_bytes <= staging
-
-
-@given(instances(limits=False), st.data())
-@settings(max_examples=40)
-def test_any_limit_is_kept_or_another_is_named(instance, data):
-    alive = data.draw(
-        st.lists(st.integers(0, 5000), min_size=len(instance.layers), max_size=len(instance.layers))
-    )
-    whole = sum(w.nbytes for w in instance.weights)
-    limit = data.draw(st.integers(1, 2 * whole + 6000))
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=7), st.floats(0, 1.5), st.integers(0, 6))
+def test_any_limit_is_kept_or_the_smallest_is_named(sizes, share, capacity):
+    program = weighted_chain(sizes)
+    least = smallest(program)
+    limit = max(1, int(share * (least + sum(sizes) * 4)))
     try:
-        found = plan_within(instance, limit, RATES, alive, solve)
+        budgeted = budget(program, limit, capacity).plan()
     except LimitError as error:
-        assert error.works_bytes > limit
-        limit = error.works_bytes
-        found = plan_within(instance, limit, RATES, alive, solve)
-    assert found.peak_bytes <= limit
-    assert verify_plan(found.planned, found.plan).ok
-    run = simulate_plan(instance, found.plan, found.rates, alive)
-    assert run.memory.peak.total == found.peak_bytes and run.latency_ms == found.timeline.latency_ms
-    for own, planned in zip(instance.layers, found.planned.layers, strict=True):
-        if own.load_class == "hierarchical" or found.relaxation == 1:
-            assert planned == own
+        assert limit < least <= error.works_bytes <= 1.01 * least + 1024
+        assert budget(program, error.works_bytes, capacity).plan().total_bytes <= error.works_bytes
+    else:
+        assert limit >= least and budgeted.total_bytes <= limit
 
 
-def test_the_same_comes_out_again():
-    limit = named(narrow()) + MEBIBYTE
-    one, other = (plan_within(narrow(), limit, RATES, ALIVE, solve) for _ in range(2))
-    assert (one.plan, one.planned, one.rates) == (other.plan, other.planned, other.rates)
+def test_more_memory_preloads_more_where_that_is_cheap():
+    sizes = [smallest(CHAIN) + spare for spare in (0, 30_000, 60_000, 10**6)]
+    preloaded = [len(budget(CHAIN, size, 4, lam=0.0).plan().plan.preload) for size in sizes]
+    assert preloaded == sorted(preloaded) and preloaded[0] < 6 == preloaded[-1]
 
 
-def plenty():
-    """Sixty equal weights; lambda is so low that all of them are preloaded."""
-    layers = tuple(Layer(f"l{n}", 2, 1.0, "elemental") for n in range(61))
-    weights = tuple(Weight(f"w{n}", MEBIBYTE, 1, n + 2, n + 2) for n in range(60))
-    return Instance(MEBIBYTE, layers, weights, lam=0.3, name="plenty")
+def test_the_staging_pool_is_a_small_part_of_the_limit():
+    roomy = weighted_chain([2**20] * 12)
+    assert budget(roomy, None).staging() == STAGING_BYTES
+    assert budget(roomy, 64 * MEBIBYTE).staging() == 4 * MEBIBYTE
+    assert budget(roomy, 1).staging() == LEAST_STAGING_BYTES
 
 
-@pytest.mark.parametrize("mib", [20, 30, 40, 50, 60])
-def test_the_limit_is_filled(mib):
-    free = plan_within(plenty(), None, RATES, [0] * 61, solve)
-    assert len(free.plan.preload) == 60 and free.plan.status == "OPTIMAL"
-    found = plan_within(plenty(), mib * MEBIBYTE, RATES, [0] * 61, solve)
-    assert (mib - 1) * MEBIBYTE < found.peak_bytes <= mib * MEBIBYTE
-    assert found.relaxation == 1 and found.plan.solver["made_with_lambda"] > 0.3
-    assert found.plan.lower_bound == free.plan.objective < found.plan.objective
-    own = verify_plan(plenty(), found.plan)
-    assert own.ok and float(own.objective) == pytest.approx(found.plan.objective)
-
-
-def test_a_quick_solver_searches_and_the_other_has_the_last_word():
-    asked = []
-
-    def careful(instance):
-        asked.append(instance.memory_chunks)
-        return replace(solve(instance), solver={"strategy": "careful"})
-
-    def hasty(instance):
-        plan = solve(instance)
-        return plan if plan.status == "INFEASIBLE" else replace(plan, status="FEASIBLE", lower_bound=0.0)
-
-    limit = named(narrow()) + MEBIBYTE
-    found = plan_within(narrow(), limit, RATES, ALIVE, careful, quick=hasty)
-    assert found.plan.solver == {"strategy": "careful"} and found.peak_bytes <= limit
-    assert asked[0] is None and len(asked) == 2
-
-
-def test_a_plan_that_breaks_its_rules_is_not_taken():
-    with pytest.raises(PlanError, match="breaks its rules"):
-        plan_within(narrow(), None, RATES, ALIVE, always_next)
+def test_the_message_of_a_limit_that_is_too_small():
+    with pytest.raises(LimitError, match="does not run within") as caught:
+        budget(CHAIN, 1024).plan()
+    assert "The smallest memory limit that works is" in str(caught.value)
+    assert "of weights of the first launch" in str(caught.value)
 
 
 # strategies -------------------------------------------------------------------------------------------------
 
 
-def test_a_strategy_may_break_rules_which_is_told():
-    found = plan_by_strategy(narrow(), None, RATES, ALIVE, always_next)
-    assert "(C3)" in found.problems[0] and found.relaxation == 1
-    assert plan_by_strategy(narrow(4), None, RATES, ALIVE, always_next).problems == ()
+def test_a_strategy_may_break_the_rules_of_the_problem():
+    eager = budget(CHAIN, None, capacity=1).by_strategy(always_next)
+    assert "(C3)" in eager.problems[0] and eager.plan.solver["strategy"] == "always-next"
+    assert not budget(CHAIN, None, capacity=4).by_strategy(always_next).problems
 
 
-def test_a_strategy_has_to_keep_the_memory_limit():
-    with pytest.raises(LimitError, match=r"narrow as preload-all plans it takes .* more than 20.0 MiB"):
-        plan_by_strategy(narrow(), 20 * MEBIBYTE, RATES, ALIVE, preload_everything)
-    assert plan_by_strategy(narrow(), 64 * MEBIBYTE, RATES, ALIVE, preload_everything).peak_bytes < 2**26
+def test_a_strategy_has_to_keep_the_limit():
+    with pytest.raises(LimitError, match="as preload-all plans it takes"):
+        budget(CHAIN, smallest(CHAIN)).by_strategy(preload_everything)
 
 
-def test_a_strategy_without_a_plan():
-    def helpless(instance):
-        return OverlapPlan(
-            "INFEASIBLE", None, None, (), (), 0, {"strategy": "helpless", "reason": "too hard"}
-        )
+@pytest.mark.parametrize("status", ["FEASIBLE", "INFEASIBLE"])
+def test_a_strategy_that_loads_nothing(status):
+    def nothing(instance):
+        return OverlapPlan(status, None, None, (), (), 0, {"strategy": "none"})
 
-    with pytest.raises(LimitError, match=r"helpless finds no plan of narrow \(too hard\); raise"):
-        plan_by_strategy(narrow(), 2**20, RATES, ALIVE, helpless)
+    with pytest.raises(PlanError, match="the plan of none does not load every weight once"):
+        budget(CHAIN, None).by_strategy(nothing)
 
 
-def test_a_strategy_whose_plan_is_none():
-    def forgetful(instance):
-        return replace(preload_everything(instance), preload=())
+def test_plans_of_a_solver_are_verified():
+    def wrong(instance):
+        return replace(preload_everything(instance), objective=1.0)
 
-    with pytest.raises(PlanError, match="the plan of preload-all does not load"):
-        plan_by_strategy(narrow(), None, RATES, ALIVE, partial(forgetful))
+    with pytest.raises(PlanError, match="objective"):
+        budget(CHAIN, None, solver=wrong).plan()

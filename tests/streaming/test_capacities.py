@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from oracles.small_programs import pointwise, program, tensor
 
 from torchedge.devices import Provenance, find_device, parse_device
 from torchedge.errors import DeviceError, InputError
 from torchedge.streaming.capacities import make_instance, rate_capacities
-from torchedge.streaming.layering import InferenceGraph, Operation, StoredWeight
-from torchedge.streaming.rates import THRESHOLDS, estimate_latencies, inline_rate, roofline_of
+from torchedge.streaming.launches import works_of
+from torchedge.streaming.rates import THRESHOLDS, copy_rate, estimate_latencies, roofline_of
 
 CHUNK = 1000
 
 
-def operation(name, load_class, flops=0, nbytes=0, weights=()):
-    return Operation(name, name, load_class, flops, nbytes, tuple(weights), (), 0)
+def bytes_of(name, count, role="parameter"):
+    return tensor(name, (count,), role, "uint8")
 
 
-GRAPH = InferenceGraph(
-    "three",
-    (
-        operation("product", "reusable", flops=2_000_000, nbytes=100, weights=["w", "b"]),
-        operation("norm", "hierarchical", flops=10, nbytes=50_000, weights=["g"]),
-        operation("add", "elemental", flops=10, nbytes=20_000, weights=["b"]),
-    ),
-    (StoredWeight("w", 2001), StoredWeight("b", 1000), StoredWeight("g", 1)),
-    input_bytes=10,
-    outputs=(2,),
+def kernel(name, load_class, flops, access):
+    return pointwise(name, "", access, load_class=load_class, flops=flops)
+
+
+PROGRAM = program(
+    [
+        bytes_of("x", 1000, "input"),
+        *(bytes_of("w", 2001), bytes_of("b", 1000), bytes_of("g", 1)),
+        *(bytes_of("y", 40_000, "output"), bytes_of("z", 9999), bytes_of("v", 9000)),
+    ],
+    [
+        kernel("product", "reusable", 2_000_000, ["read", "read", "read", "write"]),
+        kernel("norm", "hierarchical", 10, ["read", "read", "write"]),
+        kernel("add", "elemental", 10, ["read", "read", "write"]),
+    ],
+    [
+        ("product", ["x", "w", "b", "y"], (1,)),
+        ("norm", ["z", "g", "y"], (1,)),
+        ("add", ["v", "b", "x"], (1,)),
+    ],
+    ["x"],
+    ["y"],
 )
+"""Launches that move 44,001, 50,000 and 11,000 bytes."""
 
 
 @pytest.fixture
 def device(tmp_path):
-    """1 GFLOP/ms in half precision, half of it in single; 1 MB/ms; launches of 10 us; twice the roofline."""
+    """0.5 GFLOP/ms; 1 MB/ms; launches of 10 us; twice the roofline; copies of 0.5 MB/ms."""
     return make_device(tmp_path)
 
 
 def make_device(folder, **changes):
     figures = {
         "peak_fp32_gflops": (500.0, "GFLOP/s"),
-        "peak_fp16_gflops": (1000.0, "GFLOP/s"),
         "bandwidth_gb_s": (2.0, "GB/s"),
         "measured_bandwidth_gb_s": (1.0, "GB/s"),
         "launch_overhead_us": (10.0, "us"),
@@ -63,105 +78,102 @@ def make_device(folder, **changes):
 
 def test_latencies_are_the_roofline_times_the_measured_ratio(device):
     roofline = roofline_of(device)
-    assert estimate_latencies(GRAPH.operations, roofline) == pytest.approx(
-        [2 * (0.010 + 0.002), 2 * (0.010 + 0.050), 2 * (0.010 + 0.020)]
+    assert estimate_latencies(works_of(PROGRAM), roofline) == pytest.approx(
+        [2 * (0.010 + 0.044001), 2 * (0.010 + 0.050), 2 * (0.010 + 0.011)]
     )
-    assert roofline.notes == ()
-    assert roofline_of(device, "float32").flops_ms == 500e6
-    assert roofline_of(device, "model").flops_ms == 500e6
+    assert roofline.notes == () and roofline.flops_ms == 500e6
+    slow = replace(roofline, flops_ms=2e6)
+    assert estimate_latencies(works_of(PROGRAM), slow)[0] == pytest.approx(2 * (0.010 + 1))
 
 
-def test_missing_figures_are_told_or_refused(tmp_path):
+def test_missing_figures_are_named_or_refused(tmp_path):
     bare = make_device(
         tmp_path,
-        peak_fp16_gflops=None,
         measured_bandwidth_gb_s=None,
         launch_overhead_us=None,
         inference_time_ratio=None,
         unified_to_texture_gb_s=None,
     )
     roofline = roofline_of(bare)
-    assert (roofline.flops_ms, roofline.bytes_ms, roofline.launch_ms, roofline.ratio) == (
-        500e6,
-        2e6,
-        0.0,
-        1.0,
-    )
-    told = " ".join(rate_capacities(GRAPH, bare).notes)
-    for name in ("half-precision", "inference_time_ratio", "launch_overhead_us"):
-        assert name in told
-    assert (inline_rate(bare).value, inline_rate(bare).provenance) == (1.0, Provenance.ASSUMED)
+    figures = (roofline.flops_ms, roofline.bytes_ms, roofline.launch_ms, roofline.ratio)
+    assert figures == (500e6, 2e6, 0.0, 1.0)
+    notes = " ".join(rate_capacities(PROGRAM, bare).notes)
+    for name in ("inference_time_ratio", "launch_overhead_us"):
+        assert name in notes
+    assert (copy_rate(bare).value, copy_rate(bare).provenance) == (1.0, Provenance.ASSUMED)
     with pytest.raises(DeviceError, match="bandwidth_gb_s"):
-        rate_capacities(GRAPH, make_device(tmp_path, bandwidth_gb_s=None, measured_bandwidth_gb_s=None))
+        rate_capacities(PROGRAM, make_device(tmp_path, bandwidth_gb_s=None, measured_bandwidth_gb_s=None))
 
 
 def test_capacities_are_the_classes_shares_of_the_latency(device):
-    capacities = rate_capacities(GRAPH, device, chunk_bytes=CHUNK)
+    capacities = rate_capacities(PROGRAM, device, chunk_bytes=CHUNK)
     latencies = capacities.latencies_ms
     expected = [
-        int(THRESHOLDS[op.load_class] * ms * 500_000 / CHUNK)
-        for op, ms in zip(GRAPH.operations, latencies, strict=True)
+        int(THRESHOLDS[work.load_class] * ms * 500_000 / CHUNK)
+        for work, ms in zip(works_of(PROGRAM), latencies, strict=True)
     ]
-    assert list(capacities.chunks) == expected == [2, 0, 90]
+    assert list(capacities.chunks) == expected == [10, 0, 63]
     assert capacities.provenance is Provenance.ASSUMED
     assert "4.2" in capacities.source
     assert dict(THRESHOLDS) == {"hierarchical": 0.0, "reusable": 0.2, "elemental": 3.0}
 
 
-class Tenfold:
-    """A model of load: ten bytes for each microsecond, none for norms."""
-
-    def capacity_bytes(self, operation, latency_ms):
-        return -5 if operation.kind == "norm" else int(latency_ms * 10_000)
-
-
-def test_a_fitted_model_takes_the_place_of_the_thresholds(device):
-    capacities = rate_capacities(GRAPH, device, chunk_bytes=100, model=Tenfold(), model_source="measured")
-    assert capacities.chunks == (2, 0, 6)
-    assert (capacities.provenance, capacities.source) == (Provenance.MEASURED, "measured")
+def test_measured_latencies_replace_the_roofline(device):
+    capacities = rate_capacities(PROGRAM, device, chunk_bytes=CHUNK, launch_ms=[1.0, 2.0, 0.5])
+    assert capacities.latencies_ms == (1.0, 2.0, 0.5) and capacities.chunks == (100, 0, 750)
+    with pytest.raises(InputError, match="launch_ms has 2 entries; expected 3"):
+        rate_capacities(PROGRAM, device, launch_ms=[1.0, 2.0])
 
 
 def test_the_instance(device):
     instance = make_instance(
-        GRAPH, device, chunk_bytes=CHUNK, m_peak_bytes=4999, lam=0.5, memory_bytes=10_000, residency="weights"
+        PROGRAM,
+        device,
+        chunk_bytes=CHUNK,
+        m_peak_bytes=4999,
+        lam=0.5,
+        memory_bytes=10_000,
+        residency="chunks",
     )
     assert [(w.name, w.nbytes, w.chunks, w.first_use, w.last_use) for w in instance.weights] == [
         ("w", 2001, 3, 1, 1),
         ("b", 1000, 1, 1, 3),
+        ("z", 9999, 10, 2, 2),
         ("g", 1, 1, 2, 2),
+        ("v", 9000, 9, 3, 3),
     ]
     assert [(x.name, x.capacity_chunks, x.load_class) for x in instance.layers] == [
-        ("product", 2, "reusable"),
+        ("product", 10, "reusable"),
         ("norm", 0, "hierarchical"),
-        ("add", 90, "elemental"),
+        ("add", 63, "elemental"),
     ]
-    assert [x.latency_ms for x in instance.layers] == pytest.approx([0.024, 0.12, 0.06])
+    assert [x.latency_ms for x in instance.layers] == pytest.approx([0.108002, 0.12, 0.042])
     assert (instance.m_peak_chunks, instance.memory_chunks, instance.lam) == (4, 10, 0.5)
-    assert (instance.residency, instance.distance, instance.name) == ("weights", "layers", "three")
+    assert (instance.residency, instance.distance, instance.name) == ("chunks", "layers", "small")
 
 
 def test_the_papers_setting_is_the_default(device):
-    instance = make_instance(GRAPH, device)
+    instance = make_instance(PROGRAM, device)
     assert (instance.chunk_bytes, instance.m_peak_chunks, instance.lam) == (2**18, 2000, 0.9)
-    assert instance.memory_chunks is None
-    assert make_instance(GRAPH, device, m_peak_bytes=None).m_peak_chunks is None
+    assert instance.memory_chunks is None and instance.residency == "weights"
+    assert make_instance(PROGRAM, device, m_peak_bytes=None).m_peak_chunks is None
 
 
 def test_given_capacities_are_used(device):
-    capacities = rate_capacities(GRAPH, device, chunk_bytes=CHUNK, model=Tenfold())
-    instance = make_instance(GRAPH, device, chunk_bytes=CHUNK, capacities=capacities)
+    capacities = rate_capacities(PROGRAM, device, chunk_bytes=CHUNK, launch_ms=[0.0, 0.0, 0.0])
+    instance = make_instance(PROGRAM, device, chunk_bytes=CHUNK, capacities=capacities)
     assert tuple(layer.capacity_chunks for layer in instance.layers) == capacities.chunks == (0, 0, 0)
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, -1, 1.5, True])
 def test_wrong_chunk_size(device, chunk_bytes):
     with pytest.raises(InputError, match="chunk_bytes"):
-        make_instance(GRAPH, device, chunk_bytes=chunk_bytes)
+        make_instance(PROGRAM, device, chunk_bytes=chunk_bytes)
 
 
 @pytest.mark.parametrize(
     "name", ["adreno-750", "adreno-540", "adreno-740", "mali-g715", "jetson-tx2", "nvidia-h200"]
 )
 def test_devices_that_ship_can_be_planned_for(name):
-    instance = make_instance(GRAPH, find_device(name))
+    instance = make_instance(PROGRAM, find_device(name))
     assert all(layer.latency_ms > 0 for layer in instance.layers)

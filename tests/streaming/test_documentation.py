@@ -37,7 +37,7 @@ def test_every_entry_is_in_a_table(example, text):
     assert INSTANCES.document(instance) == documents[0]
     assert PLANS.document(PLANS.parse("docs", documents[1])) == documents[1]
     keys = {key for document in documents for key in document}
-    keys |= {"memory_chunks", "residency", "distance", *documents[1]["loads"][0]}
+    keys |= {"memory_chunks", "residency", "distance", "program", *documents[1]["loads"][0]}
     keys |= {*documents[0]["layers"][0], *documents[0]["weights"][0]}
     rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
     assert not [key for key in keys if not re.search(rf"`(\w+\[\]\.)?{key}`", rows)]
@@ -56,14 +56,17 @@ def test_the_snippet_of_the_verifier_runs(example, text, tmp_path, monkeypatch):
         assert repr(eval(left, names)) == f"({right})"
 
 
-@pytest.mark.parametrize(("word", "pictures"), [("simulate_plan", 2), ("simulate_queue", 1)])
-def test_the_snippets_of_the_simulation_run(example, text, tmp_path, monkeypatch, word, pictures):
-    pytest.importorskip("matplotlib")
+@pytest.mark.parametrize(("word", "pictures"), [("simulate_plan", 2), ("plan_queue", 2)])
+def test_the_snippets_of_predictions_run(example, text, tmp_path, monkeypatch, word, pictures):
+    for package in ("matplotlib", "ortools", "scipy"):
+        pytest.importorskip(package)
     (tmp_path / "instance.json").write_text(example[0], encoding="utf-8")
     (tmp_path / "plan.json").write_text(example[1], encoding="utf-8")
     snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {}
+    if word == "plan_queue":
+        exec(next(s for s in snippets if "torchedge.plan(" in s), names)
     exec(next(s for s in snippets if word in s), names)
-    assert names["run"].latency_ms > 0
+    assert names["run" if word == "simulate_plan" else "queue"].latency_ms > 0
     assert len(list(tmp_path.glob("*.png"))) == pictures

@@ -61,22 +61,33 @@ def texts(figure):
 def test_memory_over_time(runs):
     figure = draw_memory(runs[0], limit_bytes=500 * MEBIBYTE)
     words = texts(figure)
-    for expected in ("time (ms)", "memory (MiB)", "limit: 500 MiB", "peak: ", "average: ", "rates assumed"):
+    for expected in (
+        "time (ms)",
+        "memory (MiB)",
+        "limit: 500 MiB",
+        "allocated: ",
+        "average: ",
+        "rates assumed",
+    ):
         assert expected in words
-    assert "weights in texture memory" in words and "activations" in words
+    assert "weights" in words and "staging buffers" in words and "activations" in words
 
 
 def test_the_curve_drawn_is_the_curve_simulated(runs):
     figure = draw_lanes([lane_of_runs("all", runs)])
-    line = next(line for line in figure.axes[0].lines if line.get_label() == "memory")
+    line = next(line for line in figure.axes[0].lines if line.get_label() == "memory in use")
     lane = lane_of_runs("all", runs)
     assert np.array_equal(line.get_ydata(), lane.memory.total / MEBIBYTE)
     assert lane.spans[-1][2] == pytest.approx(sum(run.latency_ms for run in runs))
 
 
+def test_a_measured_run_is_called_measured(runs):
+    assert "(measured)" in texts(draw_memory(replace(runs[0], simulated=False)))
+
+
 def test_a_gantt_chart_of_all_layers_and_of_some(runs):
     words = texts(draw_gantt(runs[0]))
-    for expected in ("disk", "to texture", "layers", "read from the disk", "weights, by first use"):
+    for expected in ("disk", "copies", "layers", "read from the disk", "weights, by first use"):
         assert expected in words
     few = draw_gantt(runs[0], layers=(2, 4))
     assert "layers 2 to 4" in texts(few)
@@ -101,7 +112,7 @@ def test_latency_against_memory(runs):
     words = texts(figure)
     for expected in ("A sweep", "M_peak 2", "integrated latency (ms)", "execution latency (ms)"):
         assert expected in words
-    assert "average memory (MiB)" in words
+    assert "allocated memory (MiB)" in words
     with pytest.raises(InputError, match="no points"):
         draw_tradeoff([])
 
@@ -110,7 +121,7 @@ def test_strategies_side_by_side(runs):
     other = [replace(run, instance=replace(INSTANCE, name="other")) for run in runs]
     figure = draw_comparison([*runs, *other], labels=["a", "b", "c"] * 2)
     words = texts(figure)
-    for expected in ("other", INSTANCE.name, "waiting for the disk", "average memory", "×)", " ms"):
+    for expected in ("other", INSTANCE.name, "waiting for weights", "average memory in use", "×)", " ms"):
         assert expected in words
     assert "always-next" in texts(draw_comparison(runs))
     widths = sum(bar.get_width() for bar in figure.axes[0].patches if bar.get_y() < 0)
@@ -125,7 +136,7 @@ def test_models_in_turn(runs):
     figure = draw_lanes(lanes, limit_bytes=MEBIBYTE)
     words = texts(figure)
     assert "streamed: " in words and "preloaded: " in words and "limit: 1 MiB" in words
-    highest = max(lane.memory.peak.total for lane in lanes) / MEBIBYTE
+    highest = max(lane.allocated_bytes for lane in lanes) / MEBIBYTE
     assert all(axes.get_ylim()[1] >= max(highest, 1) for axes in figure.axes)
     for draw in (draw_lanes, lambda none: lane_of_runs("none", none)):
         with pytest.raises(InputError, match="no "):
@@ -136,11 +147,11 @@ def test_models_in_turn(runs):
 @pytest.mark.parametrize(
     ("draw", "words"),
     [
-        (draw_memory, "peak: 0 MiB"),
+        (draw_memory, "allocated: 0 MiB"),
         (draw_gantt, "disk"),
         (lambda run: draw_tradeoff([("only", run)]), "only"),
-        (lambda run: draw_comparison([run, run]), "0 MiB, peak 0 MiB"),
-        (lambda run: draw_lanes([Lane("only", run.memory, (("only", 0.0, 0.0),))]), "only: 0 ms, peak 0 MiB"),
+        (lambda run: draw_comparison([run, run]), "0 MiB, allocated 0 MiB"),
+        (lambda run: draw_lanes([Lane("only", run.memory, (("only", 0.0, 0.0),), 0)]), "only: 0 ms, 0 MiB"),
     ],
 )
 def test_a_run_of_nothing_can_be_drawn(empty, draw, words):

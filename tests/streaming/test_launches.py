@@ -5,16 +5,15 @@ import torch
 from oracles.small_programs import pointwise, program, tensor
 from torch import nn
 
-from torchedge.lowering.assembly import lower
-from torchedge.lowering.rules import all_rules
-from torchedge.streaming.launches import WEIGHT_ROLES, LaunchWork, weights_of, works_of
-from torchedge.tracing.copies import isolated
-from torchedge.tracing.steps import capture_step
+from torchedge.lowering.inference import capture_inference_step, lower_inference
+from torchedge.lowering.targets import TARGETS
+from torchedge.streaming.instances import Weight
+from torchedge.streaming.launches import LaunchWork, weights_of, works_of
+from torchedge.streaming.schedules import WEIGHT_ROLES
 
 
 def lowered(model, *example, target="cpu"):
-    with isolated(model, False) as twin:
-        return lower(capture_step(twin, example, keep=frozenset(all_rules())).step, target)
+    return lower_inference(capture_inference_step(model, example), TARGETS[target])
 
 
 def small():
@@ -47,23 +46,20 @@ def test_amounts_of_launches():
 
 
 def test_uses_of_weights():
-    weights = weights_of(small())
-    assert [(w.name, w.nbytes, w.first_use, w.last_use) for w in weights] == [("w", 8, 1, 2), ("v", 16, 2, 2)]
-    assert [small().tensors[w.tensor].name for w in weights] == ["w", "v"]
+    assert weights_of(small(), 10) == (Weight("w", 8, 1, 1, 2), Weight("v", 16, 2, 2, 2))
 
 
-def test_weights_that_are_written_or_returned_stay_from_the_first_launch_to_the_last():
+def test_weights_that_are_written_or_returned_are_not_streamed():
     tensors = [tensor("a", (2,), "input"), tensor("b", (2,), "output")]
     tensors += [tensor(name, (2,), "buffer") for name in ("returned", "counted", "plain")]
     kernels = [
         pointwise("copy", "b[i] = a[i];", ["read", "write"]),
         pointwise("count", "a[i] += b[i];", ["update", "read"]),
     ]
-    launches = [("copy", ["a", "b"], (2,))] * 2
+    launches = [("copy", ["a", "b"], (2,)), ("copy", ["returned", "b"], (2,))]
     launches += [("count", ["counted", "plain"], (2,)), ("copy", ["a", "b"], (2,))]
     made = program(tensors, kernels, launches, ["a"], ["b", "returned"])
-    spans = {w.name: (w.first_use, w.last_use) for w in weights_of(made)}
-    assert spans == {"returned": (1, 4), "counted": (1, 4), "plain": (3, 3)}
+    assert weights_of(made, 4) == (Weight("plain", 8, 2, 3, 3),)
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu", "mobile"])
@@ -79,5 +75,5 @@ def test_classes_follow_from_kernels(target):
         assert (work.load_class, work.flops) == (wanted, kernel.flops)
         assert work.bytes_moved == kernel.nbytes
     stored = {t.name: t.nbytes for t in made.tensors if t.role in WEIGHT_ROLES}
-    assert {w.name: w.nbytes for w in weights_of(made)} == stored
+    assert {w.name: w.nbytes for w in weights_of(made, 100)} == stored
     assert sum(work.flops for work in works) >= 2 * 2 * 4 * 64 * 64

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.streaming_programs import program_of_amounts
 
 from torchedge.devices import Provenance, find_device, write_device
 from torchedge.errors import ProfileError
@@ -25,7 +26,7 @@ from torchedge.streaming.capacities import (
     write_load_model,
 )
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.layering import InferenceGraph, Operation
+from torchedge.streaming.launches import LaunchWork, works_of
 
 HIGH = {
     "log2_bytes": 14.0,
@@ -60,8 +61,8 @@ def model(*steps, **options):
     return FittedLoads(dict.fromkeys(THRESHOLDS, stairs(steps, **options)), "stairs")
 
 
-def operation(load_class="reusable", flops=1000, nbytes=3000, output=1000):
-    return Operation("op", "op", load_class, flops, nbytes, (), (), output)
+def launch(load_class="reusable", flops=1000, nbytes=3000, output=1000, group=None):
+    return LaunchWork("launch", load_class, flops, nbytes - output, output, 125, group)
 
 
 def test_features_of_a_kernel_under_loads():
@@ -76,17 +77,17 @@ def test_features_of_a_kernel_under_loads():
     )
 
 
-def test_an_operation_counts_as_the_probes_kernels_are_launched():
-    assert model(("extra_ratio", 1, 1), items="256").work_of(operation(), 2.0) == KernelWork(
-        1000, 2000, 1000, 125, 256, 2.0
-    )
-    assert model(("extra_ratio", 1, 1)).work_of(operation(flops=0, nbytes=0, output=0), 1.0).input_bytes == 1
+def test_a_launch_counts_with_its_own_work_group_or_the_probes():
+    usual = model(("extra_ratio", 1, 1), items="256")
+    assert usual.work_of(launch(), 2.0) == KernelWork(1000, 2000, 1000, 125, 256, 2.0)
+    assert usual.work_of(launch(group=32), 2.0) == KernelWork(1000, 2000, 1000, 125, 32, 2.0)
+    assert usual.work_of(launch(flops=0, nbytes=0, output=0), 1.0).input_bytes == 1
 
 
 def test_capacity_is_the_last_byte_within_the_threshold():
     slower = model(("extra_ratio", 0.5, np.log(1.1)), ("extra_ratio", 2.5, np.log(1.1)))  # 10 %, then 21 %
-    assert slower.capacity_bytes(operation("reusable"), 1.0) == 5000
-    work = slower.work_of(operation(), 1.0)
+    assert slower.capacity_bytes(launch("reusable"), 1.0) == 5000
+    work = slower.work_of(launch(), 1.0)
     assert slower.increase("reusable", work, [0, 1000, 1001, 5000, 5001]) == pytest.approx(
         [0, 0, 0.1, 0.1, 0.21]
     )
@@ -94,13 +95,13 @@ def test_capacity_is_the_last_byte_within_the_threshold():
 
 def test_classes_have_their_own_thresholds_and_hierarchical_operators_load_nothing():
     slower = model(("extra_ratio", 1, np.log(1.5)), ("extra_ratio", 4, np.log(3)))
-    assert slower.capacity_bytes(operation("reusable"), 1.0) == 2000
-    assert slower.capacity_bytes(operation("elemental"), 1.0) == 8000
-    assert slower.capacity_bytes(operation("hierarchical"), 1.0) == 0
+    assert slower.capacity_bytes(launch("reusable"), 1.0) == 2000
+    assert slower.capacity_bytes(launch("elemental"), 1.0) == 8000
+    assert slower.capacity_bytes(launch("hierarchical"), 1.0) == 0
 
 
 def test_a_kernel_that_slows_under_any_load_loads_nothing():
-    assert model(("log2_flops", -30, 1.0)).capacity_bytes(operation(), 1.0) == 0
+    assert model(("log2_flops", -30, 1.0)).capacity_bytes(launch(), 1.0) == 0
 
 
 steps = st.lists(
@@ -113,19 +114,19 @@ steps = st.lists(
 @given(steps, st.integers(1, 40_000), st.integers(1, 4000), st.floats(1e-4, 10))
 def test_capacity_by_trying_every_byte(found, nbytes, output, latency_ms):
     slower = model(*found)
-    op = operation("reusable", nbytes=nbytes + output, output=output)
-    work = slower.work_of(op, latency_ms)
+    work_of_launch = launch("reusable", nbytes=nbytes + output, output=output)
+    work = slower.work_of(work_of_launch, latency_ms)
     most = slower.most_bytes("reusable", work)
     increases = slower.increase("reusable", work, np.arange(most + 1))
     assert (np.diff(increases) >= 0).all()
     within = np.flatnonzero(increases <= 0.2)
-    assert slower.capacity_bytes(op, latency_ms) == (within[-1] if len(within) else 0)
+    assert slower.capacity_bytes(work_of_launch, latency_ms) == (within[-1] if len(within) else 0)
 
 
 @given(st.integers(1, 10**12), st.floats(1e-4, 1e4))
 def test_never_more_than_was_measured(nbytes, latency_ms):
     free = model(("extra_ratio", 100, 1.0))
-    capacity = free.capacity_bytes(operation(nbytes=nbytes + 1000), latency_ms)
+    capacity = free.capacity_bytes(launch(nbytes=nbytes + 1000), latency_ms)
     input_bytes = min(nbytes, 2**14 * nbytes / (nbytes + 1000))
     limits = (8 * input_bytes, 50e6 * min(latency_ms, 1.024), 0.05 * MEBIBYTE)
     assert capacity == pytest.approx(min(limits), rel=1e-6, abs=1)
@@ -134,8 +135,8 @@ def test_never_more_than_was_measured(nbytes, latency_ms):
 
 def test_what_lies_outside_is_named():
     slower = model(("extra_ratio", 1, 1.0))
-    assert slower.outside(operation(), 1.0) == ()
-    assert slower.outside(operation(nbytes=10**6), 2.0) == ("log2_bytes", "log2_latency_us")
+    assert slower.outside(launch(), 1.0) == ()
+    assert slower.outside(launch(nbytes=10**6), 2.0) == ("log2_bytes", "log2_latency_us")
 
 
 # in a profile -----------------------------------------------------------------------------------------------
@@ -152,33 +153,28 @@ def put(folder, forests=None, **described):
     return write_device({**document, "profile": {"loading": loading}}, folder)
 
 
-GRAPH = InferenceGraph(
-    "two",
-    (operation("reusable"), operation("hierarchical"), operation("elemental", nbytes=10**6)),
-    (),
-    0,
-    (2,),
-)
+ROWS = [("reusable", 2000), ("hierarchical", 2000), ("elemental", 10**6)]
+PROGRAM = program_of_amounts([(name, 1000, nbytes, 1000) for name, nbytes in ROWS])
 
 
 def test_planning_uses_the_measured_capacities(tmp_path):
     device = put(tmp_path / "mine")
-    capacities = rate_capacities(GRAPH, device, chunk_bytes=100)
+    capacities = rate_capacities(PROGRAM, device, chunk_bytes=100)
     fitted = load_model_of(device)
-    layers = zip(GRAPH.operations, capacities.latencies_ms, strict=True)
+    layers = zip(works_of(PROGRAM), capacities.latencies_ms, strict=True)
     assert capacities.chunks == tuple(fitted.capacity_bytes(op, ms) // 100 for op, ms in layers)
     assert capacities.chunks[:2] == (20, 0)
     assert capacities.provenance is Provenance.MEASURED
     assert capacities.source == "latency under load, 7 rows of loads.jsonl, measured 2026-11-21"
     assert "1 of 2 layers that may load lie outside the measured range (log2_bytes)" in capacities.notes[-1]
-    instance = make_instance(GRAPH, device, chunk_bytes=100)
+    instance = make_instance(PROGRAM, device, chunk_bytes=100)
     assert tuple(layer.capacity_chunks for layer in instance.layers) == capacities.chunks
 
 
 def test_without_measurements_the_thresholds_remain():
     device = find_device("adreno-750")
     assert load_model_of(device) is None
-    assert rate_capacities(GRAPH, device).provenance is Provenance.ASSUMED
+    assert rate_capacities(PROGRAM, device).provenance is Provenance.ASSUMED
 
 
 def test_a_file_that_is_another_or_missing_is_refused(tmp_path):
@@ -188,7 +184,7 @@ def test_a_file_that_is_another_or_missing_is_refused(tmp_path):
     device = put(tmp_path / "missing")
     (device.folder / FILE).unlink()
     with pytest.raises(ProfileError, match="cannot be read"):
-        rate_capacities(GRAPH, device)
+        rate_capacities(PROGRAM, device)
     with pytest.raises(ProfileError, match=r"\[profile.loading\] is no table"):
         load_model_of(replace(device, profile={"loading": "measured"}))
 
@@ -228,4 +224,4 @@ def test_damaged_bytes_are_refused_or_evaluate(data, tmp_path_factory):
         fitted = load_model_of(device)
     except ProfileError:
         return
-    assert 0 <= fitted.capacity_bytes(operation(), 1.0) < 2**63
+    assert 0 <= fitted.capacity_bytes(launch(), 1.0) < 2**63

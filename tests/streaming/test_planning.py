@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.inference_graphs import make_graph
+from oracles.streaming_programs import streamed_chain
 from torch import nn
 
 import torchedge
 from torchedge.devices import find_device
-from torchedge.errors import DeviceError, InputError, LimitError
-from torchedge.streaming.fusion import fuse
+from torchedge.errors import DeviceError, InputError, LimitError, PlanError
+from torchedge.lowering.inference import lower_model
 from torchedge.streaming.instances import INSTANCES
-from torchedge.streaming.layering import lay_out
-from torchedge.streaming.planning import plan_graph
+from torchedge.streaming.planning import plan_program, trade_off
 from torchedge.streaming.plans import PLANS, read_plan, write_plan
+from torchedge.streaming.schedules import make_schedule
 from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.streaming.verification import verify_plan
@@ -30,7 +30,7 @@ PHONE = "adreno-750"
 
 
 def mlp(width=512, depth=6):
-    """Layers of half a MiB each in half precision."""
+    """Layers of a MiB each."""
     return nn.Sequential(*(x for _ in range(depth) for x in (nn.Linear(width, width), nn.ReLU())))
 
 
@@ -46,43 +46,68 @@ OPTIONS = {"input_size": (512,), "device": PHONE, "chunk": "64KiB"}
 
 
 @pytest.fixture(scope="module")
-def found():
+def planned():
     return torchedge.plan(mlp(), **OPTIONS)
 
 
-def test_a_plan_comes_back_with_its_run(found):
-    assert isinstance(found, StreamingPlan)
-    assert found.status == "OPTIMAL" and found.plan.objective == pytest.approx(found.plan.lower_bound)
-    assert verify_plan(found.instance, found.plan).ok
-    assert found.timeline.latency_ms < found.preloading.latency_ms
-    assert found.timeline.preloaded_bytes < found.preloading.preloaded_bytes / 5
-    assert found.memory_limit is None and found.relaxation == 1
-    assert found.preloaded_mib == found.timeline.preloaded_bytes / 2**20
-    weights = sum(p.numel() for p in mlp().parameters())
-    assert found.graph.weight_bytes == 2 * weights and found.preloading.preloaded_bytes == 2 * weights
+def test_a_plan_comes_back_with_its_run(planned):
+    assert isinstance(planned, StreamingPlan)
+    assert planned.status == "OPTIMAL" and planned.plan.objective == pytest.approx(planned.plan.lower_bound)
+    assert verify_plan(planned.instance, planned.plan).ok
+    assert planned.timeline.latency_ms < planned.preloading.latency_ms
+    assert planned.timeline.preloaded_bytes < planned.preloading.preloaded_bytes / 2
+    assert planned.timeline.allocated_bytes == planned.schedule.memory.total_bytes
+    assert planned.timeline.memory.peak.total <= planned.timeline.allocated_bytes
+    assert planned.memory_limit is None and planned.relaxation == 1
+    assert planned.preloaded_mib == planned.timeline.preloaded_bytes / 2**20
+    weights = 4 * sum(p.numel() for p in mlp().parameters())
+    assert planned.weight_bytes == planned.preloading.preloaded_bytes == weights
 
 
-def test_the_table_of_layers(found):
-    rows = found.layers
+def test_layers_are_launches_of_the_program(planned):
+    program = lower_model(mlp(), find_device(PHONE), input_size=(512,))
+    assert planned.program.digest == program.digest == planned.plan.program
+    assert len(planned.instance.layers) == len(program.launches)
+    names = [f"{launch.scope} {program.kernels[launch.kernel].name}".strip() for launch in program.launches]
+    assert [row.name for row in planned.layers] == names
+    stored = {tensor.name: tensor.nbytes for tensor in program.tensors if tensor.role == "parameter"}
+    assert {weight.name: weight.nbytes for weight in planned.instance.weights} == stored
+
+
+def test_a_plan_beside_another_program_is_refused(planned):
+    other = lower_model(mlp(), find_device(PHONE), input_size=(3, 512))
+    with pytest.raises(PlanError, match="with other kernels, shapes or precision than Sequential"):
+        make_schedule(other, planned.instance, planned.plan, 2**16)
+
+
+def test_the_table_of_layers(planned):
+    rows = planned.layers
     assert [row.number for row in rows] == list(range(1, len(rows) + 1))
-    assert sum(row.loaded_chunks for row in rows) == sum(load.chunks for load in found.plan.loads)
+    assert sum(row.loaded_chunks for row in rows) == sum(load.chunks for load in planned.plan.loads)
     assert all(row.loaded_chunks <= row.capacity_chunks and row.start_ms <= row.end_ms for row in rows)
     assert all(bool(row.loads) == (row.loaded_chunks > 0) for row in rows)
-    assert rows[-1].end_ms == found.timeline.latency_ms
+    assert rows[-1].end_ms == planned.timeline.latency_ms
     assert any(text.endswith(")") and "weight (" in text for row in rows for text in row.loads)
 
 
-def test_weights_may_be_on_the_meta_device(found):
+def test_weights_may_be_on_the_meta_device(planned):
     with torch.device("meta"):
         model = mlp()
-    assert torchedge.plan(model, **OPTIONS).plan == found.plan
+    assert torchedge.plan(model, **OPTIONS).plan == planned.plan
     assert all(p.is_meta for p in model.parameters())
 
 
-def test_an_example_a_graph_and_a_file_do_as_well(found):
-    assert torchedge.plan(mlp(), torch.zeros(1, 512), device=PHONE, chunk="64KiB").plan == found.plan
-    graph = torchedge.capture(mlp(), mode="infer", input_size=(512,), batch_size=1)
-    assert torchedge.plan(graph, device=find_device(PHONE), chunk=64 * KIB).plan == found.plan
+def test_an_example_does_as_well(planned):
+    assert torchedge.plan(mlp(), torch.zeros(1, 512), device=PHONE, chunk="64KiB").plan == planned.plan
+    with pytest.raises(InputError, match="expected one of them"):
+        torchedge.plan(mlp(), torch.zeros(1, 512), **OPTIONS)
+
+
+def test_measured_launches_replace_the_roofline(planned):
+    times = [0.5 * (1 + n % 3) for n in range(len(planned.program.launches))]
+    plan = plan_program(planned.program, find_device(PHONE), launch_ms=times)
+    assert [layer.latency_ms for layer in plan.instance.layers] == times
+    assert plan.timeline.layers.alone_ms.tolist() == times
 
 
 def test_a_model_is_left_as_it_was():
@@ -92,33 +117,26 @@ def test_a_model_is_left_as_it_was():
     assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize("mib", [2.1, 2.3, 2.5, 2.7, 3, 4, 8])
+@pytest.mark.parametrize("mib", [3.2, 3.6, 4, 5, 6, 8, 16])
 def test_a_limit_is_kept_by_the_run(mib):
     limited = torchedge.plan(mlp(), memory_limit=f"{mib}MiB", **OPTIONS)
-    assert limited.timeline.memory.peak.total <= limited.memory_limit == int(mib * 2**20)
+    assert limited.timeline.allocated_bytes <= limited.memory_limit == int(mib * 2**20)
     assert verify_plan(limited.instance, limited.plan).ok
-    assert f"memory limit   {mib:.1f} MiB, of which" in str(limited)
+    assert f"memory limit {mib:.1f} MiB, of which" in flat(limited)
 
 
 def test_the_limit_that_is_named_works():
-    with pytest.raises(LimitError, match="a memory limit of") as caught:
+    with pytest.raises(LimitError, match="The smallest memory limit that works is") as caught:
         torchedge.plan(mlp(), memory_limit=KIB, **OPTIONS)
     works = caught.value.works_bytes
-    limited = torchedge.plan(mlp(), memory_limit=works, **OPTIONS)
-    assert limited.timeline.memory.peak.total <= works
+    assert torchedge.plan(mlp(), memory_limit=works, **OPTIONS).timeline.allocated_bytes <= works
+    with pytest.raises(LimitError):
+        torchedge.plan(mlp(), memory_limit=int(0.98 * works), **OPTIONS)
     assert isinstance(caught.value, torchedge.PlanError)
 
 
-def test_the_same_plan_comes_out_again(found):
-    assert torchedge.plan(mlp(), **OPTIONS).to_json() == found.to_json()
-
-
-def test_precision_sets_what_is_stored():
-    sizes = {
-        name: torchedge.plan(mlp(), precision=name, **OPTIONS).graph.weight_bytes
-        for name in ("float16", "float32", "model")
-    }
-    assert sizes["float32"] == sizes["model"] == 2 * sizes["float16"]
+def test_the_same_plan_comes_out_again(planned):
+    assert torchedge.plan(mlp(), **OPTIONS).to_json() == planned.to_json()
 
 
 def test_lambda_weighs_preloading():
@@ -127,42 +145,46 @@ def test_lambda_weighs_preloading():
     assert "streamed no weights objective" in flat(cheap)
 
 
-def test_kernels_are_fused_as_asked():
-    graph = torchedge.capture(convnet(), mode="infer", input_size=(3, 16, 16), batch_size=1)
-    counts = {
-        name: len(plan_graph(graph, find_device(PHONE), fusion=name, effort=0.1).graph.operations)
-        for name in ("none", "all", "adaptive")
-    }
-    laid = lay_out(graph)
-    assert counts["none"] == len(laid.operations) and counts["all"] == len(fuse(laid).operations)
-    assert counts["all"] <= counts["adaptive"] <= counts["none"]
+def test_programs_made_by_hand():
+    program = streamed_chain(8, 256, flops=10**7)
+    plan = plan_program(program, find_device(PHONE), chunk=16 * KIB)
+    assert plan.instance.residency == "weights" and plan.plan.preload == ("w0",)
+    limited = plan_program(program, find_device(PHONE), chunk=16 * KIB, memory_limit="900KiB")
+    assert limited.schedule.memory.total_bytes <= 900 * KIB
+    bare = streamed_chain(1, 1)
+    assert plan_program(bare, find_device(PHONE)).status == "OPTIMAL"
 
 
-def test_graphs_made_by_hand():
-    rows = [("op0", "embedding", [], 4000, ["w0"])]
-    rows += [(f"op{n}", "linear", [f"op{n - 1}"], 4000, [f"w{n}"]) for n in range(1, 8)]
-    graph = make_graph(*rows, weight_bytes=300_000)
-    made = plan_graph(graph, find_device(PHONE), fusion="none", chunk=KIB, residency="weights")
-    assert made.instance.residency == "weights" and made.plan.preload[:1] == ("w0",)
-    limit = plan_graph(graph, find_device(PHONE), fusion="none", chunk=KIB, memory_limit=1_300_000)
-    assert limit.timeline.memory.peak.total <= 1_300_000
-    assert plan_graph(make_graph(("op", "relu", [], 8, [])), find_device(PHONE)).status == "OPTIMAL"
+def test_several_settings_trade_latency_for_memory():
+    steps = []
+    points = trade_off(
+        streamed_chain(12, 256, flops=10**7),
+        find_device(PHONE),
+        chunk=16 * KIB,
+        progress=lambda: steps.append(1),
+    )
+    assert len(points) == len(steps) == 7 and {point.lam for point in points} >= {0.9, 0.03}
+    sizes = [point.plan.timeline.allocated_bytes for point in points]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
 # what is written and drawn ----------------------------------------------------------------------------------
 
 
-def test_json_holds_the_plan_and_its_instance(found, tmp_path):
-    text = found.to_json(tmp_path / "all.json")
+def test_json_holds_the_plan_and_its_instance(planned, tmp_path):
+    text = planned.to_json(tmp_path / "all.json")
     document = json.loads(text)
     assert json.loads((tmp_path / "all.json").read_text(encoding="utf-8")) == document
     plan = PLANS.parse("text", document["plan"])
-    assert plan == found.plan and INSTANCES.parse("text", document["instance"]) == found.instance
+    assert plan == planned.plan and INSTANCES.parse("text", document["instance"]) == planned.instance
     write_plan(tmp_path / "plan.json", plan)
-    assert read_plan(tmp_path / "plan.json") == found.plan
-    assert document["simulated"]["latency_ms"] == found.timeline.latency_ms
+    assert read_plan(tmp_path / "plan.json") == planned.plan
+    assert document["program"] == planned.program.digest
+    assert document["predicted"]["latency_ms"] == planned.timeline.latency_ms
     assert {"capacities", "notes", "relaxation", "memory_limit_bytes", "device"} <= set(document)
-    assert "plan" not in found.summary() and found.summary()["streamed_weights"] == found.streamed_weights
+    assert (
+        "plan" not in planned.summary() and planned.summary()["streamed_weights"] == planned.streamed_weights
+    )
 
 
 def flat(plan):
@@ -170,64 +192,61 @@ def flat(plan):
     return " ".join(str(plan).split())
 
 
-def test_the_text_says_what_counts(found):
-    text = str(found)
+def test_the_text_says_what_counts(planned):
+    text = str(planned)
     assert max(map(len, text.splitlines())) <= 80
-    peak = f"{found.timeline.memory.peak.total / 2**20:,.1f} MiB"
+    allocated = f"{planned.timeline.allocated_bytes / 2**20:,.1f} MiB"
     for words in (
         f"on {PHONE}",
         "proven optimal",
         "lambda 0.9, M_peak 500.0 MiB",
         "preloading everything",
-        "waiting for the disk",
-        f"{found.timeline.latency_ms:,.1f} ms",
-        peak,
+        "waiting for weights",
+        f"{planned.timeline.latency_ms:,.1f} ms",
+        allocated,
         "(published)",
         "(assumed)",
         "loaded while layers run",
     ):
-        assert words in flat(found), words
-    assert "memory limit" not in text
+        assert words in flat(planned), words
+    assert "memory limit" not in text and "of staging buffers" in flat(planned)
 
 
-def test_the_text_of_a_limit_and_of_a_gap(found):
-    tight = torchedge.plan(mlp(), memory_limit="2.1MiB", **OPTIONS)
-    assert tight.rates.staging_bytes < 16 * 2**20 and "are read ahead" in flat(tight)
+def test_the_text_of_a_limit_and_of_a_gap(planned):
     budgeted = replace(
-        found.budgeted,
-        plan=replace(found.plan, status="FEASIBLE", lower_bound=found.plan.objective * 0.99),
+        planned.budgeted,
+        plan=replace(planned.plan, status="FEASIBLE", lower_bound=planned.plan.objective * 0.99),
         relaxation=1.5,
     )
-    text = flat(replace(found, budgeted=budgeted, memory_limit=2**30, notes=("take care",)))
+    text = flat(replace(planned, budgeted=budgeted, memory_limit=2**30, notes=("take care",)))
     assert "at most 1 % above the optimum" in text and "1.5 times their capacity" in text
     assert text.endswith("note take care")
 
 
 @pytest.mark.parametrize("kind", ["memory", "gantt", "comparison"])
-def test_pictures(found, kind):
+def test_pictures(planned, kind):
     figures = pytest.importorskip("matplotlib.figure")
-    figure = found.plot(kind)
+    figure = planned.plot(kind)
     assert isinstance(figure, figures.Figure)
     figure.savefig(io.BytesIO(), format="svg")
 
 
-def test_a_gantt_chart_of_some_layers(found):
+def test_a_gantt_chart_of_some_layers(planned):
     pytest.importorskip("matplotlib")
-    assert "layers 2 to 3" in found.plot("gantt", layers=(2, 3)).axes[0].get_title(loc="left")
+    assert "layers 2 to 3" in planned.plot("gantt", layers=(2, 3)).axes[0].get_title(loc="left")
     with pytest.raises(InputError, match="memory, gantt, comparison"):
-        found.plot("pie")
+        planned.plot("pie")
 
 
 # strategies -------------------------------------------------------------------------------------------------
 
 
-def test_strategies_plan_the_same_kernels(found):
-    graph = torchedge.capture(mlp(), mode="infer", input_size=(512,), batch_size=1)
-    naive = plan_graph(graph, find_device(PHONE), chunk="64KiB", strategy=preload_everything)
-    assert naive.graph.operations == found.graph.operations and naive.streamed_weights == 0
-    assert "no bound is known" in str(naive)
-    wide = torchedge.capture(mlp(2048, 2), mode="infer", input_size=(2048,), batch_size=1)
-    eager = plan_graph(wide, find_device(PHONE), chunk="64KiB", strategy=always_next)
+def test_strategies_plan_the_same_program(planned):
+    naive = plan_program(planned.program, find_device(PHONE), chunk="64KiB", strategy=preload_everything)
+    assert naive.streamed_weights == 0 and "no bound is known" in str(naive)
+    assert naive.timeline.latency_ms == planned.preloading.latency_ms
+    wide = lower_model(mlp(2048, 2), find_device(PHONE), input_size=(2048,))
+    eager = plan_program(wide, find_device(PHONE), chunk="64KiB", strategy=always_next)
     assert any("always-next breaks rules of the overlap problem: (C3)" in note for note in eager.notes)
 
 
@@ -244,8 +263,7 @@ def test_strategies_plan_the_same_kernels(found):
         ("chunk", "0KiB", "chunk is '0KiB'"),
         ("lam", 1.5, "lambda"),
         ("lam", float("nan"), "lambda"),
-        ("precision", "int4", "float16, float32, model"),
-        ("fusion", "some", "adaptive, all, none"),
+        ("precision", "int4", "float32, float16"),
         ("effort", 0, "effort is 0"),
         ("effort", float("nan"), "effort is nan"),
     ],
@@ -266,9 +284,9 @@ def test_a_device_without_storage():
         torchedge.plan(mlp(), input_size=(512,), device="adreno-75O")
 
 
-def test_a_graph_of_training():
-    graph = torchedge.capture(mlp(), input_size=(512,))
-    with pytest.raises(InputError, match="captured for training"):
+def test_a_graph_is_no_model():
+    graph = torchedge.capture(mlp(), mode="infer", input_size=(512,))
+    with pytest.raises(InputError, match=r"model is a ForwardGraph; expected a torch\.nn\.Module"):
         torchedge.plan(graph, device=PHONE)
 
 
@@ -281,5 +299,5 @@ def test_the_snippet_of_the_documentation_runs(checkout, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(snippet, names)
-    assert names["plan"].timeline.memory.peak.total <= 48 * 2**20
+    assert names["plan"].timeline.allocated_bytes <= 80 * 2**20
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all.json", "gantt.png"]

@@ -51,6 +51,7 @@ __all__ = [
     "load_named",
     "mode",
     "optimizer",
+    "unsuitable_size",
     "verbosity_options",
 ]
 
@@ -314,7 +315,7 @@ def _silence() -> Iterator[None]:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", category=TorchedgeWarning)
         warnings.showwarning = lambda message, *_, **__: warn(str(message))
-        logging.disable(logging.WARNING)
+        logging.disable(logging.ERROR)  # torch logs tracebacks of what is then raised
         try:
             yield
         finally:
@@ -345,9 +346,16 @@ def capture_named(
     from torchedge.tracing.capturing import CaptureRequest, capture_each
 
     request = CaptureRequest(text, mode=mode, input_size=input_size)
+    with unsuitable_size(input_size):
+        return capture_each(request, batch_sizes)
+
+
+@contextlib.contextmanager
+def unsuitable_size(input_size: tuple[int, ...] | None) -> Iterator[None]:
+    """Capture a model: its output goes to stderr; a CaptureError names `--input-size`, if given."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return capture_each(request, batch_sizes)
+            yield
     except CaptureError as error:
         if input_size is None:
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +23,17 @@ from torchedge.cli.console import (
     table,
     warn,
 )
-from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, Number, Size, capture_named
+from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, Number, Size, unsuitable_size
 from torchedge.errors import InputError, LimitError
 from torchedge.storage.pictures import check_picture, save_picture
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
-    from torchedge.graphs import ForwardGraph
+    from torchedge.lowering.programs import Program
     from torchedge.streaming.instances import Instance
     from torchedge.streaming.planning import Tradeoff
     from torchedge.streaming.plans import OverlapPlan
-    from torchedge.streaming.queues import QueueRun
+    from torchedge.streaming.queues import QueuePlan
     from torchedge.streaming.simulation import RunTimeline
     from torchedge.streaming.streaming_plans import StreamingPlan
     from torchedge.streaming.verification import Verification
@@ -53,8 +52,8 @@ _SHOWN = 20
 def plan() -> None:
     """Plan inference of models that are larger than the memory.
 
-    An overlap plan (FlashMem) lists the weights to load before the first layer runs, and the chunks of the
-    others that each layer loads while it computes. Plans are verified, and simulated on the device. Needs
+    An overlap plan (FlashMem) lists the weights to load before the first launch, and the chunks of the others
+    that are loaded beside each launch. Plans are verified, and their runs on the device predicted. Needs
     torchedge[plan].
     """
 
@@ -77,19 +76,12 @@ class _Settings:
     m_peak: int | None
     chunk: int
     precision: Any
-    fusion: Any
     effort: float
 
     @property
     def shared(self) -> dict[str, Any]:
-        """All but the device."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "device"}
-
-    def planned(self, graph: ForwardGraph, **more: Any) -> StreamingPlan:  # noqa: ANN401 - options of plan_graph
-        """Plan a graph."""
-        from torchedge.streaming.planning import plan_graph
-
-        return plan_graph(graph, self.device, **self.shared, **more)
+        """Those of `plan_program`."""
+        return {name: getattr(self, name) for name in ("m_peak", "chunk", "effort")}
 
 
 _OPTIONS = (
@@ -105,15 +97,9 @@ _OPTIONS = (
     click.option("--chunk", type=SIZE, default="256KiB", help="Unit of loading."),
     click.option(
         "--precision",
-        type=click.Choice(["float16", "float32", "model"]),
-        default="float16",
-        help="Of weights and activations; model: as the model has them.",
-    ),
-    click.option(
-        "--fusion",
-        type=click.Choice(["adaptive", "all", "none"]),
-        default="adaptive",
-        help="Fusion of operators into kernels.",
+        type=click.Choice(["float32", "float16"]),
+        default="float32",
+        help="Of stored weights and large intermediates.",
     ),
     click.option("--effort", type=Number(0.01, 1000), default=1.0, help="Effort of the solver."),
     click.option("--plot", type=PATH, metavar="FILE", help="Draw to a file (.png, .svg, .pdf)."),
@@ -127,15 +113,13 @@ def _planning(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _settings(
-    device: str | None, m_peak: int | str, chunk: int, precision: str, fusion: str, effort: float
-) -> _Settings:
+def _settings(device: str | None, m_peak: int | str, chunk: int, precision: str, effort: float) -> _Settings:
     from torchedge.api import choose_device
-    from torchedge.streaming.planning import check_rates
+    from torchedge.streaming.rates import derive_rates
 
     chosen = choose_device(device)
-    check_rates(chosen)
-    return _Settings(chosen, None if isinstance(m_peak, str) else m_peak, chunk, precision, fusion, effort)
+    derive_rates(chosen)  # fail before the model is captured
+    return _Settings(chosen, None if isinstance(m_peak, str) else m_peak, chunk, precision, effort)
 
 
 _lambda = click.option(
@@ -164,7 +148,7 @@ _strategy = click.option(
     ],
 )
 @click.argument("model")
-@click.option("--memory-limit", type=SIZE, help="All that the run may hold. [default: no limit]")
+@click.option("--memory-limit", type=SIZE, help="All that a run allocates. [default: no limit]")
 @_lambda
 @_planning
 @_strategy
@@ -190,12 +174,13 @@ def _plan_model(
     as_json: bool,
     **planning: Any,  # noqa: ANN401 - see _settings
 ) -> int:
-    """Plan which layer of a model loads which weights.
+    """Plan which launch of a model loads which weights.
 
-    The memory limit covers all that the run holds: weights, activations, what is read ahead. The exit status
-    is 3 if no plan stays within it; a limit that works is named.
+    The memory limit covers all that a run allocates: weights, inputs and outputs, intermediates, staging
+    buffers. The exit status is 3 if no plan stays within it; the smallest limit that works is named.
     """
     from torchedge.streaming.instances import write_instance as write_problem
+    from torchedge.streaming.planning import plan_program
     from torchedge.streaming.plans import write_plan
     from torchedge.streaming.strategies import STRATEGIES
 
@@ -206,10 +191,16 @@ def _plan_model(
     settings = _settings(**planning)
     try:
         with Progress(2, "planning") as progress:
-            graph = _capture(model, input_size, progress)
-            progress.doing(f"planning {graph.name}")
-            solve = None if strategy is None else STRATEGIES[strategy]
-            result = settings.planned(graph, memory_limit=memory_limit, lam=lam, strategy=solve)
+            program = _lower(model, input_size, settings, progress)
+            progress.doing(f"planning {program.name}")
+            result = plan_program(
+                program,
+                settings.device,
+                memory_limit=memory_limit,
+                lam=lam,
+                strategy=None if strategy is None else STRATEGIES[strategy],
+                **settings.shared,
+            )
             progress.step()
     except LimitError as error:
         return _too_small(error, as_json)
@@ -242,11 +233,14 @@ def _check_targets(targets: dict[str, Path]) -> None:
         )
 
 
-def _capture(text: str, input_size: tuple[int, ...] | None, progress: Progress) -> ForwardGraph:
-    progress.doing(f"capturing {text}")
-    (graph,) = capture_named(text, mode="infer", input_size=input_size, batch_sizes=[1])
+def _lower(text: str, input_size: tuple[int, ...] | None, settings: _Settings, progress: Progress) -> Program:
+    from torchedge.lowering.inference import lower_model
+
+    progress.doing(f"lowering {text}")
+    with unsuitable_size(input_size):
+        program = lower_model(text, settings.device, input_size=input_size, precision=settings.precision)
     progress.step()
-    return graph
+    return program
 
 
 def _too_small(error: LimitError, as_json: bool) -> int:
@@ -295,7 +289,7 @@ def _end(name: str) -> str:
     examples=["torchedge plan queue gpt-neo-small vit --device adreno-750 --memory-limit 200MiB"],
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--memory-limit", type=SIZE, required=True, help="All that the run may hold.")
+@click.option("--memory-limit", type=SIZE, required=True, help="All that a run allocates.")
 @_lambda
 @_planning
 def _plan_queue(
@@ -311,23 +305,23 @@ def _plan_queue(
 
     The exit status is 3 if one of them does not fit by itself.
     """
-    from torchedge.streaming.queues import plan_queue_within
-    from torchedge.streaming.solving import solve
+    from torchedge.streaming.queues import plan_queue
 
     if plot is not None:
         check_picture("--plot", plot)
     settings = _settings(**planning)
-    plans: list[StreamingPlan] = []
     try:
         with Progress(2 * len(models) + 1, "planning") as progress:
-            for text in models:
-                graph = _capture(text, input_size, progress)
-                progress.doing(f"planning {graph.name}")
-                plans.append(settings.planned(graph, memory_limit=memory_limit, lam=lam))
-                progress.step()
-            progress.doing("planning them together")
-            queue = plan_queue_within(plans, memory_limit, partial(solve, effort=settings.effort))
-            progress.step()
+            programs = [_lower(text, input_size, settings, progress) for text in models]
+            progress.doing("planning each model, then all together")
+            queue = plan_queue(
+                programs,
+                settings.device,
+                memory_limit=memory_limit,
+                lam=lam,
+                progress=progress.step,
+                **settings.shared,
+            )
     except LimitError as error:
         return _too_small(error, as_json)
     if plot is not None:
@@ -335,70 +329,63 @@ def _plan_queue(
 
         save_picture(draw_lanes(queue.lanes, limit_bytes=memory_limit), plot)
     if as_json:
-        print_json(_queue_document(queue, plans, memory_limit))
+        print_json(_queue_document(queue, memory_limit))
         return 0
-    _print_queue(queue, plans, memory_limit)
+    _print_queue(queue, memory_limit)
     if plot is not None:
         print_wrapped(f"drawn to {plot}")
     return 0
 
 
-def _queue_document(queue: QueueRun, plans: Sequence[StreamingPlan], limit: int) -> dict[str, Any]:
-    """Return a queue as plain data: bytes, ms, chunks."""
+def _queue_document(queue: QueuePlan, limit: int) -> dict[str, Any]:
+    """Return a queue as plain data: bytes, ms."""
 
-    def run(timelines: Sequence[RunTimeline]) -> dict[str, float]:
+    def run(plans: Sequence[StreamingPlan]) -> dict[str, float]:
         return {
-            "latency_ms": sum(run.latency_ms for run in timelines),
-            "initialisation_ms": sum(run.initialisation_ms for run in timelines),
-            "peak_bytes": _peak(timelines),
+            "latency_ms": sum(plan.timeline.latency_ms for plan in plans),
+            "initialisation_ms": sum(plan.timeline.initialisation_ms for plan in plans),
+            "allocated_bytes": max(plan.timeline.allocated_bytes for plan in plans),
         }
 
     return {
-        "device": plans[0].device.name,
+        "device": queue.together.device.name,
         "memory_limit_bytes": limit,
-        "groups": [[group.first, group.last] for group in queue.plan.groups],
-        "together": run(queue.together),
-        "one_at_a_time": run(queue.apart),
+        "together": run([queue.together]),
+        "one_at_a_time": run(queue.alone),
         "models": [
             {
-                **model.summary(),
-                "chunk_bytes": model.instance.chunk_bytes,
-                "preloaded_chunks": share.preloaded,
-                "chunks_loaded_by_models_before": share.carried,
-                "chunks_loaded_by_own_layers": share.own,
+                **plan.summary(),
+                "preloaded_bytes": share.preloaded,
+                "bytes_loaded_by_models_before": share.carried,
+                "bytes_loaded_by_own_launches": share.own,
             }
-            for model, share in zip(plans, queue.plan.shares, strict=True)
+            for plan, share in zip(queue.alone, queue.shares, strict=True)
         ],
     }
 
 
-def _print_queue(queue: QueueRun, plans: Sequence[StreamingPlan], limit: int) -> None:
+def _print_queue(queue: QueuePlan, limit: int) -> None:
     """Print what each model loads when, and the queue's times beside those of one model at a time."""
-    names = ", ".join(model.graph.name for model in plans)
-    print_wrapped(f"{names} on {plans[0].device.name}, one after the other within {number(limit / MIB)} MiB")
-    rows = []
-    for place, (model, share) in enumerate(zip(plans, queue.plan.shares, strict=True), 1):
-        size = model.instance.chunk_bytes / MIB
-        sizes = [number(chunks * size) for chunks in (share.preloaded, share.carried, share.own)]
-        rows.append([f"{place}. {_end(model.graph.name)}", *sizes])
-    print()
-    print_table(["MiB of whole chunks", "preloaded", "by models before", "by its own layers"], rows)
-    runs = (queue.together, queue.apart)
-    figures = [
-        ["latency, ms", *(f"{sum(t.latency_ms for t in run):,.1f}" for run in runs)],
-        ["  initialisation", *(f"{sum(t.initialisation_ms for t in run):,.1f}" for run in runs)],
-        ["memory at most, MiB", *(f"{_peak(run) / MIB:,.1f}" for run in runs)],
+    names = [plan.program.name for plan in queue.alone]
+    device = queue.together.device.name
+    print_wrapped(f"{', '.join(names)} on {device}, one after the other within {number(limit / MIB)} MiB")
+    rows = [
+        [f"{place}. {_end(name)}", *(number(n / MIB) for n in (share.preloaded, share.carried, share.own))]
+        for place, (name, share) in enumerate(zip(names, queue.shares, strict=True), 1)
     ]
     print()
-    print_table(["simulated", "planned together", "one at a time"], figures)
-    groups = [f"{group.first} to {group.last}" for group in queue.plan.groups if group.last > group.first]
-    print(f"\nplanned together: {', '.join(groups) or 'none, the limit leaves no room for it'}")
-    for note in dict.fromkeys(note for model in plans for note in model.notes):
+    print_table(["MiB of whole chunks", "preloaded", "by models before", "by its own launches"], rows)
+    document = _queue_document(queue, limit)
+    runs = (document["together"], document["one_at_a_time"])
+    figures = [
+        ["latency, ms", *(f"{run['latency_ms']:,.1f}" for run in runs)],
+        ["  initialisation", *(f"{run['initialisation_ms']:,.1f}" for run in runs)],
+        ["memory allocated, MiB", *(f"{run['allocated_bytes'] / MIB:,.1f}" for run in runs)],
+    ]
+    print()
+    print_table(["predicted", "planned together", "one at a time"], figures)
+    for note in dict.fromkeys(note for plan in queue.alone for note in plan.notes):
         print_wrapped(f"note: {note}", rest="  ")
-
-
-def _peak(runs: Sequence[RunTimeline]) -> int:
-    return max(int(run.memory.peak.total) for run in runs)
 
 
 # plan sweep -------------------------------------------------------------------------------------------------
@@ -426,26 +413,26 @@ def _plan_sweep(
         check_picture("--plot", plot)
     settings = _settings(**planning)
     with Progress(1 + SETTINGS, "planning") as progress:
-        graph = _capture(model, input_size, progress)
-        progress.doing(f"sweeping {graph.name}")
-        points = trade_off(graph, settings.device, progress=progress.step, **settings.shared)
+        program = _lower(model, input_size, settings, progress)
+        progress.doing(f"sweeping {program.name}")
+        points = trade_off(program, settings.device, progress=progress.step, **settings.shared)
     if plot is not None:
         from torchedge.streaming.figures import draw_tradeoff
 
-        title = f"{graph.name} on {settings.device.name}, simulated"
+        title = f"{program.name} on {settings.device.name}, simulated"
         save_picture(draw_tradeoff([(_setting(p), p.plan.timeline) for p in points], title=title), plot)
     if as_json:
         print_json([{"lambda": p.lam, "m_peak_bytes": p.m_peak, **p.plan.summary()} for p in points])
         return
     first = points[0].plan
     print_wrapped(
-        f"{graph.name} on {settings.device.name}: latency (ms) against memory (MiB), simulated from "
+        f"{program.name} on {settings.device.name}: latency (ms) against memory (MiB), simulated from "
         f"{first.timeline.provenance} figures"
     )
     print()
     runs = [(_setting(point), point.plan.timeline) for point in points]
     print_table(
-        ["", "preloaded", "average", "peak", "integrated", "execution"],
+        ["", "preloaded", "average", "allocated", "integrated", "execution"],
         [_figures(name, run) for name, run in [*runs, ("preloading everything", first.preloading)]],
     )
     if plot is not None:
@@ -458,7 +445,7 @@ def _setting(point: Tradeoff) -> str:
 
 
 def _figures(name: str, run: RunTimeline) -> list[str]:
-    sizes = (run.preloaded_bytes, run.memory.average.total, run.memory.peak.total)
+    sizes = (run.preloaded_bytes, run.memory.average.total, run.allocated_bytes)
     return [name, *(number(size / MIB) for size in sizes), number(run.latency_ms), number(run.execution_ms)]
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from torchedge.devices import Device
+from torchedge.errors import InputError
 from torchedge.lowering.assembly import lower
-from torchedge.lowering.limits import Limits
+from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS, Precision, Target, device_class
+from torchedge.tracing.capturing import arguments_of, unwrapped
 from torchedge.tracing.folding import fold_constants
+from torchedge.tracing.sources import load_model
 from torchedge.tracing.steps import CapturedStep, capture_step
 
 
@@ -55,3 +58,38 @@ def lower_inference(captured: CapturedStep, target: Target) -> Program:
         LoweringError: operators without a rule, or a request that no kernel supports.
     """
     return lower(captured.step, target)
+
+
+def lower_model(
+    model: torch.nn.Module | str,
+    device: Device,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    *,
+    input_size: tuple[int, ...] | None = None,
+    precision: Precision = "float32",
+    name: str | None = None,
+) -> Program:
+    """Return the Program of a model's inference on a device; weights may lie on the meta device.
+
+    model: a module, or a text that `load_model` understands. example: what it is called with (a tuple:
+    positional arguments, a mapping: keywords); input_size: the shape of one sample without the batch, instead
+    of `example`. Without both, the shape is that of the model's attribute `example_inputs` or its metadata.
+
+    Raises:
+        InputError: the model or the example is none.
+        CaptureError: the model cannot be captured.
+        LoweringError: operators without kernels.
+    """
+    if isinstance(model, str):
+        model, label = load_model(model)
+        name = name or label
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a model's name")
+    if get_args(Precision).count(precision) == 0:
+        raise InputError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
+    model = unwrapped(model)
+    if example is None and input_size is None:
+        example = getattr(model, "example_inputs", None)
+    args, kwargs, _ = arguments_of(model, example, input_size)
+    target = target_of_device(device, profile_limits(device), precision)
+    return lower_inference(capture_inference_step(model, args, kwargs, name=name), target)

@@ -1,54 +1,36 @@
-"""Planning within a budget: all memory of a run under a limit, which is filled and never exceeded."""
+"""Planning within a budget: all memory that a run allocates stays under a limit, which is filled."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.errors import InputError, LimitError, PlanError
+from torchedge.lowering.programs import Program
 from torchedge.streaming.instances import MEBIBYTE, Instance
-from torchedge.streaming.plans import OverlapPlan, used_chunks
-from torchedge.streaming.rates import STAGING_BYTES, Rates
-from torchedge.streaming.simulation import RunTimeline, simulate_plan
+from torchedge.streaming.plans import OverlapPlan
+from torchedge.streaming.rates import STAGING_BYTES
+from torchedge.streaming.schedules import LEAST_STAGING_BYTES, StreamingSchedule, least_memory, make_schedule
+from torchedge.streaming.strategies import always_next
 from torchedge.streaming.verification import check_plan, verify_plan
+from torchedge.textures.layouts import PAGE_BYTES
 
-__all__ = [
-    "Budgeted",
-    "less_read_ahead",
-    "parse_bytes",
-    "plan_by_strategy",
-    "plan_within",
-    "preload_also",
-    "restate_plan",
-    "worth_preloading",
-]
+__all__ = ["Budget", "Budgeted", "parse_bytes"]
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 MOST_BYTES = 2**50
 
-RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 64.0, 256.0)
+RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0)
 """Factors of the load capacities to try: the paper's soft thresholds (C4)."""
 
-_STAGINGS = tuple(STAGING_BYTES * part // 16 for part in (16, 12, 8, 6, 4, 3, 2, 1, 0))
-"""Smaller read-ahead limits, for memory limits that leave no room for the usual one."""
+STAGING_SHARE = 16
+"""The staging pool takes at most this part of a limit."""
 
-_TRIALS = 5
-"""Trials of an amount of memory for weights between too much and too little."""
-
-_NEAR = 0.02
-"""No trial closer than this to the amount that works, as a share of the interval."""
-
-_PRICES, _CHEAPEST, _DEAREST = 9, 1e-3, 0.95
-"""Number of lambdas tried, and their range, for plans that preload less."""
-
-_PRICED = "made_with_lambda"
-"""The key of such a lambda in a plan's solver facts."""
-
-_SLACK = 0.1
-"""Plan with at least the smallest memory times 1 + this: below, planning takes long and gains little."""
+LAMBDAS = (0.9, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Prices of preloading to try above the one that was asked for, the highest first."""
 
 Solve = Callable[[Instance], OverlapPlan]
 
@@ -75,250 +57,142 @@ def parse_bytes(amount: int | str, what: str = "the limit") -> int:
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """A plan and its simulated run; `relaxation` is the factor by which layers may exceed their capacities.
+    """A plan and its schedule; `relaxation` is the factor by which layers may exceed their capacities.
 
-    `instance` holds the device's own capacities, `planned` the relaxed ones that the plan keeps. `rates` are
-    those of the run: a tight limit reduces reading ahead. `problems` are the rules that a strategy for
-    comparison breaks.
+    `instance` is the problem that the plan solves: with relaxed capacities, or a higher lambda. `problems`
+    are the rules that a strategy for comparison breaks.
     """
 
     instance: Instance
-    planned: Instance
     plan: OverlapPlan
-    timeline: RunTimeline
-    rates: Rates
+    schedule: StreamingSchedule
     relaxation: float = 1.0
     problems: tuple[str, ...] = ()
 
     @property
-    def peak_bytes(self) -> int:
-        """The most that is in memory at any time."""
-        return int(self.timeline.memory.peak.total)
-
-
-def plan_within(
-    instance: Instance,
-    limit_bytes: int | None,
-    rates: Rates,
-    activation_bytes: Sequence[int],
-    solve: Solve,
-    *,
-    quick: Solve | None = None,
-) -> Budgeted:
-    """Plan an instance such that the simulated run stays within `limit_bytes` of memory altogether.
-
-    The limit covers weights preloaded and in flight, unified memory for reading ahead, and activations. The
-    first of these that keeps it is the plan: one without any limit; one that preloads less, by a higher
-    lambda, filled up to the limit; one with less memory for weights; one that exceeds load capacities, as
-    little as needed (soft thresholds, FlashMem, section 3.2). Each is tried with less and less reading ahead:
-    the run then takes longer, never more memory. Every plan is verified.
-
-    quick: a faster solver for the search, default `solve`.
-
-    Raises:
-        LimitError: no plan stays within the limit; the message names a limit that works.
-    """
-    search = _Search(instance, rates, activation_bytes, quick or solve)
-    free = search.simulated(instance, solve(instance), 1.0, limit_bytes)
-    if limit_bytes is None or free.peak_bytes <= limit_bytes:
-        return free
-    limited = search.find(limit_bytes, free)
-    if limited.plan.status == "OPTIMAL" or _PRICED in limited.plan.solver:
-        return limited
-    better = solve(limited.planned)
-    if better.status == "INFEASIBLE":
-        return limited
-    refined = search.simulated(limited.planned, better, limited.relaxation, limit_bytes)
-    return refined if refined.peak_bytes <= limit_bytes else limited
-
-
-def plan_by_strategy(
-    instance: Instance,
-    limit_bytes: int | None,
-    rates: Rates,
-    activation_bytes: Sequence[int],
-    strategy: Solve,
-) -> Budgeted:
-    """Plan an instance by a strategy to compare with, which may break capacities and M_peak: `problems`.
-
-    Weights get the part of the limit that activations and reading ahead leave. Capacities stay as they are.
-
-    Raises:
-        LimitError: the strategy finds no plan within the limit.
-        PlanError: it does not load every weight once.
-    """
-    asked = instance
-    if limit_bytes is not None:
-        room = limit_bytes - max(activation_bytes, default=0) - (rates.staging_bytes or 0)
-        asked = replace(instance, memory_chunks=max(0, room) // instance.chunk_bytes)
-    plan = strategy(asked)
-    name = str(plan.solver.get("strategy", "the strategy"))
-    if plan.status == "INFEASIBLE":
-        reason = plan.solver.get("reason", "no reason was given")
-        raise LimitError(
-            f"{name} finds no plan of {instance.name} ({reason}); raise the memory limit, or plan "
-            "by the solver"
-        )
-    checked = verify_plan(asked, plan, limits=False)
-    if not checked.ok:
-        raise PlanError(
-            f"the plan of {name} does not load every weight once: {checked.problems[0]}; plan by the solver"
-        )
-    search = _Search(instance, rates, activation_bytes, strategy)
-    budgeted = search.run(asked, plan, 1.0, limit_bytes)
-    if limit_bytes is not None and budgeted.peak_bytes > limit_bytes:
-        raise LimitError(
-            f"{instance.name} as {name} plans it takes {_mib(budgeted.peak_bytes)} MiB, more than "
-            f"{_mib(limit_bytes)} MiB; raise the memory limit, or plan by the solver"
-        )
-    return replace(budgeted, problems=verify_plan(asked, plan).problems)
+    def total_bytes(self) -> int:
+        """All that a run allocates."""
+        return self.schedule.memory.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    """The search for a plan of one instance that keeps a limit."""
+class Budget:
+    """The search for a plan of a program within `limit` bytes (None: no limit) of all that a run allocates.
 
+    instance: the overlap problem, with the device's own capacities. solve: the solver.
+    """
+
+    program: Program
     instance: Instance
-    rates: Rates
-    activation_bytes: Sequence[int]
+    limit: int | None
     solve: Solve
 
-    def find(self, limit: int, free: Budgeted) -> Budgeted:
-        """Return a plan within the limit, which `free` exceeds, with as little relaxation as works.
+    def plan(self) -> Budgeted:
+        """Return the plan, verified.
 
-        The plan of least memory does not depend on the limit: if a limit works, every higher one does.
+        The first of these that keeps the limit is the plan: one without a limit; one that preloads less,
+        with a lambda as low as works; one whose layers exceed their capacities, as little as needed (soft
+        thresholds, FlashMem, section 3.2), so that weights are loaded later; one that loads each weight just
+        before its first use, which takes the least memory of all.
+
+        Raises:
+            LimitError: not even that stays within the limit; the message names the smallest limit.
         """
-        least = min(self.least(RELAXATIONS[-1], slack=0.0), free, key=lambda budgeted: budgeted.peak_bytes)
-        if least.peak_bytes > limit:
-            raise _too_small(self.instance, limit, least)
-        budgeted = self.within(1.0, limit, free)
-        low, high = 1, len(RELAXATIONS) - 1
-        best = least
-        while budgeted is None and low < high:
-            middle = (low + high) // 2
-            factor = RELAXATIONS[middle]
-            relaxed = _relaxed(self.instance, factor)
-            wide = self.simulated(relaxed, self.solve(relaxed), factor, limit)
-            keeps = self.within(factor, limit, wide)
-            if keeps is None:
-                low = middle + 1
-            else:
-                best, high = keeps, middle
-        return best if budgeted is None else budgeted
-
-    def within(self, factor: float, limit: int, wide: Budgeted) -> Budgeted | None:
-        """Return the plan with the most memory for weights that keeps the limit; None if there is none.
-
-        wide: the plan without a limit on it.
-        """
-        if wide.peak_bytes <= limit:
-            return wide
-        priced = self.priced(factor, limit, wide)
-        if priced is not None:
-            return priced
-        best = self.least(factor, slack=_SLACK, limit=limit)
-        if best.peak_bytes > limit:
-            return None
-        low, high = best.planned.memory_chunks or 0, used_chunks(wide.planned, wide.plan)
-        over = wide.peak_bytes
-        for _ in range(_TRIALS):
-            share = (limit - best.peak_bytes) / (over - best.peak_bytes)
-            chunks = low + int(min(max(share, 0.1), 0.9) * (high - low))
-            if chunks <= low or share < _NEAR:
-                break
-            planned = replace(best.planned, memory_chunks=chunks)
-            plan = self.solve(planned)
-            if plan.status == "INFEASIBLE":
-                break
-            trial = self.simulated(planned, plan, factor, limit)
-            if trial.peak_bytes <= limit:
-                best, low = trial, chunks
-            else:
-                high, over = chunks, trial.peak_bytes
+        staging = self.staging()
+        free = self.within(self.instance, staging)
+        if free is not None:
+            return free
+        least = self.least(staging)
+        if least.total_bytes > self.most:
+            staging = LEAST_STAGING_BYTES
+            least = self.least(staging)
+        if least.total_bytes > self.most:
+            raise _too_small(least, self.most)
+        lams = [lam for lam in LAMBDAS if lam > self.instance.lam]
+        frugal = replace(self.instance, lam=lams[0]) if lams else self.instance
+        relaxed = [(_relaxed(frugal, factor), factor) for factor in RELAXATIONS if lams or factor > 1]
+        best = self.first_within(relaxed, staging)
+        if best is None:
+            return least
+        if best.relaxation == 1:
+            dearer = [(replace(self.instance, lam=lam), 1.0) for lam in reversed(lams[1:])]
+            best = self.first_within(dearer, staging) or best
         return best
 
-    def priced(self, factor: float, limit: int, wide: Budgeted) -> Budgeted | None:
-        """Return a plan that keeps the limit because a higher lambda makes preloading dearer, if any does.
+    @property
+    def most(self) -> float:
+        """The limit as a number."""
+        return math.inf if self.limit is None else self.limit
 
-        Such plans are quick to find. The rest of the limit is filled with weights that the next lower lambda
-        preloads.
-        """
-        low, high, lam = max(wide.planned.lam, _CHEAPEST), _DEAREST, _DEAREST
-        best, over = None, wide
-        for _ in range(_PRICES if low < high else 0):
-            planned = replace(wide.planned, lam=round(lam, 6))
-            trial = self.simulated(planned, self.solve(planned), factor, limit)
-            if trial.peak_bytes <= limit:
-                best, high = trial, lam
-            elif best is None:
-                return None
-            else:
-                over, low = trial, lam
-            lam = math.sqrt(low * high)
-        return None if best is None else self.filled(best, over, limit, wide)
-
-    def filled(self, best: Budgeted, over: Budgeted, limit: int, wide: Budgeted) -> Budgeted:
-        """Return a plan with as many of the weights preloaded that `over` preloads as the limit allows.
-
-        Its objective is that of the lambda of `wide`, whose bound holds for it.
-        """
-        worth = worth_preloading(wide.planned, best.plan, over.plan.preload)
-        facts = {_PRICED: best.planned.lam}
-
-        def filled(count: int) -> Budgeted:
-            plan = preload_also(best.plan, worth[:count])
-            plan = restate_plan(wide.planned, plan, wide.plan.lower_bound, **facts)
-            budgeted = self.simulated(wide.planned, plan, best.relaxation, limit)
-            return replace(
-                budgeted,
-                planned=replace(wide.planned, memory_chunks=used_chunks(budgeted.planned, budgeted.plan)),
-            )
-
-        low, high, budgeted = 0, len(worth), filled(0)
+    def first_within(self, candidates: Sequence[tuple[Instance, float]], staging: int) -> Budgeted | None:
+        """Return the first plan that keeps the limit, by bisection: later problems take less memory."""
+        low, high, best = 0, len(candidates), None
         while low < high:
-            middle = (low + high + 1) // 2
-            more = filled(middle)
-            if more.peak_bytes <= limit:
-                low, budgeted = middle, more
+            middle = (low + high) // 2
+            instance, factor = candidates[middle]
+            budgeted = self.within(instance, staging, factor)
+            if budgeted is None:
+                low = middle + 1
             else:
-                high = middle - 1
+                best, high = budgeted, middle
+        return best
+
+    def within(self, instance: Instance, staging: int, factor: float = 1.0) -> Budgeted | None:
+        """Return the plan of a problem, verified; None if its run takes more than the limit."""
+        plan = self.solve(instance)
+        check_plan(instance, plan)
+        if least_memory(self.program, instance, plan, staging).total_bytes > self.most:
+            return None
+        budgeted = Budgeted(instance, plan, make_schedule(self.program, instance, plan, staging), factor)
+        return budgeted if budgeted.total_bytes <= self.most else None
+
+    def by_strategy(self, strategy: Solve) -> Budgeted:
+        """Return the plan of a strategy to compare with, which may break capacities and M_peak: `problems`.
+
+        Raises:
+            LimitError: its plan exceeds the limit.
+            PlanError: it does not load every weight once.
+        """
+        plan = strategy(self.instance)
+        name = str(plan.solver.get("strategy", "the strategy"))
+        checked = verify_plan(self.instance, plan, limits=False)
+        if plan.status == "INFEASIBLE" or not checked.ok:
+            raise PlanError(
+                f"the plan of {name} does not load every weight once: "
+                f"{[*checked.problems, 'it is INFEASIBLE'][0]}; plan by the solver"
+            )
+        schedule = make_schedule(self.program, self.instance, plan, self.staging())
+        problems = verify_plan(self.instance, plan).problems
+        budgeted = Budgeted(self.instance, plan, schedule, problems=problems)
+        if self.limit is not None and budgeted.total_bytes > self.limit:
+            raise LimitError(
+                f"{self.instance.name} as {name} plans it takes {_mib(budgeted.total_bytes)} MiB, more than "
+                f"{_mib(self.limit)} MiB; raise the memory limit, or plan by the solver"
+            )
         return budgeted
 
-    def least(self, factor: float, *, slack: float, limit: int = 0) -> Budgeted:
-        """Return the plan of least memory for weights, or of a share of `slack` more."""
-        relaxed = _relaxed(self.instance, factor)
-        planned = replace(relaxed, memory_chunks=0)
-        plan = self.solve(planned)
-        if plan.status == "INFEASIBLE":
-            smallest_chunks = plan.solver.get("smallest_memory_chunks")
-            smallest = smallest_chunks if isinstance(smallest_chunks, int) else self.instance.total_chunks
-            chunks = min(self.instance.total_chunks, smallest + int(slack * smallest))
-            planned = replace(relaxed, memory_chunks=chunks)
-            plan = self.solve(planned)
-        if plan.status == "INFEASIBLE":  # not even within the limit that the solver named
-            planned, plan = relaxed, self.solve(relaxed)
-        return self.simulated(planned, plan, factor, limit)
+    def staging(self) -> int:
+        """Return the size of the staging pool: not more than all weights, nor than its share of the limit."""
+        weights = sum(weight.nbytes for weight in self.instance.weights)
+        most = STAGING_BYTES if self.limit is None else min(STAGING_BYTES, self.limit // STAGING_SHARE)
+        return max(LEAST_STAGING_BYTES, min(most // PAGE_BYTES, -(-weights // PAGE_BYTES)) * PAGE_BYTES)
 
-    def simulated(self, planned: Instance, plan: OverlapPlan, factor: float, limit: int | None) -> Budgeted:
-        """Verify a plan and run it."""
-        check_plan(planned, plan)
-        return self.run(planned, plan, factor, limit)
+    def least(self, staging: int) -> Budgeted:
+        """Return the plan of least memory: each weight is loaded whole by the layer before its first use.
 
-    def run(self, planned: Instance, plan: OverlapPlan, factor: float, limit: int | None) -> Budgeted:
-        """Run a plan with as much reading ahead as keeps the limit; with none if no amount keeps it."""
-        for rates in less_read_ahead(self.rates):
-            timeline = simulate_plan(self.instance, plan, rates, self.activation_bytes)
-            budgeted = Budgeted(self.instance, planned, plan, timeline, rates, factor)
-            if limit is None or budgeted.peak_bytes <= limit:
-                break
-        return budgeted
-
-
-def less_read_ahead(rates: Rates) -> list[Rates]:
-    """Return rates, then the same with less and less memory for reading ahead, down to none."""
-    usual = rates.staging_bytes
-    less = [staging for staging in _STAGINGS if usual is None or staging < usual]
-    return [rates, *(replace(rates, staging_bytes=staging) for staging in less)]
+        Weights of the first layer are preloaded.
+        """
+        plan = always_next(self.instance)
+        loads = [0] * (len(self.instance.layers) + 1)
+        for load in plan.loads:
+            loads[load.layer] += load.chunks
+        pairs = list(zip(loads[1:], self.instance.layers, strict=True))
+        layers = tuple(
+            replace(layer, capacity_chunks=max(layer.capacity_chunks, chunks)) for chunks, layer in pairs
+        )
+        relaxed = replace(self.instance, layers=layers, m_peak_chunks=None)
+        factor = max(1.0, *(chunks / max(1, layer.capacity_chunks) for chunks, layer in pairs))
+        return Budgeted(relaxed, plan, make_schedule(self.program, relaxed, plan, staging), factor)
 
 
 def _relaxed(instance: Instance, factor: float) -> Instance:
@@ -334,20 +208,14 @@ def _relaxed(instance: Instance, factor: float) -> Instance:
     return replace(instance, layers=layers)
 
 
-def _too_small(instance: Instance, limit: int, least: Budgeted) -> LimitError:
-    """Name a limit that works: the peak of the plan of least memory for weights."""
-    works = _rounded_up(least.peak_bytes)
-    activations = least.timeline.memory.peak.activations
-    preloaded = least.timeline.preloaded_bytes
-    parts = f"activations take up to {_mib(activations)} MiB"
-    if preloaded:
-        parts += (
-            f", and weights of {_mib(preloaded)} MiB have to be preloaded, each of them held twice while it "
-            "is transformed"
-        )
+def _too_small(least: Budgeted, limit: float) -> LimitError:
+    """Name the smallest limit: the memory of the plan that takes the least."""
+    works, memory = _rounded_up(least.total_bytes), least.schedule.memory
     return LimitError(
-        f"{instance.name} does not run within {_mib(limit)} MiB, whatever is streamed; a memory limit of "
-        f"{works} works ({parts})",
+        f"{least.instance.name} does not run within {_mib(limit)} MiB, whatever is streamed. The smallest "
+        f"memory limit that works is {works}: {_mib(memory.ports_bytes)} MiB of inputs and outputs, "
+        f"{_mib(memory.preloaded_bytes)} MiB of weights of the first launch, {_mib(memory.arena_bytes)} MiB "
+        f"of intermediates and streamed weights, {_mib(memory.staging_bytes)} MiB of staging buffers",
         works_bytes=parse_bytes(works),
     )
 
@@ -363,44 +231,3 @@ def _rounded_up(nbytes: int) -> str:
 def _mib(nbytes: float) -> str:
     mib = nbytes / MEBIBYTE
     return f"{mib:,.1f}" if mib >= 1 or not mib else f"{mib:.2g}"
-
-
-def worth_preloading(instance: Instance, plan: OverlapPlan, names: Iterable[str]) -> list[str]:
-    """Return the streamed weights among `names` that cost less if preloaded, by gain a chunk."""
-    p, d, _ = instance.prices
-    wanted = set(names)
-    first: dict[str, int] = {}
-    for load in plan.loads:
-        first[load.weight] = min(first.get(load.weight, load.layer), load.layer)
-    worthwhile = []
-    for w in instance.weights:
-        if w.name in wanted and w.name in first:
-            times = w.chunks if instance.distance == "chunks" else 1
-            saved = d * (w.first_use - first[w.name]) * times - p * w.chunks
-            if saved > 0:
-                worthwhile.append((-saved / w.chunks, w.first_use, w.name))
-    return [name for _, _, name in sorted(worthwhile)]
-
-
-def preload_also(plan: OverlapPlan, names: Iterable[str]) -> OverlapPlan:
-    """Return a plan that preloads more weights; its figures are stale until `restate_plan`."""
-    more = [name for name in names if name not in plan.preload]
-    loads = tuple(load for load in plan.loads if load.weight not in set(more))
-    return replace(plan, preload=(*plan.preload, *more), loads=loads)
-
-
-def restate_plan(instance: Instance, plan: OverlapPlan, bound: float | None, **facts: object) -> OverlapPlan:
-    """Return a plan with the objective, peak and status that it has for this instance.
-
-    bound: a lower bound of the instance, if known. facts: added to the plan's solver facts.
-    """
-    verified = verify_plan(instance, plan, limits=False)
-    objective = float(verified.objective or 0)
-    return replace(
-        plan,
-        status="OPTIMAL" if bound is not None and objective <= bound else "FEASIBLE",
-        objective=objective,
-        lower_bound=bound if bound is None else min(bound, objective),
-        peak_chunks=verified.peak_chunks,
-        solver={**plan.solver, **facts},
-    )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +16,17 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.forests.files import read_forests, write_forests
 from torchedge.forests.trees import Forest, evaluate, features_outside
 from torchedge.lowering.kernels.loading import LoadingWay
+from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.streaming.instances import (
     MEBIBYTE,
     Distance,
     Instance,
     Layer,
-    LoadClassName,
     Residency,
-    Weight,
 )
-from torchedge.streaming.layering import InferenceGraph, Operation
-from torchedge.streaming.rates import THRESHOLDS, estimate_latencies, inline_rate, roofline_of
+from torchedge.streaming.launches import LaunchWork, weights_of, works_of
+from torchedge.streaming.rates import THRESHOLDS, copy_rate, estimate_latencies, roofline_of
 
 __all__ = [
     "CHUNK_BYTES",
@@ -43,7 +41,6 @@ __all__ = [
     "Capacities",
     "FittedLoads",
     "KernelWork",
-    "LoadModel",
     "LoadingWay",
     "load_features",
     "load_model_of",
@@ -70,9 +67,8 @@ LOAD_FEATURES = (
 """The features of a forest, in order. The latency under load never falls with one of `LOADS`."""
 
 GROUP_ITEMS = "group_items"
-"""Key of a forest's metadata: the work-group that was fastest without load, which an operation counts as."""
+"""Key of a forest's metadata: the work-group of a launch whose work-group the driver chooses."""
 
-_ITEM_BYTES = 8
 _MOST_BYTES = 8 * 2**20
 _MOST_ITEMS = 65536
 _POINTS = 65
@@ -117,14 +113,15 @@ class FittedLoads:
     )
     """Capacities by class and work: layers repeat."""
 
-    def work_of(self, operation: Operation, latency_ms: float) -> KernelWork:
-        """Return an operation as the probe's kernels are launched: four results of two bytes a work-item."""
+    def work_of(self, work: LaunchWork, latency_ms: float) -> KernelWork:
+        """Return the input of the model for a launch."""
+        usual = self.forests[work.load_class].metadata[GROUP_ITEMS]
         return KernelWork(
-            operation.flops,
-            max(operation.bytes_moved - operation.output_bytes, 1),
-            operation.output_bytes,
-            max(operation.output_bytes // _ITEM_BYTES, 1),
-            float(self.forests[operation.load_class].metadata[GROUP_ITEMS]),
+            work.flops,
+            max(work.input_bytes, 1),
+            work.output_bytes,
+            work.work_items,
+            float(work.group_items or usual),
             latency_ms,
         )
 
@@ -150,16 +147,16 @@ class FittedLoads:
         )
         return int(min(limits))
 
-    def capacity_bytes(self, operation: Operation, latency_ms: float) -> int:
-        """Return the most bytes whose predicted increase stays within the threshold of the operation's class.
+    def capacity_bytes(self, work: LaunchWork, latency_ms: float) -> int:
+        """Return the most bytes whose predicted increase stays within the threshold of the launch's class.
 
         Never more than was measured (`most_bytes`), and 0 if the threshold is 0: no measurement separates an
         increase of 0 from noise.
         """
-        threshold = THRESHOLDS[operation.load_class]
+        threshold = THRESHOLDS[work.load_class]
         if threshold <= 0:
             return 0
-        key = operation.load_class, self.work_of(operation, latency_ms)
+        key = work.load_class, self.work_of(work, latency_ms)
         if key not in self._known:
             self._known[key] = self.most_within(*key, threshold)
         return self._known[key]
@@ -176,10 +173,10 @@ class FittedLoads:
             low = int(points[-1]) if len(points) else low
         return max(low, 0)
 
-    def outside(self, operation: Operation, latency_ms: float) -> tuple[str, ...]:
-        """Return the features of an operation alone that lie outside what was measured of its class."""
-        work = self.work_of(operation, latency_ms)
-        return features_outside(self.forests[operation.load_class], load_features(work, 0))
+    def outside(self, work: LaunchWork, latency_ms: float) -> tuple[str, ...]:
+        """Return the features of a launch alone that lie outside what was measured of its class."""
+        features = load_features(self.work_of(work, latency_ms), 0)
+        return features_outside(self.forests[work.load_class], features)
 
 
 def load_model_of(device: Device) -> FittedLoads | None:
@@ -259,13 +256,6 @@ LAMBDA = 0.9
 """M_peak and lambda where memory comes first (FlashMem, section 3.2); it never states its chunk size."""
 
 
-class LoadModel(Protocol):
-    """A fitted model of latency under load."""
-
-    def capacity_bytes(self, operation: Operation, latency_ms: float) -> int:
-        """Return the bytes an operation of this latency loads before it slows by more than its threshold."""
-
-
 @dataclass(frozen=True, slots=True)
 class Capacities:
     """Chunks each layer can load beside its work, its latency alone (ms), and the source of both.
@@ -281,55 +271,49 @@ class Capacities:
 
 
 def rate_capacities(
-    graph: InferenceGraph,
+    program: Program,
     device: Device,
     *,
     chunk_bytes: int = CHUNK_BYTES,
-    model: LoadModel | None = None,
-    model_source: str = "",
+    launch_ms: Sequence[float] | None = None,
 ) -> Capacities:
-    """Return C_l of every layer: from a fitted model of latency under load, else from the thresholds.
+    """Return C_l of every launch: from the profile's model of latency under load, else from the thresholds.
 
-    `model` defaults to the one in the device's profile. Without one, a layer loads for a share of its own
-    latency (the threshold) at the device's unified-to-texture rate. Such capacities are "assumed",
-    those of a fitted model "measured". A fused kernel loads as much as its weakest part (section 4.3).
+    Without a model, a layer loads for a share of its own latency (the threshold) at the device's
+    unified-to-texture rate. Such capacities are "assumed", those of a fitted model "measured".
+    launch_ms: measured latency of each launch alone, instead of the roofline.
 
     Raises:
         DeviceError: the profile lacks a figure that this takes.
-        InputError: `chunk_bytes` is no whole number above 0.
+        InputError: `chunk_bytes` is no whole number above 0, or `launch_ms` has not one entry a launch.
         ProfileError: the profile's model is damaged.
     """
     if type(chunk_bytes) is not int or chunk_bytes < 1:
         raise InputError(f"chunk_bytes is {chunk_bytes!r}; expected a whole number of at least 1")
-    roofline = roofline_of(device, graph.precision)
-    latencies = estimate_latencies(graph.operations, roofline)
-    parts = [part for op in graph.operations for part in op.parts or (op,)]
-    layers = list(zip(parts, estimate_latencies(parts, roofline), strict=True))
-    notes = roofline.notes
-    if model is None and (fitted := load_model_of(device)) is not None:
-        model, model_source = fitted, fitted.source
-        notes += _outside(fitted, layers)
+    works = works_of(program)
+    if launch_ms is not None and len(launch_ms) != len(works):
+        raise InputError(f"launch_ms has {len(launch_ms)} entries; expected {len(works)}, one a launch")
+    notes: tuple[str, ...] = ()
+    if launch_ms is None:
+        roofline = roofline_of(device)
+        latencies, notes = estimate_latencies(works, roofline), roofline.notes
+    else:
+        latencies = tuple(map(float, launch_ms))
+    layers = list(zip(works, latencies, strict=True))
+    model = load_model_of(device)
     if model is not None:
-        chunks = _weakest([max(0, model.capacity_bytes(op, ms)) // chunk_bytes for op, ms in layers], graph)
-        source = model_source or "a fitted model of latency under load"
-        return Capacities(chunks, latencies, Provenance.MEASURED, source, notes)
-    per_ms = inline_rate(device).value * 1e6
-    chunks = _weakest(
-        [int(THRESHOLDS[op.load_class] * ms * per_ms / chunk_bytes) for op, ms in layers], graph
-    )
+        chunks = tuple(max(0, model.capacity_bytes(work, ms)) // chunk_bytes for work, ms in layers)
+        notes += _outside(model, layers)
+        return Capacities(chunks, latencies, Provenance.MEASURED, model.source, notes)
+    per_ms = copy_rate(device).value * 1e6
+    chunks = tuple(int(THRESHOLDS[work.load_class] * ms * per_ms / chunk_bytes) for work, ms in layers)
     return Capacities(chunks, latencies, Provenance.ASSUMED, _THRESHOLD_SOURCE, notes)
 
 
-def _weakest(chunks: Sequence[int], graph: InferenceGraph) -> tuple[int, ...]:
-    """The capacity of each kernel: the least of its parts', listed in order in `chunks`."""
-    rest = iter(chunks)
-    return tuple(min(islice(rest, max(1, len(op.parts)))) for op in graph.operations)
-
-
-def _outside(model: FittedLoads, layers: list[tuple[Operation, float]]) -> tuple[str, ...]:
+def _outside(model: FittedLoads, layers: list[tuple[LaunchWork, float]]) -> tuple[str, ...]:
     """Count the loading layers outside the measured range."""
-    loading = [(op, ms) for op, ms in layers if THRESHOLDS[op.load_class] > 0]
-    outside = [names for op, ms in loading if (names := model.outside(op, ms))]
+    loading = [(work, ms) for work, ms in layers if THRESHOLDS[work.load_class] > 0]
+    outside = [names for work, ms in loading if (names := model.outside(work, ms))]
     if not outside:
         return ()
     features = ", ".join(dict.fromkeys(name for names in outside for name in names))
@@ -340,43 +324,43 @@ def _outside(model: FittedLoads, layers: list[tuple[Operation, float]]) -> tuple
 
 
 def make_instance(
-    graph: InferenceGraph,
+    program: Program,
     device: Device,
     *,
     chunk_bytes: int = CHUNK_BYTES,
     m_peak_bytes: int | None = M_PEAK_BYTES,
     lam: float = LAMBDA,
     memory_bytes: int | None = None,
-    residency: Residency = "chunks",
+    residency: Residency = "weights",
     distance: Distance = "layers",
     capacities: Capacities | None = None,
 ) -> Instance:
-    """Return the overlap problem of a graph on a device; limits are in bytes and rounded down to chunks.
+    """Return the overlap problem of a program on a device: a layer a launch, a weight a resident tensor.
 
-    `memory_bytes` limits the weights preloaded and in flight together; activations are not part of it.
-    `capacities` (of the same graph and chunk size) default to `rate_capacities`.
+    Limits are in bytes and rounded down to chunks. `memory_bytes` limits the weights preloaded and in flight
+    together. residency: "weights", as a run allocates them: whole from the first chunk to the last use.
+    `capacities` (of the same program and chunk size) default to `rate_capacities`.
 
     Raises:
         DeviceError: the profile lacks a figure that this takes.
-        InputError: an option is out of range.
+        InputError: an option is out of range, or the program has no launch.
     """
     if capacities is None:
-        capacities = rate_capacities(graph, device, chunk_bytes=chunk_bytes)
+        capacities = rate_capacities(program, device, chunk_bytes=chunk_bytes)
     layers = tuple(
-        Layer(op.name, chunks, round(ms, 6), op.load_class)
-        for op, chunks, ms in zip(graph.operations, capacities.chunks, capacities.latencies_ms, strict=True)
-    )
-    weights = tuple(
-        Weight(w.name, w.nbytes, -(-w.nbytes // chunk_bytes), *graph.uses[w.name]) for w in graph.weights
+        Layer(work.name, chunks, round(ms, 6), work.load_class)
+        for work, chunks, ms in zip(
+            works_of(program), capacities.chunks, capacities.latencies_ms, strict=True
+        )
     )
     return Instance(
         chunk_bytes,
         layers,
-        weights,
+        weights_of(program, chunk_bytes),
         m_peak_chunks=None if m_peak_bytes is None else m_peak_bytes // chunk_bytes,
         lam=lam,
         memory_chunks=None if memory_bytes is None else memory_bytes // chunk_bytes,
         residency=residency,
         distance=distance,
-        name=graph.name,
+        name=program.name,
     )

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torchedge.errors import InputError
 from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, canvas
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.simulation import MemoryCurve, RunTimeline, join_curves
+from torchedge.streaming.simulation import MemoryCurve, RunTimeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +35,9 @@ __all__ = [
 
 
 def run_title(timeline: RunTimeline) -> str:
-    """Return the title of a run, with the provenance of its rates."""
-    return f"{timeline.instance.name}, {timeline.strategy} (simulated; rates {timeline.provenance})"
+    """Return the title of a run: measured, or simulated with the provenance of its rates."""
+    how = f"simulated; rates {timeline.provenance}" if timeline.simulated else "measured"
+    return f"{timeline.instance.name}, {timeline.strategy} ({how})"
 
 
 def show_mib(nbytes: float) -> str:
@@ -103,13 +104,13 @@ def _draw_queues(axes: Axes, timeline: RunTimeline) -> None:
     loads, layers = timeline.loads, timeline.layers
     early = loads.layers == 0
     _boxes(axes, loads.read_starts_ms, loads.read_ends_ms, 2, 0.7, ORANGE, "read from the disk")
-    _boxes(axes, loads.starts_ms[early], loads.ends_ms[early], 1, 0.7, GREY, "stand-alone transform")
-    _boxes(axes, loads.starts_ms[~early], loads.ends_ms[~early], 1, 0.7, "black", "loaded beside a layer")
+    _boxes(axes, loads.starts_ms[early], loads.ends_ms[early], 1, 0.7, GREY, "preloaded")
+    _boxes(axes, loads.starts_ms[~early], loads.ends_ms[~early], 1, 0.7, "black", "copied beside a layer")
     classes = np.array([layer.load_class for layer in timeline.instance.layers])
     for name, colour in CLASSES.items():
         own = classes == name
         _boxes(axes, layers.starts_ms[own], layers.ends_ms[own], 0, 0.7, colour, f"{name} layer")
-    axes.set_yticks([2, 1, 0], ["disk", "to texture", "layers"])
+    axes.set_yticks([2, 1, 0], ["disk", "copies", "layers"])
     axes.set_ylim(-0.6, 2.6)
     axes.grid(visible=False, axis="y")
 
@@ -134,12 +135,12 @@ def _draw_weights(axes: Axes, timeline: RunTimeline, rows: Sequence[int]) -> Non
     leaves = np.array([layers.ends_ms[weights[k].last_use - 1] for k in rows])
     scale = max(1.0, len(rows) / MOST_TOLD_APART)
     high, low = 0.8 * scale, 0.3 * scale
-    _boxes(axes, arrives, starts, y, low, "#f4cf85", "waits in unified memory")
-    _boxes(axes, starts, leaves[y], y, low, SKY, "in texture memory")
+    _boxes(axes, arrives, starts, y, low, "#f4cf85", "waits in a staging buffer")
+    _boxes(axes, starts, leaves[y], y, low, SKY, "on the device")
     _boxes(axes, reads, arrives, y, high, ORANGE, "read from the disk")
     for early, colour, label in (
-        (True, GREY, "stand-alone transform"),
-        (False, "black", "loaded beside a layer"),
+        (True, GREY, "preloaded"),
+        (False, "black", "copied beside a layer"),
     ):
         own = (loads.layers[shown] == 0) == early
         _boxes(axes, starts[own], loads.ends_ms[shown][own], y[own], high, colour, label)
@@ -173,8 +174,8 @@ def _boxes(
 
 KINDS = MappingProxyType(
     {
-        "unified": ("weights in unified memory, not yet transformed", ORANGE),
-        "texture": ("weights in texture memory", BLUE),
+        "staging": ("staging buffers", ORANGE),
+        "weights": ("weights", BLUE),
         "activations": ("activations", GREEN),
     }
 )
@@ -184,11 +185,15 @@ MODELS = (BLUE, ORANGE, GREEN, PINK, GREY, YELLOW, SKY)
 
 @dataclass(frozen=True)
 class Lane:
-    """Memory over the time in which several models run, and each one's name, start and end (ms)."""
+    """Memory over the time in which several models run, and each one's name, start and end (ms).
+
+    `allocated_bytes` is the most that is allocated at once.
+    """
 
     label: str
     memory: MemoryCurve
     spans: tuple[tuple[str, float, float], ...]
+    allocated_bytes: int
 
 
 def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
@@ -201,11 +206,18 @@ def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
         raise InputError("no runs were given; expected at least one")
     ends = np.cumsum([0.0] + [run.latency_ms for run in runs]).tolist()
     spans = tuple((run.instance.name, ends[k], ends[k + 1]) for k, run in enumerate(runs))
-    return Lane(label, join_curves([run.memory for run in runs]), spans)
+    slices = [slice(None, -1)] * (len(runs) - 1) + [slice(None)]
+    times = [run.memory.times_ms[part] + end for run, part, end in zip(runs, slices, ends, strict=False)]
+    kinds = (
+        np.concatenate([getattr(run.memory, name)[part] for run, part in zip(runs, slices, strict=True)])
+        for name in ("staging", "weights", "activations")
+    )
+    memory = MemoryCurve(np.concatenate(times), *kinds)
+    return Lane(label, memory, spans, max(run.allocated_bytes for run in runs))
 
 
 def draw_memory(timeline: RunTimeline, *, limit_bytes: int | None = None) -> Figure:
-    """Draw the memory of a run over time, stacked by kind, with peak, average and a limit.
+    """Draw the memory in use over time, stacked by kind, with average, allocated memory and a limit.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -214,7 +226,8 @@ def draw_memory(timeline: RunTimeline, *, limit_bytes: int | None = None) -> Fig
         axes = figure.subplots()
         curve = timeline.memory
         _stack(axes, curve)
-        for nbytes, what, line in ((curve.peak.total, "peak", "--"), (curve.average.total, "average", ":")):
+        levels = ((timeline.allocated_bytes, "allocated", "--"), (curve.average.total, "average", ":"))
+        for nbytes, what, line in levels:
             label = f"{what}: {show_mib(nbytes)}"
             axes.axhline(nbytes / MEBIBYTE, color="black", linestyle=line, linewidth=0.9, label=label)
         _limit(axes, limit_bytes)
@@ -241,7 +254,7 @@ def draw_tradeoff(points: Sequence[tuple[str, RunTimeline]], *, title: str = "")
         panels = figure.subplots(1, 2, sharex=True)
         shades = _shades(len(points))
         for axes, what in zip(panels, ("integrated", "execution"), strict=True):
-            x = [run.memory.average.total / MEBIBYTE for _, run in points]
+            x = [run.allocated_bytes / MEBIBYTE for _, run in points]
             y = [run.latency_ms if what == "integrated" else run.execution_ms for _, run in points]
             axes.plot(x, y, color=GREY, linewidth=0.9, zorder=1)
             for place, (label, _) in enumerate(points):
@@ -255,7 +268,7 @@ def draw_tradeoff(points: Sequence[tuple[str, RunTimeline]], *, title: str = "")
                     markeredgewidth=0.6,
                     label=label if what == "integrated" else None,
                 )
-            axes.set(xlabel="average memory (MiB)", ylabel=f"{what} latency (ms)", title=f"{what} latency")
+            axes.set(xlabel="allocated memory (MiB)", ylabel=f"{what} latency (ms)", title=f"{what} latency")
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0, top=1.1 * max(y) if max(y) > 0 else 1)
         figure.suptitle(title or points[0][1].instance.name, x=0.01, ha="left", weight="bold", size=11)
@@ -311,7 +324,7 @@ def draw_lanes(lanes: Sequence[Lane], *, limit_bytes: int | None = None) -> Figu
         raise InputError("no lanes were given; expected at least one")
     models = list(dict.fromkeys(name for lane in lanes for name, _, _ in lane.spans))
     colours = {name: MODELS[k % len(MODELS)] for k, name in enumerate(models)}
-    top = max(limit_bytes or 0, *(lane.memory.peak.total for lane in lanes)) / MEBIBYTE
+    top = max(limit_bytes or 0, *(lane.allocated_bytes for lane in lanes)) / MEBIBYTE
     with canvas(9.0, 0.8 + 2.1 * len(lanes)) as figure:
         panels = figure.subplots(len(lanes), 1, sharey=True, squeeze=False)[:, 0]
         for axes, lane in zip(panels, lanes, strict=True):
@@ -319,11 +332,11 @@ def draw_lanes(lanes: Sequence[Lane], *, limit_bytes: int | None = None) -> Figu
                 axes.axvspan(start, end, color=colours[name], alpha=0.3, linewidth=0, label=name, zorder=0)
                 axes.axvline(end, color="white", linewidth=0.8, zorder=0.5)
             times, total = lane.memory.times_ms, lane.memory.total / MEBIBYTE
-            axes.step(times, total, where="post", color="black", linewidth=1.0, label="memory")
+            axes.step(times, total, where="post", color="black", linewidth=1.0, label="memory in use")
             _limit(axes, limit_bytes)
-            peak, average = lane.memory.peak.total, lane.memory.average.total
+            allocated, average = show_mib(lane.allocated_bytes), show_mib(lane.memory.average.total)
             axes.set_title(
-                f"{lane.label}: {times[-1]:,.0f} ms, peak {show_mib(peak)}, average {show_mib(average)}"
+                f"{lane.label}: {times[-1]:,.0f} ms, {allocated} allocated, {average} in use on average"
             )
             axes.set_ylabel("memory (MiB)")
             axes.set_xlim(0, float(times[-1]) or 1)
@@ -343,7 +356,7 @@ def _limit(axes: Axes, limit_bytes: int | None) -> None:
 
 
 def _stack(axes: Axes, curve: MemoryCurve) -> None:
-    kinds = [name for name in ("texture", "unified", "activations") if getattr(curve, name).any()]
+    kinds = [name for name in ("weights", "staging", "activations") if getattr(curve, name).any()]
     heights = [getattr(curve, name) / MEBIBYTE for name in kinds]
     if kinds:
         labels, colours = zip(*(KINDS[name] for name in kinds), strict=True)
@@ -362,8 +375,8 @@ def _draw_latencies(axes: Axes, runs: Sequence[RunTimeline]) -> None:
     parts = (
         ("initialisation", GREY, [run.initialisation_ms for run in runs]),
         ("layers alone", BLUE, [float(run.layers.alone_ms.sum()) for run in runs]),
-        ("waiting for the disk", ORANGE, [run.stalls.disk for run in runs]),
-        ("slowed by loads", RED, [run.stalls.transform for run in runs]),
+        ("waiting for weights", ORANGE, [run.stalls.waiting for run in runs]),
+        ("slowed by copies", RED, [run.stalls.slowed for run in runs]),
     )
     begin = np.zeros(len(runs))
     for label, colour, widths in parts:
@@ -384,15 +397,15 @@ def _draw_latencies(axes: Axes, runs: Sequence[RunTimeline]) -> None:
 
 def _draw_averages(axes: Axes, runs: Sequence[RunTimeline]) -> None:
     average = [run.memory.average.total / MEBIBYTE for run in runs]
-    peak = [run.memory.peak.total / MEBIBYTE for run in runs]
-    axes.barh(range(len(runs)), average, color=GREEN, label="average memory", height=0.72)
+    peak = [run.allocated_bytes / MEBIBYTE for run in runs]
+    axes.barh(range(len(runs)), average, color=GREEN, label="average memory in use", height=0.72)
     axes.plot(
-        peak, range(len(runs)), "|", color="black", markersize=13, markeredgewidth=2, label="peak memory"
+        peak, range(len(runs)), "|", color="black", markersize=13, markeredgewidth=2, label="allocated memory"
     )
     for place, run in enumerate(runs):
-        times = _times(run.memory.average.total, runs[0].memory.average.total) if place else ""
+        times = _times(run.allocated_bytes, runs[0].allocated_bytes) if place else ""
         axes.annotate(
-            f"{show_mib(run.memory.average.total)}{times}, peak {show_mib(run.memory.peak.total)}",
+            f"{show_mib(run.memory.average.total)}, allocated {show_mib(run.allocated_bytes)}{times}",
             (max(peak[place], average[place]), place),
             xytext=(6, 0),
             textcoords="offset points",

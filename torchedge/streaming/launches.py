@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
+from torchedge.lowering.arenas import in_place_pairs, lifetimes_of
 from torchedge.lowering.programs import LoadClassName, Program
+from torchedge.streaming.instances import Weight
+from torchedge.streaming.schedules import fixed_tensors, weight_uses
 
-__all__ = ["WEIGHT_ROLES", "LaunchWork", "WeightUse", "weights_of", "works_of"]
-
-WEIGHT_ROLES = frozenset({"parameter", "buffer", "constant"})
-"""Roles of the tensors that a run may preload or stream; states and inputs are allocated beside them."""
+__all__ = ["LaunchWork", "activations_of", "weights_of", "works_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +34,6 @@ class LaunchWork:
     def bytes_moved(self) -> int:
         """Bytes read and written."""
         return self.input_bytes + self.output_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class WeightUse:
-    """A resident tensor (place in `Program.tensors`) with the first and last launch that use it, from 1.
-
-    A weight that a launch writes or the program returns is used by all launches: it cannot be streamed.
-    """
-
-    tensor: int
-    name: str
-    nbytes: int
-    first_use: int
-    last_use: int
 
 
 def works_of(program: Program) -> tuple[LaunchWork, ...]:
@@ -76,25 +62,33 @@ def works_of(program: Program) -> tuple[LaunchWork, ...]:
     return tuple(works)
 
 
-def weights_of(program: Program) -> tuple[WeightUse, ...]:
-    """Return the weights that launches use or the program returns, by first use."""
-    uses: dict[int, tuple[int, int]] = {}
+def weights_of(program: Program, chunk_bytes: int) -> tuple[Weight, ...]:
+    """Return the weights that can be streamed, by first use: those that launches read and none writes."""
+    fixed = fixed_tensors(program)
+    weights = []
+    for index, (first, last) in weight_uses(program).items():
+        tensor = program.tensors[index]
+        if index not in fixed and tensor.nbytes:
+            chunks = -(-tensor.nbytes // chunk_bytes)
+            weights.append(Weight(tensor.name, tensor.nbytes, chunks, first + 1, last + 1))
+    return tuple(weights)
 
-    def use(tensors: Iterable[int], first: int, last: int) -> None:
-        for index in tensors:
-            tensor = program.tensors[index]
-            if tensor.role in WEIGHT_ROLES and tensor.nbytes:
-                earliest, latest = uses.get(index, (first, last))
-                uses[index] = (min(earliest, first), max(latest, last))
 
-    count = len(program.launches)
-    for number, launch in enumerate(program.launches, 1):
-        use(launch.tensors, number, number)
-        access = program.kernels[launch.kernel].access
-        use([t for t, how in zip(launch.tensors, access, strict=True) if how != "read"], 1, count)
-    use(program.outputs, 1, count)
-    weights = [
-        WeightUse(index, program.tensors[index].name, program.tensors[index].nbytes, *span)
-        for index, span in uses.items()
-    ]
-    return tuple(sorted(weights, key=lambda weight: (weight.first_use, weight.tensor)))
+def activations_of(program: Program) -> tuple[int, ...]:
+    """Return the bytes of inputs, outputs, states and intermediates in use while each launch runs.
+
+    A result that takes the memory of an intermediate, as the arena is planned, is counted with it once.
+    """
+    tensors, offset = program.tensors, program.arena.offset
+    change = [0] * (len(program.launches) + 1)
+    change[0] = sum(t.nbytes for t in tensors if t.role in ("input", "output", "state"))
+    lifetimes = lifetimes_of(tensors, program.kernels, program.launches, program.outputs)
+    for index, (start, stop) in lifetimes.items():
+        change[start] += tensors[index].nbytes
+        change[stop] -= tensors[index].nbytes
+    for before, after in in_place_pairs(tensors, program.kernels, program.launches, lifetimes):
+        if before in offset and offset[before] == offset[after]:
+            meet = lifetimes[after][0]
+            change[meet] -= tensors[before].nbytes
+            change[meet + 1] += tensors[before].nbytes
+    return tuple(accumulate(change[:-1]))

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
 
-from torchedge.storage.codecs import REQUIRED, Codec, Text
+from torchedge.storage.codecs import REQUIRED, Codec, OptionalText, Text
 from torchedge.streaming.instances import Instance, Weight
 
 __all__ = [
@@ -48,7 +48,8 @@ class OverlapPlan:
 
     `objective` and `lower_bound` are in the units of `Instance`; OPTIMAL: they meet. `peak_chunks` is the
     most that is in flight at any layer, preloaded weights not counted. `solver` says how the plan was
-    made (strategy, limits, counts, for INFEASIBLE the reason): free content, JSON only.
+    made (strategy, limits, counts, for INFEASIBLE the reason): free content, JSON only. `program` is the
+    digest of the program whose launches are the layers; "": of none.
     """
 
     status: Status
@@ -58,6 +59,7 @@ class OverlapPlan:
     loads: tuple[ChunkLoad, ...]
     peak_chunks: int
     solver: Annotated[Mapping[str, object], REQUIRED] = field(default_factory=dict)
+    program: OptionalText = ""
 
     @property
     def gap(self) -> float | None:

@@ -27,6 +27,7 @@ __all__ = [
     "RunMemory",
     "StreamingSchedule",
     "Transfer",
+    "fixed_tensors",
     "least_memory",
     "make_schedule",
     "restore_schedule",
@@ -113,6 +114,15 @@ def weight_uses(program: Program) -> dict[int, tuple[int, int]]:
     return uses
 
 
+def fixed_tensors(program: Program) -> set[int]:
+    """Return the tensors that a launch writes or the program returns: none of them can be streamed."""
+    fixed = set(program.outputs)
+    for launch in program.launches:
+        access = program.kernels[launch.kernel].access
+        fixed |= {index for index, how in zip(launch.tensors, access, strict=True) if how != "read"}
+    return fixed
+
+
 def make_schedule(
     program: Program, instance: Instance, plan: OverlapPlan, staging_bytes: int
 ) -> StreamingSchedule:
@@ -123,7 +133,8 @@ def make_schedule(
     pool, a multiple of 4,096.
 
     Raises:
-        PlanError: the instance is of another program, the plan breaks its rules, or the pool is too small.
+        PlanError: the instance or the plan is of another program, the plan breaks its rules, or the pool is
+            too small.
     """
     _check_staging(staging_bytes)
     preload, transfers = _transfers(program, instance, plan)
@@ -191,6 +202,11 @@ def _transfers(
     program: Program, instance: Instance, plan: OverlapPlan
 ) -> tuple[tuple[int, ...], tuple[tuple[Transfer, ...], ...]]:
     """Return the preloaded weights by first use, and the copies beside each launch by first use."""
+    if plan.program not in ("", program.digest):
+        raise PlanError(
+            f"the plan is of program {plan.program[:12]}, with other kernels, shapes or precision than "
+            f"{program.name}, program {program.digest[:12]}; plan this program itself"
+        )
     uses = weight_uses(program)
     number = _numbers(program, instance, uses)
     verified = verify_plan(instance, plan, limits=False)
@@ -239,11 +255,7 @@ def _numbers(program: Program, instance: Instance, uses: Mapping[int, tuple[int,
 
 def _check_read_only(program: Program, streamed: Set[int]) -> None:
     """Raise PlanError for a streamed weight that a launch writes or the program returns."""
-    changed = set(program.outputs)
-    for launch in program.launches:
-        access = program.kernels[launch.kernel].access
-        changed |= {index for index, how in zip(launch.tensors, access, strict=True) if how != "read"}
-    for index in sorted(streamed & changed):
+    for index in sorted(streamed & fixed_tensors(program)):
         raise PlanError(
             f"weight {program.tensors[index].name!r} is written or returned by {program.name} and cannot be "
             "streamed; omit it from the instance"

@@ -1,4 +1,4 @@
-"""The simulated execution of an overlap plan, event by event: disk, transforms, layers; memory over time."""
+"""Runs of a streaming plan as times and memory, and their prediction: disk, copies, launches side by side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ __all__ = [
     "MemoryUse",
     "RunTimeline",
     "Stalls",
-    "join_curves",
     "simulate_plan",
     "timeline_document",
 ]
@@ -36,33 +35,33 @@ Bytes = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes in unified memory (weights not yet transformed), in texture memory (weights), of activations.
+    """Bytes in use: staging buffers, weights, and activations (inputs and outputs among them).
 
     `total` is of all three together: of a peak it is the peak of the sum, not the sum of the peaks.
     """
 
-    unified: float
-    texture: float
+    staging: float
+    weights: float
     activations: float
     total: float
 
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Memory as a step function: entry k holds from `times_ms[k]` to `times_ms[k + 1]`, the last ever after.
+    """Memory in use as a step function: entry k holds from `times_ms[k]` to `times_ms[k + 1]`.
 
-    All arrays have the same length of at least 1; times rise strictly. Bytes.
+    The last entry holds ever after. Arrays have the same length of at least 1; times rise strictly. Bytes.
     """
 
     times_ms: Times
-    unified: Bytes
-    texture: Bytes
+    staging: Bytes
+    weights: Bytes
     activations: Bytes
 
     @cached_property
     def total(self) -> Bytes:
         """Bytes of all three together."""
-        return self.unified + self.texture + self.activations
+        return self.staging + self.weights + self.activations
 
     @cached_property
     def peak(self) -> MemoryUse:
@@ -79,32 +78,15 @@ class MemoryCurve:
         return MemoryUse(*(float(x[:-1] @ lasting) / span for x in self._parts()))
 
     def _parts(self) -> tuple[Bytes, ...]:
-        return self.unified, self.texture, self.activations, self.total
-
-    def shifted(self, by_ms: float) -> MemoryCurve:
-        """Return the same curve, later by `by_ms`."""
-        return MemoryCurve(self.times_ms + by_ms, self.unified, self.texture, self.activations)
-
-
-def join_curves(curves: Sequence[MemoryCurve]) -> MemoryCurve:
-    """Return curves one after the other as one; each frees all memory at its end."""
-    ends = np.cumsum([0.0] + [float(c.times_ms[-1]) for c in curves])
-    moved = [c.shifted(float(start)) for c, start in zip(curves, ends[:-1], strict=True)]
-    slices = [slice(None, -1)] * (len(moved) - 1) + [slice(None)]
-    return MemoryCurve(
-        *(
-            np.concatenate([getattr(c, name)[part] for c, part in zip(moved, slices, strict=True)])
-            for name in ("times_ms", "unified", "texture", "activations")
-        )
-    )
+        return self.staging, self.weights, self.activations, self.total
 
 
 @dataclass(frozen=True)
 class LayerRuns:
     """When each layer (entry 0 is layer 1) starts and ends, ms, and why not sooner.
 
-    A layer waits `waits_ms` for the disk, runs `alone_ms` by itself and `slowed_ms` longer for the
-    `load_bytes` that it loads beside.
+    A layer waits `waits_ms` for its weights, runs `alone_ms` by itself and takes `slowed_ms` longer because
+    of the copies beside it. In a measured run `alone_ms` is the whole time and `slowed_ms` is 0.
     """
 
     starts_ms: Times
@@ -112,15 +94,14 @@ class LayerRuns:
     alone_ms: Times
     waits_ms: Times
     slowed_ms: Times
-    load_bytes: Bytes
 
 
 @dataclass(frozen=True)
 class LoadRuns:
-    """Every load: its weight (place in the instance), the layer that loads it (0: preloaded), bytes, times.
+    """Every load: its weight (place in the instance), the layer beside which it begins (0: preloaded), bytes.
 
-    The disk reads it into unified memory from `read_starts_ms` to `read_ends_ms`; it moves to texture memory
-    from `starts_ms` to `ends_ms`.
+    The disk reads it into a staging buffer from `read_starts_ms` to `read_ends_ms`; it is copied to the
+    device's memory from `starts_ms` to `ends_ms`.
     """
 
     weights: NDArray[np.int64]
@@ -134,19 +115,20 @@ class LoadRuns:
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """The time a run lost (ms): waiting for the disk, and slowed by loads beside the layers' work."""
+    """The time a run lost (ms): layers waiting for their weights, and slowed by copies beside them."""
 
-    disk: float
-    transform: float
+    waiting: float
+    slowed: float
 
 
 @dataclass(frozen=True)
 class RunTimeline:
-    """One simulated run of a plan.
+    """One run of a plan, simulated or measured.
 
-    Initialisation is the time until the preloaded weights are in texture memory; the execution of all layers
-    follows, and `latency_ms` is both: what the paper calls integrated latency. `provenance` is that of the
-    rates it stands on.
+    Initialisation is the time until the preloaded weights are on the device; the execution of all layers
+    follows, and `latency_ms` is both: the paper's integrated latency. `memory` is in use, `allocated_bytes`
+    what the run allocates: constant, at least the most in use. `provenance` is that of the rates of a
+    simulation, "measured" of a measured run.
     """
 
     instance: Instance
@@ -156,6 +138,8 @@ class RunTimeline:
     loads: LoadRuns
     memory: MemoryCurve
     provenance: Provenance
+    allocated_bytes: int
+    simulated: bool = True
 
     @property
     def latency_ms(self) -> float:
@@ -174,16 +158,17 @@ class RunTimeline:
 
     @property
     def preloaded_bytes(self) -> int:
-        """Bytes in texture memory before the first layer starts."""
+        """Bytes of weights on the device before the first layer starts."""
         return int(self.loads.nbytes[self.loads.layers == 0].sum())
 
     def __str__(self) -> str:
-        peak, average = self.memory.peak.total / MEBIBYTE, self.memory.average.total / MEBIBYTE
+        average = self.memory.average.total / MEBIBYTE
+        how = f"simulated from {self.provenance} figures" if self.simulated else "measured"
         return (
             f"{self.instance.name}, {self.strategy}: {self.latency_ms:.1f} ms, of these "
-            f"{self.initialisation_ms:.1f} initialisation, {self.stalls.disk:.1f} waiting for the disk, "
-            f"{self.stalls.transform:.1f} slowed by loads; memory {peak:.1f} MiB at most, "
-            f"{average:.1f} MiB on average ({self.provenance})"
+            f"{self.initialisation_ms:.1f} initialisation, {self.stalls.waiting:.1f} waiting for weights, "
+            f"{self.stalls.slowed:.1f} slowed by copies; memory {self.allocated_bytes / MEBIBYTE:.1f} MiB "
+            f"allocated, {average:.1f} MiB in use on average ({how})"
         )
 
 
@@ -192,8 +177,8 @@ def timeline_document(timeline: RunTimeline) -> Document:
 
     def use(memory: MemoryUse) -> Document:
         return {
-            "unified_bytes": round(memory.unified),
-            "texture_bytes": round(memory.texture),
+            "staging_bytes": round(memory.staging),
+            "weight_bytes": round(memory.weights),
             "activation_bytes": round(memory.activations),
             "total_bytes": round(memory.total),
         }
@@ -201,13 +186,15 @@ def timeline_document(timeline: RunTimeline) -> Document:
     return {
         "model": timeline.instance.name,
         "strategy": timeline.strategy,
+        "simulated": timeline.simulated,
         "latency_ms": timeline.latency_ms,
         "initialisation_ms": timeline.initialisation_ms,
         "execution_ms": timeline.execution_ms,
-        "stall_ms": {"disk": timeline.stalls.disk, "transform": timeline.stalls.transform},
+        "stall_ms": {"waiting": timeline.stalls.waiting, "slowed": timeline.stalls.slowed},
         "preloaded_bytes": timeline.preloaded_bytes,
-        "peak": use(timeline.memory.peak),
-        "average": use(timeline.memory.average),
+        "allocated_bytes": timeline.allocated_bytes,
+        "peak_in_use": use(timeline.memory.peak),
+        "average_in_use": use(timeline.memory.average),
         "provenance": str(timeline.provenance),
     }
 
@@ -225,29 +212,30 @@ def simulate_plan(
     rates: Rates,
     activation_bytes: Sequence[int] | None = None,
     *,
-    keep_preloaded: bool = True,
+    allocated_bytes: int | None = None,
 ) -> RunTimeline:
-    """Run a plan on a device of three queues that work side by side: disk, transforms, layers.
+    """Predict the run of a plan on three queues that work side by side: disk, copies, launches.
 
     The disk reads in the order in which the plan needs the weights: the preloaded ones by first use, then the
-    loads layer by layer, in requests of `rates.request_bytes` at most. A stand-alone transform moves each
-    preloaded weight to texture memory once it is read; layer 1 may start when the last has arrived. A layer
-    starts when the one before has ended and all that it loads has been read: a kernel is not launched on
-    weights that are not there. It takes `rates.loaded_ms` and moves its loads to texture memory one after the
-    other, spread evenly over its run.
+    loads layer by layer, in requests of `rates.request_bytes` at most. A read starts when the staging pool
+    (`rates.staging_bytes`) has room for it; a request larger than the pool takes the whole pool. What is read
+    is copied to the device's memory, one copy at a time and in order; a copy beside a layer begins no sooner
+    than the layer. Its staging buffer is free when it ends.
 
-    A read starts when the bytes in unified memory leave room for it within `rates.staging_bytes`; the limit
-    gives way for a weight, or the loads of one layer, that alone are larger. Bytes are in unified memory from
-    the start of their read to the end of their transform, in texture memory from its start to the end of the
-    last layer that uses the weight. Preloaded ones stay to the end of the run, or, where `keep_preloaded` is
-    False, to their last use too. `activation_bytes` (one entry a layer) are held from the end of the layer
-    before to the end of the layer.
+    A layer starts when the one before has ended and the weights that it is the first to use are there; layer
+    1 also when all preloaded weights are. While a copy runs, the layer makes less progress
+    (`Rates.slowing`).
+
+    Weights are in use whole from the start of their first copy to the end of the last layer that uses them
+    (preloaded ones: of the run).
+    `activation_bytes`: what else is in use while each layer runs: inputs, outputs and intermediates.
+    `allocated_bytes`: what the run allocates, by default the most in use.
 
     Capacities and limits of the instance are not enforced: what exceeds a layer's capacity costs time.
 
     Raises:
-        PlanError: the plan is INFEASIBLE, names unknown weights or layers, or a weight is not wholly in
-            texture memory before the first layer that uses it.
+        PlanError: the plan is INFEASIBLE, names unknown weights or layers, or a weight is not wholly loaded
+            before the first layer that uses it.
         InputError: `activation_bytes` has not one entry a layer.
     """
     if activation_bytes is not None and len(activation_bytes) != len(instance.layers):
@@ -255,28 +243,29 @@ def simulate_plan(
         raise InputError(
             f"activation_bytes has {len(activation_bytes)} entries; expected {count}, one a layer"
         )
-    loads = _order(instance, plan, rates)
+    pieces = _order(instance, plan, rates)
     run = _Run(rates)
-    _preload(run, [x for x in loads if x.layer == 0])
-    initialisation = run.now
-    layers = _execute(run, instance, loads)
-    done = LoadRuns(
-        np.array([x.weight for x in loads], np.int64),
-        np.array([x.layer for x in loads], np.int64),
-        np.array([x.nbytes for x in loads], np.int64),
-        np.array(run.read_starts, np.float64),
-        np.array(run.read_ends, np.float64),
-        np.array(run.starts, np.float64),
-        np.array(run.ends, np.float64),
+    begin = 0
+    while begin < len(pieces) and pieces[begin].layer == 0:
+        run.load(pieces[begin].nbytes, 0.0)
+        begin += 1
+    initialisation = run.copied
+    layers = _execute(run, instance, pieces[begin:], initialisation)
+    loads = LoadRuns(
+        np.array([x.weight for x in pieces], np.int64),
+        np.array([x.layer for x in pieces], np.int64),
+        np.array([x.nbytes for x in pieces], np.int64),
+        *(np.array(times, np.float64) for times in (run.read_starts, run.read_ends, run.starts, run.ends)),
     )
-    memory = _memory(instance, initialisation, layers, done, activation_bytes, keep_preloaded=keep_preloaded)
+    memory = _memory(instance, initialisation, layers, loads, activation_bytes)
+    allocated = int(memory.peak.total) if allocated_bytes is None else allocated_bytes
     strategy = str(plan.solver.get("strategy", "plan"))
-    return RunTimeline(instance, strategy, initialisation, layers, done, memory, rates.provenance)
+    return RunTimeline(instance, strategy, initialisation, layers, loads, memory, rates.provenance, allocated)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One read: bytes of a weight (its place in the instance), for the layer that loads them."""
+    """One read and copy: bytes of a weight (its place in the instance), for the layer that loads them."""
 
     layer: int
     first_use: int
@@ -311,7 +300,7 @@ def _order(instance: Instance, plan: OverlapPlan, rates: Rates) -> list[_Piece]:
 
 
 def _pieces(instance: Instance, place: int, loads: Sequence[ChunkLoad], request: int) -> Iterator[_Piece]:
-    """Yield the loads of a weight, streamed ones in requests of so many chunks at most.
+    """Yield the loads of a weight, in requests of so many chunks at most.
 
     Raises PlanError where they are not all of its chunks, each once and in time.
     """
@@ -326,78 +315,79 @@ def _pieces(instance: Instance, place: int, loads: Sequence[ChunkLoad], request:
         )
     for x in ordered:
         end = x.first_chunk + x.chunks
-        for first in range(x.first_chunk, end, request if x.layer else x.chunks):
-            nbytes = min(min(first + request, end) * size, w.nbytes) - first * size if x.layer else w.nbytes
+        for first in range(x.first_chunk, end, request):
+            nbytes = min(min(first + request, end) * size, w.nbytes) - first * size
             yield _Piece(x.layer, w.first_use, place, first, nbytes)
 
 
 @dataclass
 class _Run:
-    """The state of a run: when disk and GPU are free, bytes in unified memory, times of all loads."""
+    """The state of a run: when disk and copy queue are free, bytes in staging buffers, times of all loads."""
 
     rates: Rates
-    now: float = 0.0
-    disk_free: float = 0.0
-    unified: int = 0
+    read: float = 0.0
+    copied: float = 0.0
+    staged: int = 0
     leaving: deque[tuple[float, int]] = field(default_factory=deque)
-    """When bytes leave unified memory, and how many; times rise."""
+    """When bytes leave their staging buffers, and how many; times rise."""
     read_starts: list[float] = field(default_factory=list)
     read_ends: list[float] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
+    passed: int = 0
+    """Copies that ended before the present layer."""
 
-    def read(self, nbytes: int, alone: int) -> float:
-        """Read bytes once there is room for them; `alone` bytes fit whatever the limit. Return its end."""
-        start = self.disk_free
-        if self.rates.staging_bytes is not None:
-            limit = max(self.rates.staging_bytes, alone)
-            while self.unified + nbytes > limit and self.leaving:
-                time, left = self.leaving.popleft()
-                self.unified -= left
-                start = max(start, time)
-        self.unified += nbytes
-        self.disk_free = start + self.rates.read_ms(nbytes)
+    def load(self, nbytes: int, begin: float) -> float:
+        """Read bytes as soon as there is room, copy them from `begin` on; return the end of the copy."""
+        start, limit = self.read, max(self.rates.staging_bytes, nbytes)
+        while self.staged + nbytes > limit:
+            time, left = self.leaving.popleft()
+            self.staged -= left
+            start = max(start, time)
+        self.staged += nbytes
+        self.read = start + self.rates.read_ms(nbytes)
+        copy = max(self.copied, self.read, begin)
+        self.copied = copy + self.rates.copy_ms(nbytes)
+        self.leaving.append((self.copied, nbytes))
         self.read_starts.append(start)
-        self.read_ends.append(self.disk_free)
-        return self.disk_free
+        self.read_ends.append(self.read)
+        self.starts.append(copy)
+        self.ends.append(self.copied)
+        return self.copied
 
-    def transform(self, nbytes: int, start: float, end: float) -> None:
-        """Note when bytes move from unified to texture memory."""
-        self.starts.append(start)
-        self.ends.append(end)
-        self.leaving.append((end, nbytes))
+    def work(self, start: float, takes: float, slowing: float) -> float:
+        """Return the end of a layer that alone takes so long, beside the copies of the queue."""
+        time, left, progress = start, takes, 1 - slowing
+        while self.passed < len(self.ends):
+            begin, end = self.starts[self.passed], self.ends[self.passed]
+            if end > time:
+                ahead = max(begin, time)
+                if left <= ahead - time:
+                    break
+                left -= ahead - time
+                if left <= (end - ahead) * progress:
+                    return ahead + left / progress
+                time, left = end, left - (end - ahead) * progress
+            self.passed += 1
+        return time + left
 
 
-def _preload(run: _Run, pieces: Sequence[_Piece]) -> None:
-    for piece in pieces:
-        start = max(run.now, run.read(piece.nbytes, piece.nbytes))
-        run.now = start + run.rates.transform_ms(piece.nbytes)
-        run.transform(piece.nbytes, start, run.now)
-
-
-def _execute(run: _Run, instance: Instance, loads: Sequence[_Piece]) -> LayerRuns:
-    """Run all layers; `loads` are in order, those of layer 0 done."""
+def _execute(run: _Run, instance: Instance, pieces: Sequence[_Piece], initialisation: float) -> LayerRuns:
+    """Run all layers; `pieces` are in order."""
     by_layer: list[list[_Piece]] = [[] for _ in range(len(instance.layers) + 1)]
-    for piece in loads:
+    for piece in pieces:
         by_layer[piece.layer].append(piece)
+    ready = [0.0] * (len(instance.layers) + 1)
     rows = []
-    for layer, pieces in zip(instance.layers, by_layer[1:], strict=True):
-        total = sum(piece.nbytes for piece in pieces)
-        start = run.now
-        for piece in pieces:
-            start = max(start, run.read(piece.nbytes, total))
-        takes = run.rates.loaded_ms(layer, total, instance.chunk_bytes)
-        end = start + takes
-        done, begin = 0, start
-        for piece in pieces:
-            done += piece.nbytes
-            until = end if done == total else start + takes * (done / total)
-            run.transform(piece.nbytes, begin, until)
-            begin = until
-        rows.append((start, end, layer.latency_ms, start - run.now, takes - layer.latency_ms, total))
-        run.now = end
-    starts, ends, alone, waits, slowed, loaded = np.array(rows, np.float64).T
-    return LayerRuns(starts, ends, alone, waits, slowed, loaded.astype(np.int64))
+    now = initialisation
+    for number, layer in enumerate(instance.layers, 1):
+        start = max(now, ready[number])
+        for piece in by_layer[number]:
+            ready[piece.first_use] = max(ready[piece.first_use], run.load(piece.nbytes, start))
+        end = run.work(start, layer.latency_ms, run.rates.slowing(layer, instance.chunk_bytes))
+        rows.append((start, end, layer.latency_ms, start - now, max(0.0, end - start - layer.latency_ms)))
+        now = end
+    return LayerRuns(*np.array(rows, np.float64).T)
 
 
 def _memory(
@@ -406,18 +396,17 @@ def _memory(
     layers: LayerRuns,
     loads: LoadRuns,
     activation_bytes: Sequence[int] | None,
-    *,
-    keep_preloaded: bool,
 ) -> MemoryCurve:
     """Return the memory curve, from the times at which bytes come and go."""
-    last_use = np.array([w.last_use for w in instance.weights], np.int64)
-    leaves = layers.ends_ms[last_use[loads.weights] - 1]
-    gone = np.ones(len(leaves), bool) if not keep_preloaded else loads.layers > 0
+    weights, first = np.unique(loads.weights, return_index=True)
+    last_use = np.array([w.last_use for w in instance.weights], np.int64)[weights]
+    nbytes = np.array([w.nbytes for w in instance.weights], np.int64)[weights]
+    streamed = loads.layers[first] > 0
     changes = [
         (0, loads.read_starts_ms, loads.nbytes),
         (0, loads.ends_ms, -loads.nbytes),
-        (1, loads.starts_ms, loads.nbytes),
-        (1, leaves[gone], -loads.nbytes[gone]),
+        (1, loads.starts_ms[first], nbytes),
+        (1, layers.ends_ms[last_use[streamed] - 1], -nbytes[streamed]),
     ]
     if activation_bytes is not None:
         alive = np.array(activation_bytes, np.int64)
@@ -427,8 +416,7 @@ def _memory(
     times, places = np.unique(moments, return_inverse=True)
     curves = np.zeros((3, len(times)), np.int64)
     begin = 2
-    for kind, at, nbytes in changes:
-        np.add.at(curves[kind], places[begin : begin + len(at)], nbytes)
+    for kind, at, amounts in changes:
+        np.add.at(curves[kind], places[begin : begin + len(at)], amounts)
         begin += len(at)
-    unified, texture, activations = np.cumsum(curves, axis=1)
-    return MemoryCurve(times, unified, texture, activations)
+    return MemoryCurve(times, *np.cumsum(curves, axis=1))

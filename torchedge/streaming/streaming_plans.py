@@ -1,24 +1,26 @@
-"""The result of torchedge.plan: which layer loads what, what that takes, and what it saves."""
+"""The result of torchedge.plan: which launch loads what, the time and memory of that, and what it saves."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from torchedge.devices import Device
 from torchedge.errors import InputError
+from torchedge.lowering.programs import Program
 from torchedge.storage import Document
 from torchedge.streaming.budgets import Budgeted
 from torchedge.streaming.capacities import Capacities
 from torchedge.streaming.instances import INSTANCES, MEBIBYTE, Instance
-from torchedge.streaming.layering import InferenceGraph
+from torchedge.streaming.launches import activations_of
 from torchedge.streaming.plans import PLANS, OverlapPlan
-from torchedge.streaming.rates import STAGING_BYTES, Rates, framework_rates
+from torchedge.streaming.rates import Rates
+from torchedge.streaming.schedules import StreamingSchedule, make_schedule
 from torchedge.streaming.simulation import RunTimeline, simulate_plan, timeline_document
 from torchedge.streaming.strategies import preload_everything
 
@@ -48,24 +50,25 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class StreamingPlan:
-    """An overlap plan of a model on a device, verified, with its simulated run (FlashMem).
+    """An overlap plan of a program on a device, verified, with its schedule and its predicted run (FlashMem).
 
-    `plan` and `instance` are written to files. `timeline` is the simulated run; `preloading` is the run of
-    existing frameworks, which load everything first. `memory_limit` is in bytes. `relaxation` above 1
-    means that layers load up to that factor of their capacity, to keep the limit.
+    program: what runs, a layer a launch. problem: the overlap problem with the device's own capacities.
+    rates: how fast weights move, and the size of the staging pool. `memory_limit` is in bytes.
     """
 
-    graph: InferenceGraph
+    program: Program
     device: Device
     capacities: Capacities
+    problem: Instance
     budgeted: Budgeted
+    rates: Rates
     memory_limit: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def instance(self) -> Instance:
         """The problem that the plan solves, with relaxed capacities if the limit needs them."""
-        return self.budgeted.planned
+        return self.budgeted.instance
 
     @property
     def plan(self) -> OverlapPlan:
@@ -73,14 +76,9 @@ class StreamingPlan:
         return self.budgeted.plan
 
     @property
-    def rates(self) -> Rates:
-        """How fast weights move, and how much memory reading ahead may take."""
-        return self.budgeted.rates
-
-    @property
-    def timeline(self) -> RunTimeline:
-        """The simulated run of the plan."""
-        return self.budgeted.timeline
+    def schedule(self) -> StreamingSchedule:
+        """The copies beside each launch, and all memory that a run allocates."""
+        return self.budgeted.schedule
 
     @property
     def relaxation(self) -> float:
@@ -93,11 +91,25 @@ class StreamingPlan:
         return self.plan.status
 
     @cached_property
+    def timeline(self) -> RunTimeline:
+        """The predicted run of the plan."""
+        return self.predict(self.plan, self.schedule)
+
+    @cached_property
     def preloading(self) -> RunTimeline:
-        """The simulated run that preloads every weight, at the rates of existing frameworks."""
-        plan = preload_everything(self.budgeted.instance)
+        """The predicted run of the same program that preloads every weight."""
+        plan = preload_everything(self.problem)
+        schedule = make_schedule(self.program, self.problem, plan, self.rates.staging_bytes)
+        return self.predict(plan, schedule)
+
+    def predict(self, plan: OverlapPlan, schedule: StreamingSchedule) -> RunTimeline:
+        """Predict the run of any plan of this program, with its schedule."""
         return simulate_plan(
-            self.budgeted.instance, plan, framework_rates(self.device), self.graph.activation_bytes
+            self.problem,
+            plan,
+            self.rates,
+            activations_of(schedule.program),
+            allocated_bytes=schedule.memory.total_bytes,
         )
 
     @property
@@ -119,32 +131,31 @@ class StreamingPlan:
                 float(runs.starts_ms[number - 1]),
                 float(runs.ends_ms[number - 1]),
             )
-            for number, layer in enumerate(self.budgeted.instance.layers, 1)
+            for number, layer in enumerate(self.problem.layers, 1)
         )
 
     def __str__(self) -> str:
-
         return describe(self)
 
     def summary(self) -> Document:
-        """Return the plan, its proof and its simulation as plain data: bytes and ms, with provenance."""
-        plan, graph = self.plan, self.graph
+        """Return the plan, its proof and its predicted run as plain data: bytes and ms, with provenance."""
+        plan, memory = self.plan, self.schedule.memory
         return {
-            "model": graph.name,
+            "model": self.program.name,
+            "program": self.program.digest,
             "device": self.device.name,
-            "precision": graph.precision,
-            "kernels": len(graph.operations),
-            "weights": len(graph.weights),
+            "launches": len(self.program.launches),
+            "weights": len(self.instance.weights),
             "streamed_weights": self.streamed_weights,
-            "weight_bytes": graph.weight_bytes,
+            "weight_bytes": self.weight_bytes,
             "status": plan.status,
             "objective": plan.objective,
             "lower_bound": plan.lower_bound,
             "gap": plan.gap,
             "memory_limit_bytes": self.memory_limit,
             "relaxation": self.relaxation,
-            "staging_bytes": self.rates.staging_bytes,
-            "simulated": timeline_document(self.timeline),
+            "allocated": {**asdict(memory), "total_bytes": memory.total_bytes},
+            "predicted": timeline_document(self.timeline),
             "preload_everything": timeline_document(self.preloading),
             "capacities": {
                 "provenance": str(self.capacities.provenance),
@@ -192,8 +203,8 @@ class StreamingPlan:
 
     def sources(self) -> Sequence[str]:
         """Return the sources of the figures behind the plan, with their provenance."""
-        figures = (self.rates.disk_read, self.rates.inline_load, self.rates.weight_transform)
-        names = ("disk read", "load inside a kernel", "transform before the run")
+        figures = (self.rates.disk_read, self.rates.copy)
+        names = ("disk read", "copy to the device")
         rates = [
             f"{name} {figure.value:g} {figure.unit} ({figure.provenance})"
             for name, figure in zip(names, figures, strict=True)
@@ -204,6 +215,11 @@ class StreamingPlan:
     def streamed_weights(self) -> int:
         """How many weights are loaded while layers run."""
         return len({load.weight for load in self.plan.loads})
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights that may be streamed."""
+        return sum(weight.nbytes for weight in self.problem.weights)
 
     @property
     def preloaded_mib(self) -> float:
@@ -217,10 +233,10 @@ _INDENT = 15
 
 def describe(plan: StreamingPlan) -> str:
     """Return the text that `print(plan)` shows."""
-    graph = plan.graph
+    program = plan.program
     head = (
-        f"{graph.name} on {plan.device.name}: {len(graph.operations):,} kernels, "
-        f"{_weights(len(graph.weights), graph.weight_bytes)} ({graph.precision})"
+        f"{program.name} on {plan.device.name}: {len(program.launches):,} launches, "
+        f"{_weights(len(plan.problem.weights), plan.weight_bytes)}"
     )
     lines = [
         *textwrap.wrap(head, _WIDTH, break_on_hyphens=False),
@@ -230,9 +246,16 @@ def describe(plan: StreamingPlan) -> str:
         *_loads(plan),
         *_entry("objective", f"{plan.plan.objective:,.6g}, {_proven(plan)} ({_settings(plan.instance)})"),
     ]
+    memory = plan.schedule.memory
+    lines += _entry(
+        "memory",
+        f"{_mib(memory.preloaded_bytes)} of preloaded weights, {_mib(memory.arena_bytes)} shared by streamed "
+        f"weights and intermediates, {_mib(memory.staging_bytes)} of staging buffers, "
+        f"{_mib(memory.ports_bytes)} of inputs and outputs",
+    )
     if plan.memory_limit is not None:
         lines += _entry("memory limit", _limit(plan, plan.memory_limit))
-    lines += _entry("simulated", f"{plan.timeline.provenance} figures. {'; '.join(plan.sources())}")
+    lines += _entry("predicted", f"{plan.timeline.provenance} figures. {'; '.join(plan.sources())}")
     for note in plan.notes:
         lines += _entry("note", note)
     return "\n".join(lines)
@@ -244,10 +267,10 @@ def _comparison(run: RunTimeline, whole: RunTimeline) -> list[str]:
         ("latency", run.latency_ms, whole.latency_ms, "ms"),
         ("  initialisation", run.initialisation_ms, whole.initialisation_ms, "ms"),
         ("  layers alone", float(run.layers.alone_ms.sum()), float(whole.layers.alone_ms.sum()), "ms"),
-        ("  waiting for the disk", run.stalls.disk, whole.stalls.disk, "ms"),
-        ("  slowed by loads", run.stalls.transform, whole.stalls.transform, "ms"),
-        ("memory at most", run.memory.peak.total, whole.memory.peak.total, "MiB"),
-        ("memory on average", run.memory.average.total, whole.memory.average.total, "MiB"),
+        ("  waiting for weights", run.stalls.waiting, whole.stalls.waiting, "ms"),
+        ("  slowed by copies", run.stalls.slowed, whole.stalls.slowed, "ms"),
+        ("memory allocated", run.allocated_bytes, whole.allocated_bytes, "MiB"),
+        ("  in use on average", run.memory.average.total, whole.memory.average.total, "MiB"),
     ]
     lines = [f"{'':<24}{'this plan':>14}{'preloading everything':>26}"]
     for name, ours, theirs, unit in rows:
@@ -259,9 +282,9 @@ def _comparison(run: RunTimeline, whole: RunTimeline) -> list[str]:
 
 
 def _loads(plan: StreamingPlan) -> list[str]:
-    graph, before = plan.graph, plan.timeline.preloaded_bytes
-    count = len(graph.weights) - plan.streamed_weights
-    streamed = _weights(plan.streamed_weights, graph.weight_bytes - before)
+    before = plan.timeline.preloaded_bytes
+    count = len(plan.problem.weights) - plan.streamed_weights
+    streamed = _weights(plan.streamed_weights, plan.weight_bytes - before)
     return [
         *_entry("preloaded", _weights(count, before)),
         *_entry("streamed", f"{streamed}, loaded while layers run" if plan.streamed_weights else streamed),
@@ -289,12 +312,9 @@ def _settings(instance: Instance) -> str:
 
 
 def _limit(plan: StreamingPlan, limit: int) -> str:
-    text = f"{_mib(limit)}, of which {_mib(limit - plan.budgeted.peak_bytes)} stay free"
+    text = f"{_mib(limit)}, of which {_mib(limit - plan.schedule.memory.total_bytes)} stay free"
     if plan.relaxation > 1:
-        text += f"; to keep it, layers load up to {plan.relaxation:g} times their capacity"
-    staging = plan.rates.staging_bytes
-    if staging is not None and staging < STAGING_BYTES:
-        text += f"; at most {_mib(staging)} are read ahead"
+        text += f"; to keep it, layers load up to {plan.relaxation:.3g} times their capacity"
     return text
 
 
