@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from torchedge.expressions.indices import (
     atoms_of,
     constant,
     flatten,
+    inverse,
     of,
     reshape,
     unflatten,
@@ -122,3 +125,29 @@ def test_quotients_of_remainders_join_again():
     d = of(Axis("d", 8 * 56 * 56))
     n, h, w = d // 3136, d % 3136 // 56, d % 56
     assert n * 301056 + h * 5376 + w * 96 == d * 96
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.permutations(range(4)))
+def test_the_inverse_of_reshapes_and_permutations_finds_the_same_point(sizes, order):
+    """Windows of an image and heads of attention: digits of the axes in another order."""
+    order = [d for d in order if d < len(sizes)]
+    permuted = [sizes[d] for d in order]
+    whole = Axis("a", _product(sizes))
+    digits = unflatten(of(whole), permuted)
+    indices = [digits[order.index(d)] for d in range(len(sizes))]
+    element = [of(Axis(f"e{d}", n)) if n > 1 else ZERO for d, n in enumerate(sizes)]
+    moved = inverse(indices, element, [whole])
+    assert moved is not None
+    assert [i.substitute(moved) for i in indices] == element
+
+
+def _product(sizes):
+    return functools.reduce(operator.mul, sizes, 1)
+
+
+def test_an_index_that_leaves_a_digit_open_has_no_inverse():
+    a, b, e = Axis("a", 6), Axis("b", 4), Axis("e", 24)
+    assert inverse([of(a) // 2], [of(e)], [a]) is None
+    assert inverse([of(a)], [of(e)], [a, b]) is None
+    assert inverse([of(a) + 1], [of(e)], [a]) is None
+    assert inverse([of(a) * 4 + of(b)], [of(e)], [a, b]) == {a: of(e) // 4, b: of(e) % 4}

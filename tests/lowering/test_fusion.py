@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import TARGETS
+from torchedge.runtime import Executor
 from torchedge.tracing.steps import capture_step
 
 KEEP = frozenset(all_rules())
@@ -62,6 +65,81 @@ def test_softmax_and_layer_norm_are_one_kernel_each():
 
     kinds = [k.kind for k in inference(Both(), torch.zeros(4, 32)).kernels]
     assert sorted(kinds) == ["layer_norm", "softmax"]
+
+
+class Attention(nn.Module):
+    """Scaled queries and keys that are parts of one product, as in MultiheadAttention."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.project, self.scale = nn.Linear(32, 96), scale
+
+    def forward(self, x):
+        q, k, v = self.project(x).view(-1, 3, 4, 8).permute(1, 2, 0, 3)
+        scores = (self.scale(q) @ self.scale(k).transpose(1, 2)).softmax(-1)
+        return (scores @ v).transpose(0, 1).reshape(-1, 32)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("count", [5, 40])
+def test_scalings_of_operands_ride_in_the_prologue_of_their_product(target, count):
+    torch.manual_seed(0)
+    model, x = Attention(lambda part: part * 0.3).eval(), torch.randn(count, 32)
+    captured = capture_step(model, (x,), keep=KEEP)
+    program = lower(captured.step, target)
+    kinds = [program.kernels[launch.kernel].kind for launch in program.launches]
+    assert [k for k in kinds if k != "sum of slices"] == ["matmul", "matmul", "softmax", "matmul"]
+    with Executor(program, checks=True) as executor:
+        executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
+        np.testing.assert_allclose(executor.run(x.numpy())[0], model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_residual_of_windows_rides_along_with_their_product():
+    class Windows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(16, 16)
+
+        def forward(self, x):  # (8, 12, 16) in windows of 4 x 4
+            windows = x.view(2, 4, 3, 4, 16).transpose(1, 2).reshape(6, 16, 16)
+            return x + self.project(windows).view(2, 3, 4, 4, 16).transpose(1, 2).reshape(8, 12, 16)
+
+    torch.manual_seed(0)
+    model, x = Windows().eval(), torch.randn(8, 12, 16)
+    captured = capture_step(model, (x,), keep=KEEP)
+    for target in TARGETS:
+        program = lower(captured.step, target)
+        assert [k.kind for k in program.kernels] == ["matmul"]
+        with Executor(program, checks=True) as executor:
+            executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
+            np.testing.assert_allclose(executor.run(x.numpy())[0], model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_costly_operands_of_many_blocks_are_computed_once():
+    costly = Attention(lambda part: part.erf().exp().tan()).eval()
+    few, many = (inference(costly, torch.zeros(count, 32)) for count in (16, 1600))
+    kinds = [[p.kernels[launch.kernel].kind for launch in p.launches] for p in (few, many)]
+    assert [k.count("pointwise") for k in kinds] == [0, 2]
+
+
+def test_an_operand_that_is_overwritten_is_not_read_late():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("state", torch.ones(8, 8))
+
+        def forward(self, x):
+            y = x @ (self.state * 2)
+            self.state += y
+            return y
+
+    torch.manual_seed(0)
+    model, x = Counting().eval(), torch.randn(8, 8)
+    captured = capture_step(model, (x,), keep=KEEP)
+    with Executor(lower(captured.step)) as executor:
+        executor.load({name: tensor.numpy().copy() for name, tensor in captured.tensors.items()})
+        for _ in range(2):
+            np.testing.assert_allclose(executor.run(x.numpy())[0], model(x), rtol=1e-4, atol=1e-4)
 
 
 def test_the_update_of_a_weight_rides_along_with_its_gradient():

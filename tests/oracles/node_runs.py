@@ -22,9 +22,9 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
     """
     below = nodes_below([*nodes, *[node for _, node in updates]])
     stored = {n.index: n for n in (*[t for t, _ in updates], *below) if isinstance(n, Stored)}
-    fused = form_groups(Translation(tuple(nodes), tuple(updates), stored))
-    layouts = place_tensors(fused.groups, list(stored.values()), list(inputs))
     device = TARGETS[target] if isinstance(target, str) else target
+    fused = form_groups(Translation(tuple(nodes), tuple(updates), stored), device)
+    layouts = place_tensors(fused.groups, list(stored.values()), list(inputs))
     layouts = as_images(fused.groups, layouts, [*fused.outputs, *inputs], device)
     sources = write_kernels(fused.groups, layouts, device, schedule)
     tensors, number = [], {}

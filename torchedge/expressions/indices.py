@@ -321,6 +321,46 @@ def reshape(indices: Sequence[Index], sizes: Sequence[int], new_sizes: Sequence[
     return tuple([ZERO if size == 1 else index for index, size in zip(moved, sizes, strict=True)])
 
 
+def inverse(
+    indices: Sequence[Index], element: Sequence[Index], loops: Sequence[Axis]
+) -> dict[Axis, Index] | None:
+    """Return the loop axes at which `indices` are `element`; None where that is not found digit by digit.
+
+    Each index has to be a sum of digits of the axes (`a`, `a // d`, `a % d`, `a // d % e`), and the digits of
+    an axis have to make up all of it. The result is a candidate: check that it gives the element.
+    """
+    digits: dict[Axis, list[tuple[int, int, Index]]] = {axis: [] for axis in loops}
+    for index, place in zip(indices, element, strict=True):
+        for atom, coefficient in index.terms:
+            axis, weight, count = _digit(atom)
+            if axis not in digits or coefficient < 0 or index.const:
+                return None
+            digits[axis].append((weight, count, place // coefficient % count))
+    moved: dict[Axis, Index] = {}
+    for axis, parts in digits.items():
+        whole, total = 1, ZERO
+        for weight, count, digit in sorted(parts, key=lambda part: part[0]):
+            if weight != whole:
+                return None
+            whole, total = whole * count, total + digit * weight
+        if whole != axis.extent:
+            return None
+        moved[axis] = total
+    return moved
+
+
+def _digit(atom: Atom) -> tuple[Axis | None, int, int]:
+    """Return the axis of which an atom is a digit, the digit's weight and its number of values."""
+    if isinstance(atom, Axis):
+        return atom, 1, atom.extent
+    if isinstance(atom, Fetched) or atom.index.const or [c for _, c in atom.index.terms] != [1]:
+        return None, 1, 1
+    axis, weight, count = _digit(atom.index.terms[0][0])
+    if isinstance(atom, Remainder):
+        return (axis if count % atom.divisor == 0 else None), weight, atom.divisor
+    return (axis if count % atom.divisor == 0 else None), weight * atom.divisor, count // atom.divisor
+
+
 def show(index: Index) -> str:
     """Return an index as text, for people."""
     parts = []

@@ -34,7 +34,7 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     device = target_of(target) if isinstance(target, str) else target
     translation = translate(step)
     split_reductions([*translation.outputs, *[n for _, n in translation.updates]], device)
-    fused = form_groups(translation)
+    fused = form_groups(translation, device)
     inputs = [translation.stored[i] for i in step.inputs]
     stored, shared = list(translation.stored.values()), layouts or {}
     alone, together = gather_updates([group for group in fused.groups if group.host.numel])

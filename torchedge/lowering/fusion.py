@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from math import prod
 
 from torchedge.expressions.functions import cost_of
-from torchedge.expressions.indices import Axis, Index, reshape
+from torchedge.expressions.indices import Axis, Index, axes_of, inverse, reshape
 from torchedge.expressions.scalars import (
     Apply,
     Guarded,
@@ -38,12 +38,15 @@ from torchedge.lowering.nodes import (
     indices_of,
     nodes_below,
 )
+from torchedge.lowering.targets import Kind, Target
 from torchedge.lowering.translation import Translation
 
 MOST_PIECES = 4
 """A node with more operands of its own size than this is written to memory: a concatenation of many."""
 MOST_EXTRA_WORK = 24
 """Arithmetic operations an element that may be spent again to spare a tensor its way through memory."""
+OPERAND_BLOCKS: dict[Kind, int] = {"panel": 128, "local": 64, "register": 4}
+"""Rows or columns for which a schedule of a contraction reads an element of an operand once."""
 ACCUMULATED = "acc"
 """The local under which the followers of a contraction read its result."""
 
@@ -86,14 +89,19 @@ def _is_kept(node: Pointwise, ratio: float, contracted: bool) -> bool:
         return False
     if contracted:
         return True
-    distinct = {s.tensor: s.tensor.numel for s in walk(node.body) if isinstance(s, Read)}
-    traffic = sum(min(1.0, numel / max(1, node.numel)) for numel in distinct.values())
-    if len([n for n in distinct.values() if 4 * n > node.numel]) > MOST_PIECES or _is_pieces(node.body):
-        return True
-    if ratio <= 1.0:
+    return not _is_cheap(node.body, node.numel, ratio)
+
+
+def _is_cheap(body: Scalar, numel: int, ratio: float) -> bool:
+    """Return whether to compute each of `numel` elements `ratio` times rather than to write and read them."""
+    distinct = {s.tensor: s.tensor.numel for s in walk(body) if isinstance(s, Read)}
+    traffic = sum(min(1.0, size / max(1, numel)) for size in distinct.values())
+    if len([size for size in distinct.values() if 4 * size > numel]) > MOST_PIECES or _is_pieces(body):
         return False
-    work = sum(cost_of(s.function) for s in walk(node.body) if isinstance(s, Apply))
-    return ratio * traffic > traffic + 1 + ratio or (ratio - 1) * work > MOST_EXTRA_WORK
+    if ratio <= 1.0:
+        return True
+    work = sum(cost_of(s.function) for s in walk(body) if isinstance(s, Apply))
+    return ratio * traffic <= traffic + 1 + ratio and (ratio - 1) * work <= MOST_EXTRA_WORK
 
 
 def _is_pieces(body: Scalar) -> bool:
@@ -227,8 +235,8 @@ class Fused:
     outputs: tuple[Node, ...]
 
 
-def form_groups(translation: Translation) -> Fused:
-    """Return the groups of a step."""
+def form_groups(translation: Translation, target: Target) -> Fused:
+    """Return the groups of a step for a device class."""
     roots, outputs, overwriter = _roots(translation)
     kept = choose_kept(roots)
     fuser = _Fuser(Expander(kept), {}, {}, overwriter)
@@ -242,6 +250,9 @@ def form_groups(translation: Translation) -> Fused:
     for group in list(fuser.groups):
         if group in fuser.groups:
             _absorb_followers(fuser, group)
+    for group in list(fuser.groups):
+        if set(group.computed) == {group.host} and group.host not in roots:
+            _join_operand(fuser, group, OPERAND_BLOCKS[target.schedule])
     _choose_stores(fuser, set(roots))
     return Fused(tuple(_ordered(fuser)), outputs)
 
@@ -371,6 +382,9 @@ def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axi
     if len(plain) == len(wide) and set(plain) == set(wide):
         at = {i.terms[0][0]: e for i, e in zip(access.indices, computed.element, strict=True) if i.terms}
         return {a: at[a] for a in wide}
+    moved = inverse(access.indices, computed.element, wide)
+    if moved is not None:
+        return moved
     there = reshape(computed.element, host.shape, access.tensor.shape)
     return {a: i for a, i in zip(host.axes, there, strict=True) if a.extent != 1}
 
@@ -409,6 +423,52 @@ def _merge(fuser: _Fuser, group: FusionGroup, follower: FusionGroup, joined: dic
     for node in joined:
         fuser.readers.get(node, set()).discard(group)
     group.place = max(group.place, follower.place)
+
+
+def _join_operand(fuser: _Fuser, group: FusionGroup, block: int) -> None:
+    """Compute an element-wise group where its only reader, a contraction, reads it, if that is cheap.
+
+    So the scaling of an operand costs no launch. The contraction computes each element as often as it reads
+    it: once for every `block` of its rows or columns.
+    """
+    readers = list(fuser.readers.get(group.host, ()))
+    if not isinstance(group.host, Pointwise) or len(readers) != 1:
+        return
+    reader = readers[0]
+    values = reads_of(*[c.value for c in reader.computed.values()])
+    overwritten = any(n in fuser.overwriter for n in group.reads if isinstance(n, Stored))
+    if not isinstance(reader.host, Contraction) or overwritten or any(r.tensor is group.host for r in values):
+        return
+    host, value = group.host, group.computed[group.host].value
+    executed = sum(_times_read(reader.host, body, host, block) for body in reader.bodies)
+    if not _is_cheap(value, host.numel, executed / host.numel):
+        return
+
+    def inline(access: Read) -> Scalar | None:
+        if access.tensor is not host:
+            return None
+        return substitute(value, dict(zip(host.axes, access.indices, strict=True)))
+
+    reader.bodies = tuple([substitute(body, {}, inline) for body in reader.bodies])
+    reader.reads = dict.fromkeys(_read_by(reader))
+    del fuser.groups[group], fuser.maker[host], fuser.readers[host]
+    for node in group.reads:
+        fuser.readers[node].discard(group)
+    for node in reader.reads:
+        fuser.readers.setdefault(node, set()).add(reader)
+
+
+def _times_read(host: Contraction, body: Scalar, node: Node, block: int) -> int:
+    """Return how often a contraction computes elements of an operand that reads a node."""
+    reads = [read for read in reads_of(body) if read.tensor is node]
+    if not reads:
+        return 0
+    indices = [i for read in reads_of(body) for i in read.indices]
+    indices += [b[0] for s in walk(body) if isinstance(s, Guarded) for b in s.bounds]
+    used = set[Axis]().union(*map(axes_of, indices))
+    own = [a.extent for a in host.axes if a in used]
+    others = [a.extent for a in host.axes if a not in used]
+    return len(reads) * prod(own) * prod([a.extent for a in host.inner]) * -(-prod(others) // block)
 
 
 def _choose_stores(fuser: _Fuser, roots: Collection[Node]) -> None:

@@ -120,7 +120,7 @@ def test_small_updates_load(runs):
     """Each work-item of this kernel returns after its own update: it copies before it returns."""
     stored = [Stored((7 + k,), "float32", f"w{k}", k) for k in range(3)]
     updates = tuple([(w, elementwise(lambda a: a * 2, w, dtype="float32")) for w in stored])
-    groups = form_groups(Translation((), updates, {w.index: w for w in stored})).groups
+    groups = form_groups(Translation((), updates, {w.index: w for w in stored}), TARGETS["gpu"]).groups
     source = write_updates(groups, {w: row_major(1) for w in stored}, TARGETS["gpu"])
     tensors = [StoredTensor(w.name, w.shape, w.dtype, "parameter", row_major(1)) for w in source.tensors]
     launch = Launch(0, tuple(range(len(tensors))), source.global_size, source.local_size)

@@ -152,7 +152,8 @@ def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
     loads = [s for s in walk(scalar) if isinstance(s, Read)]
     if not loads:
         return {}
-    strides = strides_of(offset_of(arguments.sites[loads[0].tensor], loads[0].indices))
+    load = max(loads, key=lambda load: load.tensor.numel)
+    strides = strides_of(offset_of(arguments.sites[load.tensor], load.indices))
     return {axis: abs(stride) for axis, stride in strides.items()}
 
 
