@@ -283,7 +283,8 @@ def export(
     mode: "train" exports a whole training step. loss: called as ``loss(output, *targets)``, by
     default cross entropy, or "model"; targets: example targets; optimizer: a torch.optim.SGD, Adam or AdamW
     with its state, by default SGD with momentum; accumulation: batches to an update. seed: of dropout.
-    precision: in which large intermediates lie; kernels compute in float32. plan: what `torchedge.plan`
+    precision: in which large intermediates lie, and large weights of an inference; kernels compute in
+    float32. plan: what `torchedge.plan`
     returned for this model, to go along. onnx: also write model.onnx, checked by onnx and run by onnxruntime
     where that is installed. progress: called with each stage.
     Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators

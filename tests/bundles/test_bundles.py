@@ -178,6 +178,35 @@ def test_intermediates_in_half_precision(tmp_path, device):
     np.testing.assert_allclose(half.run(x)[0], expected, rtol=2e-2, atol=2e-3)
 
 
+@pytest.mark.parametrize("device", ["local-cpu", "adreno"])
+def test_weights_in_half_precision_take_half_the_file(tmp_path, device):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    x = torch.randn(4, 256)
+    options = {"device": device, "onnx": False}
+    full = torchedge.export(model, x, out=tmp_path / "full", **options)
+    half = torchedge.export(model, x, out=tmp_path / "half", precision="float16", **options)
+    sizes = [bundle.manifest.files["weights.safetensors"].nbytes for bundle in (full, half)]
+    assert 1.9 < (sizes[0] - PAGE) / (sizes[1] - PAGE) < 2.0
+    weights = half.weights()
+    for name, tensor in model.state_dict().items():
+        dtype = np.float16 if tensor.dim() == 2 else np.float32
+        np.testing.assert_array_equal(weights[name], tensor.numpy().astype(dtype))
+    with torch.no_grad():
+        expected = model(x).numpy()
+    np.testing.assert_allclose(half.run(x)[0], expected, atol=2e-3 * np.abs(expected).max())
+
+
+def test_weights_beyond_half_precision_are_an_error(tmp_path):
+    model = nn.Linear(64, 64)
+    model.weight.data[3, 4] = 1e5
+    with pytest.raises(InputError, match="weight holds 100000, half precision ends at 65504; export with"):
+        torchedge.export(
+            model, torch.zeros(1, 64), out=tmp_path / "b", device="local-cpu", precision="float16", onnx=False
+        )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_is_left_as_found(model, batch, tmp_path):
     found = copy.deepcopy(model.state_dict())
     model.train()

@@ -46,6 +46,7 @@ Array = npt.NDArray[Any]
 def write_weights(path: Path, programs: Sequence[Program], data: Mapping[str, Array]) -> str:
     """Write the resident tensors of programs from `data` (logical arrays); return the file's SHA-256.
 
+    Data in single precision is converted where its tensor is in half.
     A state without data is omitted: it begins at its fill. Peak memory: one tensor.
 
     Raises:
@@ -95,7 +96,7 @@ def _pieces(
         if tensor is None:
             yield bytes(nbytes)
         else:
-            packed = np.ascontiguousarray(tensor.layout.pack(np.asarray(data[tensor.name])))
+            packed = np.ascontiguousarray(tensor.layout.pack(_converted(tensor, data[tensor.name])))
             yield packed.reshape(-1).view(np.uint8).data
 
 
@@ -127,12 +128,25 @@ def _stored_bytes(tensor: StoredTensor) -> int:
     return int(np.prod(_stored_shape(tensor), dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
 
 
+def _converted(tensor: StoredTensor, array: Array) -> Array:
+    """Return an array in the dtype of its tensor; raises InputError where half precision cannot hold it."""
+    with np.errstate(over="ignore"):
+        converted = np.asarray(array).astype(tensor.dtype, copy=False)
+    if converted.dtype != array.dtype and bool(np.isinf(converted).any() and not np.isinf(array).any()):
+        raise InputError(
+            f"{tensor.role} {tensor.name} holds {np.abs(array).max():g}, half precision ends at "
+            f"{np.finfo(converted.dtype).max:g}; export with precision='float32'"
+        )
+    return converted
+
+
 def _check_data(tensor: StoredTensor, data: Mapping[str, Array]) -> None:
     title = f"{tensor.role} {tensor.name}"
     if tensor.name not in data:
         raise InputError(f"{title}: the captured step has no data for it; report this with the model")
     array = data[tensor.name]
-    if (array.shape, str(array.dtype)) != (tensor.shape, tensor.dtype):
+    dtypes = (tensor.dtype, "float32") if tensor.dtype == "float16" else (tensor.dtype,)
+    if array.shape != tensor.shape or str(array.dtype) not in dtypes:
         raise InputError(
             f"{title} is {array.dtype}{list(array.shape)}; expected {tensor.dtype}"
             f"{list(tensor.shape)}: report this with the model"

@@ -84,7 +84,7 @@ _HEADER_BYTES = 2**16
     "--precision",
     type=click.Choice(["float32", "float16"]),
     default="float32",
-    help="Of large intermediates; kernels compute in float32.",
+    help="Of large intermediates and of an inference's weights; kernels compute in float32.",
 )
 @click.option("--onnx/--no-onnx", default=True, help="Also write model.onnx.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")

@@ -13,7 +13,13 @@ from torchedge.lowering.kernels.pointwise import gather_updates, write_pointwise
 from torchedge.lowering.kernels.rows import write_rows
 from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node, Rows
-from torchedge.lowering.placement import as_images, place_tensors, share_images, store_half
+from torchedge.lowering.placement import (
+    as_images,
+    place_tensors,
+    share_images,
+    store_half,
+    store_weights_half,
+)
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
 from torchedge.lowering.targets import Schedule, Target, target_of
 from torchedge.lowering.translation import Translation, split_reductions, translate
@@ -21,6 +27,8 @@ from torchedge.textures.layouts import Layout, row_major
 
 ALIGNMENT = 512
 """Bytes to which tensors in the arena are aligned: what the strictest OpenCL devices ask of sub-buffers."""
+
+_WEIGHTS = frozenset(("parameter", "buffer", "constant"))
 
 
 def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout] | None = None) -> Program:
@@ -41,6 +49,10 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     placed = place_tensors(fused.groups, stored, inputs, shared)
     if device.half:
         store_half(fused.groups, fused.outputs)
+    if device.half_weights:
+        updated = {node for node, _ in translation.updates}
+        weights = [n for i, n in translation.stored.items() if step.values[i].role in _WEIGHTS]
+        store_weights_half([n for n in weights if n not in updated and n.name not in shared])
     settled = [node for node in stored if node.name in shared]
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
     placed = as_images(alone, placed, fixed, device)

@@ -52,12 +52,12 @@ def capture_inference_step(
 
 
 def lower_inference(captured: CapturedStep, target: Target) -> Program:
-    """Return the Program of a captured inference.
+    """Return the Program of a captured inference; a target of half precision stores weights in it, too.
 
     Raises:
         LoweringError: operators without a rule, or a request that no kernel supports.
     """
-    return lower(captured.step, target)
+    return lower(captured.step, replace(target, half_weights=target.half))
 
 
 def lower_model(

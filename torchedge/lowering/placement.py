@@ -147,6 +147,13 @@ def store_half(groups: Sequence[FusionGroup], outputs: Collection[Node]) -> None
                 node.dtype = "float16"
 
 
+def store_weights_half(stored: Collection[Stored]) -> None:
+    """Store matrices of floats in half precision; vectors take little memory and stay as they are."""
+    for node in stored:
+        if node.dtype == "float32" and len(node.shape) >= 2 and node.numel >= SMALLEST:
+            node.dtype = "float16"
+
+
 def as_images(
     groups: Sequence[FusionGroup], layouts: Mapping[Node, Layout], fixed: Collection[Node], target: Target
 ) -> dict[Node, Layout]:
@@ -170,7 +177,7 @@ def as_images(
 def _as_image(node: Node, layout: Layout, target: Target) -> Layout:
     """Return the layout as an image; unchanged where the tensor is too small, too large or of an odd size."""
     rank = len(node.shape)
-    plain = not isinstance(node, Stored) or node.dtype == "float32"
+    plain = not isinstance(node, Stored) or node.dtype == "float32" or target.half_weights
     if rank < 2 or node.numel < SMALLEST or not plain or node.dtype not in ("float32", "float16"):
         return layout
     if node.shape[layout.order[-1]] % LANES:

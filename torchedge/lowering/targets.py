@@ -31,7 +31,8 @@ class Target:
     storage: preferred storage of tensors; pattern: the access pattern of images. image_width, image_height:
     largest image in texels; pitch: rows of images made from buffers are a multiple of so many texels.
     shared_pitch: the same of intermediate images made from the arena's buffer; 0: each has memory of its own.
-    half: large intermediates are stored in half precision. checks: kernels report accesses outside their
+    half: large intermediates are stored in half precision; half_weights: so are matrices of weights that the
+    step does not update. checks: kernels report accesses outside their
     tensors.
     """
 
@@ -49,6 +50,7 @@ class Target:
     pitch: int = 64
     shared_pitch: int = 0
     half: bool = False
+    half_weights: bool = False
     checks: bool = False
 
 
