@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from torchedge.graphs import ITEM_SIZES
-from torchedge.ops.specs import Call, Work, keep, spec
+from torchedge.ops.specs import Call, Work, crossed, keep, spec
 from torchedge.ops.strides import Sizes, as_input
 
 
@@ -29,13 +29,6 @@ def broadcast(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None
     return tuple(out)
 
 
-def product_saves(call: Call) -> tuple[int, ...]:
-    """A product keeps each factor for the gradient of the other."""
-    return tuple(
-        a for a, b in ((0, 1), (1, 0)) if call.need(b) and a < len(call.ins) and call.ins[a] is not None
-    )
-
-
 def quotient_saves(call: Call) -> tuple[int, ...]:
     """A / b keeps b for a's gradient, both for b's."""
     if len(call.ins) < 2 or call.ins[1] is None:
@@ -46,11 +39,6 @@ def quotient_saves(call: Call) -> tuple[int, ...]:
 def result_or_input(call: Call) -> tuple[int, ...]:
     """An in-place call keeps its result, another one its input."""
     return (-1,) if call.inplace else (0,)
-
-
-def addcmul_saves(call: Call) -> tuple[int, ...]:
-    """Input + value · t1 · t2."""
-    return tuple(a for a, b in ((1, 2), (2, 1)) if call.need(b))
 
 
 def flops_each(count: int) -> Any:  # noqa: ANN401 - a FLOPs rule
@@ -92,7 +80,7 @@ OPS = (
     _alike("add", "input other alpha", "__radd__", work=Work.SUM, grads=("pass", "pass")),
     _alike("sub", "input other alpha", "subtract", work=Work.SUM, grads=("pass", "new"), broadcasts=True),
     _alike("rsub", "input other alpha", "__rsub__", grads=("pass", "new"), broadcasts=True),
-    _alike("mul", "input other", "multiply __rmul__", saves=product_saves, broadcasts=True),
+    _alike("mul", "input other", "multiply __rmul__", saves=crossed(0, 1), broadcasts=True),
     _alike("div", "input other rounding_mode", "true_divide divide", saves=quotient_saves, broadcasts=True),
     spec("__rtruediv__", "other input", "__rdiv__ reciprocal_mul", saves=keep(-1)),
     spec("floor_divide", "input other", "__rfloordiv__ fmod remainder __rmod__ nextafter", grads=("none",)),
@@ -122,7 +110,7 @@ OPS = (
     spec(
         "addcmul",
         "input tensor1 tensor2 value",
-        saves=addcmul_saves,
+        saves=crossed(1, 2),
         grads=("pass", "new", "new"),
         broadcasts=True,
     ),

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from torchedge.ops.convolution import spread
+from torchedge.ops.rows import reduced_flops
 from torchedge.ops.specs import Call, LoadClass, Work, keep, spec
 from torchedge.ops.strides import Sizes
 
@@ -52,11 +53,6 @@ def window_flops(call: Call) -> int:
     return prod(call.outs[0]) * (volume**rank if isinstance(kernel, int) else volume)
 
 
-def input_flops(call: Call) -> int:
-    """One operation for each input element."""
-    return prod(call.ins[0] or ())
-
-
 def indices_aux(call: Call) -> tuple[int, ...]:
     """The int64 index of each maximum."""
     return (8 * prod(call.outs[0]),)
@@ -97,21 +93,21 @@ OPS = (
         "input output_size",
         "_adaptive_avg_pool2d",
         infer=adaptive_shape,
-        flops=input_flops,
+        flops=reduced_flops,
         saves=adaptive_saves,
     ),
     _pool(
         "adaptive_avg_pool1d",
         "input output_size",
         "adaptive_avg_pool3d _adaptive_avg_pool3d",
-        flops=input_flops,
+        flops=reduced_flops,
         saves=keep(0),
     ),
     _pool(
         "adaptive_max_pool2d",
         "input output_size",
         "adaptive_max_pool1d adaptive_max_pool3d",
-        flops=input_flops,
+        flops=reduced_flops,
         saves=keep(0, -2),
     ),
     _pool("lp_pool2d", flops=window_flops, saves=keep(0)),

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from torchedge.graphs import ITEM_SIZES
-from torchedge.ops.specs import Call, LoadClass, Work, keep, spec
+from torchedge.ops.specs import Call, LoadClass, Work, crossed, keep, spec
 from torchedge.ops.strides import Sizes
 
 
@@ -54,16 +54,6 @@ def einsum_flops(call: Call) -> int:
         for k, s in zip(term, shape, strict=False)
     }
     return 2 * outputs * prod(s for k, s in sizes.items() if k not in right)
-
-
-def product_saves(call: Call) -> tuple[int, ...]:
-    """Each operand is kept for the gradient of the other."""
-    return tuple(i for i, other in ((0, 1), (1, 0)) if call.need(other))
-
-
-def added_saves(call: Call) -> tuple[int, ...]:
-    """addmm: operands are inputs 1 and 2."""
-    return tuple(i for i, other in ((1, 2), (2, 1)) if call.need(other))
 
 
 def attention_flops(call: Call) -> int:
@@ -131,7 +121,7 @@ _PARAMS = "input hx params has_biases num_layers dropout train bidirectional bat
 
 
 _product = partial(spec, load=LoadClass.REUSABLE, work=Work.PRODUCT, autocast="lower")
-_multiplied = partial(_product, flops=matmul_flops, saves=product_saves)
+_multiplied = partial(_product, flops=matmul_flops, saves=crossed(0, 1))
 _recurrent = partial(_product, work=Work.RECURRENT, flops=recurrent_flops, saves=keep(0, -1))
 
 OPS = (
@@ -140,7 +130,7 @@ OPS = (
         "input weight bias",
         infer=linear_shape,
         flops=linear_flops,
-        saves=product_saves,
+        saves=crossed(0, 1),
         grads=("folded", "turned", "new"),
     ),
     _multiplied(
@@ -157,12 +147,12 @@ OPS = (
         "baddbmm addbmm addmv",
         work=Work.ADDED_PRODUCT,
         flops=added_flops,
-        saves=added_saves,
+        saves=crossed(1, 2),
         grads=("pass", "new"),
     ),
-    _product("einsum", "equation operands", flops=einsum_flops, saves=product_saves, composite="einsum"),
+    _product("einsum", "equation operands", flops=einsum_flops, saves=crossed(0, 1), composite="einsum"),
     _multiplied("bilinear", "input1 input2 weight bias", saves=keep(0, 1, 2), autocast="widest"),
-    _product("outer", "input vec2", "ger", saves=product_saves),
+    _product("outer", "input vec2", "ger", saves=crossed(0, 1)),
     _product(
         "scaled_dot_product_attention",
         "query key value attn_mask dropout_p is_causal scale enable_gqa",

@@ -172,6 +172,16 @@ def keep(*slots: int) -> Rule:
     return rule
 
 
+def crossed(first: int, second: int) -> Callable[[Call], tuple[int, ...]]:
+    """Return a rule: of two factors, each is kept for the gradient of the other."""
+
+    def saves(call: Call) -> tuple[int, ...]:
+        pairs = ((first, second), (second, first))
+        return tuple(a for a, b in pairs if call.need(b) and a < len(call.ins) and call.ins[a] is not None)
+
+    return saves
+
+
 @dataclass(frozen=True, slots=True)
 class OpSpec:
     """Everything that torchedge knows about the forward call of one operator.
