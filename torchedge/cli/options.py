@@ -116,9 +116,9 @@ class Number(_Type):
 class _Numbers(_Type):
     """Whole numbers with separators between them: batch sizes 32,64,128, or a shape 3x224x224."""
 
-    def __init__(self, name: str, separators: str, most: int, example: str, *, distinct: bool) -> None:
+    def __init__(self, name: str, separators: str, most: int, what: str, *, distinct: bool) -> None:
         self.name, self.most, self.distinct = name, most, distinct
-        self._separators, self._example = separators, example
+        self._separators, self._what = separators, what
 
     def convert(
         self,
@@ -135,7 +135,7 @@ class _Numbers(_Type):
         try:
             numbers = [WHOLE.convert(part, param, ctx) for part in parts]
         except click.BadParameter as error:
-            self.fail(f"{error.message} Expected such as {self._example}.", param, ctx)
+            self.fail(f"{error.message} Expected {self._what}.", param, ctx)
         return tuple(dict.fromkeys(numbers) if self.distinct else numbers)
 
 
@@ -177,8 +177,8 @@ class _Device(_Type):
 
 WHOLE = Whole()
 SIZE = Size()
-BATCH_SIZES = _Numbers("N[,N...]", ",", 1024, "32,64,128", distinct=True)
-SHAPE = _Numbers("CxHxW", "[x×,]", 8, "3x224x224", distinct=False)
+BATCH_SIZES = _Numbers("N[,N...]", ",", 1024, "numbers such as 32,64,128", distinct=True)
+SHAPE = _Numbers("CxHxW", "[x×,]", 8, "the shape of one sample such as 3x224x224", distinct=False)
 CONFIDENCE = Number(0.5, 1.0, name="P", open_high=True)
 DEVICE = _Device()
 PATH = click.Path(path_type=Path)
