@@ -5,7 +5,8 @@
 
 Models are those of `torchedge plan` by name, with random weights. Each is lowered for the OpenCL device; its
 weights are written to a file in FOLDER in the order of their first use. Every plan runs under the same
-executor: an initialisation and a first run (the paper's integrated latency), then `--repeat` runs more.
+executor: an initialisation and a first run (the paper's integrated latency), then `--repeat` runs more. A run
+before all others, which is not shown, lets the driver compile.
 
 The table has the memory that a run allocates and what it uses on average, the times of initialisation, first
 run and median further run, the time in which launches of the first run waited for weights, and whether the
@@ -163,6 +164,7 @@ def _drop(path: Path) -> None:
 def report(lowered: Lowered, options: argparse.Namespace) -> bool:
     """Print the rows of a model; return whether all outputs are the same."""
     instance = instance_of(lowered.program, options.chunk * MEBIBYTE)
+    run(lowered, instance, "preload-all", argparse.Namespace(**{**vars(options), "repeat": 0}))
     preloaded: tuple[MeasuredRun, bytes] | None = None
     same = True
     for plan in ("preload-all", *[name for name in STRATEGIES if name != "preload-all"]):
