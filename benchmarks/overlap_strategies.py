@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from paper_model import SolverLimits, Window, ask, count_pairs, whole_window
+
 from torchedge.streaming import strategies
 from torchedge.streaming.instances import MAX_CHUNKS, Instance, Weight
 from torchedge.streaming.plans import Chunks, OverlapPlan, in_flight, infeasible_plan, make_plan, price
-from torchedge.streaming.solving.cp_sat import SolverLimits, Window, ask, count_pairs, whole_window
 
 WHOLE_SIZE = 4_000
 """Up to so many weights and pairs of a weight and a layer an instance is one window."""

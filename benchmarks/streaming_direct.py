@@ -77,7 +77,8 @@ def plan_exactly(path: Path, arguments: argparse.Namespace) -> Timed:
 
 def plan_directly(path: Path, arguments: argparse.Namespace) -> Timed:
     """Plan with the paper's model in CP-SAT, whole where it fits."""
-    from torchedge.streaming.solving.cp_sat import MAX_PAIRS, direct_cp_sat, whole_window, widest_reach
+    from paper_model import MAX_PAIRS, direct_cp_sat, whole_window, widest_reach
+
     from torchedge.streaming.verification import check_plan
 
     instance = read_instance(path)
@@ -145,7 +146,7 @@ def told(plan: OverlapPlan | None) -> tuple[str, str]:
 
 def compare(name: str, path: Path, arguments: argparse.Namespace) -> str:
     """Plan one instance both ways and print its row; return the verdict."""
-    from torchedge.streaming.solving.cp_sat import MAX_PAIRS, count_pairs, whole_window, widest_reach
+    from paper_model import MAX_PAIRS, count_pairs, whole_window, widest_reach
 
     whole = whole_window(read_instance(path))
     layers = len(whole.capacity) - 1

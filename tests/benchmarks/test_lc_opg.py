@@ -7,9 +7,9 @@ import pytest
 from oracles.exhaustive_plans import best_plan
 from oracles.random_instances import layer, random_instance, weight
 from overlap_strategies import STRATEGIES, plan_greedily, plan_lc_opg
+from paper_model import Answer
 
 from torchedge.streaming.instances import Instance
-from torchedge.streaming.solving.cp_sat import Answer
 from torchedge.streaming.verification import check_plan, verify_plan
 
 pytestmark = pytest.mark.slow

@@ -181,7 +181,7 @@ def test_differences_are_over_the_largest_value():
 
 
 def test_a_streaming_plan_goes_along(batch, tmp_path):
-    pytest.importorskip("ortools")
+    pytest.importorskip("scipy")
     wide = nn.Sequential(nn.Flatten(), nn.Linear(192, 2048), nn.ReLU(), nn.Linear(2048, 10))
     one = batch[0][:1]
     plan = torchedge.plan(wide, one, device="adreno", memory_limit="16MiB")

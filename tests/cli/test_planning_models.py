@@ -8,7 +8,7 @@ import pytest
 
 from torchedge.cli import DOES_NOT_FIT, main
 
-pytest.importorskip("ortools")
+pytest.importorskip("scipy")
 pytest.importorskip("scipy")
 
 NETS = """

@@ -61,6 +61,45 @@ def random_instance(seed: int, size: Size = "tiny") -> Instance:
     return instance
 
 
+def any_instance(seed: int) -> Instance:
+    """An instance of whatever size and options: to 100,000 layers and weights, to 10^9 chunks a weight."""
+    rng = np.random.default_rng([seed, 12])
+    most = float(rng.choice([1.5, 3.0, 4.0, 5.0], p=[0.5, 0.35, 0.1, 0.05]))
+    count, weight_count = (round(10 ** rng.uniform(0, most)) for _ in range(2))
+    weight_count *= bool(rng.random() > 0.01)
+    largest = float(rng.choice([1, 2, 3, 6, 9]))
+    smallest = float(rng.choice([0, 0, largest / 2, largest]))
+    sizes = (10 ** rng.uniform(smallest, largest, weight_count)).astype(np.int64)
+    if rng.random() < 0.3:  # few sizes, as models have
+        sizes = rng.choice(sizes[: int(rng.integers(1, 8))], weight_count) if weight_count else sizes
+    first = rng.integers(1, count + 1, weight_count)
+    if rng.random() < 0.3:
+        first = np.sort(rng.choice(first, weight_count)) if weight_count else first
+    tied = rng.random(weight_count) < rng.choice([0.0, 0.0, 0.1, 0.5])
+    last = np.where(tied, rng.integers(first, count + 1), first)
+    total = int(sizes.sum())
+    mean = total / count * 10 ** rng.uniform(-1, 1)
+    capacities = rng.exponential(max(mean, 1e-9), count).astype(np.int64)
+    capacities[rng.random(count) < rng.choice([0.0, 0.3, 0.8])] = 0
+    if rng.random() < 0.05:
+        capacities[:] = 0 if rng.random() < 0.5 else 2**31
+    limit = (None, total, total // 2, total // 10, total // 100, int(sizes.max(initial=0)), 0)
+    return Instance(
+        1,
+        tuple(layer(n, min(int(c), 2**31)) for n, c in enumerate(capacities, 1)),
+        tuple(
+            Weight(f"w{n}", int(c), int(c), int(i), int(j))
+            for n, (c, i, j) in enumerate(zip(sizes, first, last, strict=True))
+        ),
+        m_peak_chunks=limit[int(rng.choice(7, p=[0.4, 0.05, 0.15, 0.15, 0.1, 0.1, 0.05]))],
+        lam=float(rng.choice(LAMBDAS)) if rng.random() < 0.8 else round(rng.uniform(0, 1), 3),
+        memory_chunks=limit[int(rng.choice(7, p=[0.5, 0.05, 0.15, 0.15, 0.05, 0.05, 0.05]))],
+        residency=get_args(Residency)[int(rng.integers(2))],
+        distance=get_args(Distance)[int(rng.integers(2))],
+        name=f"any-{seed}",
+    )
+
+
 def _weights(rng: np.random.Generator, layers: int, count: int, most_chunks: int) -> tuple[Weight, ...]:
     equal = int(rng.integers(1, most_chunks + 1)) if rng.random() < 0.2 else 0
     big = int(rng.integers(count)) if count and rng.random() < 0.2 else -1

@@ -16,7 +16,7 @@ from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
 from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.verification import verify_plan
 
-pytest.importorskip("ortools")
+pytest.importorskip("scipy")
 pytest.importorskip("scipy")
 
 CHUNK = 4096

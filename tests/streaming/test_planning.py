@@ -22,7 +22,7 @@ from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.streaming.verification import verify_plan
 
-pytest.importorskip("ortools")
+pytest.importorskip("scipy")
 pytest.importorskip("scipy")
 
 KIB = 1024

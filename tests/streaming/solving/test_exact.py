@@ -10,7 +10,6 @@ from oracles.random_instances import instances, random_instance
 from torchedge.streaming.solving import solve
 from torchedge.streaming.verification import check_plan
 
-pytest.importorskip("ortools")
 pytest.importorskip("scipy")
 
 

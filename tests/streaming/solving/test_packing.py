@@ -6,7 +6,17 @@ import pytest
 from oracles.random_instances import random_instance
 
 from torchedge.streaming.instances import Instance, Layer, Weight
-from torchedge.streaming.solving.problems import ORDERS, make_problem, pack, residency, segments
+from torchedge.streaming.solving.problems import (
+    ORDERS,
+    Subproblem,
+    Work,
+    admit,
+    make_problem,
+    pack,
+    residency,
+    segments,
+    whole_chunks,
+)
 
 
 def line(capacities, weights, **options):
@@ -77,3 +87,25 @@ def test_parts_are_independent(seed):
         together = pack(problem, jobs)
         apart = [pack(problem, [j for j in part.jobs if j in jobs], end=part.end) for part in parts]
         assert together.cost == sum(packing.cost for packing in apart)
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_admitted_keeps_the_limit(seed, whole):
+    problem = make_problem(random_instance(seed, "small"))
+    part = Subproblem(0, problem.layers, problem.jobs)
+    for order in ORDERS.values():
+        for limit in (2, 6, 20):
+            preloaded = admit(problem, part, frozenset(), order, Work(1e9), limit=limit, whole=whole)
+            jobs = [job for job in problem.jobs if job.weight not in preloaded]
+            packing = pack(problem, jobs, order)
+            assert not packing.unfinished
+            counted = whole_chunks(problem, jobs, packing) if whole else residency(problem, jobs)
+            assert max(counted) <= limit
+
+
+def test_without_work_everything_is_preloaded():
+    problem = make_problem(random_instance(5, "small"))
+    part = Subproblem(0, problem.layers, problem.jobs)
+    preloaded = admit(problem, part, frozenset(), ORDERS["smallest"], Work(0))
+    assert preloaded == {job.weight for job in problem.jobs}

@@ -8,8 +8,7 @@ from oracles.random_instances import random_instance
 from torchedge.errors import InputError
 from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.solving import solve
-from torchedge.streaming.solving.planner import smallest_memory
-from torchedge.streaming.solving.problems import make_problem
+from torchedge.streaming.solving.planner import WORK
 from torchedge.streaming.verification import check_plan
 
 
@@ -70,8 +69,9 @@ def test_too_little_memory_is_told_with_what_works():
 
 
 def test_the_smallest_memory_is_that_of_the_busiest_layer():
-    problem = make_problem(line([9] * 7, [(6, 3, 3), (4, 5, 5), (2, 7, 7)]))
-    assert smallest_memory(problem).chunks == 6
+    plan = solved(line([9] * 7, [(6, 3, 3), (4, 5, 5), (2, 7, 7)], memory_chunks=5))
+    assert plan.solver["smallest_memory_chunks"] == 6
+    assert plan.solver["smallest_is_proven"]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,30 @@ def test_the_smallest_memory_is_that_of_the_busiest_layer():
 )
 def test_hostile_instances_get_a_plan_or_a_reason(instance):
     solved(instance, effort=0.1)
+
+
+HARD = [
+    line([10**9 // 3, 0], [(10**6 + 7919 * k * k, 2, 2) for k in range(300)]),
+    line(
+        [7, 3, 0, 9] * 9, [(1 + 37 * k % 100, 2 + k % 35, 2 + k % 35) for k in range(56)], m_peak_chunks=110
+    ),
+    line(
+        [9, 5, 7] * 4,
+        [(1 + 5 * k % 9, 1 + k % 12, 1 + k % 12) for k in range(43)],
+        lam=1.0,
+        m_peak_chunks=56,
+        memory_chunks=136,
+        residency="weights",
+    ),
+    line([40] * 900, [(1 + 13 * k % 90, 2 + k, min(900, 2 + k + k % 3 * 50)) for k in range(899)]),
+]
+
+
+@pytest.mark.parametrize("instance", HARD, ids=["two layers", "tight peak", "whole and memory", "shared"])
+@pytest.mark.parametrize("effort", [0.02, 0.1])
+def test_work_stays_within_its_limit(instance, effort):
+    plan = solved(instance, effort=effort)
+    assert plan.solver["work"] <= 1.5 * effort * WORK + 50_000
 
 
 @pytest.mark.parametrize("seed", range(6))

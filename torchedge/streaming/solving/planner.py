@@ -1,52 +1,258 @@
-"""The solver: an overlap plan with a proven lower bound, exact where it can be, always valid.
+"""The solver: an overlap plan with a proven lower bound, within a limit on work, always valid.
 
-An instance falls into subproblems that share no slot (`segments`); each is solved on its own (`solve_part`).
-Limits on memory couple them: `solve` tries drafts that preload more. Small instances go to CP-SAT whole.
+An instance falls into parts that share no slot (`segments`); each is solved on its own (`solve_part`). A
+limit on preloaded chunks and chunks in flight together couples the parts: it is divided between the two in
+several ways, and the whole is solved with each (`_Memory`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from heapq import heappop, heappush
 from math import ceil
 
 import numpy as np
 
-from torchedge.errors import InputError, MissingExtraError
+from torchedge.errors import InputError
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan, infeasible_plan, make_plan
-from torchedge.streaming.solving.bounds import Ascent, Bound, Floats, Relaxation, ascend
-from torchedge.streaming.solving.choices import Choice, Judge, Outlook, improve, judge, repair, search
-from torchedge.streaming.solving.cp_sat import count_pairs, direct_cp_sat, whole_window
+from torchedge.streaming.solving.labels import Limits, search
+from torchedge.streaming.solving.prices import NEVER, Flow, Guide, Tables, ascend, flow_effort
 from torchedge.streaming.solving.problems import (
     ORDERS,
-    Job,
-    Packing,
     Problem,
     Subproblem,
+    Work,
+    admit,
     make_problem,
     pack,
     residency,
     segments,
+    whole_chunks,
 )
 
-__all__ = [
-    "Smallest",
-    "Solved",
-    "rooms",
-    "settle",
-    "settle_memory",
-    "smallest_memory",
-    "solve",
-    "solve_part",
-    "staying_chunks",
-    "whole_chunks",
-]
+__all__ = ["Choice", "Smallest", "Solved", "solve", "solve_part"]
 
-NODES = 2_000
-"""Nodes after which the search for the smallest limit settles for what it has."""
+STRATEGY = "optimal"
+WORK = 6_000_000
+"""Work of a solve, in about microseconds of a core."""
+CLOSE = 0.001
+"""A gap, as a share of the cost, at which the search for better plans ends."""
+EXACT_JOBS, EXACT_WIDTH = 60, 300
+"""Parts up to this size are tried exactly first, with so many labels a slot."""
+WIDTH, MOST_WIDTH = 16, 4_096
+"""Labels of the first search that drops some, and of the last."""
+ROUNDS = 1_500
+"""Rounds of an ascent."""
+PREMIUMS = 6
+"""Premiums on preloaded chunks that are tried under a limit on them."""
+MOST_SEARCHED = 20_000
+"""Slots and jobs of a part that is searched at all."""
+LARGE = 5_000
+"""Slots and jobs of a part beyond which fewer orders of service are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The jobs (weights) preloaded, the order of service, and the cost in whole numbers."""
+
+    cost: int
+    preloaded: frozenset[int]
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """The best choice of a part (None: none keeps the limits), its lower bound, and the method behind it."""
+
+    choice: Choice | None
+    bound: int
+    method: str
+
+    @property
+    def close(self) -> bool:
+        """Whether cost and bound meet, nearly."""
+        return self.choice is not None and self.choice.cost - self.bound <= CLOSE * self.choice.cost
+
+
+def solve_part(
+    problem: Problem, part: Subproblem, limits: Limits, work: Work, known: int | None = None
+) -> Solved:
+    """Choose what to preload of a part within limits; `known`: only cheaper choices are of use."""
+    return _Part(problem, part, limits, work, known).solve()
+
+
+class _Part:
+    def __init__(
+        self, problem: Problem, part: Subproblem, limits: Limits, work: Work, known: int | None
+    ) -> None:
+        self.problem, self.part, self.limits, self.work = problem, part, limits, work
+        self.size = part.size
+        self.chunks = np.array([job.chunks for job in part.jobs], dtype=float)
+        whole = limits.whole and limits.in_flight is not None
+        self.exact = len({job.late for job in part.jobs}) == 1 and not whole  # the first order is optimal
+        self.orders = list(ORDERS)[: 1 if self.exact else 2 if self.size > LARGE else None]
+        self.best: Choice | None = None
+        self.known = known
+        self.bound = 0
+
+    def solve(self) -> Solved:
+        if len(self.part.jobs) <= EXACT_JOBS and self.exact:
+            with self.work.share(0.3) as work:
+                if self._search(self.orders[0], EXACT_WIDTH, None, work=work):
+                    return self._solved("exact")
+        for order in self.orders:
+            self._try(frozenset(), order)
+        premium, guide = self._price()
+        limits = replace(self.limits, premium=premium)
+        width, steps, stalled = WIDTH, 0, 0
+        while self.size <= MOST_SEARCHED and width <= MOST_WIDTH and not self._done():
+            before, cost = self.work.left, NOTHING if self.best is None else self.best.cost
+            for order in self.orders:
+                if self._search(order, width, guide, limits):
+                    return self._solved("exact")
+            steps += 1
+            stalled = 0 if self.best is not None and self.best.cost < cost else stalled + 1
+            if stalled > 1 or self.work.left < 4 * (before - self.work.left):
+                break
+            width *= 4
+        return self._solved("searched" if steps else "priced")
+
+    def _done(self) -> bool:
+        """Whether nothing (or next to nothing) can be gained any more."""
+        upper = self.known if self.best is None else self.best.cost
+        return upper is not None and upper - self.bound <= CLOSE * upper
+
+    def _solved(self, method: str) -> Solved:
+        bound = self.bound if self.best is None else min(self.bound, self.best.cost)
+        return Solved(self.best, bound, method)
+
+    def _offer(self, preloaded: frozenset[int], order: str) -> int | None:
+        """Take a set of preloads if it keeps the limits and is the best; return its cost."""
+        jobs, limits = self.part.jobs, self.limits
+        if limits.preloaded is not None and limits.preloaded < sum(
+            job.chunks for job in jobs if job.weight in preloaded
+        ):
+            return None
+        self.work.spend(6 * self.size)
+        packing = pack(
+            self.problem, [j for j in jobs if j.weight not in preloaded], ORDERS[order], end=self.part.end
+        )
+        if packing.unfinished:
+            return None
+        cost = packing.cost + sum(job.preload_cost for job in jobs if job.weight in preloaded)
+        if self.best is None or cost < self.best.cost:
+            self.best = Choice(cost, preloaded, order)
+        return cost
+
+    def _try(self, preloaded: frozenset[int], order: str) -> None:
+        """Offer a set of preloads, with more of them if the limit in flight asks for it."""
+        limit, whole = self.limits.in_flight, self.limits.whole
+        admitted = admit(
+            self.problem, self.part, preloaded, ORDERS[order], self.work, limit=limit, whole=whole
+        )
+        self._offer(admitted, order)
+
+    def _search(
+        self,
+        order: str,
+        width: int,
+        guide: Guide | None,
+        limits: Limits | None = None,
+        work: Work | None = None,
+    ) -> bool:
+        """Offer what a search finds; return whether it proves that no plan is cheaper."""
+        upper = self.known if self.best is None else self.best.cost
+        labels = search(
+            self.problem,
+            self.part,
+            width=width,
+            work=work or self.work,
+            order=order,
+            limits=limits or self.limits,
+            guide=guide,
+            best=upper,
+        )
+        if labels.preloaded is not None:
+            self._offer(labels.preloaded, order)
+        if self.exact:
+            upper = self.known if self.best is None else self.best.cost
+            self._raise(min(labels.bound, NOTHING if upper is None else upper))
+        return self.exact and labels.bound == np.inf
+
+    def _price(self) -> tuple[float, Guide | None]:
+        """Bound the cost from below; offer what the prices suggest; return a premium and a guide."""
+        tables = Tables(self.problem, self.part)
+        if not len(tables.slots):
+            self._offer(frozenset(job.weight for job in self.part.jobs), self.orders[0])
+            self.bound = 0 if self.best is None else self.best.cost
+            return 0.0, None
+        own = tables.preload_cost
+        low, high, premium = 0.0, np.inf, 0.0
+        best: tuple[float, Guide | None] = (0.0, None)
+        for _ in range(PREMIUMS):
+            tables.preload_cost = own + premium * self.chunks
+            preloaded, guide = self._price_at(tables, premium)
+            fits = self.limits.preloaded is None or preloaded <= self.limits.preloaded
+            if fits or best[1] is None or np.isinf(high):
+                best = premium, guide
+            low, high = (low, premium) if fits else (premium, high)
+            if (fits and not premium) or self.work.left < 0:
+                break
+            if np.isinf(high):
+                premium = 3 * premium or 0.5 * max(1.0, float(own.sum() / self.chunks.sum()))
+            else:
+                premium = (low + high) / 2
+        return best
+
+    def _price_at(self, tables: Tables, premium: float) -> tuple[float, Guide | None]:
+        """Bound the cost with a premium on preloads; return the chunks preloaded then, and a guide."""
+        part, limit, work = self.part, self.limits.in_flight, self.work
+        returned = premium * (self.limits.slack or 0)
+        upper = float(tables.preload_cost.sum()) if self.best is None else self.best.cost + returned
+        climbed = ascend(tables, upper, rounds=ROUNDS, work=work)
+        self._raise(climbed.value - returned)
+        flow = None
+        candidates = [np.flatnonzero(climbed.streaming > tables.preload_cost)]
+        if limit is None:
+            limit = max(residency(self.problem, part.jobs)[max(0, part.start - 1) : part.end])
+        binds = self.limits.in_flight is not None
+        if self.size <= MOST_SEARCHED and (binds or work.left > 8 * flow_effort(part, limit)):
+            prices = np.zeros(part.end - part.start)
+            none = prices.copy()
+            prices[tables.slots - part.start] = climbed.prices
+            free = tables.evaluate(np.zeros(len(tables.slots)))[2]
+            for streaming, by_slot in ((free, none), (climbed.streaming, prices)):
+                work.spend(flow_effort(part, limit))
+                flow = Flow(self.problem, part, limit, streaming, tables.preload_cost, by_slot)
+                self._raise(flow.bound - returned)
+                if flow.bound < np.inf:
+                    candidates.append(np.array(flow.choice(), dtype=np.int64))
+        for candidate in candidates:
+            for order in self.orders:
+                self._try(frozenset(part.jobs[k].weight for k in candidate), order)
+        preloaded = float(self.chunks[candidates[-1]].sum())
+        if self.size > MOST_SEARCHED:
+            return preloaded, None
+        work.spend(30 * self.size)
+        return preloaded, Guide(self.problem, part, tables, climbed.prices, flow)
+
+    def _raise(self, value: float) -> None:
+        if value > 0:
+            self.bound = max(self.bound, NOTHING if value >= NEVER else ceil(value - 1e-6 * max(1.0, value)))
+
+
+NOTHING = 2**62
+"""The bound of a part that has no choice within its limits."""
+
+
+# memory -----------------------------------------------------------------------------------------------------
+
+FLIGHTS = 6
+"""In how many ways a limit on all memory is divided between chunks preloaded and in flight at first."""
+FLOWS = 40
+"""Divisions that are tried to find the smallest limit on memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,525 +264,289 @@ class Smallest:
     proven: bool
 
 
-def whole_chunks(problem: Problem, jobs: Sequence[Job], packing: Packing) -> list[int]:
-    """Chunks in flight by slot where a weight counts whole from its first load to its last use."""
-    change = [0] * (problem.layers + 1)
-    for job in jobs:
-        change[job.last] += job.chunks
-        change[packing.finish[job.weight] + 1] -= job.chunks
-    return [int(x) for x in np.cumsum(change)[:-1]]
+class _Memory:
+    """A problem with a limit on preloaded chunks and those in flight together."""
+
+    def __init__(self, problem: Problem, whole: bool, work: Work) -> None:
+        self.problem, self.whole, self.work = problem, whole, work
+        start = min((job.release for job in problem.jobs), default=problem.layers)
+        self.part = Subproblem(start, problem.layers, problem.jobs)
+        self.chunks = np.array([job.chunks for job in problem.jobs], dtype=np.int64)
+        self.total = int(self.chunks.sum())
+        most = self.total if whole else max(residency(problem, problem.jobs), default=0)
+        self.most = most if problem.in_flight is None else min(most, problem.in_flight)
+        self.flows: dict[int, Flow] = {}
+        self.orders = list(ORDERS)[: None if whole and len(self.chunks) < LARGE else 1]
+
+    def fewest(self, limit: int) -> Flow:
+        """The fewest chunks preloaded with at most so many in flight."""
+        if limit not in self.flows:
+            self.work.spend(flow_effort(self.part, limit))
+            none = np.zeros(len(self.chunks))
+            prices = np.zeros(self.part.end - self.part.start)
+            if len(self.flows) > FLOWS:
+                self.flows.clear()
+            self.flows[limit] = Flow(self.problem, self.part, limit, none, self.chunks, prices)
+        return self.flows[limit]
+
+    def needed(self, preloaded: frozenset[int], order: str) -> int | None:
+        """Memory (chunks) of a set of preloads, beside the fixed ones; None: the others do not fit."""
+        self.work.spend(8 * (len(self.chunks) + self.part.end))
+        jobs = [job for job in self.problem.jobs if job.weight not in preloaded]
+        packing = pack(self.problem, jobs, ORDERS[order])
+        if packing.unfinished:
+            return None
+        peak = max(
+            whole_chunks(self.problem, jobs, packing) if self.whole else residency(self.problem, jobs),
+            default=0,
+        )
+        if self.problem.in_flight is not None and peak > self.problem.in_flight:
+            return None
+        return peak + self.total - sum(job.chunks for job in jobs)
+
+    def smallest(self, share: float, enough: int = 0) -> Smallest:
+        """Find the smallest memory that works, beside the fixed chunks; stop at what is `enough`.
+
+        share: of the work that is left, that this may take.
+
+        Each range of chunks in flight takes at least its lowest number and what must be preloaded with its
+        highest.
+        """
+        best = Smallest(self.total, frozenset(job.weight for job in self.problem.jobs), False)
+        ranges, proven, least_work = [(0, -1, self.most)], True, self.work.left * (1 - share)
+        while ranges and ranges[0][0] < best.chunks and best.chunks > enough:
+            least, low, high = heappop(ranges)
+            flow = self.fewest(high)
+            least = max(least, low + 1 + int(min(flow.bound, NOTHING)))
+            if flow.bound < NOTHING:
+                wanted = frozenset(self.problem.jobs[k].weight for k in flow.choice())
+                for order in self.orders:
+                    admitted = admit(
+                        self.problem,
+                        self.part,
+                        wanted,
+                        ORDERS[order],
+                        self.work,
+                        limit=high,
+                        whole=self.whole,
+                    )
+                    chunks = self.needed(admitted, order)
+                    if chunks is not None and chunks < best.chunks:
+                        best = Smallest(chunks, admitted, False)
+            if least >= best.chunks:
+                continue
+            if high - low > 1 and self.work.left > least_work:
+                middle = (low + high) // 2
+                heappush(ranges, (least, low, middle))
+                heappush(ranges, (least, middle, high))
+            else:
+                proven = False
+        return replace(best, proven=proven and best.chunks > enough)
+
+    def solve(self, smallest: Smallest) -> tuple[Choice | None, int]:
+        """Find a cheap choice within the limit, and a lower bound."""
+        assert self.problem.memory is not None
+        budget = self.problem.memory - self.problem.fixed_chunks
+        best = min(
+            (c for order in ORDERS if (c := self._priced(smallest.preloaded, order, budget)) is not None),
+            key=lambda choice: choice.cost,
+            default=None,
+        )
+        if smallest.proven and smallest.chunks > budget:
+            return None, NOTHING
+        edges = sorted({self.most * k // FLIGHTS for k in range(FLIGHTS + 1)})
+        ranges = [(0, low, high) for low, high in zip([-1, *edges], edges, strict=False)]
+        closed, share = NOTHING, self.work.left / (1.5 * len(ranges))
+        done: list[tuple[int, int, int]] = []
+        while ranges:
+            _, low, high = ranges.pop()
+            fewest = self.fewest(high)
+            if low + 1 + fewest.bound > budget:
+                continue
+            slack = budget - low - 1
+            limits = Limits(high, self.whole, budget - high, slack=slack, fewest=fewest)
+            known = None if best is None else best.cost
+            with self.work.share(min(1.0, share / max(1.0, self.work.left))) as own:
+                solved = solve_part(self.problem, self.part, limits, own, known)
+            choice = solved.choice
+            if choice is not None and self._priced(choice.preloaded, choice.order, budget) is not None:
+                best = choice if best is None or choice.cost < best.cost else best
+            done.append((solved.bound, low, high))
+            if ranges or not done or best is None or self.work.left < share:
+                continue
+            done.sort()
+            bound, low, high = done[0]
+            if high - low > 1 and best.cost - bound > CLOSE * best.cost:
+                middle = (low + high) // 2
+                ranges = [(bound, low, middle), (bound, middle, high)]
+                done = done[1:]
+        return best, min([closed, *(bound for bound, _, _ in done)])
+
+    def _priced(self, preloaded: frozenset[int], order: str, budget: int) -> Choice | None:
+        """A set of preloads with its cost; None if it needs more memory."""
+        needed = self.needed(preloaded, order)
+        if needed is None or needed > budget:
+            return None
+        jobs = [job for job in self.problem.jobs if job.weight not in preloaded]
+        lost = sum(job.preload_cost for job in self.problem.jobs if job.weight in preloaded)
+        return Choice(pack(self.problem, jobs, ORDERS[order]).cost + lost, preloaded, order)
 
 
-def staying_chunks(problem: Problem, jobs: Iterable[Job]) -> list[int]:
-    """Chunks in flight by slot of weights that are used again later, between those uses."""
-    change = [0] * (problem.layers + 1)
-    for job in jobs:
-        if job.last < job.release - 1:
-            change[job.last] += job.chunks
-            change[job.release - 1] -= job.chunks
-    return [int(x) for x in np.cumsum(change)[:-1]]
-
-
-def rooms(problem: Problem, part: Subproblem, limit: int, staying: Sequence[int]) -> list[int]:
-    """Most chunks that a part may have in flight by slot.
-
-    staying: of all weights. Those of other parts are counted as if all of them were streamed.
-    """
-    room = [limit - chunks for chunks in staying]
-    for job in part.jobs:
-        for slot in range(job.last, job.release - 1):
-            room[slot] += job.chunks
-    return [max(0, chunks) for chunks in room]
-
-
-def smallest_memory(problem: Problem) -> Smallest:
-    """Find the smallest limit on preloaded chunks and chunks in flight together that allows a plan.
-
-    An integer programme over which jobs to preload. The chunks waiting in a slot are at least those of the
-    slot before, less its capacity, plus those released (`residency`: no packing has less in flight).
-    """
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_matrix
-    except ImportError as error:
-        raise MissingExtraError.of("scipy", extra="plan", purpose="planning a stream of weights") from error
-    jobs, slots = problem.jobs, problem.layers
-    count = len(jobs)
-    total = sum(job.chunks for job in jobs) + problem.fixed_chunks
-    preload = count + slots  # variables: streamed (count), waiting (slots), preloaded, the limit
-    limit = preload + 1
-    chunks = {k: float(job.chunks) for k, job in enumerate(jobs)}
-    rows: list[tuple[dict[int, float], float]] = []  # sum <= side
-    rows.append(({**{k: -v for k, v in chunks.items()}, preload: -1.0}, -float(total)))
-    released: dict[int, dict[int, float]] = {}
-    staying: dict[int, dict[int, float]] = {}
-    for k, job in enumerate(jobs):
-        released.setdefault(job.release, {})[k] = chunks[k]
-        for slot in range(job.last, job.release):
-            staying.setdefault(slot, {})[k] = chunks[k]
-    for slot in range(slots):
-        waits = {**released.get(slot, {}), count + slot: -1.0}
-        rows.append((waits, 0.0))
-        if slot:
-            rows.append(({**waits, count + slot - 1: 1.0}, float(problem.capacity[slot - 1])))
-        in_flight = {**staying.get(slot, {}), count + slot: 1.0}
-        if problem.in_flight is not None:
-            rows.append((in_flight, float(problem.in_flight)))
-        rows.append(({**in_flight, preload: 1.0, limit: -1.0}, 0.0))
-    rows.append(({count + slots - 1: 1.0}, float(problem.capacity[slots - 1])))
-    index = [(r, k) for r, (entries, _) in enumerate(rows) for k in entries]
-    values = [v for entries, _ in rows for v in entries.values()]
-    matrix = csr_matrix((values, np.array(index).T), shape=(len(rows), limit + 1))
-    solved = milp(
-        np.eye(1, limit + 1, limit)[0],
-        constraints=LinearConstraint(matrix, -np.inf, np.array([side for _, side in rows])),
-        integrality=np.concatenate([np.ones(count), np.zeros(slots + 2)]),
-        bounds=Bounds(0, np.concatenate([np.ones(count), np.full(slots + 2, np.inf)])),
-        options={"node_limit": NODES},
-    )
-    if solved.x is None:
-        return Smallest(total, frozenset(job.weight for job in jobs), False)
-    preloaded = frozenset(job.weight for k, job in enumerate(jobs) if solved.x[k] < 0.5)
-    return Smallest(_needed(problem, jobs, preloaded), preloaded, bool(solved.status == 0))
-
-
-def _needed(problem: Problem, jobs: Iterable[Job], preloaded: frozenset[int]) -> int:
-    """Memory that preloading these jobs takes, in chunks."""
-    streamed = [job for job in jobs if job.weight not in preloaded]
-    chunks = problem.fixed_chunks + sum(job.chunks for job in jobs if job.weight in preloaded)
-    return chunks + max(residency(problem, streamed), default=0)
-
-
-SMALL_STATES = 1_500
-"""States after which exact search stops; with the last bound at hand it may take ten times as many."""
-STAGES = 4
-ROUNDS = 10
-"""Rounds of column generation a stage."""
-EVALUATIONS = 6_000
-ASCENT, CLIMBED = 1_000, 10_000_000
-"""Rounds of subgradient ascent, and rounds x slots at most."""
-FULL_WORK = 200_000
-"""Jobs x slots up to which all rounds are made; beyond, fewer in proportion."""
-MOST_WORK = 2_000_000
-"""Jobs x slots of a part beyond which its bound is that of the ascent."""
-PASSES, PACKED = 3, 6_000_000
-"""How often local search goes over the jobs of such a part, and jobs and slots that it packs at most."""
-BEAM_WIDTH = 24
-BEAM_WORK = 40_000
-"""A beam is tried where slots x jobs are fewer."""
+# the whole instance -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
-    """The best choice of a subproblem, its lower bound (whole), and the method behind it."""
-
-    choice: Choice
-    bound: int
-    method: str
-
-
-def solve_part(
-    problem: Problem,
-    part: Subproblem,
-    *,
-    limit: int | None = None,
-    room: Sequence[int] | None = None,
-    effort: float,
-) -> Solved:
-    """Choose what to preload of a subproblem; `limit` on chunks in flight binds if `room` is given.
-
-    room: most chunks in flight in each slot, at most `limit` (less where other parts' weights stay longer).
-    """
-    uniform = len({job.late for job in part.jobs}) == 1
-    orders = ["fewest remaining"] if uniform else list(ORDERS)
-    if uniform:
-        quick = search(problem, part, most_states=int(SMALL_STATES * effort), room=room)
-        if quick.cost is not None and quick.proven:
-            return Solved(Choice(quick.cost, quick.preloaded, orders[0]), quick.cost, "exact")
-    price = judge(problem, part, room, orders)
-    choice = repair(part, price, frozenset(), [float(job.chunks) for job in part.jobs])
-    rounds = min(ASCENT, CLIMBED // (part.end - part.start))
-    climbed = ascend(problem, part, choice.cost, rounds=int(rounds * effort))
-    work = len(part.jobs) * (part.end - part.start)
-    lowest = max(0, ceil(climbed.value - 1e-6 * max(1.0, abs(climbed.value))))
-    choice = _ascended(part, price, choice, climbed, effort, lowest)
-    if work > MOST_WORK:
-        return Solved(choice, min(choice.cost, lowest), "ascent")
-    relaxation = Relaxation(problem, part, in_flight=limit if room is not None else None)
-    _begin(problem, part, choice, climbed.prices, relaxation)
-    method = "priced"
-    rounds = max(1, int(ROUNDS * effort * min(1.0, FULL_WORK / work)))
-    for stage in range(1, STAGES + 1):
-        bound = relaxation.improve(rounds, target=choice.cost)
-        lowest = max(lowest, bound.whole)
-        final = stage == STAGES or relaxation.tight
-        if choice.cost > lowest and uniform and room is None:
-            outlook = Outlook(problem, part, bound.capacity_prices, bound.excess)
-            choice = _beam(problem, part, choice, outlook, int(BEAM_WIDTH * effort))
-            states = int((10 if final else 1) * SMALL_STATES * effort)
-            last = search(problem, part, most_states=states, best=choice.cost, outlook=outlook)
-            if last.cost is not None:
-                choice = Choice(last.cost, last.preloaded, orders[0])
-            if last.proven:
-                lowest, method = choice.cost, "exact with bounds"
-        if choice.cost > lowest and (stage == 1 or final):
-            choice = _refined(part, price, choice, bound, effort / 2)
-        if choice.cost <= lowest or final:
-            break
-    return Solved(choice, min(lowest, choice.cost), method)
-
-
-def _ascended(
-    part: Subproblem, price: Judge, first: Choice, climbed: Ascent, effort: float, target: int
-) -> Choice:
-    """Preload what costs more to stream at the ascent's prices, then flip every job a few times."""
-    dear = frozenset(job.weight for job, over in zip(part.jobs, climbed.excess, strict=True) if over > 0)
-    excess = [min(float(over), 1e15) for over in climbed.excess]
-    flips = min(PASSES * len(part.jobs), PACKED // (len(part.jobs) + part.end - part.start))
-    choice = _cheaper(first, repair(part, price, dear, excess))
-    return improve(part, price, choice, excess, evaluations=int(flips * effort), target=target)
-
-
-def _begin(
-    problem: Problem, part: Subproblem, choice: Choice, prices: Floats, relaxation: Relaxation
-) -> None:
-    """Start a relaxation from the schedules of a plan and from prices."""
-    positions = {job.weight: k for k, job in enumerate(part.jobs)}
-    streamed = [job for job in part.jobs if job.weight not in choice.preloaded]
-    served: dict[int, list[tuple[int, int]]] = {}
-    for slot, weight, chunks in pack(
-        problem, streamed, ORDERS[choice.order], end=part.end, record=True
-    ).served:
-        served.setdefault(positions[weight], []).append((slot, chunks))
-    relaxation.add(served)
-    relaxation.seed(prices)
-
-
-def _beam(problem: Problem, part: Subproblem, choice: Choice, outlook: Outlook, width: int) -> Choice:
-    """Search with few states a slot, if the subproblem is small enough."""
-    if (part.end - part.start) * len(part.jobs) > BEAM_WORK:
-        return choice
-    labels = search(problem, part, most_states=10**9, best=choice.cost, outlook=outlook, width=max(2, width))
-    return choice if labels.cost is None else Choice(labels.cost, labels.preloaded, choice.order)
-
-
-def _refined(part: Subproblem, price: Judge, first: Choice, bound: Bound, effort: float) -> Choice:
-    """Preload what the relaxation streams less than half of, then improve that choice."""
-    excess = [float(x) for x in bound.excess]
-    preloaded = frozenset(
-        job.weight for job, share in zip(part.jobs, bound.shares, strict=True) if share < 0.5
-    )
-    eager = [1.0 - float(share) + 1e-6 * x for share, x in zip(bound.shares, excess, strict=True)]
-    work = max(1, len(part.jobs) * (part.end - part.start) // 100_000)
-    evaluations = int(EVALUATIONS * effort / work)
-    rounded = repair(part, price, preloaded, eager)
-    improved = improve(part, price, rounded, excess, evaluations=evaluations, target=bound.whole)
-    return _cheaper(first, improved)
-
-
-def _cheaper(one: Choice, other: Choice) -> Choice:
-    """Return the choice that costs less; of equal ones always the same."""
-    return min(one, other, key=lambda choice: (choice.cost, sorted(choice.preloaded)))
-
-
-MAX_PAIRS = 400
-"""Pairs of a weight and a layer up to which the paper's model is solved whole."""
-LIMIT = 20.0
-"""CP-SAT's deterministic time."""
-
-
-def _pairs(instance: Instance) -> int:
-    return sum(count_pairs(whole_window(instance), len(instance.layers)))
-
-
-def settle(instance: Instance, known: OverlapPlan | None, *, effort: float = 1.0) -> OverlapPlan | None:
-    """Solve a small instance exactly, starting from a plan; None where it is too large or stays open.
-
-    effort: scales the time of CP-SAT. None for an infeasible instance, too.
-    """
-    if _pairs(instance) > MAX_PAIRS:
-        return None
-    plan = direct_cp_sat(instance, deterministic_limit=LIMIT * effort, hint=known)
-    if plan is None or plan.status != "OPTIMAL":
-        return None
-    return replace(plan, solver={**plan.solver, "strategy": "optimal", "methods": {"CP-SAT": 1}})
-
-
-def settle_memory(instance: Instance) -> Smallest:
-    """Find the smallest memory limit with which an instance has a plan, by bisection.
-
-    Of an instance too large for CP-SAT: the memory of preloading everything, which always works.
-    """
-    total = instance.total_chunks
-    low, high = 0, total  # high works
-    if _pairs(instance) > MAX_PAIRS:
-        return Smallest(total, frozenset(), False)
-    while low < high:
-        middle = (low + high) // 2
-        plan = direct_cp_sat(replace(instance, memory_chunks=middle), deterministic_limit=LIMIT)
-        if plan is not None and plan.status != "INFEASIBLE":
-            high = middle
-        else:
-            low = middle + 1
-    return Smallest(high, frozenset(), True)
-
-
-STRATEGY = "optimal"
-PREMIUMS = (0, 1, 4, 1000)
-"""What is added to the price of preloading a chunk, if memory limits preloaded weights too."""
-FLIGHTS = 8
-"""How many limits on chunks in flight are tried then."""
-SWEEP = 0.05
-"""The share of the effort for each of these drafts."""
-MOST_FORCED = 1_000
-"""Preloads forced one by one; beyond them everything is preloaded."""
-
-
-@dataclass(frozen=True)
 class _Draft:
-    """Preloads and order of service by subproblem, with the whole cost and a lower bound of it."""
+    """Preloads and order of service by part, with a lower bound of the whole cost."""
 
-    parts: tuple[tuple[Subproblem, Solved], ...]
-    cost: int
+    parts: tuple[tuple[Subproblem, Choice], ...]
     bound: int
+    methods: Counter[str]
 
-    @cached_property
-    def preloaded(self) -> frozenset[int]:
-        return frozenset(w for _, solved in self.parts for w in solved.choice.preloaded)
+    def cost(self, problem: Problem) -> int:
+        return problem.fixed_cost + sum(choice.cost for _, choice in self.parts)
 
 
 def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
     """Plan an instance: minimise the objective, prove a lower bound, assign loads to layers.
 
-    effort: scales every limit on work (states, rounds, evaluations); the same effort gives the same plan.
-    Status OPTIMAL: the objective meets the bound. INFEASIBLE: `memory_chunks` is too small; `solver` holds
-    the reason and `smallest_memory_chunks`, a limit that works. Its other facts say how subproblems were
-    solved.
+    effort: scales the limit on work; the same effort gives the same plan. Status OPTIMAL: the objective meets
+    the bound. INFEASIBLE: no plan within `memory_chunks` was found; `solver` holds the reason,
+    `smallest_memory_chunks`, a limit that works, and `smallest_is_proven`, whether no smaller one does. Its
+    other facts name how parts were solved.
 
     Raises:
         InputError: effort is not a number from 0.01 to 1000.
-        MissingExtraError: scipy or ortools is needed and not installed.
+        MissingExtraError: scipy is needed and not installed.
     """
     if not 0.01 <= effort <= 1000:
         raise InputError(f"effort is {effort!r}; expected a number from 0.01 to 1000")
     problem = make_problem(instance)
     whole = instance.residency == "weights"
-    free = _draft(problem, None, effort)
-    draft: _Draft | None = free
-    bound, smallest = free.bound, None
-    if not _kept(problem, free, whole):
-        if instance.memory_chunks is not None and not whole:
-            # without the limit: under it weights larger than it are preloaded for good
-            smallest = smallest_memory(make_problem(replace(instance, memory_chunks=None)))
-        draft, bound = _limited(problem, free, whole, effort, smallest)
-    plan = None if draft is None else _plan(instance, problem, draft, bound)
-    if plan is None or plan.status != "OPTIMAL":
-        plan = settle(instance, plan, effort=effort) or plan
-    return plan if plan is not None else _infeasible(instance, smallest or settle_memory(instance))
+    work = Work(WORK * effort)
+    plan, draft = None, None
+    for split in (True, False):  # parts without a limit of their own might, together, still exceed it
+        if plan is None or not plan.solver["respects_m_peak"]:
+            with work.share(1.0 if problem.memory is None else 0.3) as own:
+                draft = _draft(problem, whole, own, split)
+            plan = _plan(instance, problem, draft, work)
+    assert plan is not None and draft is not None
+    if plan.solver["respects_memory"]:
+        return plan
+    assert problem.memory is not None
+    memory = _Memory(problem, whole, work)
+    smallest = memory.smallest(0.3, enough=problem.memory - problem.fixed_chunks)
+    choice, bound = memory.solve(smallest)
+    if choice is None:
+        # Within the limit, weights larger than it are preloaded for good; within another one they are not.
+        problem = make_problem(replace(instance, memory_chunks=None))
+        return _infeasible(instance, problem, _Memory(problem, whole, work).smallest(0.7), work)
+    bound = max(bound + problem.fixed_cost, draft.bound)
+    return _plan(instance, problem, _Draft(((memory.part, choice),), bound, Counter({"divided": 1})), work)
 
 
-# drafts -----------------------------------------------------------------------------------------------------
+def _draft(problem: Problem, whole: bool, work: Work, split: bool) -> _Draft:
+    """Solve every part, equal ones once; the memory limit does not count.
 
-
-def _draft(problem: Problem, limit: int | None, effort: float) -> _Draft:
-    """Solve every part; equal ones once. `limit`: on chunks in flight."""
-    known: dict[object, Solved] = {}
-    parts = []
-    cost = bound = problem.fixed_cost
-    full = residency(problem, problem.jobs) if limit is not None else []
-    staying = staying_chunks(problem, problem.jobs) if limit is not None else []
-    for part in segments(problem, limit):
-        room = None
-        if limit is not None and any(x > limit for x in full[max(0, part.start - 1) : part.end]):
-            room = rooms(problem, part, limit, staying)
-        key = _signature(problem, part, room)
-        solved = known.get(key)
-        if solved is None:
-            solved = solve_part(problem, part, limit=limit, room=room, effort=effort)
-            known[key] = solved = _by_rank(part, solved)
-        solved = _by_weight(part, solved)
-        parts.append((part, solved))
-        cost += solved.choice.cost
+    split: into parts; else the whole problem is one part, with the limit on chunks in flight.
+    """
+    limit = problem.in_flight
+    packing = pack(problem, problem.jobs)
+    full = residency(problem, problem.jobs)
+    if whole and not packing.unfinished:
+        full = whole_chunks(problem, problem.jobs, packing)
+    elif whole:
+        full = [sum(job.chunks for job in problem.jobs)] * problem.layers
+    most = max(full, default=0) if limit is None else limit
+    binds = max(full, default=0) > most
+    tied = any(job.last < job.release - 1 for job in problem.jobs)
+    if problem.jobs and (not split or (binds and tied)):
+        binds, full = limit is not None, [most + 1] * problem.layers
+        parts = [Subproblem(min(job.release for job in problem.jobs), problem.layers, problem.jobs)]
+    else:
+        parts = segments(problem, limit if binds else None, full)
+    keys: list[object] = []
+    unsolved: dict[object, tuple[Subproblem, Limits]] = {}
+    for part in parts:
+        first = max(0, min(job.last for job in part.jobs))
+        limits = Limits(limit, whole) if binds and max(full[first : part.end]) > most else Limits()
+        keys.append(_signature(problem, part, limits))
+        unsolved.setdefault(keys[-1], (part, limits))
+    left = sum(part.size for part, _ in unsolved.values())
+    solutions: dict[object, Solved] = {}
+    for key, (part, limits) in sorted(unsolved.items(), key=lambda item: -item[1][0].size):
+        with work.share(part.size / left) as own:
+            solved = _limited(problem, part, limits, own)
+        solutions[key] = _renamed(solved, {job.weight: rank for rank, job in enumerate(part.jobs)})
+        left -= part.size
+    chosen = []
+    bound = problem.fixed_cost
+    methods: Counter[str] = Counter()
+    for part, key in zip(parts, keys, strict=True):
+        solved = _renamed(solutions[key], {rank: job.weight for rank, job in enumerate(part.jobs)})
+        assert solved.choice is not None
+        chosen.append((part, solved.choice))
         bound += solved.bound
-    # With less room than the limit a part's bound would be too high: other choices leave it more.
-    exact = limit is None or all(job.last == job.release - 1 for job in problem.jobs)
-    return _Draft(tuple(parts), cost, bound if exact else 0)
+        methods[solved.method] += 1
+    return _Draft(tuple(chosen), bound, methods)
 
 
-def _signature(problem: Problem, part: Subproblem, room: Sequence[int] | None) -> object:
-    """All that the solution of a subproblem depends on; its place in time is not part of it."""
-    start, end = part.start, part.end
+def _limited(problem: Problem, part: Subproblem, limits: Limits, work: Work) -> Solved:
+    """Solve a part; where weights count whole, count their chunks first: often no more is in flight so."""
+    if not limits.whole:
+        return solve_part(problem, part, limits, work)
+    assert limits.in_flight is not None
+    with work.share(0.3) as own:
+        first = solve_part(problem, part, replace(limits, whole=False), own)
+    assert first.choice is not None
+    jobs = [job for job in part.jobs if job.weight not in first.choice.preloaded]
+    packing = pack(problem, jobs, ORDERS[first.choice.order], end=part.end)
+    if max(whole_chunks(problem, jobs, packing)) <= limits.in_flight:
+        return first
+    second = solve_part(problem, part, limits, work)
+    return replace(second, bound=max(first.bound, second.bound))
+
+
+def _signature(problem: Problem, part: Subproblem, limits: Limits) -> object:
+    """All that the solution of a part depends on; its place in time is not part of it."""
+    start = part.start
     jobs = tuple((j.release - start, j.chunks, j.preload_cost, j.late, j.last - start) for j in part.jobs)
-    capacity = problem.capacity[start:end].tobytes()
-    if room is None:
-        return tuple(job[:-1] for job in jobs), capacity
-    return jobs, capacity, tuple(room[max(0, min(j.last for j in part.jobs)) : end])
+    return jobs, problem.capacity[start : part.end].tobytes(), limits
 
 
-def _by_rank(part: Subproblem, solved: Solved) -> Solved:
-    """Name preloaded jobs by their rank in the subproblem, which equal ones share."""
-    ranks = {job.weight: rank for rank, job in enumerate(part.jobs)}
-    return _renamed(solved, ranks.__getitem__)
-
-
-def _by_weight(part: Subproblem, solved: Solved) -> Solved:
-    return _renamed(solved, lambda rank: part.jobs[rank].weight)
-
-
-def _renamed(solved: Solved, rename: Callable[[int], int]) -> Solved:
-    preloaded = frozenset(rename(x) for x in solved.choice.preloaded)
+def _renamed(solved: Solved, names: dict[int, int]) -> Solved:
+    assert solved.choice is not None
+    preloaded = frozenset(names[x] for x in solved.choice.preloaded)
     return replace(solved, choice=replace(solved.choice, preloaded=preloaded))
 
 
-def _kept(problem: Problem, draft: _Draft, whole: bool) -> bool:
-    """Whether a draft keeps the limits on memory."""
-    if problem.in_flight is None and problem.memory is None:
-        return True
-    in_flight = max(_held(problem, draft, whole), default=0)
-    chunks = problem.fixed_chunks + sum(j.chunks for j in problem.jobs if j.weight in draft.preloaded)
-    return (problem.in_flight is None or in_flight <= problem.in_flight) and (
-        problem.memory is None or chunks + in_flight <= problem.memory
-    )
-
-
-def _held(problem: Problem, draft: _Draft, whole: bool) -> list[int]:
-    """Chunks in flight by slot."""
-    preloaded = draft.preloaded
-    if not whole:
-        return residency(problem, [job for job in problem.jobs if job.weight not in preloaded])
-    in_flight = [0] * problem.layers
-    for part, solved in draft.parts:
-        jobs = [job for job in part.jobs if job.weight not in preloaded]
-        packing = pack(problem, jobs, ORDERS[solved.choice.order], end=part.end)
-        in_flight = [a + b for a, b in zip(in_flight, whole_chunks(problem, jobs, packing), strict=True)]
-    return in_flight
-
-
-def _limited(
-    problem: Problem, free: _Draft, whole: bool, effort: float, smallest: Smallest | None
-) -> tuple[_Draft | None, int]:
-    """The cheapest draft that keeps the limits (None: there is none), and a lower bound."""
-    bound = free.bound
-    drafts: list[_Draft] = []
-    if problem.memory is not None and smallest is not None:
-        if smallest.proven and smallest.chunks > problem.memory:
-            return None, bound
-        drafts += _preloading(problem, smallest.preloaded)
-    if problem.memory is None and not whole:
-        draft = _draft(problem, problem.in_flight, effort)
-        bound = max(bound, draft.bound)
-        drafts.append(_forced(problem, draft, whole))
-    elif problem.memory is not None:
-        for flight in _flights(problem):
-            for premium in PREMIUMS:
-                draft = _repriced(problem, _draft(_dearer(problem, premium), flight, effort * SWEEP))
-                drafts.append(draft)
-                if _kept(problem, draft, whole):
-                    break
-    within = [draft for draft in drafts if _kept(problem, draft, whole)]
-    if not within:
-        drafts = [_forced(problem, free, whole)]
-        within = [draft for draft in drafts if _kept(problem, draft, whole)]
-    return (min(within, key=lambda d: d.cost) if within else None), bound
-
-
-def _forced(problem: Problem, draft: _Draft, whole: bool) -> _Draft:
-    """Preload the largest job in flight in the fullest slot, until the limits hold or nothing is left."""
-    for _ in range(MOST_FORCED):
-        if _kept(problem, draft, whole):
-            return draft
-        in_flight = _held(problem, draft, whole)
-        worst = max(range(len(in_flight)), key=in_flight.__getitem__)
-        streamed = [job for job in problem.jobs if job.weight not in draft.preloaded]
-        there = [job for job in streamed if job.last <= worst] or streamed
-        if not there:
-            return draft
-        victim = max(there, key=lambda job: (job.release > worst, job.chunks, job.weight))
-        draft = _without(draft, problem, victim)
-    return _preloading(problem, frozenset(job.weight for job in problem.jobs))[0]
-
-
-def _without(draft: _Draft, problem: Problem, victim: Job) -> _Draft:
-    """Preload one more job."""
-    parts, cost = [], problem.fixed_cost
-    for part, solved in draft.parts:
-        choice = solved.choice
-        if any(job.weight == victim.weight for job in part.jobs):
-            preloaded = choice.preloaded | {victim.weight}
-            jobs = [job for job in part.jobs if job.weight not in preloaded]
-            lost = sum(job.preload_cost for job in part.jobs if job.weight in preloaded)
-            packing = pack(problem, jobs, ORDERS[choice.order], end=part.end)
-            solved = replace(solved, choice=replace(choice, cost=packing.cost + lost, preloaded=preloaded))
-        parts.append((part, solved))
-        cost += solved.choice.cost
-    return _Draft(tuple(parts), cost, 0)
-
-
-def _flights(problem: Problem) -> list[int]:
-    """Limits on chunks in flight to try, the largest first."""
-    most = max(residency(problem, problem.jobs), default=0)
-    for limit in (problem.in_flight, problem.memory):
-        most = most if limit is None else min(most, limit)
-    return sorted({max(0, round(most * (FLIGHTS - k) / FLIGHTS)) for k in range(FLIGHTS)} | {0}, reverse=True)
-
-
-def _dearer(problem: Problem, premium: int) -> Problem:
-    jobs = tuple(replace(job, preload_cost=job.preload_cost + premium * job.chunks) for job in problem.jobs)
-    return replace(problem, jobs=jobs)
-
-
-def _repriced(problem: Problem, draft: _Draft) -> _Draft:
-    """Restore the true costs in a draft of a dearer problem."""
-    true = {job.weight: job.preload_cost for job in problem.jobs}
-    less = 0
-    for part, solved in draft.parts:
-        preload_costs = {job.weight: job.preload_cost for job in part.jobs}
-        less += sum(preload_costs[w] - true[w] for w in solved.choice.preloaded)
-    return replace(draft, cost=draft.cost - less, bound=0)
-
-
-def _preloading(problem: Problem, preloaded: frozenset[int]) -> list[_Draft]:
-    """Drafts of one subproblem that preload these jobs, one for each order of service."""
-    part = Subproblem(0, problem.layers, problem.jobs)
-    jobs = [job for job in problem.jobs if job.weight not in preloaded]
-    lost = sum(job.preload_cost for job in problem.jobs if job.weight in preloaded)
-    drafts = []
-    for order in ORDERS:
-        packing = pack(problem, jobs, ORDERS[order])
-        if not packing.unfinished:
-            solved = Solved(Choice(packing.cost + lost, preloaded, order), 0, "smallest memory")
-            drafts.append(_Draft(((part, solved),), packing.cost + lost + problem.fixed_cost, 0))
-    return drafts
-
-
-# plans ------------------------------------------------------------------------------------------------------
-
-
-def _plan(instance: Instance, problem: Problem, draft: _Draft, bound: int) -> OverlapPlan:
+def _plan(instance: Instance, problem: Problem, draft: _Draft, work: Work) -> OverlapPlan:
     streamed: dict[str, dict[int, int]] = {}
-    preloaded = draft.preloaded
-    for part, solved in draft.parts:
-        jobs = [job for job in part.jobs if job.weight not in preloaded]
-        packing = pack(problem, jobs, ORDERS[solved.choice.order], end=part.end, record=True)
+    for part, choice in draft.parts:
+        jobs = [job for job in part.jobs if job.weight not in choice.preloaded]
+        packing = pack(problem, jobs, ORDERS[choice.order], end=part.end, record=True)
         for slot, weight, chunks in packing.served:
             loads = streamed.setdefault(instance.weights[weight].name, {})
             loads[problem.layer(slot)] = loads.get(problem.layer(slot), 0) + chunks
-    methods = Counter(solved.method for _, solved in draft.parts)
     facts = {
         "strategy": STRATEGY,
         "parts": len(draft.parts),
         "largest_part": max((len(part.jobs) for part, _ in draft.parts), default=0),
-        "methods": dict(sorted(methods.items())),
+        "methods": dict(sorted(draft.methods.items())),
+        "work": round(work.spent),
     }
-    optimal, bound = draft.cost <= bound, min(bound, draft.cost)
-    return make_plan(instance, streamed, facts, optimal=optimal, bound=bound)
+    cost = draft.cost(problem)
+    return make_plan(
+        instance, streamed, facts, optimal=cost <= draft.bound, bound=max(0, min(draft.bound, cost))
+    )
 
 
-def _infeasible(instance: Instance, smallest: Smallest) -> OverlapPlan:
+def _infeasible(instance: Instance, problem: Problem, smallest: Smallest, work: Work) -> OverlapPlan:
     facts = {
         "strategy": STRATEGY,
-        "smallest_memory_chunks": smallest.chunks,
+        "smallest_memory_chunks": smallest.chunks + problem.fixed_chunks,
         "smallest_is_proven": smallest.proven,
+        "work": round(work.spent),
     }
     return infeasible_plan(
         facts, f"{instance.memory_chunks} chunks of memory are too few for any choice of what is preloaded"

@@ -8,9 +8,11 @@ numbers: `Instance.prices`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +26,37 @@ __all__ = [
     "Packing",
     "Problem",
     "Subproblem",
+    "Work",
+    "admit",
     "make_problem",
     "pack",
     "residency",
     "segments",
+    "whole_chunks",
 ]
 
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Work:
+    """The one limit of a solve: about microseconds of a core, counted, not measured, so that plans repeat."""
+
+    left: float
+    spent: float = 0.0
+
+    def spend(self, amount: float) -> bool:
+        """Count some work; False once all is spent."""
+        self.left -= amount
+        self.spent += amount
+        return self.left > 0
+
+    @contextmanager
+    def share(self, part: float) -> Iterator[Work]:
+        """Lend a part of the work that is left; what is not spent of it comes back."""
+        work = Work(max(0.0, self.left) * part)
+        yield work
+        self.spend(work.spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +104,11 @@ class Subproblem:
     end: int
     jobs: tuple[Job, ...]
 
+    @property
+    def size(self) -> int:
+        """Jobs and slots."""
+        return len(self.jobs) + self.end - self.start
+
 
 def make_problem(instance: Instance) -> Problem:
     """Reverse an instance in time; a weight that cannot be streamed at all is a fixed preload."""
@@ -102,14 +133,14 @@ def make_problem(instance: Instance) -> Problem:
     return Problem(count, capacity, tuple(jobs), instance.m_peak_chunks, instance.memory_chunks, cost, chunks)
 
 
-def segments(problem: Problem, limit: int | None = None) -> list[Subproblem]:
+def segments(problem: Problem, limit: int | None = None, resident: Sequence[int] = ()) -> list[Subproblem]:
     """Split time where nothing waits even if all jobs are streamed.
 
     No schedule without idling carries work across such a point, whichever jobs are preloaded: the parts
     are independent. With a `limit` on chunks in flight they are, too, unless streaming all breaks it at the
-    very point: then there is no cut. A last part may be left with more work than capacity.
+    very point (`resident` chunks by slot): then there is no cut. A last part may be left with more work than
+    capacity.
     """
-    resident = residency(problem, problem.jobs) if limit is not None else []
     parts: list[Subproblem] = []
     waiting = place = slot = start = 0
     members: list[Job] = []
@@ -150,6 +181,10 @@ def _weighted(job: Job, remaining: int) -> float:
     return remaining / max(1, job.late)
 
 
+def _share(job: Job, remaining: int) -> float:
+    return remaining / job.chunks
+
+
 def _consumption(job: Job, remaining: int) -> float:
     return job.release
 
@@ -161,6 +196,7 @@ def _smallest(job: Job, remaining: int) -> float:
 ORDERS: dict[str, Order] = {
     "fewest remaining": _fewest_remaining,
     "weighted": _weighted,
+    "largest share": _share,
     "consumption": _consumption,
     "smallest": _smallest,
 }
@@ -246,3 +282,102 @@ def residency(problem: Problem, jobs: Iterable[Job]) -> list[int]:
         resident.append(waiting + shared)
         waiting -= min(waiting, int(problem.capacity[slot]))
     return resident
+
+
+def whole_chunks(problem: Problem, jobs: Iterable[Job], packing: Packing) -> list[int]:
+    """Chunks in flight by slot where a weight counts whole from its first load to its last use."""
+    change = [0] * (problem.layers + 1)
+    for job in jobs:
+        change[job.last] += job.chunks
+        change[packing.finish[job.weight] + 1] -= job.chunks
+    return list(accumulate(change[:-1]))
+
+
+def admit(
+    problem: Problem,
+    part: Subproblem,
+    preloaded: frozenset[int],
+    order: Order,
+    work: Work,
+    *,
+    limit: int | None = None,
+    whole: bool = False,
+) -> frozenset[int]:
+    """Preload more jobs until the others keep a limit on chunks in flight and are served within the part.
+
+    Where a job exceeds the limit, the largest of it and of the waiting ones is preloaded; all jobs, where no
+    work is left.
+    """
+    while work.spend(10 * len(part.jobs) + 3 * (part.end - part.start)):
+        dropped = _overdue(problem, part, preloaded, order, limit, whole)
+        if not dropped:
+            return preloaded
+        preloaded |= dropped
+    return frozenset(job.weight for job in part.jobs)
+
+
+def _overdue(
+    problem: Problem,
+    part: Subproblem,
+    preloaded: frozenset[int],
+    order: Order,
+    limit: int | None,
+    whole: bool,
+) -> frozenset[int]:
+    """Serve the streamed jobs once; return those that exceed the limit or would not finish."""
+    jobs = sorted((job for job in part.jobs if job.weight not in preloaded), key=lambda job: job.last)
+    releases = sorted(jobs, key=lambda job: job.release)
+    dropped: set[int] = set()
+    left: dict[int, int] = {}
+    waiting: list[tuple[float, int, Job]] = []
+    largest: list[tuple[int, int, Job]] = []
+    in_flight = decided = released = 0
+    slot = jobs[0].last if jobs else part.end
+    while slot < part.end and (left or decided < len(jobs)):
+        if not left and jobs[decided].last > slot:
+            slot = jobs[decided].last
+        while released < len(jobs) and releases[released].release <= slot:
+            job = releases[released]
+            released += 1
+            if job.weight not in dropped:
+                heappush(waiting, (order(job, job.chunks), job.weight, job))
+        before, after = in_flight, in_flight
+        room = int(problem.capacity[slot])
+        while room and waiting:
+            _, weight, job = waiting[0]
+            if weight in dropped:
+                heappop(waiting)
+                continue
+            taken = min(room, left[weight])
+            room -= taken
+            left[weight] -= taken
+            if not whole:
+                after -= taken
+            if left[weight]:
+                heapreplace(waiting, (order(job, left[weight]), weight, job))
+            else:
+                heappop(waiting)
+                del left[weight]
+                after -= job.chunks if whole else 0
+        while decided < len(jobs) and jobs[decided].last == slot:
+            job = jobs[decided]
+            decided += 1
+            heappush(largest, (-job.chunks, -job.weight, job))
+            left[job.weight] = job.chunks
+            before, after = before + job.chunks, after + job.chunks
+            while limit is not None and before > limit and largest:
+                _, _, job = heappop(largest)
+                if job.weight in left:
+                    dropped.add(job.weight)
+                    amount = job.chunks if whole else left[job.weight]
+                    before, after = before - amount, after - amount
+                    del left[job.weight]
+        in_flight = after
+        slot += 1
+    # What is still waiting at the end: the largest jobs that make up for all of it.
+    late = sum(left.values())
+    for job in sorted(jobs, key=lambda job: (-job.chunks, job.weight)):
+        if late > 0 and job.weight in left:
+            dropped.add(job.weight)
+            late -= job.chunks
+    return frozenset(dropped | {job.weight for job in jobs[decided:]})

@@ -191,7 +191,7 @@ def _import_cp_model() -> ModuleType:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
-        raise MissingExtraError.of("ortools", extra="plan", purpose="the paper's CP-SAT model") from error
+        raise MissingExtraError.of("ortools", purpose="the paper's CP-SAT model") from error
     module: ModuleType = cp_model
     return module
 
