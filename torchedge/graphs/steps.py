@@ -135,6 +135,13 @@ class GraphBuilder:
         second = {} if other is None else {"other": other}
         return self.like(value, kind, {"input": Ref(value), **second, **attrs}, scope)
 
+    def cast(self, value: int, dtype: str, scope: str = "") -> int:
+        """Return a value as another dtype: itself where it has the dtype."""
+        shape, attrs = self.values[value].shape, {"input": Ref(value), "dtype": dtype}
+        if self.values[value].dtype == dtype:
+            return value
+        return self.call("_to_copy", attrs, [(shape, dtype)], scope=scope)[0]
+
     def maker(self, value: int) -> Op | None:
         """Return the operator that makes a value, None for a value from outside."""
         return self._makers.get(value)

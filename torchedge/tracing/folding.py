@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchedge.graphs.garbage import collection_paused
-from torchedge.graphs.graph import ITEM_SIZES, Op, Value
+from torchedge.graphs.graph import Op
 from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
 from torchedge.tracing.recorder import DTYPE_NAMES
 from torchedge.tracing.steps import CapturedStep
@@ -158,9 +158,9 @@ class _Folding:
 
     def _saves(self, group: Sequence[int], stored: Collection[int]) -> bool:
         """Return whether folding a group takes no more memory; parts alone have to take half as much."""
-        sizes = [_nbytes(self.step.values[i]) for i in group]
+        sizes = [self.step.values[i].nbytes[0] for i in group]
         replaced = frozenset[int]().union(*[self.known[i].weights for i in group]) - frozenset(stored)
-        freed = sum(_nbytes(self.step.values[i]) for i in replaced)
+        freed = sum(self.step.values[i].nbytes[0] for i in replaced)
         if all(self.known[i].moved for i in group):
             return 2 * sum(sizes) <= freed
         return sum(sizes) <= freed or max(sizes) <= SMALL_BYTES
@@ -170,7 +170,7 @@ class _Folding:
         tensors: dict[int, torch.Tensor] = {}
         for i in self.known[index].weights:
             value = self.step.values[i]
-            shape = torch.empty(value.shape, dtype=_DTYPES[value.dtype], device="meta")
+            shape = torch.empty(value.at(1), dtype=_DTYPES[value.dtype], device="meta")
             tensors[i] = shape if meta else self.tensors[value.name].detach().cpu()
         for op in self._operators_below(index):
             results = _called(op, [None if i is None else tensors[i] for i in op.inputs])
@@ -192,11 +192,6 @@ class _Folding:
                 ops[id(op)] = op
                 stack += [i for i in op.inputs if i is not None]
         return sorted(ops.values(), key=lambda op: self.place[id(op)])
-
-
-def _nbytes(value: Value) -> int:
-    size: int = torch.Size(value.shape).numel()  # type: ignore[arg-type]
-    return size * ITEM_SIZES[value.dtype]
 
 
 def _called(op: Op, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -285,11 +280,6 @@ def _scaled_and_shifted(draft: GraphBuilder, attrs: Mapping[str, Any], scope: st
     compute = "float64" if x.dtype == "float64" else "float32"
     spread = (x.shape[1], *[1] * (len(x.shape) - 2))
 
-    def converted(value: int, dtype: str = compute) -> int:
-        shape, present = draft.values[value].shape, draft.values[value].dtype
-        attributes = {"input": Ref(value), "dtype": dtype}
-        return value if present == dtype else draft.call("_to_copy", attributes, [(shape, dtype)])[0]
-
     def apply(kind: str, value: int, other: float | Ref | None = None) -> int:
         return draft.apply(kind, value, other, scope)
 
@@ -298,10 +288,12 @@ def _scaled_and_shifted(draft: GraphBuilder, attrs: Mapping[str, Any], scope: st
         attributes = {"input": Ref(value), "size": spread}
         return Ref(draft.call("view", attributes, [(spread, compute)], scope=scope)[0])
 
-    weight, bias = [Ref(converted(ref.value)) if (ref := attrs.get(n)) else None for n in ("weight", "bias")]
-    scale = apply("rsqrt", apply("add", converted(attrs["running_var"].value), attrs["eps"]))
+    weight, bias = [
+        Ref(draft.cast(ref.value, compute)) if (ref := attrs.get(n)) else None for n in ("weight", "bias")
+    ]
+    scale = apply("rsqrt", apply("add", draft.cast(attrs["running_var"].value, compute), attrs["eps"]))
     scale = scale if weight is None else apply("mul", scale, weight)
-    shift = apply("neg", apply("mul", scale, Ref(converted(attrs["running_mean"].value))))
+    shift = apply("neg", apply("mul", scale, Ref(draft.cast(attrs["running_mean"].value, compute))))
     shift = shift if bias is None else apply("add", shift, bias)
-    scaled = apply("mul", converted(attrs["input"].value), of_channels(scale, "scale"))
-    return converted(apply("add", scaled, of_channels(shift, "shift")), x.dtype)
+    scaled = apply("mul", draft.cast(attrs["input"].value, compute), of_channels(scale, "scale"))
+    return draft.cast(apply("add", scaled, of_channels(shift, "shift")), x.dtype)

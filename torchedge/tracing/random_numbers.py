@@ -68,15 +68,8 @@ class Randomness:
         return draft.call("random_uniform", attrs, [(shape, "float32")], scope=scope)[0]
 
 
-def _cast(r: Randomness, value: int, form: Form, scope: str) -> int:
-    shape, dtype = form
-    if r.draft.values[value].dtype == dtype:
-        return value
-    return r.draft.call("_to_copy", {"input": Ref(value), "dtype": dtype}, [(shape, dtype)], scope=scope)[0]
-
-
 def _rand(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-    return _cast(r, r.uniform(form[0], scope), form, scope)
+    return r.draft.cast(r.uniform(form[0], scope), form[1], scope)
 
 
 def _uniform(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
@@ -95,7 +88,7 @@ def _bernoulli(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) 
     chance = attrs.get("p", attrs["input"])
     drawn = Ref(r.uniform(form[0], scope))
     below = r.draft.call("lt", {"input": drawn, "other": chance}, [(form[0], "bool")], scope=scope)[0]
-    return _cast(r, below, form, scope)
+    return r.draft.cast(below, form[1], scope)
 
 
 def _randn(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
@@ -107,7 +100,7 @@ def _randn(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> i
     radius = r.draft.apply("sqrt", scaled, scope=scope)
     angle = r.draft.apply("mul", second, 2.0 * math.pi, scope)
     cosine = r.draft.apply("cos", angle, scope=scope)
-    return _cast(r, r.draft.apply("mul", radius, Ref(cosine), scope), form, scope)
+    return r.draft.cast(r.draft.apply("mul", radius, Ref(cosine), scope), form[1], scope)
 
 
 def _normal(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
@@ -119,7 +112,7 @@ def _exponential(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str
     drawn = r.uniform(form[0], scope)
     flipped = r.draft.apply("rsub", drawn, 1.0, scope)
     logarithm = r.draft.apply("log", flipped, scope=scope)
-    return _cast(r, _affine(r, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form, scope)
+    return r.draft.cast(_affine(r, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form[1], scope)
 
 
 def _randint(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
@@ -131,7 +124,7 @@ def _randint(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) ->
     drawn = r.uniform(form[0], scope)
     scaled = _affine(r, drawn, high - low, 0, scope)
     floor = r.draft.apply("floor", scaled, scope=scope)
-    return _affine(r, _cast(r, floor, form, scope), 1, low, scope)
+    return _affine(r, r.draft.cast(floor, form[1], scope), 1, low, scope)
 
 
 RANDOM: dict[str, _Rule] = {
