@@ -1,225 +1,292 @@
-"""Run models with their weights streamed, by several plans, beside a run with all weights preloaded.
+"""Run streaming plans and measure them: `python benchmarks/streaming_runs.py MODEL ... --device PROFILE`.
 
-    python benchmarks/streaming_runs.py resnet-50 gpt-neo-small
-    python benchmarks/streaming_runs.py gpt-neo-1.3b --cold --reads direct --staging 64 --trace traces/
-
-Models are those of `torchedge plan` by name, with random weights. Each is lowered for the OpenCL device; its
-weights are written to a file in FOLDER in the order of their first use. Every plan runs under the same
-executor: an initialisation and a first run (the paper's integrated latency), then `--repeat` runs more. A run
-before all others, which is not shown, lets the driver compile.
-
-The table has the memory that a run allocates and what it uses on average, the times of initialisation, first
-run and median further run, the time in which launches of the first run waited for weights, and whether the
-outputs are bit for bit those of preloading. "less" and "faster" compare with preloading. With `--cold` the
-file is dropped from the page cache before each run. The exit status is 1 where outputs differ. Needs the
-packages of the models.
+For each model: a bundle with random weights is exported to `--folder` (kept, so that a second call goes
+on), then run with all weights preloaded, streamed within `--share` of that memory, and by the naive
+strategies, all by the same executor. Printed: whether outputs are the same bits; memory allocated, and
+predicted; the integrated latency (initialisation and first run, from binaries of kernels that are there) with
+direct reads, past the page cache, and with plain reads of a cached file, and the prediction; and how much
+longer the naive strategies take than the solver's plan within the memory that they take. Latencies are
+medians of `--rounds`, taken in turn. Rows go to `--json` as they are measured, with all figures; models in it
+are skipped. Each model runs in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
+import json
+import multiprocessing
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from torchedge.lowering.inference import capture_inference_step, lower_inference
-from torchedge.lowering.programs import Program
-from torchedge.lowering.targets import target_for
-from torchedge.opencl import choose_device
-from torchedge.runtime import Executor
-from torchedge.runtime.measured_runs import MeasuredRun
-from torchedge.runtime.weight_sources import FileSource, Reads
-from torchedge.streaming.instances import MEBIBYTE, Instance, Layer, Weight
-from torchedge.streaming.schedules import make_schedule, weight_uses
+import torchedge
+from torchedge.bundles.bundle import Bundle, Runner
+from torchedge.devices import Device, Figure, Provenance, find_device
+from torchedge.errors import TorchedgeError
+from torchedge.runtime.weight_sources import Reads
+from torchedge.streaming.planning import plan_program
 from torchedge.streaming.strategies import STRATEGIES
+from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.paper_models import PAPER_MODELS
+from torchedge.tracing.vision import import_torchvision
 
-PAGE = 4096
-TITLES = (
-    "model",
-    "plan",
-    "same",
-    "MiB",
-    "less",
-    "MiB used",
-    "init ms",
-    "first ms",
-    "again ms",
-    "wait ms",
-    "faster",
-)
+MIB = 2**20
+SHARE = 0.22
+BLOCK = 1 << 20
+STREAMED, PRELOADED = "streamed", "preload-all"
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A model as a program, its weights in a file, and its inputs."""
-
-    name: str
-    program: Program
-    path: Path
-    places: Mapping[str, tuple[int, int]]
-    inputs: Sequence[Any]
-
-
-def prepare(name: str, folder: Path, device: str | None) -> Lowered:
-    """Build a model with random weights, lower it, and write its weights."""
-    torch.manual_seed(0)
-    model, example = PAPER_MODELS[name]()
-    args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
-    args = tuple(_random(value) for value in args)
-    kwargs = {key: _random(value) for key, value in kwargs.items()}
-    start = time.perf_counter()
-    captured = capture_inference_step(model.eval(), args, kwargs)
-    program = lower_inference(captured, target_for(choose_device(device)))
-    seconds = time.perf_counter() - start
-    print(
-        f"{name}: {len(program.launches)} launches, captured and lowered in {seconds:.1f} s", file=sys.stderr
-    )
-    path = folder / f"{name}.bin"
-    places = write_weights(program, captured.tensors, path)
-    values = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    return Lowered(name, program, path, places, [value.numpy() for value in values])
+@contextlib.contextmanager
+def uninitialised() -> Iterator[None]:
+    """Skip the initialisation of weights, which takes minutes for billions of them."""
+    names = [name for name in dir(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
+    functions = {name: getattr(torch.nn.init, name) for name in names}
+    methods = {name: getattr(torch.Tensor, name) for name in ("normal_", "uniform_")}
+    for name in names:
+        setattr(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
+    for name in methods:
+        setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
+    try:
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(torch.nn.init, name, function)
+        for name, method in methods.items():
+            setattr(torch.Tensor, name, method)
 
 
-def _random(value: Any) -> Any:  # noqa: ANN401 - an argument of a model
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.is_floating_point():
-        return torch.randn(value.shape, dtype=value.dtype)
-    return (
-        torch.randint(0, 1000, value.shape, dtype=value.dtype)
-        if value.dim()
-        else value.new_ones((), device="cpu")
-    )
+def filled(model: torch.nn.Module) -> torch.nn.Module:
+    """Fill the parameters with random numbers that keep activations of the order of one."""
+    block = torch.rand(BLOCK, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() < 2:
+                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+                continue
+            flat = parameter.view(-1)
+            for start in range(0, flat.numel(), BLOCK):
+                flat[start : start + BLOCK] = block[: min(BLOCK, flat.numel() - start)]
+            parameter.mul_(prod(parameter.shape[1:]) ** -0.5)
+    return model.eval()
 
 
-def write_weights(
-    program: Program, data: Mapping[str, torch.Tensor], path: Path
-) -> dict[str, tuple[int, int]]:
-    """Write weights packed, in the order of their first use, each from a page on; return their places."""
-    uses = weight_uses(program)
-    places = {}
-    with path.open("wb") as file:
-        for index in sorted(uses, key=lambda index: uses[index]):
-            stored = program.tensors[index]
-            packed = stored.layout.pack(data[stored.name].detach().numpy())
-            file.write(bytes(-file.tell() % PAGE))
-            places[stored.name] = (file.tell(), packed.nbytes)
-            file.write(np.ascontiguousarray(packed).data)
-        os.fsync(file.fileno())
-    return places
+def built(name: str, batch: int, length: int | None, side: int | None) -> tuple[torch.nn.Module, Any]:
+    """Return a model with weights and its example."""
+    with uninitialised():
+        if name in PAPER_MODELS:
+            model, example = PAPER_MODELS[name]()
+        else:
+            model = import_torchvision().models.get_model(name, weights=None)
+            example = (torch.empty(1, 3, side or 224, side or 224),)
+
+    def sized(tensor: torch.Tensor) -> torch.Tensor:
+        shape = [batch, *tensor.shape[1:]]
+        if length is not None and tensor.dim() == 2:
+            shape[1] = length
+        if side is not None and tensor.dim() == 4:
+            shape[2:] = [side, side]
+        generator = torch.Generator().manual_seed(1)
+        if tensor.is_floating_point():
+            return torch.rand(shape, generator=generator, dtype=tensor.dtype)
+        return torch.randint(1000, shape, generator=generator, dtype=tensor.dtype)
+
+    example = torch.utils._pytree.tree_map(sized, dict(example) if isinstance(example, Mapping) else example)
+    return filled(model), example
 
 
-def instance_of(program: Program, chunk_bytes: int) -> Instance:
-    """Return the overlap problem of a program, for strategies that ask for no capacity."""
-    layers = [
-        Layer(f"launch {k}", 0, 1.0, program.kernels[launch.kernel].load_class)
-        for k, launch in enumerate(program.launches)
-    ]
-    weights = [
-        Weight(stored.name, stored.nbytes, -(-stored.nbytes // chunk_bytes), first + 1, last + 1)
-        for index, (first, last) in weight_uses(program).items()
-        for stored in [program.tensors[index]]
-    ]
-    return Instance(chunk_bytes, tuple(layers), tuple(weights), name=program.name)
+def measured_device(device: Device, rates: Mapping[str, float]) -> Device:
+    """Return a profile with the rates that were measured just before."""
+    figures = {
+        name: Figure(value, "GB/s", Provenance.MEASURED, "benchmarks/streaming_runs.py")
+        for name, value in rates.items()
+    }
+    return replace(device, figures={**device.figures, **figures})
 
 
 def run(
-    lowered: Lowered, instance: Instance, plan: str, options: argparse.Namespace
-) -> tuple[MeasuredRun, list[float], bytes]:
-    """Return the measured first run, the times of further runs (ms), and the outputs' bytes."""
-    schedule = make_schedule(
-        lowered.program, instance, STRATEGIES[plan](instance), options.staging * MEBIBYTE
-    )
-    if options.cold:
-        _drop(lowered.path)
-    source = FileSource(lowered.path, lowered.places, options.reads)
-    times: list[float] = []
-    with Executor(schedule, options.device, source=source, loading=options.loading, profile=True) as executor:
-        outputs = b"".join(output.tobytes() for output in executor.run(*lowered.inputs))
-        first = executor.measured()
-        for _ in range(options.repeat):
-            if options.cold:
-                _drop(lowered.path)
-            executor.run(*lowered.inputs)
-            times.append(executor.measured().execution_ms)
-    return first, times, outputs
+    bundle: Bundle,
+    plan: StreamingPlan,
+    reads: Reads,
+    options: argparse.Namespace,
+    inputs: list[np.ndarray],
+) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Place a bundle, run it once, and return outputs and figures."""
+    start = time.perf_counter()
+    with Runner(bundle, options.opencl, schedule=plan.schedule, reads=reads, profile=True) as runner:
+        outputs = runner.step(*inputs)
+        wall = 1000 * (time.perf_counter() - start)
+        figures = runner.measured()
+        memory = figures.memory
+        launches = [launch.end_ms - launch.start_ms for launch in figures.launches]
+        return outputs, {
+            "wall_ms": wall,
+            "initialisation_ms": figures.initialisation_ms,
+            "latency_ms": figures.latency_ms,
+            "stall_ms": figures.stall_ms,
+            "read_mib": figures.read_bytes / MIB,
+            "allocated_mib": figures.allocated_bytes / MIB,
+            "in_use_peak_mib": memory.peak.total / MIB,
+            "in_use_average_mib": memory.average.total / MIB,
+            "reads": [(read.start_ms, read.end_ms, read.nbytes) for read in figures.reads],
+            "launch_ms": launches,
+        }
 
 
-def _drop(path: Path) -> None:
-    """Drop a file from the page cache."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return all figures of one model."""
+    device = find_device(options.device)
+    folder = Path(options.folder) / f"{name}-{options.batch}-{options.length}-{options.side}"
+    model, example = built(name, options.batch, options.length, options.side)
+    leaves = [x for x in torch.utils._pytree.tree_leaves(example) if isinstance(x, torch.Tensor)]
+    inputs = [leaf.numpy() for leaf in leaves]
+    if not folder.exists():
+        torchedge.export(model, example, device=device, out=folder, onnx=False, precision=options.precision)
+    del model
+    bundle = Bundle.open(folder)
+    probe = plan_program(bundle.program, device, strategy=STRATEGIES[PRELOADED])
+    reference, first = run(bundle, probe, "direct", options, inputs)  # builds the kernels
+    reference, first = run(bundle, probe, "direct", options, inputs)
+    busy = first["reads"][-1][1] - first["reads"][0][0]
+    disk = sum(nbytes for *_, nbytes in first["reads"]) / busy / 1e6
+    rates = {"disk_read_gb_s": disk}
+    known = measured_device(device, rates)
+    limit = int(options.share * probe.schedule.memory.total_bytes)
+    settings: dict[str, Any] = {"launch_ms": first["launch_ms"], "m_peak": None}
+    started = time.perf_counter()
+    plans = {STREAMED: plan_program(bundle.program, known, memory_limit=limit, **settings)}
+    planning = time.perf_counter() - started
+    for strategy, solve in STRATEGIES.items():
+        naive = plans[strategy] = plan_program(bundle.program, known, strategy=solve, **settings)
+        if strategy != PRELOADED:  # the solver with the memory that the strategy takes
+            total = naive.schedule.memory.total_bytes
+            plans[f"as {strategy}"] = plan_program(bundle.program, known, memory_limit=total, **settings)
+    row: dict[str, Any] = {
+        "model": name,
+        "options": {key: value for key, value in vars(options).items() if key in ("batch", "length", "side")},
+        "launches": len(bundle.program.launches),
+        "weights_mib": bundle.manifest.files["weights.safetensors"].nbytes / MIB,
+        "kernels_ms": sum(first["launch_ms"]),
+        "disk_gb_s": disk,
+        "limit_mib": limit / MIB,
+        "planning_s": planning,
+        "status": plans[STREAMED].status,
+        "plans": {},
+    }
+    rounds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    same = dict.fromkeys(plans, True)
+    for reads in ("direct", "plain"):
+        for _ in range(options.rounds):
+            for strategy, plan in plans.items():  # in turn: other load on the machine meets all of them
+                outputs, once = run(bundle, plan, reads, options, inputs)
+                same[strategy] &= all(
+                    a.tobytes() == b.tobytes() for a, b in zip(outputs, reference, strict=True)
+                )
+                del once["reads"], once["launch_ms"]
+                rounds.setdefault((strategy, reads), []).append(once)
+    for strategy, plan in plans.items():
+        row["plans"][strategy] = {
+            "predicted_mib": plan.schedule.memory.total_bytes / MIB,
+            "predicted_ms": plan.timeline.latency_ms,
+            "predicted_initialisation_ms": plan.timeline.initialisation_ms,
+            "same_bits": same[strategy],
+            **{
+                reads: {
+                    key: statistics.median(once[key] for once in rounds[strategy, reads])
+                    for key in rounds[strategy, reads][0]
+                }
+                for reads in ("direct", "plain")
+            },
+        }
+    return row
 
 
-def report(lowered: Lowered, options: argparse.Namespace) -> bool:
-    """Print the rows of a model; return whether all outputs are the same."""
-    instance = instance_of(lowered.program, options.chunk * MEBIBYTE)
-    run(lowered, instance, "preload-all", argparse.Namespace(**{**vars(options), "repeat": 0}))
-    preloaded: tuple[MeasuredRun, bytes] | None = None
-    same = True
-    for plan in ("preload-all", *[name for name in STRATEGIES if name != "preload-all"]):
-        measured, times, outputs = run(lowered, instance, plan, options)
-        preloaded = preloaded or (measured, outputs)
-        equal = outputs == preloaded[1]
-        same = same and equal
-        cells = (
-            lowered.name,
-            plan,
-            "yes" if equal else "NO",
-            f"{measured.allocated_bytes / MEBIBYTE:.1f}",
-            f"{preloaded[0].allocated_bytes / measured.allocated_bytes:.2f}",
-            f"{measured.memory.average.total / MEBIBYTE:.1f}",
-            f"{measured.initialisation_ms:.1f}",
-            f"{measured.execution_ms:.1f}",
-            f"{statistics.median(times):.1f}" if times else "-",
-            f"{measured.stall_ms:.1f}",
-            f"{preloaded[0].latency_ms / measured.latency_ms:.2f}",
+def child(name: str, options: argparse.Namespace, send: Any) -> None:  # noqa: ANN401 - a pipe's end
+    """Run one model in a process of its own."""
+    try:
+        send.send(case(name, options))
+    except (TorchedgeError, MemoryError, ImportError) as error:
+        send.send({"model": name, "error": f"{type(error).__name__}: {error}"})
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the figures as a table, and geometric means of the ratios."""
+    lines = [
+        "| model | weights | same bits | memory, MiB: preloaded | streamed | ratio | predicted | "
+        "direct, ms: preloaded | streamed | ratio | always-next | same-type | predicted, ms | "
+        "warm, ms: preloaded | streamed | ratio |",
+        "|" + "---|" * 16,
+    ]
+    ratios: dict[str, list[float]] = {"memory": [], "direct": [], "warm": [], "next": [], "type": []}
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['model']} | {row['error'][:300]} |")
+            continue
+        plans = row["plans"]
+        full, ours = plans[PRELOADED], plans[STREAMED]
+        memory = full["direct"]["allocated_mib"] / ours["direct"]["allocated_mib"]
+        cold, warm = (full[reads]["latency_ms"] / ours[reads]["latency_ms"] for reads in ("direct", "plain"))
+        naive = [
+            plans[strategy]["direct"]["latency_ms"] / plans[f"as {strategy}"]["direct"]["latency_ms"]
+            for strategy in ("always-next", "same-type")
+        ]
+        for key, ratio in zip(ratios, (memory, cold, warm, *naive), strict=True):
+            ratios[key].append(ratio)
+        lines.append(
+            f"| {row['model']} | {row['weights_mib']:,.0f} | {'yes' if ours['same_bits'] else 'NO'} | "
+            f"{full['direct']['allocated_mib']:,.1f} | {ours['direct']['allocated_mib']:,.1f} | "
+            f"{memory:.2f} | {ours['predicted_mib']:,.1f} | {full['direct']['latency_ms']:,.0f} | "
+            f"{ours['direct']['latency_ms']:,.0f} | {cold:.2f} | {naive[0]:.2f} | {naive[1]:.2f} | "
+            f"{ours['predicted_ms']:,.0f} of {ours['direct']['latency_ms']:,.0f} | "
+            f"{full['plain']['latency_ms']:,.0f} | {ours['plain']['latency_ms']:,.0f} | {warm:.2f} |"
         )
-        print("| " + " | ".join(cells) + " |", flush=True)
-        if options.trace is not None:
-            options.trace.mkdir(parents=True, exist_ok=True)
-            measured.trace(options.trace / f"{lowered.name}-{plan}.json")
-    return same
+    means = {key: statistics.geometric_mean(found) for key, found in ratios.items() if found}
+    lines.append("geometric means: " + ", ".join(f"{key} {mean:.2f}" for key, mean in means.items()))
+    return "\n".join(lines)
 
 
-def main() -> int:
-    """Print the table; the exit status is 1 where outputs differ."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "models", nargs="*", default=["resnet-50"], metavar="MODEL", help=", ".join(PAPER_MODELS)
-    )
-    parser.add_argument("--device", help="OpenCL device (see `torchedge devices --opencl`)")
-    parser.add_argument("--reads", choices=Reads.__args__, default="plain")  # type: ignore[attr-defined]
-    parser.add_argument("--loading", choices=("copy", "kernel", "slot"), default="copy")
-    parser.add_argument("--staging", type=int, default=16, help="MiB of the staging pool")
-    parser.add_argument("--chunk", type=int, default=1, help="MiB of a chunk")
-    parser.add_argument("--repeat", type=int, default=3, help="runs after the first")
-    parser.add_argument(
-        "--cold", action="store_true", help="drop the weights from the page cache before each run"
-    )
-    parser.add_argument("--folder", type=Path, help="where weights are written, on the disk to be measured")
-    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="write a trace of each first run")
+def main() -> None:
+    """Measure the models of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", help="names of FlashMem's models, or of torchvision's")
+    parser.add_argument("--device", default="local-cpu", help="profile to lower and plan for")
+    parser.add_argument("--opencl", help="OpenCL device to run on")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--length", type=int, help="tokens of a sequence")
+    parser.add_argument("--side", type=int, help="height and width of images")
+    parser.add_argument("--share", type=float, default=SHARE, help="memory limit, of preloading's memory")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", default="bundles", help="where bundles are kept")
+    parser.add_argument("--json", default="streaming_runs.jsonl")
     options = parser.parse_args()
-    print("| " + " | ".join(TITLES) + " |")
-    print("|---" * len(TITLES) + "|")
-    same = True
+    Path(options.folder).mkdir(parents=True, exist_ok=True)
+    file = Path(options.json)
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     for name in options.models:
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            same = report(prepare(name, Path(folder), options.device), options) and same
-    return 0 if same else 1
+        if any(row["model"] == name and "error" not in row for row in rows):
+            continue
+        receive, send = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("spawn").Process(target=child, args=(name, options, send))
+        process.start()
+        send.close()
+        try:
+            row = receive.recv()
+        except EOFError:
+            row = {"model": name, "error": "the process ended without a result"}
+        process.join()
+        rows = [*[r for r in rows if r["model"] != name], row]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        print(table([row]), flush=True)
+    print(table(rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -268,6 +268,7 @@ def export(
     seed: int | None = None,
     name: str | None = None,
     plan: StreamingPlan | None = None,
+    memory_limit: int | str | None = None,
     onnx: bool = True,
     accumulation: int = 1,
     precision: Literal["float32", "float16"] = "float32",
@@ -284,18 +285,31 @@ def export(
     default cross entropy, or "model"; targets: example targets; optimizer: a torch.optim.SGD, Adam or AdamW
     with its state, by default SGD with momentum; accumulation: batches to an update. seed: of dropout.
     precision: in which large intermediates lie, and large weights of an inference; kernels compute in
-    float32. plan: what `torchedge.plan`
-    returned for this model, to go along. onnx: also write model.onnx, checked by onnx and run by onnxruntime
-    where that is installed. progress: called with each stage.
+    float32. memory_limit: of all that an inference allocates, as "500MiB": the bundle streams its weights
+    (FlashMem); plan: stream as planned by `torchedge.plan` with the same model, example, device and
+    precision. onnx: also write model.onnx, checked by onnx and run by onnxruntime where that is installed.
+    progress: called with each stage.
     Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators
-    without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it) and
-    MissingExtraError.
+    without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it),
+    LimitError (which names a memory limit that works) and MissingExtraError.
     """
     from torchedge.bundles.exporting import Request, make_bundle
 
     target = _device(device)
     request = Request(
-        model, example, mode, targets, loss, optimizer, seed, name, plan, onnx, accumulation, precision
+        model,
+        example,
+        mode,
+        targets,
+        loss,
+        optimizer,
+        seed,
+        name,
+        plan,
+        memory_limit,
+        onnx,
+        accumulation,
+        precision,
     )
     return make_bundle(request, target, out, force=force, progress=progress)
 

@@ -1,6 +1,5 @@
 """Exporting: for devices that are not here, with ONNX, with a plan; what cannot be exported is told."""
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -187,11 +186,9 @@ def test_a_streaming_plan_goes_along(batch, tmp_path):
     plan = torchedge.plan(wide, one, device="adreno", memory_limit="16MiB")
     assert plan.schedule.memory.total_bytes <= 16 * 2**20
     bundle = torchedge.export(wide, one, out=tmp_path / "b", device="adreno", plan=plan, onnx=False)
-    read, instance = torchedge.load_bundle(tmp_path / "b").plan
-    assert (read, instance) == (plan.plan, plan.instance)
-    assert "streaming plan" in str(bundle)
-    document = json.loads((tmp_path / "b" / "streaming_plan.json").read_text())
-    assert document["model"] == "Sequential"
+    file = torchedge.load_bundle(tmp_path / "b").plan
+    assert (file.plan, file.instance) == (plan.plan, plan.instance)
+    assert bundle.schedule.memory == plan.schedule.memory
     assert torchedge.export(wide, one, out=tmp_path / "c", device="adreno", onnx=False).plan is None
     with pytest.raises(InputError, match=r"plan is a dict; expected what torchedge\.plan returns"):
         torchedge.export(wide, one, out=tmp_path / "d", device="adreno", plan={}, onnx=False)

@@ -108,7 +108,7 @@ def test_json_has_every_figure(run, tmp_path):
     _, measured = run
     measured.to_json(tmp_path / "run.json")
     document = json.loads((tmp_path / "run.json").read_text())
-    assert document["allocated_bytes"] == measured.allocated
+    assert document["allocated"] == measured.allocated
     assert len(document["launches"]) == len(measured.launches)
     assert document["execution_ms"] == measured.execution_ms
     assert len(document["memory"]["times_ms"]) == len(document["memory"]["activations_bytes"])
@@ -143,3 +143,12 @@ def test_only_a_profiled_streaming_run_is_measured():
         executor.run(np.zeros(1000, np.float32))
         with pytest.raises(InputError, match="StreamingSchedule"):
             executor.measured()
+
+
+def test_memory_is_drawn_with_its_levels(run):
+    pytest.importorskip("matplotlib")
+    _, measured = run
+    figure = measured.plot(limit_bytes=2 * measured.allocated_bytes)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert any(label.startswith("allocated") for label in labels)
+    assert measured.title in figure.axes[0].get_title(loc="left")

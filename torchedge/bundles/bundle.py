@@ -19,6 +19,7 @@ from torchedge.bundles.manifests import (
     PROGRAM,
     WEIGHTS,
     Manifest,
+    Memory,
     Port,
     kernel_file,
     memory_of,
@@ -34,12 +35,16 @@ from torchedge.lowering.programs import MAX_SOURCE, Program
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.storage.documents import parse_json, read_bytes
 from torchedge.storage.tensors import Header
+from torchedge.streaming.schedules import with_own_images
 
 if TYPE_CHECKING:
+    from torchedge.bundles.plan_files import PlanFile
+    from torchedge.devices import Device
     from torchedge.opencl import ClDevice
     from torchedge.runtime import Executor, LaunchTime
-    from torchedge.streaming.instances import Instance
-    from torchedge.streaming.plans import OverlapPlan
+    from torchedge.runtime.measured_runs import MeasuredRun
+    from torchedge.runtime.weight_sources import Reads
+    from torchedge.streaming.schedules import StreamingSchedule
 
 __all__ = ["Bundle", "Runner"]
 
@@ -53,7 +58,8 @@ class Bundle:
     """An exported model: kernels, launches, weights. `open` reads one; `run` and `train_step` execute it.
 
     path: its folder. manifest: what it says of itself. program: what runs. accumulating: the step that only
-    adds up gradients. header: where weights lie in the file.
+    adds up gradients. header: where weights lie in the file. plan: the streaming plan with its instance, and
+    schedule: the copies it makes, None where all weights stay on the device.
     """
 
     path: Path
@@ -61,6 +67,8 @@ class Bundle:
     program: Program
     accumulating: Program | None
     header: Header
+    plan: PlanFile | None = None
+    schedule: StreamingSchedule | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Bundle:
@@ -81,11 +89,12 @@ class Bundle:
         texts = {name[len("kernels/") : -len(".cl")]: _text(folder, name) for name in kernels}
         program = _program(folder, PROGRAM, texts)
         accumulating = _program(folder, ACCUMULATING, texts) if manifest.accumulation > 1 else None
-        _check_same(folder, manifest, program, accumulating)
+        plan, schedule = _streaming(folder, manifest, program)
+        _check_same(folder, manifest, program, accumulating, schedule)
         weights = resolve_inside(folder, WEIGHTS)
         header = read_header(weights)
         check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
-        return cls(folder.resolve(), manifest, program, accumulating, header)
+        return cls(folder.resolve(), manifest, program, accumulating, header, plan, schedule)
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -111,11 +120,62 @@ class Bundle:
         self,
         device: ClDevice | str | int | None = None,
         *,
+        memory_limit: int | str | None = None,
+        reads: Reads = "plain",
         profile: bool = False,
         checks: bool = False,
     ) -> Runner:
-        """Return a Runner of the bundle on an OpenCL device, with the weights that it was exported with."""
-        return Runner(self, device, profile=profile, checks=checks)
+        """Return a Runner of the bundle on an OpenCL device, with the weights that it was exported with.
+
+        memory_limit: of all that runs allocate, in bytes or as "500MiB". None: as exported. reads: how the
+        weights of a streaming run are read ("plain", "mmap", "direct": past the page cache).
+
+        Raises:
+            LimitError: no streaming plan stays within the limit; the message names a limit that works.
+        """
+        # Reading a bundle needs no OpenCL.
+        from torchedge.opencl import open_context
+
+        chosen = open_context(device).device
+        own_images = not chosen.image_from_buffer
+        schedule = self.schedule if memory_limit is None else self.schedule_within(memory_limit, own_images)
+        if memory_limit is None and schedule is not None and own_images:
+            schedule = with_own_images(schedule)
+        return Runner(self, chosen, schedule=schedule, reads=reads, profile=profile, checks=checks)
+
+    def schedule_within(
+        self, memory_limit: int | str, own_images: bool = False, device: Device | None = None
+    ) -> StreamingSchedule | None:
+        """Return how the bundle runs within a limit: None with all weights on the device, else by streaming.
+
+        The exported schedule is taken if it stays within the limit; otherwise the program is planned again.
+        own_images: every image has memory of its own. device: the profile to plan with, by default the one
+        that the bundle was exported for.
+
+        Raises:
+            InputError: the bundle trains. LimitError: no plan stays within the limit.
+            DeviceError: the device's profile is not there, or lacks a figure.
+        """
+        from torchedge.devices import find_device
+        from torchedge.streaming.budgets import parse_bytes
+        from torchedge.streaming.planning import plan_program
+
+        if self.trains:
+            raise InputError(
+                f"{self.path}: is a bundle that trains, whose weights stay on the device; expected one for "
+                "inference: export it without mode='train'"
+            )
+        limit = parse_bytes(memory_limit, "memory_limit")
+        program, schedule = self.program, self.schedule
+        if own_images:
+            program = part_images(program, ALIGNMENT)
+            schedule = None if schedule is None else with_own_images(schedule)
+        if memory_of([program]).total_bytes <= limit:
+            return None
+        if schedule is not None and schedule.memory.total_bytes <= limit:
+            return schedule
+        profile = find_device(self.manifest.target.name) if device is None else device
+        return plan_program(program, profile, memory_limit=limit).schedule
 
     @cached_property
     def runner(self) -> Runner:
@@ -143,47 +203,36 @@ class Bundle:
         return float(self.run(*inputs)[0])
 
     def state_dict(self) -> dict[str, Array]:
-        """Return parameters and buffers after the steps run so far, by PyTorch's names."""
-        return self.runner.state_dict()
+        """Return parameters and buffers after the steps run so far, by PyTorch's names.
+
+        A bundle for inference has only those that were not folded into constants.
+        """
+        if self.trains:
+            return self.runner.state_dict()
+        names = {t.name for t in self.program.tensors if t.role in ("parameter", "buffer")}
+        return {name: array for name, array in self.weights().items() if name in names}
 
     def weights(self) -> dict[str, Array]:
         """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them."""
         packed = packed_weights(self.path / WEIGHTS, self.header, self.programs)
         return {tensor.name: tensor.layout.unpack(array, tensor.shape) for tensor, array in packed}
 
-    @cached_property
-    def plan(self) -> tuple[OverlapPlan, Instance] | None:
-        """The overlap plan for streaming the weights, with the instance that it solves; None without one.
-
-        Raises:
-            InputError: the file is not as docs/streaming.md says.
-        """
-        from torchedge.streaming.instances import INSTANCES
-        from torchedge.streaming.plans import PLANS
-
-        if PLAN not in self.manifest.files:
-            return None
-        path = resolve_inside(self.path, PLAN)
-        document = parse_json(path, read_bytes(path, max_bytes=PLANS.max_bytes))
-        parts = [document.get(key) for key in ("plan", "instance")]
-        if not all(isinstance(part, Mapping) for part in parts):
-            raise InputError(f"{path}: holds no plan with its instance; expected what StreamingPlan writes")
-        return PLANS.parse(path, parts[0]), INSTANCES.parse(path, parts[1])  # type: ignore[arg-type]
-
     def __str__(self) -> str:
         return _description(self)
 
 
 class Runner:
-    """Runs a bundle; weights and optimizer state stay on the device from step to step.
+    """Runs a bundle; weights and optimizer state stay on the device from step to step, or are streamed.
 
     Where the device makes no images of buffers, every image gets memory of its own.
 
-    device, profile, checks: as Executor takes them.
+    device, profile, checks: as Executor takes them. schedule: copies of a streaming run on this device; None:
+    all weights are loaded before the first run. reads: see `Bundle.place`.
 
     Raises:
         DeviceError: there is no such device, or it does not take what the program needs.
         MissingExtraError: pyopencl is not installed. OpenCLError: the driver fails.
+        ProfileError: the weights cannot be read.
     """
 
     def __init__(
@@ -191,6 +240,8 @@ class Runner:
         bundle: Bundle,
         device: ClDevice | str | int | None = None,
         *,
+        schedule: StreamingSchedule | None = None,
+        reads: Reads = "plain",
         profile: bool = False,
         checks: bool = False,
     ) -> None:
@@ -198,30 +249,57 @@ class Runner:
         from torchedge.opencl import open_context
         from torchedge.runtime import Executor
 
-        self.bundle = bundle
+        self.bundle, self._schedule = bundle, schedule
         self.batches = 0
-        context = open_context(device)
-        programs = bundle.programs
-        if not context.device.image_from_buffer:
-            programs = tuple([part_images(program, ALIGNMENT) for program in programs])
-        self.executor = Executor(programs[0], context.device, profile=profile, checks=checks)
-        self.executor.load_packed(self._packed(self.executor, set()))
         self.accumulating: Executor | None = None
-        if len(programs) > 1:
-            self.accumulating = Executor(programs[1], shared=self.executor, checks=checks)
-            loaded = {t.name for t in bundle.program.tensors if t.role in ("parameter", "buffer", "state")}
-            self.accumulating.load_packed(self._packed(self.accumulating, loaded))
+        context = open_context(device)
+        if schedule is not None:
+            self.executor = self._streaming(schedule, context.device, reads, profile, checks)
+        else:
+            programs = bundle.programs
+            if not context.device.image_from_buffer:
+                programs = tuple([part_images(program, ALIGNMENT) for program in programs])
+            self.executor = Executor(programs[0], context.device, profile=profile, checks=checks)
+            self.executor.load_packed(self._packed(self.executor, set()))
+            if len(programs) > 1:
+                self.accumulating = Executor(programs[1], shared=self.executor, checks=checks)
+                loaded = {
+                    t.name for t in bundle.program.tensors if t.role in ("parameter", "buffer", "state")
+                }
+                self.accumulating.load_packed(self._packed(self.accumulating, loaded))
         self._last = self.executor
         for name, value in bundle.manifest.hyperparameters.items():
             self.set(name, value)
 
+    def _streaming(
+        self,
+        schedule: StreamingSchedule,
+        device: ClDevice,
+        reads: Reads,
+        profile: bool,
+        checks: bool,
+    ) -> Executor:
+        from torchedge.runtime import Executor
+        from torchedge.runtime.weight_sources import FileSource
+
+        bundle = self.bundle
+        entries = bundle.header.entries
+        places = {name: (entry.start, entry.stop - entry.start) for name, entry in entries.items()}
+        source = FileSource(bundle.path / WEIGHTS, places, reads)
+        executor = Executor(schedule, device, source=source, profile=profile, checks=checks)
+        states = {tensor.name for tensor in bundle.program.tensors if tensor.role == "state"}
+        if states & set(entries):
+            weights = {tensor.name for tensor in bundle.program.tensors} - states
+            executor.load_packed(self._packed(executor, weights))
+        return executor
+
     def _packed(self, executor: Executor, loaded: set[str]) -> Iterator[tuple[str, Array]]:
         """Yield the tensors of the weights file that a program keeps and no other has loaded."""
-        names = {tensor.name for tensor in executor.program.tensors} - loaded
+        kept = {tensor.name for tensor in executor.program.tensors} - loaded
         path = self.bundle.path / WEIGHTS
-        for tensor, array in packed_weights(path, self.bundle.header, self.bundle.programs):
-            if tensor.name in names:
-                yield tensor.name, array
+        for tensor, held in packed_weights(path, self.bundle.header, self.bundle.programs):
+            if tensor.name in kept:
+                yield tensor.name, held
 
     def step(self, *inputs: object) -> list[Array]:
         """Run one batch and return the outputs; each `accumulation`-th batch of training updates weights.
@@ -251,9 +329,18 @@ class Runner:
         names = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
         return {name: self.executor.read(name) for name in names}
 
+    @property
+    def streams(self) -> bool:
+        """Whether weights are loaded in every run."""
+        return self._schedule is not None
+
     def timings(self) -> list[LaunchTime]:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
         return self._last.timings()
+
+    def measured(self) -> MeasuredRun:
+        """Return times and memory of the last streaming run; raises InputError without one or `profile`."""
+        return self.executor.measured()
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -303,12 +390,33 @@ def _program(folder: Path, name: str, texts: Mapping[str, str]) -> Program:
     return parse_program(path, parse_json(path, read_bytes(path, max_bytes=MAX_FILE_BYTES)), texts)
 
 
-def _check_same(folder: Path, manifest: Manifest, program: Program, accumulating: Program | None) -> None:
-    """Check that manifest and programs agree, and that both programs hold the same tensors."""
+def _streaming(
+    folder: Path, manifest: Manifest, program: Program
+) -> tuple[PlanFile | None, StreamingSchedule | None]:
+    """Return the streaming plan and its schedule, verified against the program; None without one."""
+    from torchedge.bundles.plan_files import PLAN_FILES, read_schedule
+
+    if PLAN not in manifest.files:
+        return None, None
+    path = resolve_inside(folder, PLAN)
+    return read_schedule(path, parse_json(path, read_bytes(path, max_bytes=PLAN_FILES.max_bytes)), program)
+
+
+def _check_same(
+    folder: Path,
+    manifest: Manifest,
+    program: Program,
+    accumulating: Program | None,
+    schedule: StreamingSchedule | None,
+) -> None:
+    """Check that the manifest describes the programs, and that both programs have the same tensors."""
     programs = (program,) if accumulating is None else (program, accumulating)
+    memory = memory_of(programs)
+    if schedule is not None:
+        memory = memory_of([schedule.program], schedule.staging_bytes)
     pairs: list[tuple[str, object, object]] = [
         ("hyperparameters", set(manifest.hyperparameters), set(program.hyperparameters)),
-        ("memory", manifest.memory, memory_of(programs)),
+        ("memory", manifest.memory, memory),
         (
             "kernels",
             {name for name in manifest.files if name.startswith("kernels/")},
@@ -359,23 +467,38 @@ def _description(bundle: Bundle) -> str:
         ("outputs", _listed(manifest.outputs)),
         ("kernels", f"{len(program.kernels)} in {len(program.launches)} launches"),
         ("weights", f"{manifest.files[WEIGHTS].nbytes / MEBIBYTE:.1f} MiB"),
-        (
-            "device memory",
-            f"{memory.total_bytes / MEBIBYTE:.1f} MiB: {memory.resident_bytes / MEBIBYTE:.1f} resident, "
-            f"{memory.arena_bytes / MEBIBYTE:.1f} in the arena",
-        ),
+        ("device memory", _memory_text(memory)),
         ("limits", f"{len(target.checked)} respected, unknown: {', '.join(target.unknown) or 'none'}"),
         ("onnx", ", ".join(f"{key} {_shown(value)}" for key, value in manifest.onnx.items())),
     ]
     if manifest.hyperparameters:
         values = ", ".join(f"{name} = {value:g}" for name, value in manifest.hyperparameters.items())
         rows.insert(3, ("set before a step", values))
-    if PLAN in manifest.files:
-        rows.append(("streaming plan", PLAN))
+    if bundle.plan is not None and bundle.schedule is not None:
+        rows.append(("streaming", _streaming_text(bundle.plan, bundle.schedule, memory_of(bundle.programs))))
     rows += [("note", note) for note in manifest.notes]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
     return "\n".join([f"{manifest.model}: {step}", *lines])
+
+
+def _memory_text(memory: Memory) -> str:
+    parts = [
+        f"{memory.resident_bytes / MEBIBYTE:.1f} resident",
+        f"{memory.arena_bytes / MEBIBYTE:.1f} in the arena",
+    ]
+    if memory.staging_bytes:
+        parts.append(f"{memory.staging_bytes / MEBIBYTE:.1f} for staging")
+    return f"{memory.total_bytes / MEBIBYTE:.1f} MiB: {', '.join(parts)}"
+
+
+def _streaming_text(file: PlanFile, schedule: StreamingSchedule, preloaded: Memory) -> str:
+    """Return how many weights a plan streams, and what preloading all of them takes."""
+    streamed, weights = len(schedule.streamed), len(schedule.streamed) + len(schedule.preload)
+    return (
+        f"{streamed} of {weights} weights, plan {file.plan.status}; with all of them on the device "
+        f"{preloaded.total_bytes / MEBIBYTE:.1f} MiB"
+    )
 
 
 def _listed(ports: tuple[Port, ...]) -> str:

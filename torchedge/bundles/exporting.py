@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -27,12 +28,14 @@ from torchedge.bundles.manifests import (
     BundleFile,
     BundleTarget,
     Manifest,
+    Memory,
     Plain,
     kernel_file,
     memory_of,
     ports_of,
 )
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
+from torchedge.bundles.plan_files import PLAN_FILES, plan_file
 from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
 from torchedge.devices import Device
 from torchedge.errors import DeviceError, InputError, LoweringError, check_choice
@@ -46,6 +49,8 @@ from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Precision, Target
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.tensors import NAMES
+from torchedge.streaming.planning import plan_program
+from torchedge.streaming.plans import PLANS
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import unwrapped
@@ -76,6 +81,7 @@ class Request:
     seed: int | None = None
     name: str | None = None
     plan: StreamingPlan | None = None
+    memory_limit: int | str | None = None
     onnx: bool = True
     accumulation: int = 1
     precision: Precision = "float32"
@@ -117,22 +123,28 @@ def make_bundle(
     limits = profile_limits(device)
     programs = _lowered(captured, target_of_device(device, limits, request.precision), request.train)
     program = programs[0]
-    _check_memory(programs, limits)
+    plan = _planned(request, program, device)
+    memory = _memory(programs, plan)
+    _check_memory(programs, memory, limits)
     with new_folder(target) as folder:
         progress("write")
-        files = _write_programs(folder, programs, captured)
+        files = _write_programs(folder, programs, captured, plan)
         onnx: Mapping[str, Plain] = {"left_out": "on request"}
         if request.onnx:
             progress("model.onnx")
             names = [program.tensors[place].name for place in _fed(program)]
             leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             ports = (names[: len(leaves)], captured.output_names)
-            onnx = write_onnx(folder / ONNX, request.model, args, kwargs, ports, expected)
+            streaming = None
+            if plan is not None:
+                streaming = (_loading_order(plan), json.dumps(PLANS.document(plan.plan), sort_keys=True))
+            onnx = write_onnx(folder / ONNX, request.model, args, kwargs, ports, expected, streaming)
             files |= {
                 name: _file(folder / name) for name in (ONNX, f"{ONNX}.data") if (folder / name).is_file()
             }
-        if request.plan is not None:
-            write_json(folder / PLAN, request.plan.document())
+        if plan is not None:
+            document = PLAN_FILES.document(plan_file(plan.plan, plan.instance, plan.schedule))
+            write_json(folder / PLAN, document)
             files[PLAN] = _file(folder / PLAN)
         checked = BundleTarget(
             device.name,
@@ -142,22 +154,44 @@ def make_bundle(
             limits.known,
             limits.unknown,
         )
-        manifest = _manifest(request, captured, programs, checked, notes, onnx, files)
+        manifest = _manifest(request, captured, programs, memory, checked, notes, onnx, files)
         write_json(folder / MANIFEST, MANIFESTS.document(manifest))
         progress("check")
         bundle = Bundle.open(folder)
     return replace(bundle, path=target)
 
 
-def _check_memory(programs: Sequence[Program], limits: Limits) -> None:
+def _planned(request: Request, program: Program, device: Device) -> StreamingPlan | None:
+    """Return the request's streaming plan of this very program; None where all weights stay loaded."""
+    if request.plan is not None:
+        if request.plan.program.digest != program.digest:
+            raise InputError(
+                f"plan is of program {request.plan.program.digest[:12]}, and {program.name} is lowered to "
+                f"program {program.digest[:12]}: the model, example, device or precision differ; pass those "
+                "of the plan, or memory_limit= to plan this program"
+            )
+        return request.plan
+    if request.memory_limit is None:
+        return None
+    return plan_program(program, device, memory_limit=request.memory_limit)
+
+
+def _memory(programs: Sequence[Program], plan: StreamingPlan | None) -> Memory:
+    if plan is None:
+        return memory_of(programs)
+    return memory_of([plan.schedule.program], plan.schedule.staging_bytes)
+
+
+def _check_memory(programs: Sequence[Program], memory: Memory, limits: Limits) -> None:
     """Raise DeviceError where the programs, which share their weights, exceed a limit of the device."""
     for program in programs:
         check_limits(program, limits)
-    total = memory_of(programs).total_bytes
+    total = memory.total_bytes
     if limits.memory_bytes is not None and total > limits.memory_bytes:
         raise DeviceError(
             f"{programs[0].name} takes {total} bytes in all, {limits.device} has {limits.memory_bytes} "
-            f"({limits.sources['memory_bytes']}); use a smaller batch"
+            f"({limits.sources['memory_bytes']}); use a smaller batch, or stream the weights of an inference "
+            "within a memory_limit"
         )
 
 
@@ -209,6 +243,14 @@ def _check_request(request: Request) -> None:
     check_choice("precision", request.precision, get_args(Precision))
     if request.accumulation != 1 and not request.train:
         raise InputError("accumulation is given without mode='train'; expected it for a training step alone")
+    streaming = [name for name in ("plan", "memory_limit") if getattr(request, name) is not None]
+    if streaming and request.train:
+        raise InputError(
+            f"{streaming[0]} is given with mode='train'; the weights of a training step stay on the device: "
+            "expected it for an inference alone"
+        )
+    if len(streaming) > 1:
+        raise InputError("plan and memory_limit are given; expected one of them")
     if request.plan is not None and not isinstance(request.plan, StreamingPlan):
         raise InputError(f"plan is a {type(request.plan).__name__}; expected what torchedge.plan returns")
 
@@ -280,9 +322,9 @@ def _fed(program: Program) -> list[int]:
 
 
 def _write_programs(
-    folder: Path, programs: Sequence[Program], captured: CapturedStep
+    folder: Path, programs: Sequence[Program], captured: CapturedStep, plan: StreamingPlan | None
 ) -> dict[str, BundleFile]:
-    """Write kernels, programs and weights; return them with their hashes."""
+    """Write kernels, programs and weights, those in the order of the plan; return them with their hashes."""
     files = {}
     (folder / "kernels").mkdir()
     for kernel in {kernel.name: kernel for program in programs for kernel in program.kernels}.values():
@@ -297,9 +339,15 @@ def _write_programs(
         for name, tensor in captured.tensors.items()
         if name not in programs[0].hyperparameters
     }
-    digest = write_weights(folder / WEIGHTS, programs, data)
+    digest = write_weights(folder / WEIGHTS, programs, data, [] if plan is None else _loading_order(plan))
     files[WEIGHTS] = BundleFile(digest, (folder / WEIGHTS).stat().st_size)
     return files
+
+
+def _loading_order(plan: StreamingPlan) -> list[str]:
+    """Return the weights in the order in which a run loads them."""
+    schedule = plan.schedule
+    return [schedule.program.tensors[n].name for n in (*schedule.preload, *schedule.streamed)]
 
 
 def _file(path: Path) -> BundleFile:
@@ -311,6 +359,7 @@ def _manifest(
     request: Request,
     captured: CapturedStep,
     programs: Sequence[Program],
+    memory: Memory,
     target: BundleTarget,
     notes: list[str],
     onnx: Mapping[str, Plain],
@@ -331,7 +380,7 @@ def _manifest(
         inputs=ports_of(program, fed, [program.tensors[place].name for place in fed]),
         outputs=ports_of(program, program.outputs, names),
         hyperparameters={name: float(captured.tensors[name]) for name in program.hyperparameters},
-        memory=memory_of(programs),
+        memory=memory,
         onnx=onnx,
         notes=(*notes, *program.notes),
         files=files,

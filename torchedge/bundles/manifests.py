@@ -84,18 +84,20 @@ class BundleTarget:
 class Memory:
     """Bytes on the device: tensors that stay, the arena of what does not, the lower bound of the arena.
 
-    largest_bytes: the largest single allocation.
+    largest_bytes: the largest single allocation. staging_bytes: memory through which weights are streamed; 0
+    where all of them stay.
     """
 
     resident_bytes: Bytes
     arena_bytes: Bytes
     live_bytes: Bytes
     largest_bytes: Bytes
+    staging_bytes: Bytes = 0
 
     @property
     def total_bytes(self) -> Annotated[int, DERIVED]:
         """All that a step takes from the device."""
-        return self.resident_bytes + self.arena_bytes
+        return self.resident_bytes + self.arena_bytes + self.staging_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +137,24 @@ def kernel_file(name: str) -> str:
     return f"kernels/{name}.cl"
 
 
-def memory_of(programs: Sequence[Program]) -> Memory:
-    """Return what programs that share their parameters, buffers and states take from a device."""
+def memory_of(programs: Sequence[Program], staging_bytes: int = 0) -> Memory:
+    """Return the memory of programs that share their parameters, buffers and states.
+
+    Streamed weights are those that have a place in the arena.
+    """
     resident: dict[str, int] = {}
     arena = live = largest = 0
     for number, program in enumerate(programs):
-        for tensor in program.tensors:
-            if tensor.role != "intermediate":
+        for index, tensor in enumerate(program.tensors):
+            if tensor.role != "intermediate" and not program.arena.holds(index):
                 own = "" if tensor.role in SHARED else f"{number} "
                 resident[own + tensor.name] = tensor.nbytes
         slots = [width * height * 4 * ITEM_SIZES[dtype] for width, height, dtype in program.arena.slots]
         arena += total_bytes(program.arena)
         live += program.arena.live_bytes
         largest = max([largest, program.arena.nbytes, *slots])
-    return Memory(sum(resident.values()), arena, live, max([largest, *resident.values()]))
+    largest = max([largest, staging_bytes, *resident.values()])
+    return Memory(sum(resident.values()), arena, live, largest, staging_bytes)
 
 
 def ports_of(program: Program, places: Sequence[int], names: Sequence[str]) -> tuple[Port, ...]:

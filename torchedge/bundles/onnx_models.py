@@ -19,7 +19,10 @@ from torchedge.errors import CaptureError, needed
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.vision import prepare_torchvision
 
-__all__ = ["TOLERANCE", "check_packages", "eager_outputs", "write_onnx"]
+__all__ = ["METADATA", "TOLERANCE", "check_packages", "eager_outputs", "write_onnx"]
+
+METADATA = "torchedge.streaming_plan"
+"""Key of the streaming plan in the metadata of model.onnx."""
 
 TOLERANCE = 1e-3
 """Largest difference to PyTorch's output, over that output's largest value."""
@@ -48,10 +51,13 @@ def write_onnx(
     kwargs: Mapping[str, Any],
     ports: tuple[Sequence[str], Sequence[str]],
     expected: Sequence[torch.Tensor],
+    streaming: tuple[Sequence[str], str] | None = None,
 ) -> dict[str, Plain]:
     """Write the model's inference as ONNX; return the facts for the manifest.
 
-    ports: names of inputs and outputs. expected: what `eager_outputs` returned.
+    ports: names of inputs and outputs. expected: what `eager_outputs` returned. streaming: names of weights
+    in the order in which a plan loads them, and the plan as JSON: weights go into model.onnx.data in this
+    order, the plan into the metadata of the model (`METADATA`).
 
     Raises:
         CaptureError: PyTorch cannot export the model, or the file computes something else.
@@ -62,7 +68,11 @@ def write_onnx(
     exported = _exported(model, args, kwargs, *ports)
     for node in exported.model.graph.all_nodes():
         node.metadata_props.clear()  # stack traces: paths of this machine, different from run to run
-    exported.save(str(path), include_initializers=True)
+    if streaming is not None:
+        order, plan = streaming
+        _reorder(exported.model.graph, order)
+        exported.model.metadata_props[METADATA] = plan
+    exported.save(str(path), include_initializers=True, external_data=True if streaming else None)
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
@@ -86,6 +96,15 @@ def write_onnx(
             f"apart, expected at most {TOLERANCE}; pass onnx=False to leave it out"
         )
     return {**facts, "run_by": f"onnxruntime {onnxruntime.__version__}", "largest_difference": apart}
+
+
+def _reorder(graph: Any, order: Sequence[str]) -> None:  # noqa: ANN401 - a graph of onnx_ir
+    """Put initializers into an order; those it does not name follow."""
+    initializers = graph.initializers
+    values = {name: initializers[name] for name in initializers}
+    initializers.clear()
+    for name in dict.fromkeys([*(name for name in order if name in values), *values]):
+        initializers[name] = values[name]
 
 
 def _exported(

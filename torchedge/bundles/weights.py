@@ -1,9 +1,10 @@
 """Weights of a bundle: a safetensors file that stores every tensor in the layout of the device.
 
-Loading is a copy. Tensors are stored in the order in which the launches first use them, so that a run that
-streams its weights (FlashMem, section 3) reads the file from front to back. A tensor of at least one page
-begins on a page (16 KiB, the page of phones), a smaller one on a cache line; thus all chunks of a weight but
-its last are whole pages. The format allows no gaps: uint8 tensors called `~padding.N` fill them.
+Loading is a copy. Tensors are stored in the order in which a run loads them (FlashMem, section 3): those that
+a streaming plan preloads, then those that it streams, without a plan in the order of their first use. So a
+run reads the file from front to back. A tensor of at least one page begins on a page (16 KiB, the page of
+phones), a smaller one on a cache line; thus all chunks of a weight but its last are whole pages. The format
+allows no gaps: uint8 tensors called `~padding.N` fill them.
 """
 
 from __future__ import annotations
@@ -43,19 +44,25 @@ RESIDENT_ROLES = frozenset({"parameter", "buffer", "state", "constant"})
 Array = npt.NDArray[Any]
 
 
-def write_weights(path: Path, programs: Sequence[Program], data: Mapping[str, Array]) -> str:
+def write_weights(
+    path: Path, programs: Sequence[Program], data: Mapping[str, Array], order: Sequence[str] = ()
+) -> str:
     """Write the resident tensors of programs from `data` (logical arrays); return the file's SHA-256.
 
-    Data in single precision is converted where its tensor is in half.
-    A state without data is omitted: it begins at its fill. Peak memory: one tensor.
+    order: names of the first tensors; the others follow in the order of their first use. Data in single
+    precision is converted where its tensor is in half. A state without data is omitted: it begins at its
+    fill. Peak memory: one tensor.
 
     Raises:
         InputError: a parameter, buffer or constant has no data, or data of another shape or dtype.
         ProfileError: the file cannot be written, or there are too many tensors for one file.
     """
-    tensors = [
-        tensor for tensor in _resident_tensors(programs) if tensor.name in data or tensor.role != "state"
-    ]
+    resident = {
+        tensor.name: tensor
+        for tensor in _resident_tensors(programs)
+        if tensor.name in data or tensor.role != "state"
+    }
+    tensors = [resident[name] for name in dict.fromkeys([*order, *resident])]
     header: dict[str, object] = {"__metadata__": {"page": str(PAGE), "schema": SCHEMA}}
     end = 0
     layout: list[tuple[int, StoredTensor | None]] = []

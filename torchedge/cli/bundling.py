@@ -25,8 +25,9 @@ from torchedge.cli.console import (
     shorten,
     warn,
 )
-from torchedge.cli.options import MODEL_HELP, PATH, WHOLE, Whole, command, load_named
+from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, Whole, command, load_named
 from torchedge.errors import InputError
+from torchedge.storage.pictures import check_picture, save_picture
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -86,6 +87,7 @@ _HEADER_BYTES = 2**16
     default="float32",
     help="Of large intermediates and of an inference's weights; kernels compute in float32.",
 )
+@click.option("--memory-limit", type=SIZE, help="Stream weights: the most memory a run allocates.")
 @click.option("--onnx/--no-onnx", default=True, help="Also write model.onnx.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 def export(
@@ -98,6 +100,7 @@ def export(
     weights: Path | None,
     seed: int,
     precision: Any,  # noqa: ANN401 - a Literal
+    memory_limit: int | None,
     onnx: bool,
     force: bool,
     as_json: bool,
@@ -108,7 +111,8 @@ def export(
     A bundle is a folder with the model's kernels, their launches, the weights as the device will hold them,
     and model.onnx. With --mode train, a run is a whole training step: forward, backward, update. The device
     need not be connected: the program is checked against the limits in its profile. Without --weights, the
-    model's own code draws them. `torchedge run` runs the bundle.
+    model's own code draws them. With --memory-limit, the bundle has a streaming plan: runs load weights while
+    they compute. The exit status is 3 if no plan stays within the limit. `torchedge run` runs the bundle.
     """
     from torchedge import api
     from torchedge.bundles.exporting import STAGES, check_free
@@ -138,6 +142,7 @@ def export(
             onnx=onnx,
             accumulation=training["accumulation"] or 1,
             precision=precision,
+            memory_limit=memory_limit,
             force=force,
             progress=tell,
             **step,
@@ -260,6 +265,15 @@ def _step(text: str, model: torch.nn.Module, example: Any, training: dict[str, A
 )
 @click.option("--save", type=PATH, metavar="FILE", help="Write the trained weights (.safetensors).")
 @click.option("--time", "timed", is_flag=True, help="Print the time of steps and kernels.")
+@click.option("--memory-limit", type=SIZE, help="Most memory a run allocates: stream weights if needed.")
+@click.option(
+    "--reads",
+    type=click.Choice(["plain", "mmap", "direct"]),
+    default="plain",
+    help="How streamed weights are read; direct: past the page cache.",
+)
+@click.option("--trace", type=PATH, metavar="FILE", help="Write a streaming run as a Perfetto trace (.json).")
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw the memory of a streaming run over time.")
 @click.option("--device", "-d", help="OpenCL device: its number, type or a part of its name.")
 def run(
     bundle: Path,
@@ -270,6 +284,10 @@ def run(
     settings: tuple[str, ...],
     save: Path | None,
     timed: bool,
+    memory_limit: int | None,
+    reads: Any,  # noqa: ANN401 - a Literal
+    trace: Path | None,
+    plot: Path | None,
     device: str | None,
     as_json: bool,
 ) -> None:
@@ -279,19 +297,29 @@ def run(
     array each, in order or as NAME=FILE, of the bundle's shape and data type (float64 serves as float32). A
     training step prints the loss of each step; --save writes the weights by PyTorch's names. --out writes the
     last output (.npy), or all of them (.npz). `torchedge devices --opencl` lists devices.
+
+    A bundle that was exported with --memory-limit streams its weights, and any bundle of an inference does
+    under a --memory-limit that its weights exceed; --time, --trace and --plot then also give the measured
+    memory, disk reads and copies. The exit status is 3 if no plan stays within the limit.
     """
     from torchedge.bundles.bundle import Bundle
     from torchedge.storage.tensors import write_tensors
 
     opened = Bundle.open(bundle)
-    _check_files(opened, out, save)
+    _check_files(opened, out, save, trace, plot)
     if inputs and random:
         raise InputError("--random is given beside --input; expected one of them")
     if not inputs and not random and opened.inputs:
         _describe(opened, as_json)
         return
     arrays = _random(opened.inputs) if random else _read(opened.inputs, inputs)
-    with opened.place(device, profile=timed) as runner:
+    profile = timed or trace is not None or plot is not None
+    with opened.place(device, memory_limit=memory_limit, reads=reads, profile=profile) as runner:
+        if (trace or plot) and not runner.streams:
+            raise InputError(
+                f"{'--trace' if trace else '--plot'} is given, and all weights of {bundle} stay on the "
+                "device; expected a streaming run: pass a smaller --memory-limit"
+            )
         for name, value in map(_setting, settings):
             runner.set(name, value)
         outputs, losses, times = _run_steps(opened, runner, arrays, steps)
@@ -307,6 +335,13 @@ def run(
         if timed:
             result["step_ms"] = statistics.median(times)
             result["kernels"] = _kernel_times(runner)
+        if profile and runner.streams:
+            measured = runner.measured()
+            result["streaming"] = {**measured.document(), "text": str(measured)}
+            if trace is not None:
+                measured.trace(trace)
+            if plot is not None:
+                save_picture(measured.plot(), plot)
         if save is not None:
             write_tensors(save, runner.state_dict())
     if out is not None:
@@ -317,17 +352,22 @@ def run(
         _print(result)
 
 
-def _check_files(bundle: Bundle, out: Path | None, save: Path | None) -> None:
+def _check_files(
+    bundle: Bundle, out: Path | None, save: Path | None, trace: Path | None, plot: Path | None
+) -> None:
     """Refuse files that could not be written, before the work."""
     several = len(bundle.outputs) > 1
     for option, path, suffixes in (
         ("--out", out, (".npz",) if several else (".npy", ".npz")),
         ("--save", save, (".safetensors",)),
+        ("--trace", trace, (".json",)),
     ):
         if path is not None:
             if path.suffix.lower() not in suffixes:
                 raise InputError(f"{option} is {path}; expected a file that ends in {' or '.join(suffixes)}")
             check_target(option, path)
+    if plot is not None:
+        check_picture("--plot", plot)
 
 
 def _describe(bundle: Bundle, as_json: bool) -> None:
@@ -472,6 +512,8 @@ def _print(result: dict[str, Any]) -> None:
         for output in result["outputs"]:
             if "argmax" in output:
                 print_wrapped(f"{output['name']}: highest at {', '.join(map(str, output['argmax']))}")
+    if "streaming" in result:
+        print(result["streaming"]["text"])
     if "step_ms" in result:
         print(f"median step {number(result['step_ms'])} ms; kernels of the last step:")
         total = sum(row["ms"] for row in result["kernels"]) or 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,14 @@ import numpy.typing as npt
 from torchedge.lowering.arenas import in_place_pairs, lifetimes_of
 from torchedge.lowering.programs import Program
 from torchedge.runtime.weight_stores import PRELOAD, LoadLog
-from torchedge.storage.documents import write_json
+from torchedge.storage.documents import Document, write_json
+from torchedge.streaming.figures import draw_memory
 from torchedge.streaming.instances import MEBIBYTE
 from torchedge.streaming.schedules import StreamingSchedule, weight_uses
 from torchedge.streaming.simulation import MemoryCurve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["MeasuredCopy", "MeasuredLaunch", "MeasuredRead", "MeasuredRun", "measured_run"]
 
@@ -113,7 +117,35 @@ class MeasuredRun:
             "copies"
         )
 
+    @property
+    def title(self) -> str:
+        """The program and its device."""
+        return f"{self.program} on {self.device} (measured)"
+
+    def plot(self, limit_bytes: int | None = None) -> Figure:
+        """Draw the memory in use over time (FlashMem, Fig. 6).
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        return draw_memory(self, limit_bytes=limit_bytes)
+
     # files -------------------------------------------------------------------------------------------------
+
+    def document(self) -> Document:
+        """Return the figures of the run as plain data: ms and bytes."""
+        peak, average = self.memory.peak, self.memory.average
+        return {
+            "program": self.program,
+            "device": self.device,
+            "initialisation_ms": self.initialisation_ms,
+            "execution_ms": self.execution_ms,
+            "stall_ms": self.stall_ms,
+            "read_bytes": self.read_bytes,
+            "allocated_bytes": self.allocated_bytes,
+            "allocated": dict(self.allocated),
+            "in_use_bytes": {"peak": int(peak.total), "average": round(average.total)},
+        }
 
     def to_json(self, path: str | Path) -> None:
         """Write everything to a file; raises ProfileError where it cannot be written."""
@@ -121,13 +153,7 @@ class MeasuredRun:
         write_json(
             path,
             {
-                "program": self.program,
-                "device": self.device,
-                "initialisation_ms": self.initialisation_ms,
-                "execution_ms": self.execution_ms,
-                "stall_ms": self.stall_ms,
-                "read_bytes": self.read_bytes,
-                "allocated_bytes": dict(self.allocated),
+                **self.document(),
                 "memory": {
                     "times_ms": memory.times_ms.tolist(),
                     **{f"{kind}_bytes": getattr(memory, kind).tolist() for kind in KINDS},

@@ -98,6 +98,20 @@ class Budget:
         Raises:
             LimitError: not even that stays within the limit; the message names the smallest limit.
         """
+        return self.filled(self.search())
+
+    def filled(self, budgeted: Budgeted) -> Budgeted:
+        """Give what a plan leaves of the limit to the staging pool: reads then run further ahead."""
+        if self.limit is None:
+            return budgeted
+        schedule, spare = budgeted.schedule, self.limit - budgeted.total_bytes
+        streamed = sum(schedule.program.tensors[index].nbytes for index in schedule.streamed)
+        staging = min(schedule.staging_bytes + spare, max(streamed, schedule.staging_bytes))
+        staging = staging // PAGE_BYTES * PAGE_BYTES
+        return replace(budgeted, schedule=replace(schedule, staging_bytes=staging))
+
+    def search(self) -> Budgeted:
+        """Return the first plan that keeps the limit; raises LimitError as `plan` does."""
         staging = self.staging()
         free = self.within(self.instance, staging)
         if free is not None:

@@ -1,11 +1,11 @@
-"""Pictures of simulated runs. matplotlib loads when one is asked for, and needs no display."""
+"""Pictures of simulated and measured runs. matplotlib loads when one is asked for, and needs no display."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "DrawnRun",
     "Lane",
     "draw_comparison",
     "draw_gantt",
@@ -28,16 +29,33 @@ __all__ = [
     "draw_tradeoff",
     "lane_of_runs",
     "mark_initialisation",
-    "run_title",
     "show_legend",
     "show_mib",
 ]
 
 
-def run_title(timeline: RunTimeline) -> str:
-    """Return the title of a run: measured, or simulated with the provenance of its rates."""
-    how = f"simulated; rates {timeline.provenance}" if timeline.simulated else "measured"
-    return f"{timeline.instance.name}, {timeline.strategy} ({how})"
+class DrawnRun(Protocol):
+    """A run with its memory in use over time: simulated (RunTimeline) or measured (MeasuredRun)."""
+
+    @property
+    def title(self) -> str:
+        """The model, the plan or the device, and whether the run was simulated."""
+
+    @property
+    def memory(self) -> MemoryCurve:
+        """Memory in use."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory allocated."""
+
+    @property
+    def initialisation_ms(self) -> float:
+        """Time before the first launch may start."""
+
+    @property
+    def latency_ms(self) -> float:
+        """Initialisation and execution."""
 
 
 def show_mib(nbytes: float) -> str:
@@ -46,7 +64,7 @@ def show_mib(nbytes: float) -> str:
     return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.2g} MiB"
 
 
-def mark_initialisation(axes: Axes, timeline: RunTimeline) -> None:
+def mark_initialisation(axes: Axes, timeline: DrawnRun) -> None:
     """Shade the time before the first layer may start."""
     if timeline.initialisation_ms > 0:
         label = f"initialisation: {timeline.initialisation_ms:,.1f} ms"
@@ -93,7 +111,7 @@ def draw_gantt(timeline: RunTimeline, *, layers: tuple[int, int] | None = None) 
         if begin < timeline.initialisation_ms:
             mark_initialisation(top, timeline)
         shown = "" if layers is None else f", layers {layers[0]} to {layers[1]}"
-        top.set(title=run_title(timeline) + shown)
+        top.set(title=timeline.title + shown)
         bottom.set(xlabel="time (ms)")
         bottom.set_xlim(begin, end if end > begin else begin + 1)
         show_legend(figure)
@@ -216,7 +234,7 @@ def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
     return Lane(label, memory, spans, max(run.allocated_bytes for run in runs))
 
 
-def draw_memory(timeline: RunTimeline, *, limit_bytes: int | None = None) -> Figure:
+def draw_memory(timeline: DrawnRun, *, limit_bytes: int | None = None) -> Figure:
     """Draw the memory in use over time, stacked by kind, with average, allocated memory and a limit.
 
     Raises:
@@ -232,7 +250,7 @@ def draw_memory(timeline: RunTimeline, *, limit_bytes: int | None = None) -> Fig
             axes.axhline(nbytes / MEBIBYTE, color="black", linestyle=line, linewidth=0.9, label=label)
         _limit(axes, limit_bytes)
         mark_initialisation(axes, timeline)
-        axes.set(xlabel="time (ms)", ylabel="memory (MiB)", title=run_title(timeline))
+        axes.set(xlabel="time (ms)", ylabel="memory (MiB)", title=timeline.title)
         axes.set_xlim(0, timeline.latency_ms or 1)
         axes.set_ylim(bottom=0)
         show_legend(figure, columns=3)

@@ -142,6 +142,12 @@ class RunTimeline:
     simulated: bool = True
 
     @property
+    def title(self) -> str:
+        """The model, the strategy, and the provenance of a simulation's rates."""
+        how = f"simulated; rates {self.provenance}" if self.simulated else "measured"
+        return f"{self.instance.name}, {self.strategy} ({how})"
+
+    @property
     def latency_ms(self) -> float:
         """Integrated latency: initialisation and execution."""
         return float(self.layers.ends_ms[-1])

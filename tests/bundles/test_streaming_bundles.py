@@ -1,0 +1,222 @@
+"""Bundles that stream their weights: what is exported is what runs, within the limit, to the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.bundles.onnx_models import METADATA
+from torchedge.cli import main
+from torchedge.errors import InputError, LimitError
+from torchedge.streaming.plans import PLANS
+
+LIMIT = 5 * 2**20 // 2
+
+
+@pytest.fixture(scope="module")
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        *(layer for _ in range(8) for layer in (nn.Linear(1024 if _ == 0 else 512, 512), nn.GELU())),
+        nn.Linear(512, 10),
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def preloading(wide, image, tmp_path_factory):
+    out = tmp_path_factory.mktemp("bundles") / "preloading"
+    return torchedge.export(wide, image, out=out, device="local-cpu", onnx=False)
+
+
+@pytest.fixture(scope="module")
+def streaming(wide, image, tmp_path_factory):
+    out = tmp_path_factory.mktemp("bundles") / "streaming"
+    return torchedge.export(wide, image, out=out, device="local-cpu", memory_limit=LIMIT, onnx=False)
+
+
+@pytest.fixture
+def copied(tmp_path, streaming):
+    return shutil.copytree(streaming.path, tmp_path / "bundle")
+
+
+def test_a_streaming_bundle_computes_the_same_bits_within_its_limit(wide, image, preloading, streaming):
+    (expected,) = preloading.run(image.numpy())
+    for _ in range(2):
+        (output,) = streaming.run(image.numpy())
+        assert output.tobytes() == expected.tobytes()
+    with torch.no_grad():
+        np.testing.assert_allclose(expected, wide(image).numpy(), rtol=1e-4, atol=1e-5)
+    assert preloading.manifest.memory.total_bytes > LIMIT >= streaming.manifest.memory.total_bytes
+    with streaming.place(profile=True) as runner:
+        runner.step(image.numpy())
+        measured = runner.measured()
+    assert measured.allocated_bytes == streaming.manifest.memory.total_bytes
+    assert measured.memory.peak.total <= measured.allocated_bytes
+    text = str(streaming)
+    assert "streaming" in text and "for staging" in text
+    state = wide.state_dict()
+    assert streaming.state_dict().keys() == preloading.state_dict().keys() <= state.keys()
+    np.testing.assert_array_equal(streaming.state_dict()["4.weight"], state["4.weight"].numpy())
+
+
+@pytest.mark.parametrize("reads", ["plain", "mmap", "direct"])
+def test_any_bundle_of_an_inference_streams_under_a_limit(image, preloading, reads):
+    (expected,) = preloading.run(image.numpy())
+    with preloading.place(memory_limit=LIMIT, reads=reads) as runner:
+        assert runner.streams
+        assert runner.step(image.numpy())[0].tobytes() == expected.tobytes()
+    with preloading.place(memory_limit="1GiB") as runner:
+        assert not runner.streams
+        assert runner.step(image.numpy())[0].tobytes() == expected.tobytes()
+
+
+def test_a_limit_too_small_names_one_that_works(image, preloading, streaming):
+    for bundle in (preloading, streaming):
+        with pytest.raises(LimitError, match="smallest memory limit that works") as error:
+            bundle.place(memory_limit=4096)
+        with bundle.place(memory_limit=error.value.works_bytes) as runner:
+            runner.step(image.numpy())
+
+
+def test_weights_lie_in_the_order_of_loading(streaming):
+    entries = {name: e for name, e in streaming.header.entries.items() if not name.startswith("~")}
+    stored = sorted(entries, key=lambda name: entries[name].start)
+    schedule = streaming.schedule
+    loaded = [*schedule.preload, *schedule.streamed]
+    assert stored == [schedule.program.tensors[index].name for index in loaded]
+
+
+def test_onnx_has_the_plan_and_its_order(wide, image, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    bundle = torchedge.export(wide, image, out=tmp_path / "b", device="local-cpu", memory_limit=LIMIT)
+    model = onnx.load(bundle.path / "model.onnx", load_external_data=False)
+    metadata = {prop.key: prop.value for prop in model.metadata_props}
+    assert PLANS.parse("metadata", json.loads(metadata[METADATA])) == bundle.plan.plan
+    offsets = {
+        tensor.name: int(next(entry.value for entry in tensor.external_data if entry.key == "offset"))
+        for tensor in model.graph.initializer
+        if tensor.external_data
+    }
+    schedule = bundle.schedule
+    names = [schedule.program.tensors[index].name for index in (*schedule.preload, *schedule.streamed)]
+    stored = sorted(offsets, key=offsets.__getitem__)
+    assert [name for name in stored if name in names] == [name for name in names if name in stored]
+    assert len(offsets) >= 8
+
+
+def test_plans_of_other_programs_are_refused(wide, image, tmp_path):
+    plan = torchedge.plan(wide, image, device="local-cpu", memory_limit=LIMIT)
+    bundle = torchedge.export(wide, image, out=tmp_path / "a", device="local-cpu", plan=plan, onnx=False)
+    assert bundle.plan.plan == plan.plan
+    other = torch.cat([image, image])
+    with pytest.raises(InputError, match="model, example, device or precision differ"):
+        torchedge.export(wide, other, out=tmp_path / "b", device="local-cpu", plan=plan, onnx=False)
+    with pytest.raises(InputError, match="expected one of them"):
+        torchedge.export(wide, image, out=tmp_path / "b", plan=plan, memory_limit=LIMIT, onnx=False)
+    with pytest.raises(InputError, match="memory_limit is given with mode='train'"):
+        torchedge.export(wide, image, out=tmp_path / "b", mode="train", memory_limit=LIMIT, onnx=False)
+
+
+def _other_program(document):
+    document["plan"]["program"] = "0" * 64
+
+
+def _no_program(document):
+    document["plan"]["program"] = ""
+
+
+def _moved_copy(document):
+    transfers = next(transfers for transfers in document["transfers"] if transfers)
+    transfers[0]["stop"] += 4096
+
+
+def _overlapping_arena(document):
+    document["arena"]["offsets"] = [[tensor, 0] for tensor, _ in document["arena"]["offsets"]]
+
+
+def _missing_place(document):
+    document["arena"]["offsets"].pop()
+
+
+def _small_staging(document):
+    document["staging_bytes"] = 1
+
+
+def _late_load(document):
+    document["plan"]["loads"][0]["layer"] = len(document["instance"]["layers"])
+
+
+def _other_use(document):
+    weight = document["instance"]["weights"][-1]
+    weight["first_use"] -= 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(_other_program, _no_program, _moved_copy, _overlapping_arena, _missing_place),
+        *(_small_staging, _late_load, _other_use),
+    ],
+)
+def test_damaged_plans_are_refused(copied, reseal, damage):
+    path = copied / "streaming_plan.json"
+    document = json.loads(path.read_text())
+    damage(document)
+    path.write_text(json.dumps(document))
+    reseal(copied, "streaming_plan.json")
+    with pytest.raises(InputError, match="export the model again"):
+        torchedge.load_bundle(copied)
+
+
+def test_memory_in_the_manifest_is_that_of_the_plan(copied):
+    path = copied / "manifest.json"
+    document = json.loads(path.read_text())
+    document["memory"]["staging_bytes"] += 4096
+    document["memory"]["total_bytes"] += 4096
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="memory"):
+        torchedge.load_bundle(copied)
+
+
+# the command line -------------------------------------------------------------------------------------------
+
+
+def test_runs_stream_on_the_command_line(preloading, tmp_path, capsys):
+    bundle, trace = str(preloading.path), tmp_path / "trace.json"
+    plot = tmp_path / "memory.svg"
+    options = ["--random", "--memory-limit", "2.5MiB", "--trace", str(trace), "--plot", str(plot)]
+    assert main(["run", bundle, *options, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["streaming"]["allocated_bytes"] <= LIMIT
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert plot.read_text().startswith("<?xml")
+    assert main(["run", bundle, "--random", "--memory-limit", "2.5MiB", "--time"]) == 0
+    assert "waiting for weights" in capsys.readouterr().out
+    assert main(["run", bundle, "--random", "--memory-limit", "4KiB"]) == 3
+    assert "works" in capsys.readouterr().err
+    assert main(["run", bundle, "--random", "--trace", str(trace)]) == 2
+    assert "all weights" in capsys.readouterr().err
+
+
+def test_exports_stream_on_the_command_line(tmp_path, capsys):
+    out = str(tmp_path / "b")
+    options = ["export", "squeezenet1_1", "--device", "local-cpu", "--input-size", "3,64,64", "--no-onnx"]
+    assert main([*options, "--out", out, "--memory-limit", "1KiB"]) == 3
+    assert "works" in capsys.readouterr().err
+    assert main([*options, "--out", out, "--memory-limit", "4MiB"]) == 0
+    assert "streaming" in capsys.readouterr().out
