@@ -135,6 +135,7 @@ def run(
             "allocated_mib": figures.allocated_bytes / MIB,
             "in_use_peak_mib": memory.peak.total / MIB,
             "in_use_average_mib": memory.average.total / MIB,
+            "copies": [(copy.end_ms - copy.start_ms, copy.nbytes) for copy in figures.copies],
             "reads": [(read.start_ms, read.end_ms, read.nbytes) for read in figures.reads],
             "launch_ms": launches,
         }
@@ -156,7 +157,11 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     reference, first = run(bundle, probe, "direct", options, inputs)
     busy = first["reads"][-1][1] - first["reads"][0][0]
     disk = sum(nbytes for *_, nbytes in first["reads"]) / busy / 1e6
-    rates = {"disk_read_gb_s": disk}
+    copying = sum(ms for ms, _ in first["copies"]) or 1e-9
+    rates = {
+        "disk_read_gb_s": disk,
+        "unified_to_texture_gb_s": sum(nbytes for _, nbytes in first["copies"]) / copying / 1e6,
+    }
     known = measured_device(device, rates)
     limit = int(options.share * probe.schedule.memory.total_bytes)
     settings: dict[str, Any] = {"launch_ms": first["launch_ms"], "m_peak": None}
@@ -174,7 +179,7 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "launches": len(bundle.program.launches),
         "weights_mib": bundle.manifest.files["weights.safetensors"].nbytes / MIB,
         "kernels_ms": sum(first["launch_ms"]),
-        "disk_gb_s": disk,
+        **rates,
         "limit_mib": limit / MIB,
         "planning_s": planning,
         "status": plans[STREAMED].status,
@@ -189,7 +194,7 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 same[strategy] &= all(
                     a.tobytes() == b.tobytes() for a, b in zip(outputs, reference, strict=True)
                 )
-                del once["reads"], once["launch_ms"]
+                del once["reads"], once["copies"], once["launch_ms"]
                 rounds.setdefault((strategy, reads), []).append(once)
     for strategy, plan in plans.items():
         row["plans"][strategy] = {
