@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torchedge.devices import Provenance, find_device
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import evaluate
 from torchedge.profiling import load_fitting
-from torchedge.profiling.load_fitting import fit_loads, read_loads, score_loads
+from torchedge.profiling.load_fitting import fit_loads, fit_rates, read_loads, score_loads
 from torchedge.storage import file_sha256
 from torchedge.streaming.capacities import (
     FILE,
@@ -25,6 +25,7 @@ from torchedge.streaming.capacities import (
     rate_capacities,
 )
 from torchedge.streaming.launches import works_of
+from torchedge.streaming.rates import roofline_of
 
 ENVIRONMENT = {
     "row": "environment",
@@ -149,6 +150,13 @@ def test_capacities_follow_the_law(table, forests):
     assert 0.8 < np.median(ratios) < 1.2
 
 
+def test_rates_of_kernels_are_found(table):
+    rates = fit_rates(table.of_class("reusable"))  # bound by arithmetic, FLOPS_MS
+    assert rates.gflops == pytest.approx(FLOPS_MS / 1e6, rel=0.06) and rates.us == pytest.approx(4, rel=0.2)
+    rates = fit_rates(table.of_class("elemental"))
+    assert rates.gb_s == pytest.approx(BYTES_MS / 1e6, rel=0.06) and rates.us == pytest.approx(4, rel=0.2)
+
+
 def test_operations_count_as_the_fastest_work_group(forests):
     assert {forest.metadata["group_items"] for forest in forests.values()} == {"64"}
 
@@ -271,6 +279,9 @@ def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):
     assert (told["way"], told["launch_us"]) == ("slot", 7.5)
     assert dict(told["slowed_by"]) == {"copy": 200.0, "kernel": 100.0, "slot": 25.0}
     assert (loading_way(device), loading_way(before)) == ("slot", "copy")
+    assert dict(told["kernels"]["reusable"]) == asdict(fit_rates(table.of_class("reusable")))
+    assert roofline_of(device).measured["reusable"] == fit_rates(table.of_class("reusable"))
+    assert not roofline_of(before).measured
 
 
 def test_a_profile_with_another_way_is_refused():

@@ -8,7 +8,7 @@ import pytest
 from oracles.small_programs import pointwise, program, tensor
 
 from torchedge.devices import Provenance, find_device, parse_device
-from torchedge.errors import DeviceError, InputError
+from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.streaming.capacities import make_instance, rate_capacities
 from torchedge.streaming.launches import works_of
 from torchedge.streaming.rates import THRESHOLDS, copy_rate, estimate_latencies, roofline_of
@@ -84,6 +84,29 @@ def test_latencies_are_the_roofline_times_the_measured_ratio(device):
     assert roofline.notes == () and roofline.flops_ms == 500e6
     slow = replace(roofline, flops_ms=2e6)
     assert estimate_latencies(works_of(PROGRAM), slow)[0] == pytest.approx(2 * (0.010 + 1))
+
+
+def test_measured_rates_of_kernels_come_before_the_roofline(tmp_path):
+    rates = {name: {"gflops": 2.0, "gb_s": 4.0, "us": 3.0} for name in THRESHOLDS}
+    profile = {"loading": {"kernels": {**rates, "hierarchical": {"gflops": 1.0, "gb_s": 4.0, "us": 0}}}}
+    device = replace(make_device(tmp_path, inference_time_ratio=None), profile=profile)
+    roofline = roofline_of(device)
+    assert roofline.notes == ()
+    expected = []
+    for work in works_of(PROGRAM):
+        gflops, us = (1.0, 0) if work.load_class == "hierarchical" else (2.0, 3)
+        expected.append(us / 1e3 + max(work.flops / gflops, work.bytes_moved / 4.0) / 1e6)
+    assert estimate_latencies(works_of(PROGRAM), roofline) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    ["fast", {}, {"reusable": {}}, {name: {"gflops": -1, "gb_s": 1, "us": 1} for name in THRESHOLDS}],
+)
+def test_damaged_rates_of_kernels_are_refused(kernels, tmp_path):
+    device = replace(make_device(tmp_path), profile={"loading": {"kernels": kernels}})
+    with pytest.raises(ProfileError, match=r"\[profile.loading.kernels\] does not give gflops, gb_s, us"):
+        roofline_of(device)
 
 
 def test_missing_figures_are_named_or_refused(tmp_path):

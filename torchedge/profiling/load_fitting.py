@@ -31,11 +31,11 @@ from torchedge.streaming.capacities import (
     load_features,
 )
 from torchedge.streaming.instances import LoadClassName
-from torchedge.streaming.rates import THRESHOLDS
+from torchedge.streaming.rates import KERNELS, THRESHOLDS, KernelRates
 
 __all__ = [
-    "DISTURBED", "FOLDS", "LoadCase", "LoadScore", "LoadTable", "fit_device_loads", "fit_loads", "read_loads",
-    "score_loads",
+    "DISTURBED", "FOLDS", "LoadCase", "LoadScore", "LoadTable", "fit_device_loads", "fit_loads", "fit_rates",
+    "read_loads", "score_loads",
 ]  # fmt: skip
 
 DISTURBED = 1.5
@@ -244,6 +244,7 @@ def fit_device_loads(
         disturbed=table.disturbed,
     )
     described["accuracy"] = {name: _rounded(score) for name, score in scores.items()}
+    described[KERNELS] = {name: asdict(fit_rates(table.of_class(name))) for name in THRESHOLDS}
     if table.ways:
         described[WAY] = min(table.ways, key=lambda way: table.ways[way])
         described["slowed_by"] = {way: round(100 * (exp(mean) - 1), 1) for way, mean in table.ways.items()}
@@ -297,6 +298,24 @@ def _grow(cases: Sequence[LoadCase]) -> Forest:
     metadata = {GROUP_ITEMS: str(_fastest_group(cases))}
     return convert_model(
         model, rows, feature_names=LOAD_FEATURES, learner="gradient boosting", metadata=metadata
+    )
+
+
+_OVERHEADS_US = np.array([0.0, *np.geomspace(0.1, 100, 31)])
+_RATES = np.geomspace(0.1, 1e6, 141)
+
+
+def fit_rates(cases: Sequence[LoadCase]) -> KernelRates:
+    """Return the rates that give the latencies alone of a class with the least squares of logarithms."""
+    works = [case.work for case in cases]
+    flops = np.array([work.flops for work in works])[:, None, None]
+    moved = np.array([work.input_bytes + work.output_bytes for work in works])[:, None, None]
+    target = np.log([work.latency_ms for work in works])[:, None, None]
+    busy_ms = np.maximum(flops / _RATES[:, None], moved / _RATES) / 1e6
+    errors = [((np.log(us / 1e3 + busy_ms) - target) ** 2).mean(0) for us in _OVERHEADS_US]
+    overhead, by_flops, by_bytes = np.unravel_index(np.argmin(errors), np.shape(errors))
+    return KernelRates(
+        *[float(f"{number:.4g}") for number in (_RATES[by_flops], _RATES[by_bytes], _OVERHEADS_US[overhead])]
     )
 
 

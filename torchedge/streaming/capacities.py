@@ -26,7 +26,7 @@ from torchedge.streaming.instances import (
     Residency,
 )
 from torchedge.streaming.launches import LaunchWork, weights_of, works_of
-from torchedge.streaming.rates import THRESHOLDS, copy_rate, estimate_latencies, roofline_of
+from torchedge.streaming.rates import TABLE, THRESHOLDS, copy_rate, estimate_latencies, roofline_of
 
 __all__ = [
     "CHUNK_BYTES",
@@ -50,8 +50,8 @@ __all__ = [
     "write_load_model",
 ]
 
-TABLE, FILE = "loading", "loading.safetensors"
-"""`[profile.loading]` of device.toml, and the file beside it."""
+FILE = "loading.safetensors"
+"""The forests, beside device.toml; `TABLE` there describes them."""
 
 LOADING_WAYS: tuple[LoadingWay, ...] = get_args(LoadingWay)
 WAY = "way"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from torchedge.devices import Device, Figure, Provenance, weakest
-from torchedge.errors import DeviceError, InputError
+from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.lowering.programs import LoadClassName
 from torchedge.streaming.instances import MEBIBYTE, Layer
 from torchedge.streaming.launches import LaunchWork
 
 __all__ = [
+    "KERNELS",
     "RATIO",
     "REQUEST_BYTES",
     "STAGING_BYTES",
+    "TABLE",
     "THRESHOLDS",
+    "KernelRates",
     "Rates",
     "Roofline",
     "copy_rate",
@@ -40,11 +43,33 @@ THRESHOLDS: Mapping[LoadClassName, float] = MappingProxyType(
 """Share of its own latency that a layer may spend on loading, by operator class (FlashMem, section 4.2)."""
 
 
+TABLE, KERNELS = "loading", "kernels"
+"""`[profile.loading.kernels]` of device.toml: a table of `KernelRates` by operator class."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRates:
+    """Measured rates of the kernels of one operator class: us + max(FLOPs / gflops, bytes / gb_s)."""
+
+    gflops: float
+    gb_s: float
+    us: float
+
+    def latency_ms(self, work: LaunchWork) -> float:
+        """Return the latency of a launch alone."""
+        return self.us / 1e3 + max(work.flops / self.gflops, work.bytes_moved / self.gb_s) / 1e6
+
+
+_RATES = tuple([entry.name for entry in fields(KernelRates)])
+_MOST = 1e9
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """The figures behind latencies: FLOP/ms, bytes/ms, launch (ms), and measured time over the roofline.
 
-    `notes` name missing figures and their substitutes.
+    measured: rates of the lowering's own kernels by class, which replace all of these. `notes` name missing
+    figures and their substitutes.
     """
 
     flops_ms: float
@@ -52,6 +77,7 @@ class Roofline:
     launch_ms: float
     ratio: float
     notes: tuple[str, ...] = ()
+    measured: Mapping[LoadClassName, KernelRates] = field(default_factory=dict)
 
 
 def roofline_of(device: Device) -> Roofline:
@@ -59,13 +85,15 @@ def roofline_of(device: Device) -> Roofline:
 
     Raises:
         DeviceError: its profile gives no peak rate or no bandwidth.
+        ProfileError: its measured rates of kernels are damaged.
     """
     notes = []
+    measured = _kernel_rates(device)
     ratio = device.figures.get(RATIO)
-    if ratio is None:
+    if ratio is None and not measured:
         notes.append(f"{device.name} gives no {RATIO}; latencies are the bare roofline")
     launch = device.figures.get("launch_overhead_us")
-    if launch is None:
+    if launch is None and not measured:
         notes.append(f"{device.name} gives no launch_overhead_us; launches are taken to cost nothing")
     return Roofline(
         flops_ms=device.value("peak_fp32_gflops") * 1e6,
@@ -73,13 +101,41 @@ def roofline_of(device: Device) -> Roofline:
         launch_ms=launch.value / 1e3 if launch else 0.0,
         ratio=ratio.value if ratio else 1.0,
         notes=tuple(notes),
+        measured=measured,
+    )
+
+
+def _kernel_rates(device: Device) -> dict[LoadClassName, KernelRates]:
+    """Return the rates of kernels that a profile holds, none or those of all classes."""
+    table = device.profile.get(TABLE)
+    rates = table.get(KERNELS) if isinstance(table, Mapping) else None
+    if rates is None:
+        return {}
+    try:
+        read = {name: KernelRates(**{key: float(rates[name][key]) for key in _RATES}) for name in THRESHOLDS}
+        if all(0 < r.gflops < _MOST and 0 < r.gb_s < _MOST and 0 <= r.us < _MOST for r in read.values()):
+            return read
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ProfileError(
+        f"{device.folder}: [profile.{TABLE}.{KERNELS}] does not give {', '.join(_RATES)} above 0 for "
+        f"{', '.join(THRESHOLDS)}; write it anew with `torchedge fit loads`"
     )
 
 
 def estimate_latencies(works: Iterable[LaunchWork], roofline: Roofline) -> tuple[float, ...]:
-    """Return each launch's latency alone, ms: ratio * (launch + max(FLOPs / rate, bytes / bandwidth))."""
-    alone = (max(work.flops / roofline.flops_ms, work.bytes_moved / roofline.bytes_ms) for work in works)
-    return tuple(roofline.ratio * (roofline.launch_ms + ms) for ms in alone)
+    """Return each launch's latency alone, ms: by the measured rates of its class, else by the roofline.
+
+    The roofline gives ratio * (launch + max(FLOPs / rate, bytes / bandwidth)).
+    """
+
+    def alone_ms(work: LaunchWork) -> float:
+        if work.load_class in roofline.measured:
+            return roofline.measured[work.load_class].latency_ms(work)
+        busy = max(work.flops / roofline.flops_ms, work.bytes_moved / roofline.bytes_ms)
+        return roofline.ratio * (roofline.launch_ms + busy)
+
+    return tuple(map(alone_ms, works))
 
 
 def _bandwidth(device: Device) -> Figure:
