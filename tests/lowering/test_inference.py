@@ -10,8 +10,14 @@ import torch
 from torch import nn
 
 import torchedge
+from torchedge.errors import InputError
 from torchedge.lowering.assembly import lower
-from torchedge.lowering.inference import capture_inference_step, lower_inference, target_of_device
+from torchedge.lowering.inference import (
+    capture_inference_step,
+    lower_fused,
+    lower_inference,
+    target_of_device,
+)
 from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS
@@ -118,3 +124,81 @@ def test_intermediate_images_share_the_arena_where_the_device_makes_images_from_
     program = lower_inference(captured, target)
     assert {t.layout.storage for t in program.tensors if t.role == "intermediate"} == {"image_buffer"}
     assert not program.arena.slots
+
+
+# values kept apart ------------------------------------------------------------------------------------------
+
+
+class Feed(nn.Module):
+    """A scaled product, an activation, a second product and a residual: each fusion that can be split."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(64, 128), nn.Linear(128, 64), nn.LayerNorm(64)
+
+    def forward(self, x):
+        hidden = nn.functional.gelu(self.first(self.norm(x)))
+        y = self.second(hidden) + x
+        parts = self.first(y).view(-1, 2, 64)
+        return (parts[:, 0] * 0.5) @ parts[:, 1].t()
+
+
+@pytest.fixture(scope="module")
+def feed():
+    torch.manual_seed(0)
+    model, x = Feed().eval(), torch.randn(24, 64)
+    return model, x, capture_inference_step(model, (x,))
+
+
+def run(program, captured, x):
+    with Executor(program, checks=True) as executor:
+        executor.load({name: t.detach().numpy() for name, t in captured.tensors.items()})
+        return executor.run(x.numpy())[0]
+
+
+def test_fused_values_are_listed_by_launch(feed):
+    _, _, captured = feed
+    lowered = lower_fused(captured, TARGETS["cpu"])
+    kernels = [lowered.program.kernels[launch.kernel] for launch in lowered.program.launches]
+    assert all(kernels[f.launch].load_class == "reusable" for f in lowered.fused)
+    kinds = [value.rpartition("/")[2].partition(".")[0] for f in lowered.fused for value in f.values]
+    assert kinds == ["mul", "add", "addmm", "mul"]  # gelu's last operator, residual, bias, scaling
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_values_apart_cost_one_launch_each_and_change_no_result(target, feed):
+    model, x, captured = feed
+    whole = lower_fused(captured, TARGETS[target])
+    expected = run(whole.program, captured, x)
+    np.testing.assert_allclose(expected, model(x).detach(), rtol=1e-3, atol=1e-4)
+    names = [value for f in whole.fused for value in f.values]
+    for apart in [*[{name} for name in names], set(names)]:
+        split = lower_fused(captured, TARGETS[target], apart)
+        assert len(split.program.launches) == len(whole.program.launches) + len(apart)
+        assert not apart & {value for f in split.fused for value in f.values}
+        np.testing.assert_allclose(run(split.program, captured, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_split_activation_is_elemental_and_its_product_reusable(feed):
+    _, _, captured = feed
+    whole = lower_fused(captured, TARGETS["cpu"])
+    place, gelu = whole.fused[0].launch, whole.fused[0].values[0]
+    split = lower_inference(captured, TARGETS["cpu"], {gelu})
+    kernels = [split.kernels[launch.kernel] for launch in split.launches]
+    assert [kernel.load_class for kernel in kernels[place : place + 2]] == ["reusable", "elemental"]
+    assert "erf" not in kernels[place].source and "erf" in kernels[place + 1].source
+    assert split.digest != whole.program.digest
+
+
+def test_rows_are_never_split():
+    model = nn.Sequential(nn.LayerNorm(64), nn.GELU())
+    captured = capture_inference_step(model, (torch.zeros(4, 64),))
+    lowered = lower_fused(captured, TARGETS["cpu"])
+    assert [k.load_class for k in lowered.program.kernels] == ["hierarchical"] and not lowered.fused
+
+
+@pytest.mark.parametrize("name", ["none", "norm/native_layer_norm", "view"])
+def test_only_element_wise_values_can_be_apart(name, feed):
+    _, _, captured = feed
+    with pytest.raises(InputError, match=f"'{name}' is no element-wise value of the step; expected names"):
+        lower_inference(captured, TARGETS["cpu"], {name})

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
+from torchedge.errors import InputError
 from torchedge.expressions.rendering import TexelError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
-from torchedge.lowering.fusion import Fused, FusionGroup, form_groups
+from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.kernels.contractions import write_contraction
 from torchedge.lowering.kernels.pointwise import gather_updates, write_pointwise, write_updates
 from torchedge.lowering.kernels.rows import write_rows
 from torchedge.lowering.kernels.sources import KernelSource
-from torchedge.lowering.nodes import Contraction, Node, Rows
+from torchedge.lowering.nodes import Contraction, Node, Pointwise, Rows
 from torchedge.lowering.placement import (
     as_images,
     place_tensors,
@@ -31,18 +33,54 @@ ALIGNMENT = 512
 _WEIGHTS = frozenset(("parameter", "buffer", "constant"))
 
 
-def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout] | None = None) -> Program:
+@dataclass(frozen=True, slots=True)
+class FusedLaunch:
+    """A launch of a contraction that computes element-wise values, too: `values` names them, in order.
+
+    Each can be kept apart: computed by a kernel of its own (adaptive fusion, FlashMem section 4.3).
+    """
+
+    launch: int
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A Program, and what its launches fuse. Launches of rows and of slices are not listed: never split."""
+
+    program: Program
+    fused: tuple[FusedLaunch, ...]
+
+
+def lower(
+    step: Step,
+    target: str | Target = "cpu",
+    layouts: Mapping[str, Layout] | None = None,
+    apart: Collection[str] = frozenset(),
+) -> Program:
     """Return the Program of a step for a device class.
 
-    layouts: of inputs, parameters, buffers, states and constants that another program shares, by name.
+    layouts: of inputs, parameters, buffers, states and constants that another program shares, by name. apart:
+    element-wise values of the step, by name, that a kernel of their own computes and stores.
 
     Raises:
+        InputError: `apart` names no element-wise value.
         LoweringError: operators without a rule, or a request that no kernel supports.
     """
+    return lower_step(step, target, layouts, apart).program
+
+
+def lower_step(
+    step: Step,
+    target: str | Target = "cpu",
+    layouts: Mapping[str, Layout] | None = None,
+    apart: Collection[str] = frozenset(),
+) -> Lowered:
+    """Return the Program of a step as `lower` does, with the values that its launches fuse."""
     device = target_of(target) if isinstance(target, str) else target
     translation = translate(step)
     split_reductions([*translation.outputs, *[n for _, n in translation.updates]], device)
-    fused = form_groups(translation, device)
+    fused = form_groups(translation, device, _named(translation, apart))
     inputs = [translation.stored[i] for i in step.inputs]
     stored, shared = list(translation.stored.values()), layouts or {}
     alone, together = gather_updates([group for group in fused.groups if group.host.numel])
@@ -58,7 +96,38 @@ def lower(step: Step, target: str | Target = "cpu", layouts: Mapping[str, Layout
     placed = as_images(alone, placed, fixed, device)
     sources = write_kernels(alone, placed, device)
     sources += [write_updates(batch, placed, device) for batch in together]
-    return _program(step, translation, fused, sources, placed, device)
+    program = _program(step, translation, fused, sources, placed, device)
+    return Lowered(program, _fused_launches(alone, sources, translation.names))
+
+
+def _named(translation: Translation, names: Collection[str]) -> frozenset[Node]:
+    """Return the element-wise nodes of a step that have these names."""
+    nodes = {name: n for n, name in translation.names.items() if isinstance(n, Pointwise) and n.numel}
+    unknown = [name for name in names if name not in nodes or is_access(nodes[name].body)]
+    if unknown:
+        raise InputError(
+            f"{unknown[0]!r} is no element-wise value of the step; expected names that `lower_step` returns"
+        )
+    return frozenset([nodes[name] for name in names])
+
+
+def _fused_launches(
+    groups: Sequence[FusionGroup], sources: Sequence[KernelSource], names: Mapping[Node, str]
+) -> tuple[FusedLaunch, ...]:
+    writer: dict[Node, int] = {}
+    for place, source in enumerate(sources):
+        written = zip(source.tensors, source.kernel.access, strict=True)
+        writer.update({node: place for node, access in written if access != "read"})
+    launches = []
+    for group in groups:
+        if not isinstance(group.host, Contraction):
+            continue
+        place = writer[next(over or node for node, over in group.stored.items())]
+        fused = [*group.operands, *[n for n in group.computed if n is not group.host]]
+        values = [names[n] for n in fused if n in names and not any(map(is_access, n.roots))]
+        if values and sources[place].kernel.load_class == "reusable":
+            launches.append(FusedLaunch(place, tuple(values)))
+    return tuple(sorted(launches, key=lambda launch: launch.launch))
 
 
 def write_kernels(

@@ -175,6 +175,7 @@ class FusionGroup:
     host: Pointwise, Rows or Contraction. bodies: the host's expressions over tensors in memory (stages of
     Rows, factors of a Contraction). computed: by tensor. stored: the tensors to write, each with the stored
     tensor that it overwrites (None: a tensor of its own). place: position in the order of the graph.
+    operands: nodes computed where the host, a contraction, reads them.
     """
 
     host: Node
@@ -183,6 +184,7 @@ class FusionGroup:
     bodies: tuple[Scalar, ...] = ()
     reads: dict[Node, None] = field(default_factory=dict)
     stored: dict[Node, Stored | None] = field(default_factory=dict)
+    operands: list[Node] = field(default_factory=list)
 
     @property
     def scope(self) -> str:
@@ -235,10 +237,13 @@ class Fused:
     outputs: tuple[Node, ...]
 
 
-def form_groups(translation: Translation, target: Target) -> Fused:
-    """Return the groups of a step for a device class."""
+def form_groups(translation: Translation, target: Target, apart: Collection[Node] = frozenset()) -> Fused:
+    """Return the groups of a step for a device class.
+
+    apart: element-wise nodes that join neither the group that makes their input nor the one that reads them.
+    """
     roots, outputs, overwriter = _roots(translation)
-    kept = choose_kept(roots)
+    kept = choose_kept(roots) | set(apart)
     fuser = _Fuser(Expander(kept), {}, {}, overwriter)
     for place, node in enumerate(nodes_below(roots)):
         if isinstance(node, RowsResult):
@@ -249,9 +254,9 @@ def form_groups(translation: Translation, target: Target) -> Fused:
     _copy_where_unsafe(fuser)
     for group in list(fuser.groups):
         if group in fuser.groups:
-            _absorb_followers(fuser, group)
+            _absorb_followers(fuser, group, apart)
     for group in list(fuser.groups):
-        if set(group.computed) == {group.host} and group.host not in roots:
+        if set(group.computed) == {group.host} and group.host not in {*roots, *apart}:
             _join_operand(fuser, group, OPERAND_BLOCKS[target.schedule])
     _choose_stores(fuser, set(roots))
     return Fused(tuple(_ordered(fuser)), outputs)
@@ -331,13 +336,13 @@ def _index_readers(fuser: _Fuser) -> None:
             fuser.readers.setdefault(node, set()).add(group)
 
 
-def _absorb_followers(fuser: _Fuser, group: FusionGroup) -> None:
+def _absorb_followers(fuser: _Fuser, group: FusionGroup, apart: Collection[Node]) -> None:
     """Merge every element-wise group that can be computed at the host's points into the host's group."""
     waiting = list(group.computed)
     while waiting:
         node = waiting.pop(0)
         for follower in sorted(fuser.readers.get(node, ()), key=lambda g: g.place):
-            if follower is group or not isinstance(follower.host, Pointwise):
+            if follower is group or not isinstance(follower.host, Pointwise) or follower.host in apart:
                 continue
             joined = _joined(group, follower)
             if joined is None or not _may_merge(fuser, group, follower, joined):
@@ -450,6 +455,7 @@ def _join_operand(fuser: _Fuser, group: FusionGroup, block: int) -> None:
         return substitute(value, dict(zip(host.axes, access.indices, strict=True)))
 
     reader.bodies = tuple([substitute(body, {}, inline) for body in reader.bodies])
+    reader.operands.append(host)
     reader.reads = dict.fromkeys(_read_by(reader))
     del fuser.groups[group], fuser.maker[host], fuser.readers[host]
     for node in group.reads:

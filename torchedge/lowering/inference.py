@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -10,7 +10,7 @@ import torch
 
 from torchedge.devices import Device
 from torchedge.errors import InputError
-from torchedge.lowering.assembly import lower
+from torchedge.lowering.assembly import Lowered, lower_step
 from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
@@ -51,13 +51,24 @@ def capture_inference_step(
     return fold_constants(captured)
 
 
-def lower_inference(captured: CapturedStep, target: Target) -> Program:
+def lower_inference(captured: CapturedStep, target: Target, apart: Collection[str] = frozenset()) -> Program:
     """Return the Program of a captured inference; a target of half precision stores weights in it, too.
 
+    apart: values of the step, by name, to compute by kernels of their own.
+
     Raises:
+        InputError: `apart` names no element-wise value.
         LoweringError: operators without a rule, or a request that no kernel supports.
     """
-    return lower(captured.step, replace(target, half_weights=target.half))
+    return lower_fused(captured, target, apart).program
+
+
+def lower_fused(captured: CapturedStep, target: Target, apart: Collection[str] = frozenset()) -> Lowered:
+    """Return the Program as `lower_inference` does, with the values that each launch fuses.
+
+    Adaptive fusion (FlashMem, section 4.3) lowers again with some of these values apart.
+    """
+    return lower_step(captured.step, replace(target, half_weights=target.half), apart=apart)
 
 
 def lower_model(

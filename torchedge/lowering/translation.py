@@ -7,7 +7,7 @@ results. The slices and their order are fixed, so that results are the same from
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -38,11 +38,15 @@ SHORTEST = 32
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The nodes of a step: `outputs` in the graph's order, `updates` as (stored tensor, its new content)."""
+    """The nodes of a step: `outputs` in the graph's order, `updates` as (stored tensor, its new content).
+
+    stored: by index of the step's value. names: of the values that nodes are.
+    """
 
     outputs: tuple[Node, ...]
     updates: tuple[tuple[Stored, Node], ...]
     stored: Mapping[int, Stored]
+    names: Mapping[Node, str] = field(default_factory=dict)
 
 
 def unsupported_operators(step: Step) -> tuple[str, ...]:
@@ -71,6 +75,7 @@ def translate(step: Step) -> Translation:
         )
     nodes_of: dict[int, Node] = {}
     stored: dict[int, Stored] = {}
+    names: dict[Node, str] = {}
     for index, value in enumerate(step.values):
         if value.role != "activation":
             nodes_of[index] = stored[index] = Stored(_shape(value.shape), value.dtype, value.name, index)
@@ -88,10 +93,12 @@ def translate(step: Step) -> Translation:
             if node is not None:
                 node.scope = node.scope or op.scope
                 nodes_of[index] = node
+                names.setdefault(node, step.values[index].name)
     return Translation(
         tuple([_node_of(nodes_of, i, step) for i in step.outputs]),
         tuple([(stored[before], _node_of(nodes_of, after, step)) for before, after in step.updates]),
         stored,
+        names,
     )
 
 
