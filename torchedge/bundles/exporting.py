@@ -54,7 +54,7 @@ from torchedge.streaming.plans import PLANS
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import unwrapped
-from torchedge.tracing.objectives import Loss
+from torchedge.tracing.objectives import Loss, as_arguments
 from torchedge.tracing.steps import CapturedStep, capture_step
 
 __all__ = ["STAGES", "Request", "check_free", "make_bundle", "new_folder"]
@@ -94,9 +94,7 @@ class Request:
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the model."""
-        if isinstance(self.example, Mapping):
-            return (), dict(self.example)
-        return (tuple(self.example) if isinstance(self.example, (tuple, list)) else (self.example,)), {}
+        return as_arguments(self.example)
 
 
 def make_bundle(

@@ -21,7 +21,7 @@ from torchedge.opencl import ClDevice, open_context
 from torchedge.runtime.executors import SHARED, Executor, ProgramReport, report_on
 from torchedge.runtime.program_caches import lowered
 from torchedge.tracing.capturing import unwrapped
-from torchedge.tracing.objectives import Loss
+from torchedge.tracing.objectives import Loss, as_arguments, as_tuple
 from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
 from torchedge.tracing.steps import capture_step
 
@@ -339,10 +339,7 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
         InputError: there is no tensor in it.
     """
     inputs, targets = tree_map(_as_tensor, (inputs, targets))
-    keywords = isinstance(inputs, Mapping)
-    args = () if keywords else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    kwargs = dict(inputs) if keywords else {}
-    wanted = tuple(targets) if isinstance(targets, (tuple, list)) else (targets,)
+    (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))
     tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     if not tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -15,7 +15,7 @@ from torchedge.graphs.graph import Mode
 from torchedge.graphs.sizes import NotAffineError
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace
-from torchedge.tracing.objectives import default_loss
+from torchedge.tracing.objectives import as_arguments, default_loss
 from torchedge.tracing.programs import FileProgram
 
 _DETECTORS = frozenset(
@@ -292,9 +292,7 @@ def _from_example(example: Any) -> _Inputs:
         raise InputError(
             f"example is a {type(example).__name__} without tensors; expected a tensor or a pytree of tensors"
         )
-    if isinstance(example, Mapping):
-        return (), dict(example), ()
-    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}, ()
+    return (*as_arguments(example), ())
 
 
 def _fed(tensor: torch.Tensor, keyword: str | None, notes: tuple[str, ...]) -> _Inputs:

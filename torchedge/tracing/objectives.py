@@ -63,6 +63,16 @@ def _cross_entropy(scores: torch.Tensor) -> torch.Tensor:
 Loss = Callable[..., Any] | Literal["model"]
 
 
+def as_tuple(arguments: Any) -> tuple[Any, ...]:
+    """Return positional arguments: those of a tuple or list, else the one argument."""
+    return tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)
+
+
+def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that an example stands for: a dict is the latter."""
+    return ((), dict(example)) if isinstance(example, Mapping) else (as_tuple(example), {})
+
+
 _TENSOR = object()
 """Stands for a tensor among the leaves of a result."""
 

@@ -19,7 +19,7 @@ from torchedge.tracing.capturing import checked_model
 from torchedge.tracing.copies import LOCK, isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, trace_joint
-from torchedge.tracing.objectives import Loss, Objective, public_name
+from torchedge.tracing.objectives import Loss, Objective, as_tuple, public_name
 from torchedge.tracing.optimizers import SCOPE, OptimizerPart, Trained, add_updates, check_optimizer
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
@@ -87,7 +87,7 @@ def capture_step(
     _check_choices(loss, optimizer, accumulation, gradients)
     title = name or type(model).__name__
     with LOCK, collection_paused(), isolated(model, training) as twin:
-        objective = Objective(twin, _arguments(args), dict(kwargs or {}), _arguments(targets), loss)
+        objective = Objective(twin, as_tuple(args), dict(kwargs or {}), as_tuple(targets), loss)
         trained = _trained(objective, optimizer) if gradients else None
         joint = _traced(objective, trained, keep)
         capture = _Capture(objective, joint, _SEED_MASK & (torch.initial_seed() if seed is None else seed))
@@ -109,10 +109,6 @@ def _check_choices(loss: Any, optimizer: Any, accumulation: Any, gradients: bool
         raise InputError(
             f"accumulation is {accumulation} without an optimizer; expected optimizer= beside it"
         )
-
-
-def _arguments(args: Any) -> tuple[Any, ...]:
-    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
 
 
 def _trained(objective: Objective, optimizer: torch.optim.Optimizer | None) -> set[int]:
