@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.manifests import Plain
-from torchedge.errors import CaptureError, needed
+from torchedge.errors import CaptureError, first_line, needed
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -137,8 +137,7 @@ def _exported(
 
 
 def _line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+    return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _difference(output: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
