@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from torchedge import errors
@@ -36,3 +37,40 @@ def test_a_missing_extra_names_the_pip_command():
     assert str(error) == (
         "fitting a profile needs scikit-learn, which is not installed; run: pip install 'torchedge[fit]'"
     )
+
+
+def test_a_failed_import_becomes_a_missing_extra():
+    needed = errors.needed("nowhere", extra="plots", purpose="drawing")
+    with (
+        pytest.raises(errors.MissingExtraError, match=r"drawing needs nowhere, .*'torchedge\[plots\]'"),
+        needed,
+    ):
+        import nowhere_to_be_found  # noqa: F401
+    with errors.needed("math", purpose="counting"):
+        import math
+    assert math.pi > 3
+
+
+def test_the_nearest_names_are_suggested():
+    known = ("resnet18", "resnet34", "vgg16")
+    assert errors.did_you_mean("resnet81", known) == "did you mean resnet18?"
+    assert errors.did_you_mean("resnet81", known, most=2) == "did you mean resnet18 or resnet34?"
+    assert errors.did_you_mean(17, known, "see the list") == "see the list"
+
+
+@pytest.mark.parametrize("value", [2, np.int64(2), np.uint8(2)])
+def test_whole_numbers_of_any_kind_are_taken(value):
+    checked = errors.check_whole("count", value, 2)
+    assert checked == 2 and type(checked) is int
+
+
+@pytest.mark.parametrize("value", [1, 2.0, True, "2", None, np.float64(2)])
+def test_other_numbers_are_refused_by_name(value):
+    with pytest.raises(errors.InputError, match=r"count is .*; expected a whole number from 2 on"):
+        errors.check_whole("count", value, 2)
+
+
+def test_a_word_is_one_of_the_choices():
+    errors.check_choice("mode", "train", ("train", "infer"))
+    with pytest.raises(errors.InputError, match="mode is 'test'; expected one of train, infer"):
+        errors.check_choice("mode", "test", ("train", "infer"))

@@ -78,3 +78,21 @@ def test_an_update_of_another_shape_is_refused():
     draft, x, w = small()
     with pytest.raises(CaptureError, match="same shape and dtype"):
         draft.finish([x], [], updates=[(w, draft.like(x, "neg", {"input": Ref(x)}))])
+
+
+def test_operators_on_a_value_have_its_shape_and_dtype():
+    draft, x, w = small()
+    y = draft.apply("add", x, Ref(w), "layer", alpha=2.0)
+    op = draft.maker(y)
+    assert op is not None and op.inputs == (x, w) and op.scope == "layer"
+    assert op.attrs == {"input": Input(0), "other": Input(1), "alpha": 2.0}
+    assert (draft.values[y].shape, draft.values[y].dtype) == ((2, 3), "float32")
+    negative = draft.maker(draft.apply("neg", y))
+    assert negative is not None and negative.attrs == {"input": Input(0)}
+
+
+def test_a_cast_to_the_same_dtype_adds_nothing():
+    draft, x, _ = small()
+    assert draft.cast(x, "float32") == x and not draft.ops
+    half = draft.values[draft.cast(x, "float16")]
+    assert (half.shape, half.dtype, [op.kind for op in draft.ops]) == ((2, 3), "float16", ["_to_copy"])

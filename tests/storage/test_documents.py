@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchedge.errors import ProfileError
+from torchedge.errors import InputError, ProfileError
 from torchedge.storage import file_sha256, read_json, read_toml, write_json, write_toml
-from torchedge.storage.documents import MAX_DOCUMENT_BYTES, parse_json, parse_toml, read_bytes, write_bytes
+from torchedge.storage.documents import (
+    MAX_DOCUMENT_BYTES,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    reading,
+    write_bytes,
+    writing,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SCALARS = (
@@ -128,3 +136,26 @@ def test_writing_to_a_missing_folder_is_one_line(tmp_path):
 def test_sha256(tmp_path):
     write_bytes(tmp_path / "d", b"abc")
     assert file_sha256(tmp_path / "d", max_bytes=10).startswith("ba7816bf")
+
+
+@pytest.mark.parametrize(
+    ("convert", "reason"),
+    [
+        (lambda: {}["mode"], "no 'mode'"),
+        (lambda: int("x"), "invalid literal"),
+        (lambda: 1 / 0, "division by zero"),
+        (lambda: [].mode, "no attribute"),
+    ],
+)
+def test_a_malformed_part_of_a_file_is_named(convert, reason):
+    message = rf"rows line 3: not a row \(.*{reason}.*\); expected id, mode"
+    with pytest.raises(ProfileError, match=message), reading("rows line 3", "a row", "id, mode"):
+        convert()
+    with pytest.raises(InputError, match=r"^as it is$"), reading("rows line 3", "a row", "id, mode"):
+        raise InputError("as it is")
+
+
+def test_a_file_that_cannot_be_written_is_named_with_a_remedy(tmp_path):
+    message = r"nowhere: cannot be written \(No such file.*\); choose another"
+    with pytest.raises(InputError, match=message), writing("nowhere", "choose another", InputError):
+        (tmp_path / "none" / "file").write_text("")

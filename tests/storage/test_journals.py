@@ -5,7 +5,7 @@ import os
 import pytest
 
 from torchedge.errors import InputError, ProfileError
-from torchedge.storage.journals import Journal
+from torchedge.storage.journals import Journal, read_rows
 
 ROWS = [{"kind": "header"}, {"value": 1.5, "text": "Γ\n"}, {"list": [1, None]}]
 
@@ -87,3 +87,13 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
                 journal.append(ROWS[1])
         journal.append(ROWS[2])
         assert [row for _, row in journal.rows()] == [ROWS[0], ROWS[2]]
+
+
+def test_rows_are_read_while_another_writes(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    assert list(read_rows(path)) == []
+    with Journal(path) as journal:
+        journal.append(ROWS[0])
+        assert list(read_rows(path)) == ROWS[:1]
+    path.write_bytes(path.read_bytes() + b'{"torn')
+    assert list(read_rows(path)) == ROWS[:1] and path.read_bytes().endswith(b"torn")

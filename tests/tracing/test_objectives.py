@@ -141,3 +141,33 @@ def test_a_refused_capture_leaves_everything_as_found():
     assert torch.equal(torch.get_rng_state(), state) and torch.is_grad_enabled()
     assert not torch.compiler.is_compiling()
     assert (torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()) == flags
+
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(3, 5), nn.Dropout(0.5)
+
+    def forward(self, x):
+        scores = self.linear(self.dropout(x))
+        return {"scores": scores, "best": (scores.argmax(1), "name")}
+
+
+def test_an_inference_rebuilds_what_the_model_returns():
+    model, x = Parts().double(), images(4, 3)
+    captured = capture_step(model, x, training=False)
+    assert model.training and captured.output_names == ("scores", "best_0")
+    results = captured.rebuild(Interpreter(captured.tensors).run(captured.step, x))
+    expected = model.eval()(x)
+    torch.testing.assert_close(results["scores"], expected["scores"], **TOLERANCE)
+    assert torch.equal(results["best"][0], expected["best"][0]) and results["best"][1] == "name"
+
+
+def test_a_loss_alone_is_an_inference():
+    model, x, y = double(lambda: nn.Linear(3, 5)).requires_grad_(False), images(4, 3), classes()
+    captured = capture_step(model, x, targets=y, loss=F.cross_entropy, gradients=False, training=False)
+    (value,) = Interpreter(captured.tensors).run(captured.step, x, y)
+    assert captured.output_names == ("loss",) and len(captured.step.outputs) == 1
+    torch.testing.assert_close(value, F.cross_entropy(model(x), y), **TOLERANCE)
+    with pytest.raises(InputError, match="an optimizer without a loss to differentiate"):
+        linear_step(gradients=False, optimizer=lambda m: torch.optim.SGD(m.parameters()))
