@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torchedge.errors import InputError
-from torchedge.graphs.graph import ForwardGraph, Value
+from torchedge.graphs.graph import ForwardGraph
 from torchedge.graphs.sizes import substituted, symbols_in
 
 LEAST = 2
@@ -35,10 +35,7 @@ class GraphFamily:
         known = dict(zip(self.symbols, values, strict=True))
         concrete = list(self.template.values)
         for index, shape in self._sized_values:
-            old = concrete[index]
-            concrete[index] = Value(
-                old.name, substituted(shape, known), old.dtype, old.role, old.alias, old.trainable
-            )
+            concrete[index] = replace(concrete[index], shape=substituted(shape, known))
         ops = list(self.template.ops)
         for position in self._sized_ops:
             ops[position] = replace(ops[position], attrs=substituted(ops[position].attrs, known))
@@ -57,8 +54,7 @@ def with_shapes(graph: ForwardGraph, shapes: Mapping[int, tuple[object, ...]]) -
     """Return the graph with other shapes (of numbers, affine dimensions or Sizes) for some of its values."""
     values = list(graph.values)
     for index, shape in shapes.items():
-        old = values[index]
-        values[index] = Value(old.name, shape, old.dtype, old.role, old.alias, old.trainable)  # type: ignore[arg-type]
+        values[index] = replace(values[index], shape=shape)  # type: ignore[arg-type]
     return replace(graph, values=tuple(values))
 
 

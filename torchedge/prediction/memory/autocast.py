@@ -5,6 +5,8 @@ The casts that `torch.autocast` runs, inserted as operators.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchedge.graphs import FLOATING, ForwardGraph, Op, Value
 from torchedge.ops import OpSpec, registry
 from torchedge.prediction.memory.rewriting import Rewriter, releases_of
@@ -43,9 +45,7 @@ class _Pass:
             if (not op.inputs and "dtype" in op.attrs) or (op.inputs and self.weak.issuperset(op.inputs)):
                 self.weak.update(op.outputs)
             self._retype(op, spec, wanted)
-            self.out.emit(
-                Op(op.kind, inputs, op.outputs, op.attrs, op.scope, op.inplace, op.grad, op.region, op.known)
-            )
+            self.out.emit(replace(op, inputs=inputs))
             self.out.release(*casts, *self.releases[position])
         self.out.release(*self.cached.values())
         return self.out.finish()
@@ -99,9 +99,7 @@ class _Pass:
                 continue
             dtype = wanted or self._promoted(op, spec, value)
             if dtype != value.dtype and dtype in _CASTABLE:
-                values[index] = Value(
-                    value.name, value.shape, dtype, value.role, value.alias, value.trainable
-                )
+                values[index] = replace(value, dtype=dtype)
 
     def _promoted(self, op: Op, spec: OpSpec | None, value: Value) -> str:
         """The widest floating input; views, in-place calls and normalisations follow input 0.

@@ -5,6 +5,7 @@ Batched products and attention, taken apart as PyTorch's own C++ code does.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from torchedge.graphs import ForwardGraph, Op, Shape, Value
@@ -55,8 +56,8 @@ class _Pass:
     def _as_view(self, op: Op) -> None:
         """A reshape, seen copying by capture, of a fused attention's output that lies in memory as wanted."""
         old = self.out.values[op.outputs[0]]
-        self.out.values[op.outputs[0]] = type(old)(old.name, old.shape, old.dtype, old.role, op.inputs[0])
-        self.out.emit(Op("reshape", op.inputs, op.outputs, op.attrs, op.scope, False, op.grad, op.region))
+        self.out.values[op.outputs[0]] = replace(old, alias=op.inputs[0])
+        self.out.emit(replace(op, kind="reshape"))
 
     def _needs_no_copy(self, op: Op) -> bool:
         source = op.inputs[0]
@@ -81,7 +82,7 @@ class _Pass:
             shape = self.layouts.shape(a)
             if viewed(shape, self.layouts.of(a), (prod(shape[:-1]), shape[-1])) is None:
                 operands[0] = self._copied(a, op)
-        self.out.emit(Op(op.kind, tuple(operands), op.outputs, op.attrs, op.scope, False, op.grad, op.region))
+        self.out.emit(replace(op, inputs=tuple(operands)))
         self.out.release(*[i for i, old in zip(operands, (a, b), strict=True) if i != old])
 
     def _einsum(self, op: Op) -> None:
@@ -111,7 +112,7 @@ class _Pass:
                 prod(permuted[0][ends[1] :]),
             )
             inputs.append(index if viewed(*permuted, folded) is not None else self._copied(index, op))
-        self.out.emit(Op("matmul", tuple(inputs), op.outputs, {}, op.scope, False, op.grad, op.region))
+        self.out.emit(replace(op, kind="matmul", inputs=tuple(inputs), attrs={}))
         self.out.release(*[i for i in inputs if i not in operands])
 
     def _operand(self, index: int, batch: Shape, op: Op) -> int:
@@ -178,9 +179,7 @@ class _Pass:
             v = add("clone", (v,), values[v].shape, dtype, op)
             temporaries.append(v)
         self.out.emit(
-            Op("matmul", (weights, v), (result,), {}, op.scope, False, op.grad, op.region), tuple(temporaries)
+            replace(op, kind="matmul", inputs=(weights, v), outputs=(result,), attrs={}), tuple(temporaries)
         )
         if result != op.outputs[0]:
-            self.out.emit(
-                Op("to_copy", (result,), op.outputs, {}, op.scope, False, op.grad, op.region), (result,)
-            )
+            self.out.emit(replace(op, kind="to_copy", inputs=(result,), attrs={}), (result,))
