@@ -113,6 +113,13 @@ def test_profiled_queues_have_measured_runs(models):
         assert done.measured.allocated_bytes == model.schedule.memory.total_bytes
 
 
+def test_a_queue_is_drawn(models):
+    pytest.importorskip("matplotlib")
+    figure = run_queue([model for model, _ in models]).plot(limit_bytes=2**20)
+    labels = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"model 0", "model 1", "model 2", "memory"} < labels
+
+
 def test_a_budget_waits_and_refuses_what_never_fits():
     budget = MemoryBudget(100)
     budget.take(60, "a")

@@ -75,7 +75,7 @@ def test_memory_over_time(runs):
 
 def test_the_curve_drawn_is_the_curve_simulated(runs):
     figure = draw_lanes([lane_of_runs("all", runs)])
-    line = next(line for line in figure.axes[0].lines if line.get_label() == "memory in use")
+    line = next(line for line in figure.axes[0].lines if line.get_label() == "memory")
     lane = lane_of_runs("all", runs)
     assert np.array_equal(line.get_ydata(), lane.memory.total / MEBIBYTE)
     assert lane.spans[-1][2] == pytest.approx(sum(run.latency_ms for run in runs))

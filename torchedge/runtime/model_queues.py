@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,13 @@ from torchedge.runtime.executors import Executor
 from torchedge.runtime.measured_runs import MeasuredRun
 from torchedge.runtime.memory import Array, MemoryBudget
 from torchedge.runtime.weight_sources import WeightSource
+from torchedge.streaming.figures import Lane, draw_lanes
 from torchedge.streaming.instances import MEBIBYTE
 from torchedge.streaming.schedules import StreamingSchedule
+from torchedge.streaming.simulation import MemoryCurve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["ModelRun", "QueueRun", "QueuedModel", "run_queue"]
 
@@ -75,6 +81,19 @@ class QueueRun:
         """Bytes allocated, on average over the queue's time."""
         spans = np.diff(np.append(self.times_ms, max(self.latency_ms, self.times_ms[-1])))
         return float(self.allocated @ spans / spans.sum())
+
+    def plot(self, limit_bytes: int | None = None) -> Figure:
+        """Draw the memory allocated over time (FlashMem, Fig. 6).
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        times, first = np.unique(self.times_ms[::-1], return_index=True)
+        nothing = np.zeros(len(times), np.int64)
+        memory = MemoryCurve(times, nothing, self.allocated[::-1][first], nothing)
+        spans = tuple([(run.name, run.start_ms, run.end_ms) for run in self.models])
+        lane = Lane("one after the other, memory allocated", memory, spans, self.peak_bytes)
+        return draw_lanes([lane], limit_bytes=limit_bytes)
 
     def __str__(self) -> str:
         lines = [

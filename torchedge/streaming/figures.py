@@ -350,16 +350,16 @@ def draw_lanes(lanes: Sequence[Lane], *, limit_bytes: int | None = None) -> Figu
                 axes.axvspan(start, end, color=colours[name], alpha=0.3, linewidth=0, label=name, zorder=0)
                 axes.axvline(end, color="white", linewidth=0.8, zorder=0.5)
             times, total = lane.memory.times_ms, lane.memory.total / MEBIBYTE
-            axes.step(times, total, where="post", color="black", linewidth=1.0, label="memory in use")
+            axes.step(times, total, where="post", color="black", linewidth=1.0, label="memory")
             _limit(axes, limit_bytes)
             allocated, average = show_mib(lane.allocated_bytes), show_mib(lane.memory.average.total)
             axes.set_title(
-                f"{lane.label}: {times[-1]:,.0f} ms, {allocated} allocated, {average} in use on average"
+                f"{lane.label}: {times[-1]:,.0f} ms, {allocated} allocated at most, {average} on average"
             )
             axes.set_ylabel("memory (MiB)")
             axes.set_xlim(0, float(times[-1]) or 1)
             axes.set_ylim(0, 1.08 * top or 1)
-        panels[-1].set_xlabel("time (ms), simulated")
+        panels[-1].set_xlabel("time (ms)")
         show_legend(figure)
     return figure
 
