@@ -66,7 +66,9 @@ def _check_disk(run: RunTimeline, loads: list[dict[str, float]], rates: Rates, s
     assert order == sorted(order)
     free = 0.0
     for k, x in enumerate(loads):
-        assert x["nbytes"] <= max(rates.request_bytes, run.instance.chunk_bytes)
+        most = min(rates.request_bytes, rates.staging_bytes // 3)
+        assert x["nbytes"] <= max(most, run.instance.chunk_bytes)
+        free = free if x["layer"] == 0 else max(free, run.initialisation_ms)
         assert x["read"] >= free
         assert abs(x["arrives"] - x["read"] - x["nbytes"] / (rates.disk_read.value * 1e6)) <= slack
         limit = max(rates.staging_bytes, x["nbytes"])

@@ -109,26 +109,32 @@ def test_a_copy_slows_the_layers_after_its_own_too():
 
 
 def test_reading_ahead_stops_at_the_staging_pool():
-    # Three weights of 2 MB, loaded beside layers 1, 2 and 3; 4 MB may wait. w2 is read when w0 is copied.
-    instance = model([10.0] * 4, [(2, 2, 2), (2, 3, 3), (2, 4, 4)])
-    loads = tuple(ChunkLoad(f"w{n}", n + 1, 2, 0) for n in range(3))
+    # Five weights of 2 MB, loaded beside layers 1 to 5; 6 MB may wait. w3 is read when w0 is copied, at 3.
+    instance = model([10.0] * 6, [(2, n, n) for n in range(2, 7)])
+    loads = tuple(ChunkLoad(f"w{n}", n + 1, 2, 0) for n in range(5))
     free = simulate_plan(instance, plan(loads=loads), RATES)
-    assert free.loads.read_starts_ms.tolist() == [0, 2, 4]
-    tight = simulate_plan(instance, plan(loads=loads), replace(RATES, staging_bytes=3 * MEGABYTE))
-    assert tight.loads.read_starts_ms.tolist() == [0, 3, 12]  # copies end at 3, 12, 23
-    assert tight.memory.peak.staging == 2 * MEGABYTE
-    assert tight.latency_ms == free.latency_ms == 3 * 11 + 10
+    assert free.loads.read_starts_ms.tolist() == [0, 2, 4, 6, 8]
+    tight = simulate_plan(instance, plan(loads=loads), replace(RATES, staging_bytes=6 * MEGABYTE))
+    assert tight.loads.read_starts_ms.tolist() == [0, 2, 4, 6, 12]  # copies end at 3, 12, 23
+    assert tight.memory.peak.staging == 6 * MEGABYTE
+    assert tight.latency_ms == free.latency_ms == 5 * 11 + 10
+
+
+def test_reads_for_layers_start_after_the_initialisation():
+    instance = model([4.0, 4.0], [(2, 1, 1), (1, 2, 2)])
+    run = simulate_plan(instance, plan(("w0",), (ChunkLoad("w1", 1, 1, 0),)), RATES)
+    assert run.initialisation_ms == 3 and run.loads.read_starts_ms.tolist() == [0, 3]
 
 
 def test_large_loads_are_read_and_copied_in_requests():
-    # 8 MB beside layer 1 in requests of 3 MB, 4 MB beside layer 2, through a pool of 3 MB.
+    # 8 MB beside layer 1 in requests of 3 MB, a third of the pool; 4 MB beside layer 2.
     instance = model([8.0] * 3, [(8, 2, 2), (4, 3, 3)])
     loads = (ChunkLoad("w0", 1, 8, 0), ChunkLoad("w1", 2, 4, 0))
-    small = replace(RATES, staging_bytes=3 * MEGABYTE, request_bytes=3 * MEGABYTE + 5)
+    small = replace(RATES, staging_bytes=9 * MEGABYTE + 5)
     run = simulate_plan(instance, plan(loads=loads), small)
     assert run.loads.nbytes.tolist() == [3 * MEGABYTE, 3 * MEGABYTE, 2 * MEGABYTE, 3 * MEGABYTE, MEGABYTE]
-    assert run.loads.read_starts_ms.tolist() == [0, 4.5, 9, 12, 16.5]
-    assert run.loads.ends_ms.tolist() == [4.5, 9, 12, 16.5, 18]
+    assert run.loads.read_starts_ms.tolist() == [0, 3, 6, 8, 11]
+    assert run.loads.ends_ms.tolist() == [4.5, 7.5, 9, 13.5, 14]
 
 
 def test_enormous_models_are_read_in_larger_requests():

@@ -223,9 +223,10 @@ def simulate_plan(
     """Predict the run of a plan on three queues that work side by side: disk, copies, launches.
 
     The disk reads in the order in which the plan needs the weights: the preloaded ones by first use, then the
-    loads layer by layer, in requests of `rates.request_bytes` at most. A read starts when the staging pool
-    (`rates.staging_bytes`) has room for it; a request larger than the pool takes the whole pool. What is read
-    is copied to the device's memory, one copy at a time and in order; a copy beside a layer begins no sooner
+    loads layer by layer, in requests of at most `rates.request_bytes` or a third of the staging pool
+    (`rates.staging_bytes`), but of a chunk at least. Reads for layers start when all preloaded weights are
+    there, and when the pool has room; one larger than the pool starts when it is empty. What is read is
+    copied to the device's memory, one copy at a time and in order; a copy beside a layer begins no sooner
     than the layer. Its staging buffer is free when it ends.
 
     A layer starts when the one before has ended and the weights that it is the first to use are there; layer
@@ -255,7 +256,7 @@ def simulate_plan(
     while begin < len(pieces) and pieces[begin].layer == 0:
         run.load(pieces[begin].nbytes, 0.0)
         begin += 1
-    initialisation = run.copied
+    initialisation = run.read = run.copied
     layers = _execute(run, instance, pieces[begin:], initialisation)
     loads = LoadRuns(
         np.array([x.weight for x in pieces], np.int64),
@@ -300,7 +301,8 @@ def _order(instance: Instance, plan: OverlapPlan, rates: Rates) -> list[_Piece]:
     ranges: list[list[ChunkLoad]] = [[] for _ in instance.weights]
     for load in (*preloads, *plan.loads):
         ranges[places[load.weight]].append(load)
-    request = max(1, max(rates.request_bytes, total // MOST_REQUESTS) // instance.chunk_bytes)
+    most = min(rates.request_bytes, rates.staging_bytes // 3)
+    request = max(1, max(most, total // MOST_REQUESTS) // instance.chunk_bytes)
     pieces = [x for place, loads in enumerate(ranges) for x in _pieces(instance, place, loads, request)]
     return sorted(pieces, key=lambda x: (x.layer, x.first_use, x.weight, x.first_chunk))
 
