@@ -16,6 +16,8 @@ from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.targets import TARGETS
 from torchedge.runtime import Executor
 from torchedge.runtime.kernel_stores import slots_of
+from torchedge.runtime.measured_runs import MeasuredCopy, MeasuredRead
+from torchedge.runtime.measured_runs import _launches as launches_of
 from torchedge.runtime.weight_sources import ArraysSource, FileSource
 from torchedge.streaming.plans import make_plan
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
@@ -147,3 +149,15 @@ def test_a_run_after_a_failed_one_computes_the_same(made, way, tmp_path, monkeyp
                 executor.run(*case.inputs)
         failing[0] = False
         case.check(executor)
+
+
+def test_a_launch_that_waits_for_bytes_of_its_slot_stalls(made):
+    """Launch 1 carries bytes that were read until 9 ms, after launch 0 had ended at 5 ms."""
+    case = made("cpu")
+    name = max(case.instance.weights, key=lambda weight: weight.first_use).name
+    times = [(1.0, 5.0), (10.0, 12.0)] + [(12.0, 12.0)] * (len(case.program.launches) - 2)
+    reads = [MeasuredRead(1, 0, 4096, 2.0, 9.0)]
+    for start, stall in ((10.0, 4.0), (10.5, 0.0)):  # in the launch; beside it
+        copy = MeasuredCopy(name, 0, 1, 4096, start, 12.0)
+        launches = launches_of(case.program, times, [copy], reads, 0.0)
+        assert [launch.stall_ms for launch in launches[:2]] == [0.0, stall]

@@ -105,7 +105,7 @@ class StagingBuffers:
         place = self._next
         self._next = (place + 1) % len(self.buffers)
         self._taken.append(place)
-        ways = self._cl.map_flags.WRITE
+        ways = self._cl.map_flags.WRITE_INVALIDATE_REGION  # nothing is copied back
         with translated("mapping a staging buffer"):
             mapped, _ = self._cl.enqueue_map_buffer(
                 self._queue, self.buffers[place], ways, 0, (self._size,), np.uint8

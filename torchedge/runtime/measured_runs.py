@@ -236,7 +236,7 @@ def measured_run(
         (max((start + shift) / 1e6, 0.0) + initialisation, max((end + shift) / 1e6, 0.0) + initialisation)
         for start, end in launch_times
     ]
-    launches = _launches(schedule.program, times, copies, initialisation)
+    launches = _launches(schedule.program, times, copies, reads, initialisation)
     memory = _memory(schedule, launches, reads, copies)
     return MeasuredRun(
         schedule.program.name,
@@ -272,16 +272,24 @@ def _launches(
     program: Program,
     times: Sequence[tuple[float, float]],
     copies: Sequence[MeasuredCopy],
+    reads: Sequence[MeasuredRead],
     begin_ms: float,
 ) -> list[MeasuredLaunch]:
-    """Return the launches; one stalls from the end of the launch before until its weights are there."""
+    """Return the launches; one stalls from the end of the launch before until its weights are there.
+
+    One that carries a copy in its slot also waits for the read of its bytes.
+    """
     arrival: dict[str, float] = {}
+    carried: dict[int, float] = {}
     for copy in copies:
         arrival[copy.weight] = max(arrival.get(copy.weight, 0.0), copy.end_ms)
+        if copy.launch is not None and (copy.start_ms, copy.end_ms) == times[copy.launch]:
+            carried[copy.launch] = reads[copy.read].end_ms
     launches, before = [], begin_ms
     for position, (launch, (start, end)) in enumerate(zip(program.launches, times, strict=True)):
         kernel = program.kernels[launch.kernel]
-        arrived = max((arrival.get(program.tensors[i].name, 0.0) for i in launch.tensors), default=0.0)
+        needed = [arrival.get(program.tensors[i].name, 0.0) for i in launch.tensors]
+        arrived = max([carried.get(position, 0.0), *needed])
         stall = max(0.0, min(arrived, start) - before)
         launches.append(MeasuredLaunch(position, kernel.name, kernel.kind, launch.scope, start, end, stall))
         before = end
