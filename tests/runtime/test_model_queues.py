@@ -6,9 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from oracles.streaming_programs import data_of, instance_of, packed_data, weighted_chain
+from oracles.streaming_programs import data_of, instance_of, packed_data, random_plan, weighted_chain
 
 from torchedge.errors import DeviceMemoryError, InputError, LimitError, ProfileError
+from torchedge.lowering.joining import join_programs
 from torchedge.runtime import Executor
 from torchedge.runtime.memory import MemoryBudget
 from torchedge.runtime.model_queues import QueuedModel, run_queue
@@ -169,3 +170,27 @@ def test_a_preloading_executor_takes_all_before_it_runs():
     with Executor(schedule, source=ArraysSource(packed_data(program, data_of(program))), budget=budget):
         first, second = [nbytes for _, nbytes in budget.history][1:]
     assert second - first == schedule.memory.arena_bytes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_joined_programs_stream_as_one_and_compute_what_each_computes_alone(models, seed):
+    """Weights of the next model are loaded beside launches of the one before, as one plan says."""
+    programs = [weighted_chain(sizes) for sizes in SIZES]
+    joined = join_programs(programs)
+    instance = instance_of(joined)
+    schedule = make_schedule(joined, instance, random_plan(instance, seed), LEAST_STAGING_BYTES)
+    begins = np.cumsum([0, *[len(program.launches) for program in programs]])
+    ahead = [
+        transfer
+        for model in (1, 2)
+        for transfers in schedule.transfers[: begins[model]]
+        for transfer in transfers
+        if joined.tensors[transfer.tensor].name.startswith(f"{model + 1}/")
+    ]
+    assert ahead
+    source = JoinedSource([model.open_source() for model, _ in models])
+    with Executor(schedule, source=source, checks=True) as executor:
+        for _ in range(2):
+            outputs = executor.run(X, X, X)
+            for output, (_, expected) in zip(outputs, models, strict=True):
+                np.testing.assert_array_equal(output, expected)
