@@ -83,7 +83,7 @@ def any_instance(seed: int) -> Instance:
     capacities[rng.random(count) < rng.choice([0.0, 0.3, 0.8])] = 0
     if rng.random() < 0.05:
         capacities[:] = 0 if rng.random() < 0.5 else 2**31
-    limit = (None, total, total // 2, total // 10, total // 100, int(sizes.max(initial=0)), 0)
+    limit = (None, total, 3 * total // 4, total // 2, total // 10, total // 100, int(sizes.max(initial=0)), 0)
     return Instance(
         1,
         tuple(layer(n, min(int(c), 2**31)) for n, c in enumerate(capacities, 1)),
@@ -91,9 +91,9 @@ def any_instance(seed: int) -> Instance:
             Weight(f"w{n}", int(c), int(c), int(i), int(j))
             for n, (c, i, j) in enumerate(zip(sizes, first, last, strict=True))
         ),
-        m_peak_chunks=limit[int(rng.choice(7, p=[0.4, 0.05, 0.15, 0.15, 0.1, 0.1, 0.05]))],
+        m_peak_chunks=limit[int(rng.choice(8, p=[0.4, 0.05, 0.05, 0.1, 0.15, 0.1, 0.1, 0.05]))],
         lam=float(rng.choice(LAMBDAS)) if rng.random() < 0.8 else round(rng.uniform(0, 1), 3),
-        memory_chunks=limit[int(rng.choice(7, p=[0.5, 0.05, 0.15, 0.15, 0.05, 0.05, 0.05]))],
+        memory_chunks=limit[int(rng.choice(8, p=[0.55, 0.05, 0.15, 0.15, 0.05, 0.02, 0.02, 0.01]))],
         residency=get_args(Residency)[int(rng.integers(2))],
         distance=get_args(Distance)[int(rng.integers(2))],
         name=f"any-{seed}",

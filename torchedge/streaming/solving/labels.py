@@ -166,10 +166,12 @@ class _Search:
             in_flight = self._decide(position, in_flight)
             if len(self.cost) > 4 * self.width:
                 in_flight = self._prune(slot, in_flight)
+            if not self.work.spend(50 + self.remaining.size / 20):
+                return False
         self._sort(slot)
         if own:
             self._prune(slot, None)
-        return self.work.spend(150 + 80 * len(own) + self.remaining.size / 3)
+        return self.work.spend(100 + self.remaining.size / 30)
 
     def _in_flight(self) -> Ints:
         amounts = self.jobs.chunks[self.names] if self.limits.whole else self.remaining
@@ -236,13 +238,15 @@ class _Search:
         """Drop dominated labels, then the least promising ones beyond the width."""
         if len(self.cost) < 2:
             return in_flight
+        self.work.spend(50 + self.remaining.size / 8)
         value = self.cost + self.limits.premium * self.preload_chunks
         value[self.remaining.sum(axis=1) > self.left[slot + 1]] = np.inf  # never served within the part
         lower = np.full(len(value), -np.inf)
         if self.guide is not None:
             estimate, least = self.guide.rest(slot + 1, self.remaining, self.names)
             if not self.jobs.tied:
-                lower = value + least - self.limits.premium * (self.limits.slack or 0)
+                lower = np.where(value < np.inf, value, 0.0) + least
+                lower -= self.limits.premium * (self.limits.slack or 0)
             value = np.where(lower > self.best, np.inf, value + estimate)
         if self.limits.fewest is not None and self.limits.preloaded is not None:
             fewest = self.limits.fewest.rest(slot + 1, self.remaining.sum(axis=1)) - self._ahead(slot)

@@ -341,7 +341,8 @@ class _Memory:
                 heappush(ranges, (least, middle, high))
             else:
                 proven = False
-        return replace(best, proven=proven and best.chunks > enough)
+        closed = not ranges or ranges[0][0] >= best.chunks
+        return replace(best, proven=proven and closed)
 
     def solve(self, smallest: Smallest) -> tuple[Choice | None, int]:
         """Find a cheap choice within the limit, and a lower bound."""
