@@ -4,11 +4,12 @@
     python benchmarks/streaming_random.py --count 5000 --first-seed 10000 --strategy lc-opg
     python benchmarks/streaming_random.py --any-size --count 2000
 
-Every plan goes through the verifier. If an instance is tiny, its objective, its lower bound and the claim that
-it has no plan are held against exhaustive search. Instances of any size have 1 to 100,000 layers and weights
-of up to 10^9 chunks, with all options. Without --strategy the exit status is 1 where a plan is refused, an
-OPTIMAL one is not the best, a bound is above the optimum, a FEASIBLE one is below it, or a plan takes more than
-12 s of the processor. A strategy for comparison may miss the optimum and break the limits: it is only counted.
+Every plan goes through the verifier. If an instance is tiny, its objective, its lower bound and the claim
+that it has no plan are held against exhaustive search. Instances of any size have 1 to 100,000 layers and
+weights of up to 10^9 chunks, with all options. Without --strategy the exit status is 1 where a plan is
+refused, an OPTIMAL one is not the best, a bound is above the optimum, a FEASIBLE one is below it, or a plan
+takes more than 12 s of the processor. A strategy for comparison may miss the optimum and break the limits:
+it is only counted.
 """
 
 from __future__ import annotations
