@@ -30,7 +30,7 @@ import torch
 import torchedge
 from torchedge.bundles.bundle import Bundle, Runner
 from torchedge.devices import Device, Figure, Provenance, find_device
-from torchedge.errors import TorchedgeError
+from torchedge.errors import LimitError, TorchedgeError
 from torchedge.runtime.weight_sources import Reads
 from torchedge.streaming.planning import plan_program
 from torchedge.streaming.strategies import STRATEGIES
@@ -41,6 +41,8 @@ from torchedge.tracing.vision import import_torchvision
 MIB = 2**20
 SHARE = 0.22
 BLOCK = 1 << 20
+ROOM = 1.1
+"""Of the smallest memory limit that works, where `--share` is too little."""
 NOMINAL_GB_S = 1.0
 """Of a disk, until it is measured."""
 STREAMED, PRELOADED = "streamed", "preload-all"
@@ -104,6 +106,13 @@ def built(name: str, batch: int, length: int | None, side: int | None) -> tuple[
     return filled(model), example
 
 
+def setting(text: str) -> tuple[str, int, int | None]:
+    """Return name, batch size and number of tokens of NAME, NAME@BATCH or NAME@BATCHxTOKENS."""
+    name, _, sizes = text.partition("@")
+    batch, _, length = (sizes or "1").partition("x")
+    return name, int(batch), int(length) if length else None
+
+
 def measured_device(device: Device, rates: Mapping[str, float]) -> Device:
     """Return a profile with the rates that were measured just before."""
     figures = {
@@ -146,8 +155,10 @@ def run(
 def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one model."""
     device = find_device(options.device)
-    folder = Path(options.folder) / f"{name}-{options.batch}-{options.length}-{options.side}"
-    model, example = built(name, options.batch, options.length, options.side)
+    folder = Path(options.folder) / f"{name}-{options.side}-{options.precision}"
+    title = name
+    name, batch, length = setting(name)
+    model, example = built(name, batch, length, options.side)
     leaves = [x for x in torch.utils._pytree.tree_leaves(example) if isinstance(x, torch.Tensor)]
     inputs = [leaf.numpy() for leaf in leaves]
     if not folder.exists():
@@ -169,7 +180,12 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     limit = int(options.share * probe.schedule.memory.total_bytes)
     settings: dict[str, Any] = {"launch_ms": first["launch_ms"], "m_peak": None}
     started = time.perf_counter()
-    plans = {STREAMED: plan_program(bundle.program, known, memory_limit=limit, **settings)}
+    try:
+        ours = plan_program(bundle.program, known, memory_limit=limit, **settings)
+    except LimitError as error:  # inputs, outputs and intermediates are most of the memory
+        limit = int(ROOM * (error.works_bytes or 0))
+        ours = plan_program(bundle.program, known, memory_limit=limit, **settings)
+    plans = {STREAMED: ours}
     planning = time.perf_counter() - started
     for strategy, solve in STRATEGIES.items():
         naive = plans[strategy] = plan_program(bundle.program, known, strategy=solve, **settings)
@@ -177,8 +193,7 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
             total = naive.schedule.memory.total_bytes
             plans[f"as {strategy}"] = plan_program(bundle.program, known, memory_limit=total, **settings)
     row: dict[str, Any] = {
-        "model": name,
-        "options": {key: value for key, value in vars(options).items() if key in ("batch", "length", "side")},
+        "model": title,
         "launches": len(bundle.program.launches),
         "weights_mib": bundle.manifest.files["weights.safetensors"].nbytes / MIB,
         "kernels_ms": sum(first["launch_ms"]),
@@ -263,12 +278,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure the models of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+", help="names of FlashMem's models, or of torchvision's")
+    parser.add_argument("models", nargs="+", help="NAME[@BATCH[xTOKENS]] of FlashMem's or torchvision's")
     parser.add_argument("--device", default="local-cpu", help="profile to lower and plan for")
     parser.add_argument("--opencl", help="OpenCL device to run on")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--length", type=int, help="tokens of a sequence")
     parser.add_argument("--side", type=int, help="height and width of images")
     parser.add_argument("--share", type=float, default=SHARE, help="memory limit, of preloading's memory")
     parser.add_argument("--rounds", type=int, default=3)
