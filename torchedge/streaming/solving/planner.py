@@ -224,8 +224,16 @@ class _Part:
             prices[tables.slots - part.start] = climbed.prices
             free = tables.evaluate(np.zeros(len(tables.slots)))[2]
             for streaming, by_slot in ((free, none), (climbed.streaming, prices)):
-                work.spend(flow_effort(part, limit))
-                flow = Flow(self.problem, part, limit, streaming, tables.preload_cost, by_slot)
+                flow = Flow(
+                    self.problem,
+                    part,
+                    limit,
+                    streaming,
+                    tables.preload_cost,
+                    by_slot,
+                    whole=self.limits.whole,
+                )
+                work.spend(flow.effort)
                 self._raise(flow.bound - returned)
                 if flow.bound < np.inf:
                     candidates.append(np.array(flow.choice(), dtype=np.int64))
@@ -281,12 +289,14 @@ class _Memory:
     def fewest(self, limit: int) -> Flow:
         """The fewest chunks preloaded with at most so many in flight."""
         if limit not in self.flows:
-            self.work.spend(flow_effort(self.part, limit))
             none = np.zeros(len(self.chunks))
             prices = np.zeros(self.part.end - self.part.start)
             if len(self.flows) > FLOWS:
                 self.flows.clear()
-            self.flows[limit] = Flow(self.problem, self.part, limit, none, self.chunks, prices)
+            self.flows[limit] = Flow(
+                self.problem, self.part, limit, none, self.chunks, prices, whole=self.whole
+            )
+            self.work.spend(self.flows[limit].effort)
         return self.flows[limit]
 
     def needed(self, preloaded: frozenset[int], order: str) -> int | None:

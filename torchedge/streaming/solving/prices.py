@@ -13,7 +13,7 @@ prices, within a limit on chunks in flight.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,11 +168,83 @@ FLOW_CELLS, MOST_AMOUNTS = 10_000_000, 8_000
 """Most slots and jobs x chunks in flight of a flow, and chunks in flight; beyond, it counts larger units."""
 
 
+_Entry = tuple[int, int, float, float]
+"""A job by position, its chunks in units, the costs of streaming and of preloading it."""
+
+
+MOST_SETS = 8
+"""Sets of large jobs in flight, on average over the slots of a flow, at most."""
+
+_Choice = tuple[frozenset[int], frozenset[int], frozenset[int]]
+NO_CHOICE: _Choice = (frozenset(), frozenset(), frozenset())
+
+
+class _LargeJobs:
+    """Which large jobs can be in flight together, where weights count whole until they are loaded.
+
+    A streamed job is in flight at least from its release to the slot in which its last chunk is served if no
+    other job is served. Large jobs are those of more than 1/2, 1/3 ... of the limit: the more, the better, as
+    long as few sets of them fit the limit.
+    """
+
+    def __init__(self, problem: Problem, part: Subproblem, limit: int) -> None:
+        self.part, self.limit = part, limit
+        total = np.concatenate([[0], np.cumsum(problem.capacity)])
+        needed = [total[job.release] + job.chunks for job in part.jobs]
+        self.last = np.searchsorted(total, needed, "left") - 1
+        self.released: dict[int, list[int]] = {}
+        for k, job in enumerate(part.jobs):
+            self.released.setdefault(job.release, []).append(k)
+        self.active: dict[int, list[int]] = {}
+        self.large: frozenset[int] = frozenset()
+        for count in range(2, 6):
+            large = [k for k, job in enumerate(part.jobs) if count * job.chunks > limit]
+            active: dict[int, list[int]] = {}
+            for k in large:
+                for slot in range(part.jobs[k].release, min(int(self.last[k]), part.end - 1) + 1):
+                    active.setdefault(slot, []).append(k)
+            rows = sum(len(jobs) ** (count - 1) for jobs in active.values())
+            if rows > MOST_SETS * (part.end - part.start):
+                break
+            self.large, self.active = frozenset(large), active
+
+    def choices(self, slot: int) -> Iterator[tuple[frozenset[int], list[_Choice]]]:
+        """By set of large jobs in flight in a slot: which may start after it, the next set, jobs barred."""
+        own = self.released.get(slot + 1, [])
+        for present in self._fitting(self.active.get(slot, []), 0):
+            total = self._chunks(present)
+            staying = frozenset(k for k in present if self.last[k] > slot)
+            choices = []
+            for starting in self._fitting([k for k in own if k in self.large], total):
+                room = self.limit - total - self._chunks(starting)
+                barred = [
+                    k
+                    for k in own
+                    if k not in starting and (k in self.large or self.part.jobs[k].chunks > room)
+                ]
+                choices.append((starting, staying | starting, frozenset(barred)))
+            yield present, choices
+
+    def _chunks(self, jobs: Iterable[int]) -> int:
+        return sum(self.part.jobs[k].chunks for k in jobs)
+
+    def _fitting(self, jobs: Sequence[int], chunks: int) -> list[frozenset[int]]:
+        """Sets of jobs that fit the limit beside some chunks."""
+        sets: list[frozenset[int]] = [frozenset()]
+        for k in jobs:
+            sets += [
+                x | {k} for x in sets if chunks + self._chunks(x) + self.part.jobs[k].chunks <= self.limit
+            ]
+        return sets
+
+
 class Flow:
     """The least cost to go, by slot and chunks waiting, with a limit on chunks in flight.
 
     streaming, preloading: costs by job. prices: of the capacity that is used, by slot of the part. In flight
-    are the chunks that wait and those in use; of weights with several uses only the first use counts.
+    are the chunks that wait and those in use; of weights with several uses only the first use counts. whole:
+    weights count whole until they are loaded; each set of large jobs in flight then has a row of its own
+    (`_LargeJobs`), and `least` is the least of all rows of a slot.
     """
 
     def __init__(
@@ -183,6 +255,8 @@ class Flow:
         streaming: Sequence[float] | Floats | Ints,
         preloading: Sequence[float] | Floats | Ints,
         prices: Floats,
+        *,
+        whole: bool = False,
     ) -> None:
         self.start, self.end = part.start, part.end
         self.unit = unit_of(part, limit)
@@ -190,8 +264,9 @@ class Flow:
         most = limit // self.unit + (self.unit > 1)
         total = -(-np.cumsum(problem.capacity) // self.unit)
         self.capacity = [min(most + 1, int(c)) for c in np.diff(total, prepend=0)]
-        self.prices, self.most, self.whole = prices, most, problem.capacity
-        self.jobs: dict[int, list[tuple[int, int, float, float]]] = {}
+        self.prices, self.most, self.whole_capacity = prices, most, problem.capacity
+        self.sets = 0
+        self.jobs: dict[int, list[_Entry]] = {}
         for k, job in enumerate(part.jobs):
             if streaming[k] < NEVER:
                 entry = (k, job.chunks // self.unit, float(streaming[k]), float(preloading[k]))
@@ -200,8 +275,22 @@ class Flow:
             self.jobs.setdefault(job.release, []).append(entry)
         self.least = np.full((self.end - self.start + 2, most + 1), np.inf)
         self.least[-1, : 1 + (self.unit > 1)] = 0.0
+        sets = _LargeJobs(problem, part, limit) if whole else None
+        rows: dict[frozenset[int], Floats] = {frozenset(): self.least[-1]}
         for slot in range(self.end - 1, self.start - 2, -1):
-            self._back(slot)
+            own = self.jobs.get(slot + 1, [])
+            rows = {
+                present: np.minimum.reduce(
+                    [
+                        self._row(slot, rows[following], own, barred, starting)
+                        for starting, following, barred in choices
+                    ]
+                )
+                for present, choices in (sets.choices(slot) if sets else [(frozenset(), [NO_CHOICE])])
+            }
+            self.least[slot + 1 - self.start] = np.minimum.reduce(list(rows.values()))
+            self.sets += len(rows)
+        self.effort = flow_effort(part, limit) * self.sets / (self.end - self.start + 1)
 
     @property
     def bound(self) -> float:
@@ -211,30 +300,41 @@ class Flow:
     def _served(self, slot: int) -> int:
         return self.capacity[slot] if slot >= self.start else 0
 
-    def _back(self, slot: int) -> None:
-        """Fill one slot's row from the next slot's."""
+    def _row(
+        self,
+        slot: int,
+        following: Floats,
+        jobs: list[_Entry],
+        barred: frozenset[int],
+        starting: frozenset[int],
+    ) -> Floats:
+        """The costs to go by chunks waiting before a slot; `starting` jobs are streamed, barred ones not."""
         size, served = self.most + 1, self._served(slot)
-        following, own = self.least[slot + 2 - self.start], self.jobs.get(slot + 1, ())
-        row = self.least[slot + 1 - self.start]
+        own = [
+            (k, size if k in barred else chunks, streaming, np.inf if k in starting else preloading)
+            for k, chunks, streaming, preloading in jobs
+        ]
+        row = np.empty(size)
         row[served:] = following[: size - served]  # where work is left after the slot
         for _, chunks, streaming, preloading in own:
-            streamed = row[served + chunks :] + streaming
+            loaded = row[served + chunks :] + streaming
             row[served:] += preloading
-            if len(streamed):
-                np.minimum(row[served : size - chunks], streamed, out=row[served : size - chunks])
+            if len(loaded):
+                np.minimum(row[served : size - chunks], loaded, out=row[served : size - chunks])
         if served:  # where none is left: what is added is all that waits
             added = np.full(size, np.inf)
             added[0] = 0.0
             for _, chunks, streaming, preloading in own:
-                streamed = added[: max(0, size - chunks)] + streaming
+                loaded = added[: max(0, size - chunks)] + streaming
                 added += preloading
-                np.minimum(added[chunks:], streamed, out=added[chunks:])
+                np.minimum(added[chunks:], loaded, out=added[chunks:])
             row[:served] = np.minimum.accumulate(added + following)[size - 1 - np.arange(min(served, size))]
         price = self.prices[slot - self.start] if slot >= self.start else 0.0
         if price and self.unit == 1:
             row -= price * np.minimum(np.arange(size), served)
         elif price:  # more may wait than is counted
-            row -= price * self.whole[slot]
+            row -= price * self.whole_capacity[slot]
+        return row
 
     def choice(self) -> list[int]:
         """The jobs that the cheapest flow preloads, by position."""
