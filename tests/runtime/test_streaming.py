@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import mmap
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -165,12 +169,10 @@ def test_a_file_that_shrinks_is_reported(chain, faulty, reads, tmp_path):
 
 
 def test_reads_into_memory_that_takes_no_direct_reads_go_through_other_memory(chain, faulty, monkeypatch):
-    import os
-
     preadv = os.preadv
 
     def refuse(descriptor, arrays, offset):
-        if not isinstance(arrays[0], __import__("mmap").mmap):
+        if not isinstance(arrays[0], mmap.mmap):
             raise OSError(errno.EFAULT, "Bad address")
         return preadv(descriptor, arrays, offset)
 
@@ -246,3 +248,27 @@ def test_an_executor_that_is_only_dropped_ends_and_closes_its_file(chain, faulty
     executor.launch()
     del executor
     assert file.closed
+
+
+@pytest.mark.parametrize("loading", ["copy", "kernel"])
+def test_an_executor_that_the_end_of_the_process_finds_open_says_nothing(loading, checkout):
+    script = f"""
+import numpy as np
+from oracles.streaming_programs import data_of, instance_of, packed_data, weighted_chain
+from torchedge.runtime import Executor
+from torchedge.runtime.weight_sources import ArraysSource
+from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
+from torchedge.streaming.strategies import always_next
+made = weighted_chain([3, 500])
+instance = instance_of(made)
+schedule = make_schedule(made, instance, always_next(instance), LEAST_STAGING_BYTES)
+source = ArraysSource(packed_data(made, data_of(made)))
+executor = Executor(schedule, source=source, loading={loading!r})
+executor.run(np.ones(64, np.float32))
+"""
+    folders = [str(checkout / "tests"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert "Exception" not in done.stderr and "Error" not in done.stderr

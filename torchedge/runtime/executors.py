@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -388,7 +389,9 @@ class Executor:
 
     def close(self) -> None:
         """Free the memory; tensors that another executor shares stay."""
-        self._store.close()
+        if not sys.is_finalizing():  # the process gives back what its end finds open
+            self._store.close()
+        self._store = PRELOADED
         self._calls, self._events = [], []  # kernels first
         self._fed, self._returned, self._awaited = [], [], []
         self._tensors = {}
