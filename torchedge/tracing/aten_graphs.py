@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -141,7 +141,9 @@ def add_nodes(
     bound: the draft's value for each placeholder, or the constant it stands for. constants: receives the
     tensors that the draft's values of role "constant" hold, by their names.
     """
-    return _Conversion(draft, module, constants, randomness).run(bound)
+    conversion = _Conversion(draft, module, constants, randomness)
+    returned: list[int | None] = conversion.run(initial_env=dict(bound), enable_io_processing=False)
+    return returned
 
 
 def scope_of(node: Node) -> str:
@@ -179,11 +181,11 @@ def form_of(node: Node, tensor: Any = None) -> tuple[tuple[int, ...], str]:
     return tuple(tensor.shape), DTYPE_NAMES[tensor.dtype]
 
 
-class _Conversion:
+class _Conversion(Interpreter):
     """Converts the nodes of a module to values and operators of a draft.
 
-    values: a value of the draft for each node, or a list of values for several results. known: the tensors of
-    nodes that depend on constants alone; one becomes a value when an operator outside of `known` reads it.
+    env: for each node its value of the draft, a list of values for several results, or the tensors of a node
+    that depends on constants alone. Such a tensor becomes a value when an operator on other values reads it.
     """
 
     def __init__(
@@ -193,24 +195,24 @@ class _Conversion:
         constants: dict[str, torch.Tensor],
         randomness: Randomness,
     ) -> None:
-        self.draft, self.module, self.constants, self.randomness = draft, module, constants, randomness
-        self.values: dict[Node, Any] = {}
-        self.known: dict[Node, Any] = {}
+        super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False
+        self.draft, self.constants, self.randomness = draft, constants, randomness
+        self.stored: dict[Node, int] = {}
 
-    def run(self, bound: Mapping[Node, int | torch.Tensor]) -> list[int | None]:
-        for node, item in bound.items():
-            (self.values if isinstance(item, int) else self.known)[node] = item
-        for node in self.module.graph.nodes:
-            if node.op == "output":
-                returned = node.args[0] if isinstance(node.args[0], (tuple, list)) else [node.args[0]]
-                return [self._value(n) if isinstance(n, Node) else None for n in returned]
-            if node.op == "get_attr":
-                self.known[node] = self._attribute(node)
-            elif node.op == "call_function":
-                self._function(node)
-        raise CaptureError(
-            "the traced graph has no output; this is a defect of the capture, please report it"
-        )
+    def run_node(self, n: Node) -> Any:
+        if n.op == "output":
+            returned = n.args[0] if isinstance(n.args[0], (tuple, list)) else [n.args[0]]
+            return [self._value(item) if isinstance(item, Node) else None for item in returned]
+        if n.op == "get_attr":
+            return self._attribute(n)
+        if n.op == "placeholder":  # not bound, and not read
+            return None
+        if n.target is operator.getitem:
+            source, place = n.args
+            return self.env[source][place]  # type: ignore[index]
+        constant = self._computed(n)
+        return self._operator(n, _overload(n)) if constant is None else constant
 
     def _attribute(self, node: Node) -> torch.Tensor:
         tensor: Any = operator.attrgetter(str(node.target))(self.module)
@@ -221,38 +223,28 @@ class _Conversion:
             )
         return tensor.detach()
 
-    def _function(self, node: Node) -> None:
-        if node.target is operator.getitem:
-            source, place = node.args
-            store = self.known if source in self.known else self.values
-            store[node] = store[source][place]  # type: ignore[index]
-        elif not self._is_known(node):
-            self.values[node] = self._operator(node, _overload(node))
-
-    def _is_known(self, node: Node) -> bool:
-        """Compute a node that depends on constants alone, unless it is large; returns whether it did."""
+    def _computed(self, node: Node) -> Any:
+        """Return the tensors of a node that depends on constants alone, None for another or a large one."""
         target, traced = _overload(node), node.meta.get("val")
         kind = base_name(target)
         tensors = traced if isinstance(traced, (tuple, list)) else [traced]
         if kind in _LIKE and isinstance(traced, torch.Tensor):
             fill: Any = node.args[-1] if "full" in kind else int("ones" in kind)
-            self.known[node] = torch.full((), fill, dtype=traced.dtype).expand(form_of(node)[0])
-            return True
+            return torch.full((), fill, dtype=traced.dtype).expand(form_of(node)[0])
         if (
-            any(n not in self.known for n in node.all_input_nodes)
+            not all(isinstance(self.env[n], torch.Tensor) for n in node.all_input_nodes)
             or kind in RANDOM
             or not all(isinstance(t, torch.Tensor) and t.numel() <= _LARGEST_CONSTANT for t in tensors)
         ):
-            return False
+            return None
         if kind == "native_dropout" or torch.Tag.nondeterministic_seeded in target.tags:
-            return False
+            return None
         as_read = _as_traced if kind.startswith("as_strided") else lambda n, known: known
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: as_read(n, self.known[n]))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: as_read(n, self.env[n]))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         with _disable_current_modes(), torch.no_grad():
-            self.known[node] = target(*args, **kwargs)
-        return True
+            return target(*args, **kwargs)
 
     def _operator(self, node: Node, target: torch._ops.OpOverload) -> Any:
         kind = base_name(target)
@@ -343,10 +335,12 @@ class _Conversion:
 
     def _value(self, node: Node) -> Any:
         """Return the draft's value for a node; a known tensor becomes a `full` or a constant now."""
-        tensor = self.known.get(node)
-        if node not in self.values and isinstance(tensor, torch.Tensor):
-            self.values[node] = self._constant(f"constant.{node.name}", tensor, *form_of(node, tensor))
-        return self.values.get(node)
+        item = self.env[node]
+        if not isinstance(item, torch.Tensor):
+            return item
+        if node not in self.stored:
+            self.stored[node] = self._constant(f"constant.{node.name}", item, *form_of(node, item))
+        return self.stored[node]
 
     def _constant(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> int:
         """Add a known tensor: as a `full`, or as a constant, expanded along dimensions of equal slices."""
