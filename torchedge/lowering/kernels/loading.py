@@ -17,7 +17,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Literal
 
 from torchedge.errors import LoweringError
@@ -99,7 +99,7 @@ def destination_of(tensor: StoredTensor) -> Destination:
     )
 
 
-@cache
+@lru_cache(maxsize=1024)
 def with_slot(kernel: Kernel, destination: Destination, device_class: DeviceClass) -> Kernel:
     """Return a kernel that computes the same and has a loading slot.
 
