@@ -131,7 +131,9 @@ def run(
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Place a bundle, run it once, and return outputs and figures."""
     start = time.perf_counter()
-    with Runner(bundle, options.opencl, schedule=plan.schedule, reads=reads, profile=True) as runner:
+    with Runner(
+        bundle, options.opencl, schedule=plan.schedule, reads=reads, loading=options.loading, profile=True
+    ) as runner:
         outputs = runner.step(*inputs)
         wall = 1000 * (time.perf_counter() - start)
         figures = runner.measured()
@@ -283,6 +285,7 @@ def main() -> None:
     parser.add_argument("--opencl", help="OpenCL device to run on")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--side", type=int, help="height and width of images")
+    parser.add_argument("--loading", choices=["copy", "kernel", "slot"], default="copy")
     parser.add_argument("--share", type=float, default=SHARE, help="memory limit, of preloading's memory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", default="bundles", help="where bundles are kept")

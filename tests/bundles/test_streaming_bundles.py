@@ -74,10 +74,12 @@ def test_a_streaming_bundle_computes_the_same_bits_within_its_limit(wide, image,
     np.testing.assert_array_equal(streaming.state_dict()["4.weight"], state["4.weight"].numpy())
 
 
-@pytest.mark.parametrize("reads", ["plain", "mmap", "direct"])
-def test_any_bundle_of_an_inference_streams_under_a_limit(image, preloading, reads):
+@pytest.mark.parametrize(
+    ("reads", "loading"), [("plain", "copy"), ("mmap", "copy"), ("direct", "kernel"), ("plain", "slot")]
+)
+def test_any_bundle_of_an_inference_streams_under_a_limit(image, preloading, reads, loading):
     (expected,) = preloading.run(image.numpy())
-    with preloading.place(memory_limit=LIMIT, reads=reads) as runner:
+    with preloading.place(memory_limit=LIMIT, reads=reads, loading=loading) as runner:
         assert runner.streams
         assert runner.step(image.numpy())[0].tobytes() == expected.tobytes()
     with preloading.place(memory_limit="1GiB") as runner:

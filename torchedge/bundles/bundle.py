@@ -40,6 +40,7 @@ from torchedge.streaming.schedules import with_own_images
 if TYPE_CHECKING:
     from torchedge.bundles.plan_files import PlanFile
     from torchedge.devices import Device
+    from torchedge.lowering.kernels.loading import LoadingWay
     from torchedge.opencl import ClDevice
     from torchedge.runtime import Executor, LaunchTime
     from torchedge.runtime.measured_runs import MeasuredRun
@@ -122,13 +123,15 @@ class Bundle:
         *,
         memory_limit: int | str | None = None,
         reads: Reads = "plain",
+        loading: LoadingWay = "copy",
         profile: bool = False,
         checks: bool = False,
     ) -> Runner:
         """Return a Runner of the bundle on an OpenCL device, with the weights that it was exported with.
 
         memory_limit: of all that runs allocate, in bytes or as "500MiB". None: as exported. reads: how the
-        weights of a streaming run are read ("plain", "mmap", "direct": past the page cache).
+        weights of a streaming run are read ("plain", "mmap", "direct": past the page cache). loading: how
+        they get into the device's memory ("copy" commands, loading "kernel"s, or the "slot"s of launches).
 
         Raises:
             LimitError: no streaming plan stays within the limit; the message names a limit that works.
@@ -141,7 +144,9 @@ class Bundle:
         schedule = self.schedule if memory_limit is None else self.schedule_within(memory_limit, own_images)
         if memory_limit is None and schedule is not None and own_images:
             schedule = with_own_images(schedule)
-        return Runner(self, chosen, schedule=schedule, reads=reads, profile=profile, checks=checks)
+        return Runner(
+            self, chosen, schedule=schedule, reads=reads, loading=loading, profile=profile, checks=checks
+        )
 
     def schedule_within(
         self, memory_limit: int | str, own_images: bool = False, device: Device | None = None
@@ -227,7 +232,7 @@ class Runner:
     Where the device makes no images of buffers, every image gets memory of its own.
 
     device, profile, checks: as Executor takes them. schedule: copies of a streaming run on this device; None:
-    all weights are loaded before the first run. reads: see `Bundle.place`.
+    all weights are loaded before the first run. reads, loading: see `Bundle.place`.
 
     Raises:
         DeviceError: there is no such device, or it does not take what the program needs.
@@ -242,6 +247,7 @@ class Runner:
         *,
         schedule: StreamingSchedule | None = None,
         reads: Reads = "plain",
+        loading: LoadingWay = "copy",
         profile: bool = False,
         checks: bool = False,
     ) -> None:
@@ -254,7 +260,7 @@ class Runner:
         self.accumulating: Executor | None = None
         context = open_context(device)
         if schedule is not None:
-            self.executor = self._streaming(schedule, context.device, reads, profile, checks)
+            self.executor = self._streaming(schedule, context.device, reads, loading, profile, checks)
         else:
             programs = bundle.programs
             if not context.device.image_from_buffer:
@@ -276,6 +282,7 @@ class Runner:
         schedule: StreamingSchedule,
         device: ClDevice,
         reads: Reads,
+        loading: LoadingWay,
         profile: bool,
         checks: bool,
     ) -> Executor:
@@ -286,7 +293,7 @@ class Runner:
         entries = bundle.header.entries
         places = {name: (entry.start, entry.stop - entry.start) for name, entry in entries.items()}
         source = FileSource(bundle.path / WEIGHTS, places, reads)
-        executor = Executor(schedule, device, source=source, profile=profile, checks=checks)
+        executor = Executor(schedule, device, source=source, loading=loading, profile=profile, checks=checks)
         states = {tensor.name for tensor in bundle.program.tensors if tensor.role == "state"}
         if states & set(entries):
             weights = {tensor.name for tensor in bundle.program.tensors} - states

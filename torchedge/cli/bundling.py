@@ -272,6 +272,12 @@ def _step(text: str, model: torch.nn.Module, example: Any, training: dict[str, A
     default="plain",
     help="How streamed weights are read; direct: past the page cache.",
 )
+@click.option(
+    "--loading",
+    type=click.Choice(["copy", "kernel", "slot"]),
+    default="copy",
+    help="How they get into the device's memory: copy commands, loading kernels, slots of kernels.",
+)
 @click.option("--trace", type=PATH, metavar="FILE", help="Write a streaming run as a Perfetto trace (.json).")
 @click.option("--plot", type=PATH, metavar="FILE", help="Draw the memory of a streaming run over time.")
 @click.option("--device", "-d", help="OpenCL device: its number, type or a part of its name.")
@@ -286,6 +292,7 @@ def run(
     timed: bool,
     memory_limit: int | None,
     reads: Any,  # noqa: ANN401 - a Literal
+    loading: Any,  # noqa: ANN401 - a Literal
     trace: Path | None,
     plot: Path | None,
     device: str | None,
@@ -314,7 +321,9 @@ def run(
         return
     arrays = _random(opened.inputs) if random else _read(opened.inputs, inputs)
     profile = timed or trace is not None or plot is not None
-    with opened.place(device, memory_limit=memory_limit, reads=reads, profile=profile) as runner:
+    with opened.place(
+        device, memory_limit=memory_limit, reads=reads, loading=loading, profile=profile
+    ) as runner:
         if (trace or plot) and not runner.streams:
             raise InputError(
                 f"{'--trace' if trace else '--plot'} is given, and all weights of {bundle} stay on the "
