@@ -192,6 +192,8 @@ class KernelStore(StreamingStore):
 
     _pool: StagingBuffers
 
+    _joins_launches = False  # a slot carries the bytes of its own launch
+
     def __init__(
         self,
         schedule: StreamingSchedule,

@@ -259,13 +259,17 @@ def _add_loads(
         return begin_ms + max(ns - log.start_ns, 0) / 1e6
 
     for load in log.loads:
-        launch = None if load.read.launch == PRELOAD else load.read.launch
         for copy, event in zip(load.read.copies, load.events, strict=True):
             start, end = (ns + log.offset_ns for ns in (event.profile.start, event.profile.end))
             name = program.tensors[copy.tensor].name
-            copies.append(MeasuredCopy(name, len(reads), launch, copy.nbytes, shown(start), shown(end)))
+            beside = _launch_of(copy.launch)
+            copies.append(MeasuredCopy(name, len(reads), beside, copy.nbytes, shown(start), shown(end)))
         span = shown(load.start_ns), shown(load.end_ns)
-        reads.append(MeasuredRead(launch, load.read.address, load.read.needed, *span))
+        reads.append(MeasuredRead(_launch_of(load.read.launch), load.read.address, load.read.needed, *span))
+
+
+def _launch_of(launch: int) -> int | None:
+    return None if launch == PRELOAD else launch
 
 
 def _launches(

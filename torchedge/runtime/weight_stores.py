@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,9 +104,11 @@ PRELOADED = PreloadedStore()
 class Copy:
     """The copy of part of a read to the device.
 
-    at: its first byte in the read. place: in the buffer or image, as `start_upload` takes it.
+    launch: the launch beside which it begins, or PRELOAD. at: its first byte in the read. place: in the
+    buffer or image, as `start_upload` takes it.
     """
 
+    launch: int
     tensor: int
     at: int
     nbytes: int
@@ -113,16 +117,17 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read of the source: `needed` bytes from `address` into `nbytes` bytes of staging memory.
+    """One read of the source: `needed` bytes from `address` into `nbytes` bytes of staging memory."""
 
-    launch: the launch beside which its copies begin, or PRELOAD.
-    """
-
-    launch: int
     address: int
     needed: int
     nbytes: int
     copies: tuple[Copy, ...]
+
+    @property
+    def launch(self) -> int:
+        """The launch beside which the first copy begins, or PRELOAD."""
+        return self.copies[0].launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,9 @@ class StreamingStore:
         OpenCLError: the staging memory is too small for the device's alignment, or the driver fails.
     """
 
+    _joins_launches = True
+    """Whether neighbours in the source that belong to several launches are read together."""
+
     def __init__(
         self,
         schedule: StreamingSchedule,
@@ -202,8 +210,10 @@ class StreamingStore:
         most = min(MOST_READ_BYTES, self._pool.nbytes // (READERS + 1) // PAGE_BYTES * PAGE_BYTES)
         whole = [Transfer(i, 0, _packed_bytes(schedule.program.tensors[i])) for i in schedule.preload]
         self._preload = tuple(plan_reads(schedule.program, [(PRELOAD, whole)], source, most))
-        self._reads = tuple(plan_reads(schedule.program, enumerate(schedule.transfers), source, most))
-        self._flushed = {read.launch - 1 for read in self._reads}  # launches whose events copies wait for
+        streamed = enumerate(schedule.transfers)
+        self._reads = tuple(plan_reads(schedule.program, streamed, source, most, join=self._joins_launches))
+        # Launches whose events copies wait for.
+        self._flushed = {copy.launch - 1 for read in self._reads for copy in read.copies}
         self._copies_before = _copies_before(schedule.program, self._reads)
         self._changed = threading.Condition()
         self._launched: list[Any] = []  # events of this run's launches
@@ -345,20 +355,24 @@ class StreamingStore:
 
     def _upload(self, read: Read, at: int) -> list[Any]:
         """Start the copies of a read and return their events."""
-        wait_for = self._awaited(read.launch)
         events: list[Any] = []
-        if self._stopped:
-            return events
-        for copy in read.copies:
-            content = self._checked(copy, at)
-            target = self.targets[copy.tensor]
-            events.append(start_upload(self._context, self._uploads, target, content, copy.place, wait_for))
-        with translated("copying to the device", device=self._context.device):
-            self._uploads.flush()
-        self._pool.retire(at, events[-1])
-        with self._changed:
-            self._copied += events
-            self._changed.notify_all()
+        for launch, copies in groupby(read.copies, attrgetter("launch")):
+            wait_for = self._awaited(launch)
+            if self._stopped:
+                break
+            begun = len(events)
+            for copy in copies:
+                content, target = self._checked(copy, at), self.targets[copy.tensor]
+                events.append(
+                    start_upload(self._context, self._uploads, target, content, copy.place, wait_for)
+                )
+            with translated("copying to the device", device=self._context.device):
+                self._uploads.flush()
+            with self._changed:
+                self._copied += events[begun:]
+                self._changed.notify_all()
+        if events:
+            self._pool.retire(at, events[-1])
         return events
 
     def _checked(self, copy: Copy, at: int) -> Bytes:
@@ -445,11 +459,15 @@ def plan_reads(
     groups: Iterable[tuple[int, Sequence[Transfer]]],
     source: WeightSource,
     most: int,
+    *,
+    join: bool = False,
 ) -> list[Read]:
     """Return the reads of transfers, each at most `most` bytes of staging memory, a multiple of a page.
 
     groups: transfers by the launch beside which they happen. Neighbours in the source that belong to one
-    launch are read together. Raises InputError where the source does not fit the program.
+    launch are read together. join: neighbours of several launches too. Neighbours within one weight are then
+    one copy, beside the first of their launches: the weight has its memory from there on. Raises InputError
+    where the source does not fit the program.
     """
     payload = most if source.alignment == 1 else most - 2 * source.alignment
     reads: list[Read] = []
@@ -459,9 +477,10 @@ def plan_reads(
             base = source.address(tensor.name, _packed_bytes(tensor))
             for start, stop in _pieces(tensor, transfer, payload):
                 place = _place(tensor, start, stop)
-                copy = Copy(transfer.tensor, 0, stop - start, place)
-                read = _read_of(launch, base + start, copy, source.alignment)
-                joined = _joined(reads[-1], read, most) if reads else None
+                copy = Copy(launch, transfer.tensor, 0, stop - start, place)
+                read = _read_of(base + start, copy, source.alignment)
+                near = bool(reads) and (join or reads[-1].launch == launch)
+                joined = _joined(reads[-1], read, most) if near else None
                 reads[-1:] = [joined] if joined else [*reads[-1:], read]
     return reads
 
@@ -493,26 +512,39 @@ def _place(tensor: StoredTensor, start: int, stop: int) -> tuple[int, ...]:
     return start % row // texel, start // row, (stop - start) // texel, 1
 
 
-def _read_of(launch: int, address: int, copy: Copy, alignment: int) -> Read:
+def _read_of(address: int, copy: Copy, alignment: int) -> Read:
     begin = address - address % alignment
     needed = address + copy.nbytes - begin
-    return Read(launch, begin, needed, _whole_pages(needed), (replace(copy, at=address - begin),))
+    return Read(begin, needed, _whole_pages(needed), (replace(copy, at=address - begin),))
 
 
 def _joined(first: Read, second: Read, most: int) -> Read | None:
-    """Return two reads as one; None where they are of different launches, far apart, or too large."""
+    """Return two reads as one; None where they are far apart, or too large together."""
     end = first.address + first.needed
     needed = second.address + second.needed - first.address
     start = second.address + second.copies[0].at
-    if (
-        first.launch != second.launch
-        or not end <= start <= end + MOST_GAP_BYTES
-        or _whole_pages(needed) > most
-    ):
+    if not end <= start <= end + MOST_GAP_BYTES or _whole_pages(needed) > most:
         return None
     ahead = second.address - first.address
-    copies = [replace(copy, at=copy.at + ahead) for copy in second.copies]
-    return Read(first.launch, first.address, needed, _whole_pages(needed), (*first.copies, *copies))
+    copies = list(first.copies)
+    for copy in second.copies:
+        moved = replace(copy, at=copy.at + ahead)
+        one = _one_copy(copies[-1], moved)
+        copies[-1:] = [one] if one else [copies[-1], moved]
+    return Read(first.address, needed, _whole_pages(needed), tuple(copies))
+
+
+def _one_copy(first: Copy, second: Copy) -> Copy | None:
+    """Return two copies as one; None unless the second continues the first."""
+    if first.tensor != second.tensor or first.at + first.nbytes != second.at:
+        return None
+    nbytes = first.nbytes + second.nbytes
+    if len(first.place) == 1:
+        return replace(first, nbytes=nbytes) if first.place[0] + first.nbytes == second.place[0] else None
+    (x, y, width, height), (other_x, other_y, other_width, other_height) = first.place, second.place
+    if (x, width, y + height) != (other_x, other_width, other_y) or x:
+        return None
+    return replace(first, nbytes=nbytes, place=(x, y, width, height + other_height))
 
 
 def _whole_pages(nbytes: int) -> int:
