@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torchedge.bundles.bundle import Bundle
     from torchedge.lowering.targets import Precision
+    from torchedge.streaming.adaptive_fusion import Fusion
     from torchedge.streaming.streaming_plans import StreamingPlan
 
 __all__ = [
@@ -224,6 +225,7 @@ def plan(
     m_peak: int | str | None = "500MiB",
     lam: float = LAMBDA,
     chunk: int | str = "256KiB",
+    fusion: Fusion = "all",
     effort: float = 1.0,
 ) -> StreamingPlan:
     """Plan which launch of an inference loads which weights, for models larger than the memory (FlashMem).
@@ -235,18 +237,22 @@ def plan(
     precision: "float32" or "float16", in which weights and large intermediates are stored.
     lam: the weight of preloaded chunks against loading distances (section 3.1): towards 1 fewer weights are
     resident, towards 0 more are preloaded and executing takes less time.
-    chunk: the unit of loading. effort: how hard the solver tries; the same effort gives the same plan.
+    chunk: the unit of loading. fusion: "all", as `export` lowers a model, or "adaptive": element-wise values
+    leave the products they are fused into where the capacity of their own kernel pays (section 4.3); takes
+    longer. effort: how hard the solver tries; the same effort gives the same plan.
     Returns a StreamingPlan, verified: `print` it, `.to_json()`, `.plot()`, `.layers`, `.timeline`.
     Raises InputError, CaptureError, LoweringError, DeviceError, and LimitError, which names the smallest
     limit that works.
     """
-    from torchedge.lowering.inference import lower_model
-    from torchedge.streaming.planning import plan_program
+    from torchedge.streaming.adaptive_fusion import plan_model
 
-    target = _device(device)
-    return plan_program(
-        lower_model(model, target, example, input_size=input_size, precision=precision),
-        target,
+    return plan_model(
+        model,
+        _device(device),
+        example,
+        input_size=input_size,
+        precision=precision,
+        fusion=fusion,
         memory_limit=memory_limit,
         m_peak=m_peak,
         lam=lam,

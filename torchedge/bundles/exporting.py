@@ -119,7 +119,7 @@ def make_bundle(
     captured, notes = _captured(request, expected)
     progress("lower")
     limits = profile_limits(device)
-    programs = _lowered(captured, target_of_device(device, limits, request.precision), request.train)
+    programs = _lowered(captured, target_of_device(device, limits, request.precision), request)
     program = programs[0]
     plan = _planned(request, program, device)
     memory = _memory(programs, plan)
@@ -193,15 +193,15 @@ def _check_memory(programs: Sequence[Program], memory: Memory, limits: Limits) -
         )
 
 
-def _lowered(captured: CapturedStep, target: Target, train: bool) -> list[Program]:
+def _lowered(captured: CapturedStep, target: Target, request: Request) -> list[Program]:
     """Return the program of a step and, for accumulation, the one that adds up gradients.
 
     Both share their tensors and so the layouts: the second chooses those of the tensors it writes, the first
     all others.
     """
     _check_dtypes(captured)
-    if not train:
-        return [lower_inference(captured, target)]
+    if not request.train:
+        return [lower_inference(captured, target, request.plan.apart if request.plan else frozenset())]
     if captured.accumulating is None:
         return [lower(captured.step, target)]
     accumulating = lower(captured.accumulating, target)

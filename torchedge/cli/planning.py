@@ -151,6 +151,12 @@ _strategy = click.option(
 @click.option("--memory-limit", type=SIZE, help="All that a run allocates. [default: no limit]")
 @_lambda
 @_planning
+@click.option(
+    "--fusion",
+    type=click.Choice(["all", "adaptive"]),
+    default="all",
+    help="Fuse all element-wise values, or keep those apart whose own kernels pay (slower).",
+)
 @_strategy
 @click.option("--layers", is_flag=True, help="Also print what each layer loads.")
 @click.option("--out", "-o", type=PATH, metavar="PLAN", help="Write the plan (.json, .json.gz).")
@@ -165,6 +171,7 @@ def _plan_model(
     memory_limit: int | None,
     lam: float,
     input_size: tuple[int, ...] | None,
+    fusion: Any,  # noqa: ANN401 - a Literal
     strategy: str | None,
     layers: bool,
     out: Path | None,
@@ -179,8 +186,8 @@ def _plan_model(
     The memory limit covers all that a run allocates: weights, inputs and outputs, intermediates, staging
     buffers. The exit status is 3 if no plan stays within it; the smallest limit that works is named.
     """
+    from torchedge.streaming.adaptive_fusion import plan_model
     from torchedge.streaming.instances import write_instance as write_problem
-    from torchedge.streaming.planning import plan_program
     from torchedge.streaming.plans import write_plan
     from torchedge.streaming.strategies import STRATEGIES
 
@@ -190,12 +197,13 @@ def _plan_model(
     _check_targets({option: path for option, path in targets.items() if path is not None})
     settings = _settings(**planning)
     try:
-        with Progress(2, "planning") as progress:
-            program = _lower(model, input_size, settings, progress)
-            progress.doing(f"planning {program.name}")
-            result = plan_program(
-                program,
+        with Progress(1, f"lowering and planning {model}") as progress, unsuitable_size(input_size):
+            result = plan_model(
+                model,
                 settings.device,
+                input_size=input_size,
+                precision=settings.precision,
+                fusion=fusion,
                 memory_limit=memory_limit,
                 lam=lam,
                 strategy=None if strategy is None else STRATEGIES[strategy],

@@ -71,6 +71,42 @@ def lower_fused(captured: CapturedStep, target: Target, apart: Collection[str] =
     return lower_step(captured.step, replace(target, half_weights=target.half), apart=apart)
 
 
+def capture_model(
+    model: torch.nn.Module | str,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    *,
+    input_size: tuple[int, ...] | None = None,
+    name: str | None = None,
+) -> CapturedStep:
+    """Capture the inference of a model; weights may lie on the meta device.
+
+    model: a module, or a text that `load_model` understands. example: what it is called with (a tuple:
+    positional arguments, a mapping: keywords); input_size: the shape of one sample without the batch, instead
+    of `example`. Without both, the shape is that of the model's attribute `example_inputs` or its metadata.
+
+    Raises:
+        InputError: the model or the example is none.
+        CaptureError: the model cannot be captured.
+    """
+    if isinstance(model, str):
+        model, label = load_model(model)
+        name = name or label
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a model's name")
+    model = unwrapped(model)
+    if example is None and input_size is None:
+        example = getattr(model, "example_inputs", None)
+    args, kwargs, _ = arguments_of(model, example, input_size)
+    return capture_inference_step(model, args, kwargs, name=name)
+
+
+def inference_target(device: Device, precision: Precision = "float32") -> Target:
+    """Return the target of a device by its profile; raises InputError for an unknown precision."""
+    if precision not in get_args(Precision):
+        raise InputError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
+    return target_of_device(device, profile_limits(device), precision)
+
+
 def lower_model(
     model: torch.nn.Module | str,
     device: Device,
@@ -80,27 +116,9 @@ def lower_model(
     precision: Precision = "float32",
     name: str | None = None,
 ) -> Program:
-    """Return the Program of a model's inference on a device; weights may lie on the meta device.
+    """Return the Program of a model's inference on a device. The arguments are those of `capture_model`.
 
-    model: a module, or a text that `load_model` understands. example: what it is called with (a tuple:
-    positional arguments, a mapping: keywords); input_size: the shape of one sample without the batch, instead
-    of `example`. Without both, the shape is that of the model's attribute `example_inputs` or its metadata.
-
-    Raises:
-        InputError: the model or the example is none.
-        CaptureError: the model cannot be captured.
-        LoweringError: operators without kernels.
+    Raises what `capture_model` raises, and LoweringError for operators without kernels.
     """
-    if isinstance(model, str):
-        model, label = load_model(model)
-        name = name or label
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a model's name")
-    if get_args(Precision).count(precision) == 0:
-        raise InputError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
-    model = unwrapped(model)
-    if example is None and input_size is None:
-        example = getattr(model, "example_inputs", None)
-    args, kwargs, _ = arguments_of(model, example, input_size)
-    target = target_of_device(device, profile_limits(device), precision)
-    return lower_inference(capture_inference_step(model, args, kwargs, name=name), target)
+    target = inference_target(device, precision)
+    return lower_inference(capture_model(model, example, input_size=input_size, name=name), target)

@@ -53,7 +53,8 @@ class StreamingPlan:
     """An overlap plan of a program on a device, verified, with its schedule and its predicted run (FlashMem).
 
     program: what runs, a layer a launch. problem: the overlap problem with the device's own capacities.
-    rates: how fast weights move, and the size of the staging pool. `memory_limit` is in bytes.
+    rates: how fast weights move, and the size of the staging pool. `memory_limit` is in bytes. apart: values
+    that the program computes by kernels of their own (`lower_inference`).
     """
 
     program: Program
@@ -64,6 +65,7 @@ class StreamingPlan:
     rates: Rates
     memory_limit: int | None = None
     notes: tuple[str, ...] = ()
+    apart: frozenset[str] = frozenset()
 
     @property
     def instance(self) -> Instance:
