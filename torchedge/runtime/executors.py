@@ -438,7 +438,8 @@ class Executor:
         """Wait for what an unfinished step has enqueued; the executor can run the next one."""
         self._store.abort()
         if self._store is not PRELOADED:
-            self._queue.finish()
+            with translated("ending a step", device=self.context.device):
+                self._queue.finish()
 
     def _check_launch(self, position: int) -> None:
         """Wait for a launch; raise KernelCheckError if its kernel has found an access outside a tensor."""

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.opencl.memory import PAGE_BYTES
 
 __all__ = ["ArraysSource", "FileSource", "JoinedSource", "Reads", "WeightSource", "open_raw"]
 
 Bytes = npt.NDArray[np.uint8]
 Reads = Literal["plain", "mmap", "direct"]
 
-DIRECT_ALIGNMENT = 4096
 ATTEMPTS = 4
 """Attempts at a read that fails with an error that may pass."""
 FIRST_PAUSE = 0.01
@@ -87,7 +87,7 @@ class FileSource:
     ) -> None:
         self._file: RawFile | None = None
         self._path, self._places = Path(path), dict(places)
-        self.alignment = DIRECT_ALIGNMENT if reads == "direct" else 1
+        self.alignment = PAGE_BYTES if reads == "direct" else 1
         self._file = (opener or open_raw)(self._path, reads)
         self._state = self._file.state()
         for name, (offset, nbytes) in self._places.items():
