@@ -21,6 +21,8 @@ from torchedge.streaming.solving.labels import Limits, search
 from torchedge.streaming.solving.prices import NEVER, Flow, Guide, Tables, ascend, flow_effort
 from torchedge.streaming.solving.problems import (
     ORDERS,
+    Job,
+    Packing,
     Problem,
     Subproblem,
     Work,
@@ -31,11 +33,12 @@ from torchedge.streaming.solving.problems import (
     segments,
     whole_chunks,
 )
+from torchedge.streaming.solving.programmes import MOST_JOBS, choose
 
 __all__ = ["Choice", "Smallest", "Solved", "solve", "solve_part"]
 
 STRATEGY = "optimal"
-WORK = 6_000_000
+WORK = 5_000_000
 """Work of a solve, in about microseconds of a core."""
 CLOSE = 0.001
 """A gap, as a share of the cost, at which the search for better plans ends."""
@@ -135,16 +138,24 @@ class _Part:
             job.chunks for job in jobs if job.weight in preloaded
         ):
             return None
-        self.work.spend(6 * self.size)
-        packing = pack(
-            self.problem, [j for j in jobs if j.weight not in preloaded], ORDERS[order], end=self.part.end
-        )
-        if packing.unfinished:
+        self.work.spend(12 * self.size)
+        streamed = [job for job in jobs if job.weight not in preloaded]
+        packing = pack(self.problem, streamed, ORDERS[order], end=self.part.end)
+        if packing.unfinished or self._exceeds(streamed, packing):
             return None
         cost = packing.cost + sum(job.preload_cost for job in jobs if job.weight in preloaded)
         if self.best is None or cost < self.best.cost:
             self.best = Choice(cost, preloaded, order)
         return cost
+
+    def _exceeds(self, streamed: list[Job], packing: Packing) -> bool:
+        """Whether the limit in flight is broken: a search may break ties between jobs in another way."""
+        limit = self.limits.in_flight
+        if limit is None or not streamed:
+            return False
+        if self.limits.whole:
+            return max(whole_chunks(self.problem, streamed, packing)) > limit
+        return max(residency(self.problem, streamed)[: self.part.end]) > limit
 
     def _try(self, preloaded: frozenset[int], order: str) -> None:
         """Offer a set of preloads, with more of them if the limit in flight asks for it."""
@@ -218,6 +229,9 @@ class _Part:
         if limit is None:
             limit = max(residency(self.problem, part.jobs)[max(0, part.start - 1) : part.end])
         binds = self.limits.in_flight is not None
+        tied = any(job.last < job.release - 1 for job in part.jobs)
+        inexact = binds and self.size <= MOST_JOBS and (tied or self.limits.whole)
+        own = tables.preload_cost - premium * self.chunks
         if self.size <= MOST_SEARCHED and (binds or work.left > 8 * flow_effort(part, limit)):
             prices = np.zeros(part.end - part.start)
             none = prices.copy()
@@ -237,6 +251,20 @@ class _Part:
                 self._raise(flow.bound - returned)
                 if flow.bound < np.inf:
                     candidates.append(np.array(flow.choice(), dtype=np.int64))
+                if inexact:
+                    value, chosen = choose(
+                        self.problem,
+                        part,
+                        limit,
+                        streaming,
+                        own,
+                        by_slot,
+                        work,
+                        whole=self.limits.whole,
+                        most_preloaded=self.limits.slack,
+                    )
+                    self._raise(value)
+                    candidates.insert(0, chosen)
         for candidate in candidates:
             for order in self.orders:
                 self._try(frozenset(part.jobs[k].weight for k in candidate), order)
@@ -301,7 +329,7 @@ class _Memory:
 
     def needed(self, preloaded: frozenset[int], order: str) -> int | None:
         """Memory (chunks) of a set of preloads, beside the fixed ones; None: the others do not fit."""
-        self.work.spend(8 * (len(self.chunks) + self.part.end))
+        self.work.spend(14 * (len(self.chunks) + self.part.end))
         jobs = [job for job in self.problem.jobs if job.weight not in preloaded]
         packing = pack(self.problem, jobs, ORDERS[order])
         if packing.unfinished:

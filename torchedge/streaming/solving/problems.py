@@ -308,7 +308,7 @@ def admit(
     Where a job exceeds the limit, the largest of it and of the waiting ones is preloaded; all jobs, where no
     work is left.
     """
-    while work.spend(10 * len(part.jobs) + 3 * (part.end - part.start)):
+    while work.spend(20 * len(part.jobs) + 4 * (part.end - part.start)):
         dropped = _overdue(problem, part, preloaded, order, limit, whole)
         if not dropped:
             return preloaded
