@@ -44,8 +44,8 @@ def stored_tensors(draw):
     return tensors
 
 
-@given(stored_tensors(), st.sampled_from([1, 4096]), st.sampled_from([4, 8, 100]), st.data())
-def test_reads_bring_every_byte_to_its_place(tensors, alignment, pages, data):
+@given(stored_tensors(), st.sampled_from([1, 4096]), st.sampled_from([4, 8, 100]), st.booleans(), st.data())
+def test_reads_bring_every_byte_to_its_place(tensors, alignment, pages, join, data):
     made = program(tensors, [], [], [], [])
     chance = np.random.default_rng(0)
     packed = [t.layout.pack(chance.random(t.shape).astype(t.dtype)) for t in tensors]
@@ -62,29 +62,38 @@ def test_reads_bring_every_byte_to_its_place(tensors, alignment, pages, data):
             groups.append((data.draw(st.integers(0, 2)), Transfer(index, start, stop)))
     groups.sort(key=lambda group: group[0])
     most = pages * PAGE_BYTES
-    reads = plan_reads(
-        made, [(n, [t for k, t in groups if k == n]) for n in range(3)], Content(places, alignment), most
-    )
+    transfers = [(n, [t for k, t in groups if k == n]) for n in range(3)]
+    reads = plan_reads(made, transfers, Content(places, alignment), most, join=join)
+    first = {index: min(k for k, t in groups if t.tensor == index) for index in range(len(tensors))}
     arrived = [np.zeros_like(array) for array in packed]
-    counts = [np.zeros(array.nbytes, int) for array in packed]
+    counts, begins, latest = ([np.zeros(array.nbytes, int) for array in packed] for _ in range(3))
+    for launch, transfer in groups:
+        latest[transfer.tensor][transfer.start : transfer.stop] = launch
     for read in reads:
         assert read.address % alignment == 0 and read.needed <= read.nbytes <= most
         assert read.nbytes % PAGE_BYTES == 0 and read.copies
         staging = np.frombuffer(content[read.address : read.address + read.needed], np.uint8)
         for copy in read.copies:
+            assert copy.launch >= first[copy.tensor]  # the weight has memory from there on
             piece = staging[copy.at : copy.at + copy.nbytes]
             target = arrived[copy.tensor]
             if len(copy.place) == 1:
                 target.view(np.uint8)[copy.place[0] : copy.place[0] + copy.nbytes] = piece
                 counts[copy.tensor][copy.place[0] : copy.place[0] + copy.nbytes] += 1
+                begins[copy.tensor][copy.place[0] : copy.place[0] + copy.nbytes] = copy.launch
             else:
                 x, y, width, height = copy.place
                 target[y : y + height, x : x + width] = piece.view(target.dtype).reshape(height, width, 4)
-                counts[copy.tensor].reshape(*target.shape[:2], -1)[y : y + height, x : x + width] += 1
-    for before, after, count in zip(packed, arrived, counts, strict=True):
+                shape = (*target.shape[:2], -1)
+                counts[copy.tensor].reshape(shape)[y : y + height, x : x + width] += 1
+                begins[copy.tensor].reshape(shape)[y : y + height, x : x + width] = copy.launch
+    for index, (before, after) in enumerate(zip(packed, arrived, strict=True)):
         np.testing.assert_array_equal(before, after)
-        assert (count == 1).all()
-    assert [read.launch for read in reads] == sorted(read.launch for read in reads)
+        assert (counts[index] == 1).all()
+        assert (begins[index] <= latest[index]).all() if join else (begins[index] == latest[index]).all()
+    launches = [copy.launch for read in reads for copy in read.copies]
+    assert launches == sorted(launches)
+    assert join or all(len({copy.launch for copy in read.copies}) == 1 for read in reads)
 
 
 def test_neighbours_in_the_source_are_read_together():
