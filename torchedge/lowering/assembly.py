@@ -10,6 +10,7 @@ from torchedge.expressions.rendering import TexelError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
+from torchedge.lowering.joining import join_rows
 from torchedge.lowering.kernels.contractions import write_contraction
 from torchedge.lowering.kernels.pointwise import gather_updates, write_pointwise, write_updates
 from torchedge.lowering.kernels.rows import write_rows
@@ -79,7 +80,9 @@ def lower_step(
     """Return the Program of a step as `lower` does, with the values that its launches fuse."""
     device = target_of(target) if isinstance(target, str) else target
     translation = translate(step)
-    split_reductions([*translation.outputs, *[n for _, n in translation.updates]], device)
+    roots = [*translation.outputs, *[n for _, n in translation.updates]]
+    join_rows(roots)
+    split_reductions(roots, device)
     fused = form_groups(translation, device, _named(translation, apart))
     inputs = [translation.stored[i] for i in step.inputs]
     stored, shared = list(translation.stored.values()), layouts or {}
