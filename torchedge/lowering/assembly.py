@@ -10,7 +10,7 @@ from torchedge.expressions.rendering import TexelError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
-from torchedge.lowering.joining import join_rows
+from torchedge.lowering.joined_rows import join_rows
 from torchedge.lowering.kernels.contractions import write_contraction
 from torchedge.lowering.kernels.pointwise import gather_updates, write_pointwise, write_updates
 from torchedge.lowering.kernels.rows import write_rows

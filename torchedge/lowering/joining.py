@@ -1,117 +1,57 @@
-"""Joins a reduction and the element-wise work that its result decides: RMS norm becomes one kernel.
-
-A value that is computed from a row's reduction at every element of that row (x / sqrt(mean(x²) + eps) · w)
-becomes an output of the reduction, as it is one of softmax and layer norm by their rules.
-"""
+"""Programs that run one after the other, as one program."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from torchedge.expressions.indices import Axis, Index, axes_of, inverse, of
-from torchedge.expressions.scalars import Read, Scalar, reads_of, substitute
-from torchedge.lowering.fusion import Expander, choose_kept
-from torchedge.lowering.nodes import (
-    Node,
-    Output,
-    Pointwise,
-    Rows,
-    RowsResult,
-    Stored,
-    axes,
-    indices_of,
-    nodes_below,
-)
-
-LONGEST_ROW = 16_384
-"""Elements of a row up to which one work-group computes all of it."""
+from torchedge.errors import InputError
+from torchedge.lowering.arenas import planned
+from torchedge.lowering.assembly import ALIGNMENT
+from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
 
 
-def join_rows(roots: Sequence[Node]) -> None:
-    """Make element-wise nodes outputs of the reductions that they read, in place.
+def join_programs(programs: Sequence[Program]) -> Program:
+    """Return programs of inferences as one: the launches of each in turn, all inputs and outputs, one arena.
 
-    The reductions are those along the last dimension of a node.
+    Tensor NAME of the program in place k (from 1) is called k/NAME, and so are scopes. Kernels with the same
+    text are one.
+
+    Raises:
+        InputError: there are no programs, or they are lowered for different targets.
     """
-    order = nodes_below(roots)
-    rows = [node for node in order if isinstance(node, Rows) and _is_joinable(node)]
-    if not rows:
-        return
-    place = {node: number for number, node in enumerate(order)}
-    kept = choose_kept(roots)
-    readers: dict[Node, list[Pointwise]] = defaultdict(list)
-    for node in order:
-        if isinstance(node, Pointwise):
-            for operand in node.operands:
-                readers[operand].append(node)
-    results: dict[Rows, list[Node]] = defaultdict(list)
-    for node in order:
-        if isinstance(node, RowsResult):
-            results[node.rows].append(node)
-    for host in rows:
-        below = _computed_of(results[host], readers, kept, host.numel)
-        expander = Expander(kept - {node for node in below if node.numel == host.numel})
-        for node in below:
-            if node in kept:
-                _join(host, node, expander.expand(node.body), place)
-
-
-def _is_joinable(host: Rows) -> bool:
-    whole = [axis for axis in host.inner if axis.extent > 1]
-    plain = all(not stage.kind.startswith("arg") for stage in host.stages)
-    by_row = all(output.axes == host.outer for output in host.outputs)
-    return len(whole) == 1 and whole[0].extent <= LONGEST_ROW and plain and by_row
-
-
-def _computed_of(
-    results: Sequence[Node], readers: Mapping[Node, Sequence[Pointwise]], kept: Collection[Node], count: int
-) -> list[Pointwise]:
-    """Return the element-wise nodes computed from results, up to those in memory that are not one a row."""
-    nodes: dict[Pointwise, None] = {}
-    waiting = list(results)
-    while waiting:
-        for node in readers.get(waiting.pop(), ()):
-            if node not in nodes:
-                nodes[node] = None
-                waiting += [node] if node not in kept or node.numel == count else []
-    return list(nodes)
-
-
-def _join(host: Rows, node: Pointwise, body: Scalar, place: Mapping[Node, int]) -> None:
-    """Make a node an output of a reduction, unless its elements are not those of the rows."""
-    (inner,) = [axis for axis in host.inner if axis.extent > 1]
-    if node.numel != host.numel * inner.extent or not node.axes or node.axes[-1].extent != inner.extent:
-        return
-    reads = reads_of(body)
-    results = [read for read in reads if isinstance(read.tensor, RowsResult) and read.tensor.rows is host]
-    others = [read.tensor for read in reads if read not in results]
-    if not results or any(not isinstance(t, Stored) and place[t] > place[host] for t in others):
-        return
-    wide = [axis for axis in node.axes[:-1] if axis.extent > 1]
-    moved = inverse(results[0].indices, indices_of(host.outer), wide)
-    if moved is None or any(node.axes[-1] in axes_of(i) for read in results for i in read.indices):
-        return
-    moved[node.axes[-1]] = of(inner)
-    here = indices_of(host.outer)
-    if any(tuple(i.substitute(moved) for i in read.indices) != here for read in results):
-        return
-    loops = [_only_axis(moved[axis]) if axis.extent > 1 else axes((1,))[0] for axis in node.axes]
-    output_axes = tuple([axis for axis in loops if axis is not None])
-    if len(output_axes) != len(loops):
-        return
-
-    def result(read: Read) -> Scalar | None:
-        at_row = isinstance(read.tensor, RowsResult) and read.tensor.rows is host
-        return host.outputs[read.tensor.position].body if at_row else None
-
-    host.outputs = (*host.outputs, Output(output_axes, substitute(body, moved, result), node.dtype))
-    element = RowsResult(node.shape, node.dtype, host, len(host.outputs) - 1, scope=node.scope)
-    node.body = element.at(*indices_of(node.axes))
-
-
-def _only_axis(index: Index) -> Axis | None:
-    """Return the axis that an index is; None for any other index."""
-    if len(index.terms) == 1 and index.terms[0][1] == 1 and not index.const:
-        atom = index.terms[0][0]
-        return atom if isinstance(atom, Axis) else None
-    return None
+    targets = sorted({program.target for program in programs})
+    if len(targets) != 1:
+        raise InputError(f"programs of targets {', '.join(targets) or 'none'}; expected one target for all")
+    tensors: list[StoredTensor] = []
+    kernels: dict[Kernel, int] = {}
+    launches: list[Launch] = []
+    inputs: list[int] = []
+    outputs: list[int] = []
+    for place, program in enumerate(programs, 1):
+        base = len(tensors)
+        tensors += [replace(tensor, name=f"{place}/{tensor.name}") for tensor in program.tensors]
+        numbers = [kernels.setdefault(kernel, len(kernels)) for kernel in program.kernels]
+        launches += [
+            replace(
+                launch,
+                kernel=numbers[launch.kernel],
+                tensors=tuple([base + index for index in launch.tensors]),
+                scope=f"{place}/{launch.scope}",
+            )
+            for launch in program.launches
+        ]
+        inputs += [base + index for index in program.inputs]
+        outputs += [base + index for index in program.outputs]
+    joined = Program(
+        " + ".join(program.name for program in programs)[:1000],
+        tuple(tensors),
+        tuple(kernels),
+        tuple(launches),
+        tuple(inputs),
+        tuple(outputs),
+        Arena(0),
+        target=programs[0].target,
+        notes=tuple(dict.fromkeys(note for program in programs for note in program.notes)),
+    )
+    return planned(joined, ALIGNMENT)

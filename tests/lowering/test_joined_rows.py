@@ -1,0 +1,111 @@
+"""Reductions joined with the element-wise work that they decide: one launch, PyTorch's results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.joined_rows import LONGEST_ROW
+from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import TARGETS
+from torchedge.runtime import Executor
+from torchedge.tracing.steps import capture_step
+
+KEEP = frozenset(all_rules())
+
+
+class Applied(nn.Module):
+    """Applies a function to its input and a weight."""
+
+    def __init__(self, function, count):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.linspace(0.5, 1.5, count))
+
+    def forward(self, x):
+        return self.function(x, self.weight)
+
+
+def rms_norm(x, w):
+    return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def residual_rms_norm(x, w):
+    total = x + x.flip(-1)
+    return total, w * (total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def unit_norm(x, w):
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+
+
+def hand_made_softmax(x, w):
+    shifted = (x - x.amax(-1, keepdim=True)).exp()
+    return shifted / shifted.sum(-1, keepdim=True)
+
+
+def launches(function, *shape, target="cpu"):
+    """The kinds of an inference's launches, its output held against PyTorch's."""
+    torch.manual_seed(0)
+    model, x = Applied(function, shape[-1]).eval(), torch.randn(shape)
+    captured = capture_step(model, (x,), keep=KEEP)
+    program = lower(captured.step, target)
+    with Executor(program, checks=True) as executor, torch.no_grad():
+        executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
+        expected = model(x)
+        for got, one in zip(
+            executor.run(x.numpy()), expected if isinstance(expected, tuple) else [expected], strict=True
+        ):
+            np.testing.assert_allclose(got, one, rtol=1e-4, atol=1e-5)
+    return [program.kernels[launch.kernel].kind for launch in program.launches]
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("shape", [(3, 5, 64), (1, 128, 512), (7, 33)])
+def test_rms_norm_is_one_launch(target, shape):
+    assert launches(rms_norm, *shape, target=target) == ["sum"]
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_normalizations_of_rows_are_one_launch_each(target):
+    assert launches(unit_norm, 6, 48, target=target) == ["sum"]
+    assert launches(residual_rms_norm, 4, 64, target=target)[-1] == "sum"
+
+
+def test_reductions_that_read_each_other_stay_right():
+    assert launches(hand_made_softmax, 5, 64) != []
+    assert launches(lambda x, w: (x - x.mean(-1, keepdim=True)).pow(2).sum(-1, keepdim=True) * x, 5, 64) != []
+
+
+def test_what_is_no_row_of_the_reduction_stays_apart():
+    assert launches(lambda x, w: x * x.sum(0, keepdim=True).exp(), 64, 64) == ["sum", "pointwise"]
+    assert launches(lambda x, w: x.t() * x.sum(-1).exp(), 64, 64) == ["sum", "pointwise"]
+    assert launches(lambda x, w: x.flip(0) * x.sum(-1, keepdim=True).flip(0).exp(), 64, 64) != []
+
+
+def test_a_value_that_waits_for_the_reduction_does_not_join_it():
+    def twice(x, w):
+        total = x.sum(-1, keepdim=True).exp()
+        product = (total * w) @ (total * w).t()
+        return product * total
+
+    assert launches(twice, 16, 16)[-1] != "sum"
+
+
+def test_long_rows_are_shared_by_the_whole_device():
+    assert launches(rms_norm, 1, 2 * LONGEST_ROW, target="gpu").count("sum") == 2
+
+
+def test_a_training_step_through_rms_norm_computes_pytorchs_gradients():
+    torch.manual_seed(0)
+    model, x = Applied(rms_norm, 32), torch.randn(4, 32)
+    captured = capture_step(model, (x,), loss=lambda y: y.exp().sum(), keep=KEEP)
+    with Executor(lower(captured.step)) as executor:
+        executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
+        loss, gradient = executor.run(x.numpy())
+    expected = model(x).exp().sum()
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.detach(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, model.weight.grad, rtol=1e-4)
