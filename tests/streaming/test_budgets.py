@@ -17,7 +17,6 @@ from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.verification import verify_plan
 
 pytest.importorskip("scipy")
-pytest.importorskip("scipy")
 
 CHUNK = 4096
 
@@ -28,11 +27,18 @@ def solve(instance):
     return solving.solve(instance, effort=0.1)
 
 
-def budget(program, limit, capacity=2, lam=0.5, solver=solve):
+def streamed_chunks(budgeted):
+    """A latency that falls with every weight that is preloaded."""
+    return 1.0 + sum(load.chunks for load in budgeted.plan.loads)
+
+
+def budget(program, limit, capacity=2, lam=0.5, solver=solve, latency=streamed_chunks):
     """Layers that load a few pages each."""
     instance = instance_of(program, CHUNK)
     layers = tuple(replace(layer, capacity_chunks=capacity) for layer in instance.layers)
-    return Budget(program, replace(instance, layers=layers, lam=lam, residency="weights"), limit, solver)
+    return Budget(
+        program, replace(instance, layers=layers, lam=lam, residency="weights"), limit, solver, latency
+    )
 
 
 CHAIN = weighted_chain([4096] * 6)
@@ -133,6 +139,14 @@ def test_any_limit_is_kept_or_the_smallest_is_named(sizes, share, capacity):
         assert budget(program, error.works_bytes, capacity).plan().total_bytes <= error.works_bytes
     else:
         assert limit >= least and budgeted.total_bytes <= limit
+
+
+def test_the_plan_of_least_memory_wins_where_it_is_as_fast():
+    everything = 2**20
+    least = budget(CHAIN, everything).least(LEAST_STAGING_BYTES)
+    plan = budget(CHAIN, everything, latency=lambda budgeted: 1.0).plan()
+    assert plan.plan == least.plan
+    assert plan.total_bytes <= budget(CHAIN, everything).plan().total_bytes
 
 
 def test_more_memory_preloads_more_where_that_is_cheap():

@@ -26,6 +26,9 @@ MOST_BYTES = 2**50
 RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0)
 """Factors of the load capacities to try: the paper's soft thresholds (C4)."""
 
+NEAR = 1.01
+"""Predicted latencies up to this ratio count as the same."""
+
 STAGING_SHARE = 16
 """The staging pool takes at most this part of a limit."""
 
@@ -79,13 +82,15 @@ class Budgeted:
 class Budget:
     """The search for a plan of a program within `limit` bytes (None: no limit) of all that a run allocates.
 
-    instance: the overlap problem, with the device's own capacities. solve: the solver.
+    instance: the overlap problem, with the device's own capacities. solve: the solver. latency: predicts the
+    run of a plan (ms).
     """
 
     program: Program
     instance: Instance
     limit: int | None
     solve: Solve
+    latency: Callable[[Budgeted], float]
 
     def plan(self) -> Budgeted:
         """Return the plan, verified.
@@ -93,12 +98,22 @@ class Budget:
         The first of these that keeps the limit is the plan: one without a limit; one that preloads less,
         with a lambda as low as works; one whose layers exceed their capacities, as little as needed (soft
         thresholds, FlashMem, section 3.2), so that weights are loaded later; one that loads each weight just
-        before its first use, which takes the least memory of all.
+        before its first use, which takes the least memory of all. The last is taken before the others where
+        its predicted latency is as low: where the disk is the bottleneck, preloading gains nothing.
 
         Raises:
             LimitError: not even that stays within the limit; the message names the smallest limit.
         """
-        return self.filled(self.search())
+        best = self.filled(self.search())
+        if self.limit is None:
+            return best
+        least = self.least(self.staging())
+        if least.total_bytes > self.limit:
+            return best
+        candidates = [(self.latency(plan), plan) for plan in (best, self.filled(least), least)]
+        fastest = min(latency for latency, _ in candidates)
+        near = [plan for latency, plan in candidates if latency <= NEAR * fastest]
+        return min(near, key=lambda plan: plan.total_bytes)
 
     def filled(self, budgeted: Budgeted) -> Budgeted:
         """Give what a plan leaves of the limit to the staging pool: reads then run further ahead."""
