@@ -104,7 +104,7 @@ def test_the_layers(run):
     assert re.search(
         r"^1 +\S*ntraction_register_\w+ +reusable +\d+ +\d+ +\d+\.\d +\d\.\d\d$", out, re.MULTILINE
     )
-    assert re.search(r"^ {6}(\d\.\w+ \(\d+\), )*\d\.weight \(\d+\)$", out, re.MULTILINE)
+    assert re.search(r"^ {6}(\d+\.\w+ \(\d+\), )*\d+\.weight \(\d+\)", out, re.MULTILINE)
     assert max(map(len, out.splitlines())) <= 80
     rows = json.loads(run(*SMALL, "--layers", "--json"))["layers"]
     assert [row["number"] for row in rows] == [1, 2, 3, 4, 5, 6]
