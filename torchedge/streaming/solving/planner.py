@@ -399,6 +399,9 @@ class _Memory:
         done: list[tuple[int, int, int]] = []
         while ranges:
             _, low, high = ranges.pop()
+            if self.work.left <= 0:
+                done.append((0, low, high))
+                continue
             fewest = self.fewest(high)
             if low + 1 + fewest.bound > budget:
                 continue
@@ -469,6 +472,9 @@ def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
             with work.share(1.0 if problem.memory is None else 0.3) as own:
                 draft = _draft(problem, whole, own, split)
             plan = _plan(instance, problem, draft, work)
+            if problem.memory is not None and plan.status != "OPTIMAL" and plan.solver["respects_memory"]:
+                draft = _draft(problem, whole, work, split)
+                plan = min(plan, _plan(instance, problem, draft, work), key=_order)
     assert plan is not None and draft is not None
     if plan.solver["respects_memory"]:
         return plan
@@ -482,6 +488,12 @@ def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
         return _infeasible(instance, problem, _Memory(problem, whole, work).smallest(0.7), work)
     bound = max(bound + problem.fixed_cost, draft.bound)
     return _plan(instance, problem, _Draft(((memory.part, choice),), bound, Counter({"divided": 1})), work)
+
+
+def _order(plan: OverlapPlan) -> tuple[bool, float, float]:
+    """Plans that keep every limit come first, then cheaper ones, then better proven ones."""
+    broken = not (plan.solver["respects_memory"] and plan.solver["respects_m_peak"])
+    return broken, plan.objective or 0.0, -(plan.lower_bound or 0.0)
 
 
 def _draft(problem: Problem, whole: bool, work: Work, split: bool) -> _Draft:
