@@ -153,6 +153,7 @@ class _Part:
         limit = self.limits.in_flight
         if limit is None or not streamed:
             return False
+        self.work.spend(self.problem.layers / 10)
         if self.limits.whole:
             return max(whole_chunks(self.problem, streamed, packing)) > limit
         return max(residency(self.problem, streamed)[: self.part.end]) > limit

@@ -268,19 +268,24 @@ def residency(problem: Problem, jobs: Iterable[Job]) -> list[int]:
     A slot counts the chunks loaded in it or in later slots (earlier layers) of jobs whose last use is not
     yet past.
     """
-    count = problem.layers
+    jobs, count = tuple(jobs), problem.layers
     arriving = [0] * (count + 1)
     staying = [0] * (count + 2)
     for job in jobs:
         arriving[job.release] += job.chunks
         staying[job.last] += job.chunks
         staying[job.release] -= job.chunks
-    resident, waiting, shared = [], 0, 0
-    for slot in range(count):
+    resident, waiting, shared = [0] * count, 0, 0
+    slot, newest = (
+        min((job.last for job in jobs), default=count),
+        max((job.release for job in jobs), default=0),
+    )
+    while slot < count and (waiting or slot <= newest):
         shared += staying[slot]
         waiting += arriving[slot]
-        resident.append(waiting + shared)
+        resident[slot] = waiting + shared
         waiting -= min(waiting, int(problem.capacity[slot]))
+        slot += 1
     return resident
 
 
