@@ -10,9 +10,9 @@ from torchedge.streaming.solving.problems import Problem, Subproblem, Work
 
 __all__ = ["MOST_JOBS", "choose"]
 
-MOST_JOBS = 400
+MOST_JOBS = 120
 """Jobs and slots of a part up to which the programme is solved."""
-NODES = 300
+NODES = 100
 """Nodes of branch and bound at most."""
 
 
