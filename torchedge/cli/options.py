@@ -287,6 +287,8 @@ class Command(click.Command):
             try:
                 return super().invoke(ctx)
             except SystemExit as end:
+                if isinstance(end.__context__, BrokenPipeError):  # rich ends the program there
+                    raise end.__context__ from None
                 raise InputError(
                     f"the model's own code ended the program (exit {end.code}); remove that call"
                 ) from end

@@ -9,7 +9,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
 
-from torchedge.storage.codecs import REQUIRED, Codec, OptionalText, Text
+from msgspec import Meta
+
+from torchedge.storage.codecs import REQUIRED, Codec, Text
 from torchedge.streaming.instances import Instance, Weight
 
 __all__ = [
@@ -28,6 +30,9 @@ __all__ = [
 ]
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE"]
+Digest = Annotated[
+    str, Meta(pattern=r"^([0-9a-f]{64})?(?![\s\S])", description="64 hexadecimal digits, or none")
+]
 
 MAX_FILE_BYTES = 2**25
 
@@ -59,7 +64,7 @@ class OverlapPlan:
     loads: tuple[ChunkLoad, ...]
     peak_chunks: int
     solver: Annotated[Mapping[str, object], REQUIRED] = field(default_factory=dict)
-    program: OptionalText = ""
+    program: Digest = ""
 
     @property
     def gap(self) -> float | None:
