@@ -409,7 +409,8 @@ class Executor:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():  # the process gives everything back
+            self.close()
 
     # inside ------------------------------------------------------------------------------------------------
 
