@@ -155,6 +155,7 @@ def test_batch_sizes_are_found_with_a_margin(run):
     assert status == 1 and "not even one sample fits into 300 MiB" in err
 
 
+@pytest.mark.slow
 def test_what_is_in_memory(run, tmp_path):
     pytest.importorskip("matplotlib")
     _need_torchvision()

@@ -62,6 +62,7 @@ def launches(function, *shape, target="cpu"):
     return [program.kernels[launch.kernel].kind for launch in program.launches]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize("shape", [(3, 5, 64), (1, 128, 512), (7, 33)])
 def test_rms_norm_is_one_launch(target, shape):

@@ -221,6 +221,7 @@ def test_too_few_rows_are_refused(tmp_path):
         read_loads(write(tmp_path / "few.jsonl", few))
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_profile_that_plans_with_it(file, tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn")
     monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))

@@ -40,6 +40,7 @@ def few(monkeypatch):
     return tiny
 
 
+@pytest.mark.slow
 def test_rows_are_read_and_a_second_start_measures_what_is_missing(few, tmp_path, capsys):
     out = tmp_path / "loads.jsonl"
     names = []

@@ -65,6 +65,7 @@ def made():
     return of
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("seed", range(3))

@@ -44,6 +44,7 @@ def totals(models):
     return [model.schedule.memory.total_bytes for model, _ in models]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("slack", [0, 100_000, None])
 def test_ten_interleaved_iterations_compute_what_each_model_computes_alone(models, slack):
     limit = None if slack is None else max(totals(models)) + slack

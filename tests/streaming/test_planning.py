@@ -117,6 +117,7 @@ def test_a_model_is_left_as_it_was():
     assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mib", [3.2, 3.6, 4, 5, 6, 8, 16])
 def test_a_limit_is_kept_by_the_run(mib):
     limited = torchedge.plan(mlp(), memory_limit=f"{mib}MiB", **OPTIONS)
@@ -253,6 +254,7 @@ def test_strategies_plan_the_same_program(planned):
 # what cannot be meant ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [

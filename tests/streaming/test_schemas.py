@@ -30,7 +30,9 @@ FULL = INSTANCES.document(
         name="full",
     )
 )
-PLAN = PLANS.document(OverlapPlan("FEASIBLE", 1.0, 0.5, ("w1",), (ChunkLoad("w0", 1, 1, 0),), 1, program="5f" * 32))
+PLAN = PLANS.document(
+    OverlapPlan("FEASIBLE", 1.0, 0.5, ("w1",), (ChunkLoad("w0", 1, 1, 0),), 1, program="5f" * 32)
+)
 
 
 def objects(name):

@@ -80,7 +80,7 @@ def test_views_of_views_and_idle_operators_go():
     assert check(lambda x: x + torch.ones(4) * torch.arange(4).clamp(max=0), x) == ["full", "add"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function",
     [
@@ -106,6 +106,7 @@ def test_functions_keep_their_values(function):
     check(function, torch.randn(2, 3, 4))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function",
     [

@@ -41,7 +41,7 @@ def test_trace(name, mode):
     assert graph.training == (mode == "train") == (graph.loss is not None)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("name", sorted(NETWORKS.keys() - NO_EXPORT))
 def test_export_agrees_with_trace(name, mode):
@@ -95,7 +95,7 @@ class State:
             assert getattr(self, field) == getattr(now, field), field
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("method", ["trace", "export"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_model_is_left_as_found(name, method):
