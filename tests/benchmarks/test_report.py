@@ -84,6 +84,7 @@ class Page(html.parser.HTMLParser):
         self.text.append(data)
 
 
+@pytest.mark.slow
 def test_one_html_file_holds_everything_and_a_folder_a_file_a_picture(tmp_path, monkeypatch):
     data, out = write_small_dataset(tmp_path / "jetson-tx2"), tmp_path / "report.html"
     monkeypatch.setattr(sys, "argv", ["report.py", str(data), "--out", str(out)])

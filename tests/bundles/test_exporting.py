@@ -41,6 +41,7 @@ def test_limits_come_from_the_profile():
     assert mali.work_group == 512 and mali.allocation_bytes is None and mali.address_bytes == 32
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["adreno", "mali"])
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_bundles_for_phones_are_held_against_their_limits(model, batch, tmp_path, device, mode):

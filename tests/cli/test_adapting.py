@@ -75,6 +75,7 @@ def test_another_seed_chooses_other_points(small_dataset, fitted, tmp_path):
     assert chosen[0] != chosen[1]
 
 
+@pytest.mark.slow
 def test_fewer_points_give_wider_intervals(small_dataset, fitted, tmp_path, capsys):
     """The made-up times follow one law, so that what is left is how little is known."""
     net = tmp_path / "net.py"

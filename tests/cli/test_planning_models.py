@@ -140,6 +140,7 @@ def test_options_of_planning(run):
     assert "lambda 0.5, M_peak none" in free
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["same-type", "always-next", "preload-all"])
 def test_strategies(run, strategy):
     wide = ("plan", "model", "nets.py:wide", "--input-size", "2048", "-d", "adreno-750", "--chunk", "64KiB")
@@ -150,6 +151,7 @@ def test_strategies(run, strategy):
         assert "as preload-all plans it takes" in " ".join(out.split())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("picture", [None, "memory", "gantt", "comparison"])
 def test_pictures(run, picture):
     pytest.importorskip("matplotlib")
@@ -194,6 +196,7 @@ def test_a_sweep(run):
     assert len(points) == 7 and {0.9, 0.03} <= {point["lambda"] for point in points}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", [(*TWO, "--memory-limit", "6MiB"), SWEEP])
 def test_pictures_of_several(run, words):
     pytest.importorskip("matplotlib")

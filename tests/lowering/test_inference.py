@@ -33,6 +33,7 @@ def small(device="cpu"):
         )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_weights_without_values_give_the_same_program(target):
     x = torch.zeros(2, 3, 8, 8)

@@ -69,6 +69,7 @@ def test_rms_norm_is_one_launch(target, shape):
     assert launches(rms_norm, *shape, target=target) == ["sum"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_normalizations_of_rows_are_one_launch_each(target):
     assert launches(unit_norm, 6, 48, target=target) == ["sum"]

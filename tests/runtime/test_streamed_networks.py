@@ -57,6 +57,7 @@ def lowered(name, target):
     return program, data, arrays, outputs
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("plan", sorted(PLANS))
 @pytest.mark.parametrize(
     ("name", "target"),

@@ -56,6 +56,7 @@ def test_the_snippet_of_the_verifier_runs(example, text, tmp_path, monkeypatch):
         assert repr(eval(left, names)) == f"({right})"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("word", "pictures"), [("simulate_plan", 2), ("plan_queue", 2)])
 def test_the_snippets_of_predictions_run(example, text, tmp_path, monkeypatch, word, pictures):
     for package in ("matplotlib", "ortools", "scipy"):

@@ -66,6 +66,7 @@ def test_peak_with_an_optimizer(name, recipe):
     check(NETWORKS[name], recipe)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -89,7 +90,7 @@ def test_peak_under_autocast(name):
     check(NETWORKS[name], "bfloat16")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name",
     [n if n != "densenet121-efficient" else pytest.param(n, marks=pytest.mark.slow) for n in CHECKPOINTED],

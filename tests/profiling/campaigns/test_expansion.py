@@ -47,7 +47,7 @@ def test_a_line_an_item(expanded):
     assert parameters[0] == 1235496 and all(abs(n / parameters[0] - 0.4) < 0.005 for n in parameters[1:])
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.999])
 def test_torn_file_goes_on(expanded, tmp_path, part):
     whole = (expanded[0] / "jobs.jsonl").read_bytes()
