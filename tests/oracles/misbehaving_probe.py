@@ -1,7 +1,7 @@
 """hooks/training_probe.py with networks that misbehave: run with its path and then its own arguments.
 
 A job's build may be {"test": NAME}: "large" says it is out of memory, "killed" and "gone" end their process
-at batch size 2, "hungry" takes 256 MiB there in small blocks and keeps one.
+at batch size 2, "hungry" takes 512 MiB there in small blocks and keeps one.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ class Misbehaving(torch.nn.Module):
             if self.how == "gone":
                 os._exit(3)
             if self.how == "hungry":
-                blocks = [torch.ones(16384) for _ in range(4096)]
+                blocks = [torch.ones(16384) for _ in range(8192)]
                 self.kept = blocks[-1]
         return self.layer(x)
 
