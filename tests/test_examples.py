@@ -193,7 +193,7 @@ def test_a_gpt_neo_is_planned_within_a_budget(run, tmp_path):
     words = ("out", "--model", "gpt-neo-small", "--limit")
     status, out, err = run("stream_gpt_neo.py", *words, "300MiB")
     assert status == 0, err
-    assert re.search("proven optimal|above the optimum", out)
+    assert re.search("proven optimal|above the optimum|no bound is known", out)
     assert len(re.findall(r"^ +\d+ \S+ at .* chunks, first of ", out, re.M)) == 5
     document = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))
     assert document["allocated"]["total_bytes"] <= document["memory_limit_bytes"] == 300 << 20

@@ -148,5 +148,6 @@ def test_every_model_can_be_lowered_in_little_memory(name):
     )
     launches, nbytes, peak = map(int, run.stdout.split()[-3:])
     assert launches > 40
-    assert 3.98 * SIZES[name] <= nbytes < 4.1 * SIZES[name]  # few are not read, some buffers are
+    # Few weights are not read, and of position tables the rows that are; some buffers are read too.
+    assert 3.9 * SIZES[name] <= nbytes < 4.1 * SIZES[name]
     assert peak < 8 * 2**20  # KiB
