@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -193,6 +194,18 @@ def test_memory_in_the_manifest_is_that_of_the_plan(copied):
     path.write_text(json.dumps(document))
     with pytest.raises(InputError, match="memory"):
         torchedge.load_bundle(copied)
+
+
+def test_the_snippet_of_the_documentation_streams(wide, image, preloading, checkout, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    text = (checkout / "docs" / "streaming.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {"torchedge": torchedge, "model": wide, "example": image, "image": image.numpy()}
+    exec(next(snippet for snippet in snippets if "torchedge.export(" in snippet), names)
+    assert names["bundle"].run(names["image"])[0].tobytes() == preloading.run(image.numpy())[0].tobytes()
+    assert names["measured"].allocated_bytes == names["bundle"].schedule.memory.total_bytes
+    assert (tmp_path / "trace.json").is_file() and (tmp_path / "memory.png").is_file()
 
 
 # the command line -------------------------------------------------------------------------------------------

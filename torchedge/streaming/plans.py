@@ -25,7 +25,6 @@ __all__ = [
     "make_plan",
     "price",
     "read_plan",
-    "used_chunks",
     "write_plan",
 ]
 
@@ -172,9 +171,3 @@ def infeasible_plan(solver: Mapping[str, object], reason: str) -> OverlapPlan:
     """Build the INFEASIBLE plan, with its reason."""
     status: Status = "INFEASIBLE"
     return OverlapPlan(status, None, None, (), (), 0, {**solver, "reason": reason})
-
-
-def used_chunks(instance: Instance, plan: OverlapPlan) -> int:
-    """Return the chunks that a plan preloads and, at most, has in flight together."""
-    chosen = set(plan.preload)
-    return plan.peak_chunks + sum(w.chunks for w in instance.weights if w.name in chosen)
