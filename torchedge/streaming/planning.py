@@ -17,12 +17,10 @@ from torchedge.streaming.capacities import (
     rate_capacities,
 )
 from torchedge.streaming.instances import Distance, Instance
-from torchedge.streaming.launches import activations_of
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import derive_rates
-from torchedge.streaming.simulation import simulate_plan
 from torchedge.streaming.solving import solve
-from torchedge.streaming.streaming_plans import StreamingPlan
+from torchedge.streaming.streaming_plans import StreamingPlan, predict_run
 
 __all__ = ["LAMBDAS", "SETTINGS", "Tradeoff", "plan_program", "trade_off"]
 
@@ -69,13 +67,8 @@ def plan_program(
 
     def latency(budgeted: Budgeted) -> float:
         schedule = budgeted.schedule
-        return simulate_plan(
-            instance,
-            budgeted.plan,
-            replace(rates, staging_bytes=schedule.staging_bytes),
-            activations_of(schedule.program),
-            allocated_bytes=schedule.memory.total_bytes,
-        ).latency_ms
+        run_rates = replace(rates, staging_bytes=schedule.staging_bytes)
+        return predict_run(instance, budgeted.plan, schedule, run_rates).latency_ms
 
     budget = Budget(program, instance, limit, partial(solve, effort=effort), latency)
     budgeted = budget.plan() if strategy is None else budget.by_strategy(strategy)

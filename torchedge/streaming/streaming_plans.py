@@ -28,9 +28,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["LayerRow", "Picture", "StreamingPlan", "describe"]
+__all__ = ["LayerRow", "Picture", "StreamingPlan", "describe", "predict_run"]
 
 Picture = Literal["memory", "gantt", "comparison"]
+
+
+def predict_run(
+    problem: Instance, plan: OverlapPlan, schedule: StreamingSchedule, rates: Rates
+) -> RunTimeline:
+    """Return the simulated run of a plan with its schedule."""
+    return simulate_plan(
+        problem,
+        plan,
+        rates,
+        activations_of(schedule.program),
+        allocated_bytes=schedule.memory.total_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +119,7 @@ class StreamingPlan:
 
     def predict(self, plan: OverlapPlan, schedule: StreamingSchedule) -> RunTimeline:
         """Predict the run of any plan of this program, with its schedule."""
-        return simulate_plan(
-            self.problem,
-            plan,
-            self.rates,
-            activations_of(schedule.program),
-            allocated_bytes=schedule.memory.total_bytes,
-        )
+        return predict_run(self.problem, plan, schedule, self.rates)
 
     @property
     def layers(self) -> tuple[LayerRow, ...]:
