@@ -1,0 +1,94 @@
+"""Coefficients: files, class defaults, figures in their place, and work that makes no sense."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from torchedge.devices import Provenance, find_device, list_devices
+from torchedge.errors import InputError, ProfileError
+from torchedge.textures.coefficients import (
+    COEFFICIENTS_FILE,
+    DEFAULTS,
+    PARTS,
+    coefficients_of,
+    default_coefficients,
+    read_coefficients,
+    write_coefficients,
+)
+from torchedge.textures.work import STRIDE_FEATURES, KernelWork, ReadWork
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_coefficients_come_back_from_a_file(name, tmp_path):
+    coefficients = default_coefficients(name)
+    write_coefficients(tmp_path, coefficients)
+    assert read_coefficients(tmp_path) == coefficients
+    assert coefficients.provenance is Provenance.ASSUMED
+    assert set(coefficients.origins) == set(PARTS)
+
+
+def test_every_device_has_coefficients():
+    for device in list_devices():
+        coefficients = coefficients_of(device)
+        if "compute_units" in device.figures:
+            assert coefficients.compute_units == device.value("compute_units")
+
+
+def test_figures_of_a_device_replace_the_class_default():
+    coefficients = coefficients_of(find_device("mali-g77"))
+    assert (coefficients.warp, coefficients.compute_units) == (16, 9)
+    assert coefficients.gflops[-1] == pytest.approx(481.5)
+
+
+def test_an_unknown_class_names_the_known_ones():
+    with pytest.raises(InputError, match="cpu, gpu, mobile"):
+        default_coefficients("npu")
+
+
+def test_coefficients_out_of_range_are_neither_written_nor_read(tmp_path):
+    good = default_coefficients("mobile")
+    with pytest.raises(ProfileError, match="decay"):
+        write_coefficients(tmp_path, replace(good, image=replace(good.image, decay=0.5)))
+    file = write_coefficients(tmp_path, good)
+    file.write_text(file.read_text().replace("warp = 64", 'warp = "many"'))
+    with pytest.raises(ProfileError, match=rf"{COEFFICIENTS_FILE}.*warp"):
+        read_coefficients(tmp_path)
+
+
+def read(**changes):
+    columns = dict(
+        image=True, count=4, nbytes=16, distinct_bytes=1024, strides=np.zeros(len(STRIDE_FEATURES)),
+        reuse=1, warp_lines=4, warp_share=8,
+    )  # fmt: skip
+    return ReadWork(**{**columns, **changes})
+
+
+def test_one_number_stands_for_all_candidates():
+    work = KernelWork(np.array([64, 128]), (8, 8, 1), 2, 64, (read(count=np.array([3, 5])),))
+    assert len(work) == 2
+    assert work.flops.tolist() == [2, 2]
+    assert work.group.shape == (2, 3)
+    assert work.reads[0].count.tolist() == [3, 5]
+    assert work.reads[0].strides.shape == (2, len(STRIDE_FEATURES))
+    assert work.reads[0].image.dtype == bool
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": np.ones(3)}, r"count has shape \(3,\)"),
+        ({"count": -1}, "negative or not finite"),
+        ({"nbytes": np.nan}, "negative or not finite"),
+        ({"strides": np.zeros(3)}, "STRIDE_FEATURES"),
+        ({"strides": np.full(len(STRIDE_FEATURES), 1.5)}, "0 to 1"),
+    ],
+)
+def test_columns_that_make_no_sense_are_named(changes, message):
+    with pytest.raises(InputError, match=message):
+        KernelWork(np.array([64, 128]), (8, 8, 1), 2, 64, (read(**changes),))
+
+
+def test_a_group_has_at_least_one_item_each_way():
+    with pytest.raises(InputError, match="work-group sizes"):
+        KernelWork(np.array([64.0]), (0, 8, 1), 2, 64, ())

@@ -1,0 +1,59 @@
+"""Features of access patterns: closed forms of the paper's figures, and the definitions by loops."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchedge.textures.layouts import PATTERNS
+from torchedge.textures.strides import cross_block_strides, distinct_lines, lines_of, reuse_distances
+from torchedge.textures.work import BLOCK_SIDES, STRIDE_FEATURES
+
+
+@pytest.mark.parametrize(
+    ("pattern", "distance"), [("column", 0), ("row", 1), ("block-2", 2), ("block-4", 4), ("block-8", 8)]
+)
+def test_the_patterns_have_the_reuse_distances_of_figure_3(pattern, distance):
+    steps = np.arange(64)
+    x, y = np.broadcast_arrays(*PATTERNS[pattern].place(steps, 0 * steps))
+    assert reuse_distances(lines_of(x, y, 2)) == distance
+
+
+def test_a_row_crosses_a_block_of_side_w_once_in_w_strides():
+    histogram = cross_block_strides(np.arange(129), np.zeros(129, int))
+    expected = [1 / side for side in BLOCK_SIDES] + [0] * len(BLOCK_SIDES)
+    np.testing.assert_allclose(histogram, expected)
+    assert len(STRIDE_FEATURES) == len(histogram)
+
+
+def test_the_example_of_figure_2():
+    # Strides of 1, 2, 3 and 4 in x: blocks of 2 are left by 1, 2, 3 and 4 as parity decides.
+    x = np.cumsum([0, 1, 2, 3, 4])
+    histogram = dict(zip(STRIDE_FEATURES, cross_block_strides(x, 0 * x), strict=True))
+    assert histogram["x2"] == 3 / 4 and histogram["x4"] == 2 / 4 and histogram["y2"] == 0
+
+
+def test_a_single_access_crosses_nothing():
+    assert not cross_block_strides(np.zeros((3, 1), int), np.zeros((3, 1), int)).any()
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=24))
+def test_reuse_distances_count_the_distinct_lines_since(lines):
+    distances = []
+    for place, line in enumerate(lines):
+        if line in lines[:place]:
+            last = max(k for k in range(place) if lines[k] == line)
+            distances.append(len(set(lines[last:place])))
+    expected = float(np.mean(distances)) if distances else 0.0
+    assert reuse_distances(np.array(lines)) == pytest.approx(expected)
+    assert distinct_lines(np.array(lines)) == len(set(lines))
+
+
+def test_candidates_are_computed_side_by_side():
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 64, (2, 5, 7, 16))
+    together = cross_block_strides(x, y)
+    assert together.shape == (5, 7, len(STRIDE_FEATURES))
+    np.testing.assert_array_equal(together[3, 2], cross_block_strides(x[3, 2], y[3, 2]))
+    lines = lines_of(x, y, 2)
+    assert reuse_distances(lines)[1, 4] == reuse_distances(lines[1, 4])

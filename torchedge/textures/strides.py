@@ -1,0 +1,59 @@
+"""Features of access patterns: cross-block strides, reuse distances, lines that a warp touches.
+
+TMModel, 3.1 step III and 3.2.1. All functions take the places that work-items access, as arrays over
+candidates, and return one row a candidate.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.textures.work import BLOCK_SIDES, FloatArray
+
+__all__ = ["cross_block_strides", "distinct_lines", "lines_of", "reuse_distances"]
+
+Places = npt.NDArray[np.int64]
+
+
+def cross_block_strides(x: Places, y: Places) -> FloatArray:
+    """Return the histograms of cross-block strides of sequences of accesses.
+
+    x, y: (..., R) texels that a work-item accesses, in its order. Returns (..., F), `STRIDE_FEATURES`: the
+    share of the R - 1 strides that leave a block, for each axis and block side; 0 for a single access.
+    """
+    x, y = np.broadcast_arrays(np.asarray(x), np.asarray(y))
+    if x.shape[-1] < 2:
+        return np.zeros((*x.shape[:-1], 2 * len(BLOCK_SIDES)))
+    crossings = [np.diff(axis // side, axis=-1) != 0 for axis in (x, y) for side in BLOCK_SIDES]
+    return np.stack([crossing.mean(-1) for crossing in crossings], axis=-1)
+
+
+def lines_of(x: Places, y: Places, line_texels: int) -> Places:
+    """Return a number for the cache line of each texel: `line_texels` neighbours in x share one (Fig. 3)."""
+    x, y = np.broadcast_arrays(np.asarray(x, np.int64), np.asarray(y, np.int64))
+    return (y << 32) + x // line_texels
+
+
+def reuse_distances(lines: Places) -> FloatArray:
+    """Return the mean intra-thread reuse distance s of sequences of accesses (TMModel, 3.2.1).
+
+    lines: (..., R) cache lines that a work-item accesses, in its order. An access that finds its line again
+    counts the distinct lines since, its own included: row 1, block-2 2, block-4 4. Returns (...); 0 where no
+    line is used twice (column: other work-items use the rest of the line at once).
+    """
+    lines = np.asarray(lines)
+    steps = np.arange(lines.shape[-1])
+    earlier = (lines[..., :, None] == lines[..., None, :]) & (steps[None, :] < steps[:, None])
+    last = np.where(earlier, steps, -1).max(-1)  # (..., R): the previous access to the same line
+    between = (steps > last[..., :, None]) & (steps < steps[:, None])
+    first_since = last[..., None, :] <= last[..., :, None]
+    distance = 1.0 + (between & first_since).sum(-1)
+    again = last >= 0
+    return np.asarray(np.where(again, distance, 0.0).sum(-1) / np.maximum(again.sum(-1), 1))
+
+
+def distinct_lines(lines: Places) -> FloatArray:
+    """Return the number of different values along the last axis: lines that one access of a warp touches."""
+    ordered = np.sort(np.asarray(lines), axis=-1)
+    return np.asarray(1.0 + (np.diff(ordered, axis=-1) != 0).sum(-1), np.float64)
