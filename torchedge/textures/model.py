@@ -1,0 +1,327 @@
+"""The cost of kernels on one device, for arrays of candidates (TMModel, section 4, eq. 1 to 7).
+
+Each level is a function of its own. `predict_kernels` joins them in the paper's pure form (eq. 7: latency of
+texture reads times rounds) or in the extended form, which adds the terms that the paper omits: buffers and
+local memory, bandwidths, arithmetic, writes, barriers and launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.textures.coefficients import ARITHMETIC_WIDTHS, KernelCoefficients, MemoryPath
+from torchedge.textures.work import FloatArray, KernelWork, ReadWork
+
+__all__ = [
+    "KernelCost",
+    "Term",
+    "occupancy",
+    "occupancy_groups",
+    "predict_kernels",
+    "predict_reuse",
+    "thrashing",
+    "thread_latency",
+    "work_groups",
+]
+
+SHARPNESS = 4.0
+"""Exponent of the sum of terms that run side by side: a large one gives their maximum, 1 their sum."""
+
+_SECTOR_BYTES = 32.0
+"""Smallest part of a cache line that one access moves."""
+
+
+# the paper's levels -----------------------------------------------------------------------------------------
+
+
+def thread_latency(strides: FloatArray, path: MemoryPath) -> FloatArray:
+    """Return the latency of an access of one work-item, ns: eq. 1 with an intercept.
+
+    strides: (..., F) cross-block strides per access. Returns (...). The paper's eq. 1 has no intercept: its
+    histogram counts strides within a block, too; here they are `hit_ns` for every access.
+    """
+    return np.asarray(path.hit_ns + strides @ np.asarray(path.across))
+
+
+def thrashing(live_lines: npt.ArrayLike, lines: float, decay: float) -> FloatArray:
+    """Return the factor by which latency grows once the live lines exceed the cache: D^... of eq. 2 and 3.
+
+    live_lines: |W| s, or the sum of w_i s_i over the operands. Eq. 2 as printed gives an exponent of -1,
+    a speed-up, for s = 0 (column); section 4 says that a set of lines that fits costs nothing, so that the
+    exponent is cut off at 0.
+    """
+    exponent = np.ceil((np.asarray(live_lines, np.float64) - lines) / lines)
+    return np.asarray(decay ** np.maximum(exponent, 0.0))
+
+
+def occupancy(registers: npt.ArrayLike, coefficients: KernelCoefficients) -> FloatArray:
+    """Return the warps that one compute unit keeps in flight (eq. 4), at least 1.
+
+    registers: bytes of registers of a work-item.
+    """
+    of_a_warp = np.maximum(np.asarray(registers, np.float64), 1.0) * coefficients.warp
+    fitting = np.floor(coefficients.register_bytes / of_a_warp)
+    return np.clip(fitting, 1.0, float(coefficients.max_waves))
+
+
+def work_groups(
+    outputs: Sequence[npt.ArrayLike], tiles: Sequence[npt.ArrayLike], group: Sequence[npt.ArrayLike]
+) -> FloatArray:
+    """Return the number of work-groups (eq. 5): outputs, tiles and work-group sizes by dimension."""
+    dimensions = zip(outputs, tiles, group, strict=True)
+    factors = [np.ceil(np.asarray(o) / (np.asarray(t) * np.asarray(g))) for o, t, g in dimensions]
+    return np.asarray(np.prod(np.broadcast_arrays(*factors), axis=0), np.float64)
+
+
+def occupancy_groups(
+    groups: npt.ArrayLike, warps: npt.ArrayLike, waves: npt.ArrayLike, units: float
+) -> FloatArray:
+    """Return the rounds in which a launch runs (eq. 6): warps of different rounds do not run together.
+
+    groups: work-groups. warps: warps of a group. waves: occupancy in warps. units: compute units.
+
+    Eq. 6 as printed divides work-groups by SPs x occupancy, although occupancy counts warps. A work-group
+    runs on one compute unit (section 4), so that a unit holds floor(occupancy / warps) of them at once. A
+    work-group of more warps than that takes several rounds by itself (3.2.2, Fig. 5: stepped latency).
+    """
+    warps, waves = np.asarray(warps, np.float64), np.asarray(waves, np.float64)
+    resident = np.maximum(np.floor(waves / warps), 1.0)
+    alone = np.ceil(np.maximum(warps / waves, 1.0))
+    return np.asarray(np.ceil(np.asarray(groups, np.float64) / (units * resident)) * alone)
+
+
+# costs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of a candidate's cost: its name, its time in ms, and its share of the sum of all terms."""
+
+    name: str
+    ms: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelCost:
+    """The predicted cost of N candidates.
+
+    ms: (N,) the time of all launches. thread_ns: (N,) latency of the reads of a work-item alone (eq. 1).
+    warp_ns: (N,) the same under contention (eq. 3). waves: (N,) occupancy in warps (eq. 4). groups: (N,)
+    work-groups (eq. 5). rounds: (N,) occupancy groups (eq. 6). terms: name -> (N,) ms, the parts of `ms`
+    that run side by side, and "launches", which is added to them.
+    """
+
+    ms: FloatArray
+    thread_ns: FloatArray
+    warp_ns: FloatArray
+    waves: FloatArray
+    groups: FloatArray
+    rounds: FloatArray
+    terms: Mapping[str, FloatArray]
+
+    def explain(self, candidate: int) -> tuple[Term, ...]:
+        """Return the terms of one candidate, the one that decides first."""
+        values = {name: float(term[candidate]) for name, term in self.terms.items()}
+        whole = sum(values.values()) or 1.0
+        ordered = sorted(values.items(), key=lambda item: -item[1])
+        return tuple([Term(name, ms, ms / whole) for name, ms in ordered])
+
+    def order(self) -> npt.NDArray[np.intp]:
+        """Return the candidates from the fastest to the slowest; of equal ones the earlier first."""
+        return np.argsort(self.ms, kind="stable")
+
+
+def predict_kernels(work: KernelWork, coefficients: KernelCoefficients, *, pure: bool = False) -> KernelCost:
+    """Return the predicted cost of all candidates of one kernel.
+
+    pure: the paper's model (eq. 7), that is `rounds` times `warp_ns`; otherwise the extended form.
+    The ablations of Fig. 10 rank by `thread_ns`, `warp_ns` and `ms`.
+    """
+    place = _Placement(work, coefficients)
+    reads = [(operand, _latency(operand, coefficients)) for operand in work.reads]
+    thread_ns = np.zeros(len(work)) + sum(operand.count * latency for operand, latency in reads)
+    factors = [_contention(work, place, coefficients, image=image, pure=pure) for image in (True, False)]
+    warp_ns = np.zeros(len(work)) + sum(
+        operand.count * latency * np.where(operand.image, *factors) for operand, latency in reads
+    )
+    paper = warp_ns, place.waves, place.groups, place.rounds
+    if pure:
+        ms = work.launches * warp_ns * place.rounds / 1e6
+        return KernelCost(ms, thread_ns, *paper, {"read latency": ms})
+    terms = {name: work.launches * ns / 1e6 for name, ns in _terms(work, place, coefficients, factors)}
+    beside = np.stack(list(terms.values())) if terms else np.zeros((1, len(work)))
+    terms["launches"] = work.launches * coefficients.launch_us / 1e3
+    largest = np.maximum(beside.max(0), 1e-12)
+    together = largest * ((beside / largest) ** SHARPNESS).sum(0) ** (1 / SHARPNESS)
+    return KernelCost(terms["launches"] + together, thread_ns, *paper, terms)
+
+
+class _Placement:
+    """How the work-items of N candidates share the device; all columns (N,).
+
+    items: work-items of a group. warps: warps of a group. groups: work-groups. waves: warps in flight on a
+    unit as registers and local memory allow. rounds: occupancy groups. busiest: work-groups of the unit that
+    has most. active: warps in flight on it at once. lanes: work-items of a warp.
+    """
+
+    def __init__(self, work: KernelWork, coefficients: KernelCoefficients) -> None:
+        units = float(coefficients.compute_units)
+        self.items = np.prod(work.group, axis=1)
+        self.lanes = np.minimum(self.items, coefficients.warp)
+        self.warps = np.ceil(self.items / coefficients.warp)
+        self.groups = np.ceil(work.items / self.items)
+        by_local = np.floor(coefficients.local_bytes / np.maximum(work.local_bytes, 1.0))
+        local_waves = np.maximum(by_local, 1.0) * self.warps
+        self.waves = np.minimum(occupancy(work.registers, coefficients), local_waves)
+        self.rounds = occupancy_groups(self.groups, self.warps, self.waves, units)
+        self.busiest = np.ceil(self.groups / units)
+        self.active = np.minimum(self.busiest * self.warps, self.waves)
+
+
+def _path(operand: ReadWork, coefficients: KernelCoefficients, name: str) -> FloatArray:
+    """Return a coefficient of the memory path of each candidate."""
+    image, buffer = getattr(coefficients.image, name), getattr(coefficients.buffer, name)
+    return np.asarray(np.where(operand.image, image, buffer))
+
+
+def _latency(operand: ReadWork, coefficients: KernelCoefficients) -> FloatArray:
+    """Return (N,) eq. 1 for one operand, ns."""
+    by_path = [thread_latency(operand.strides, path) for path in (coefficients.image, coefficients.buffer)]
+    return np.where(operand.image, *by_path)
+
+
+def _live_lines(work: KernelWork, *, image: bool) -> FloatArray:
+    """Return (N,) the sum of w_i s_i over the operands in images, or in buffers: lines live in a warp."""
+    parts = [
+        np.where(operand.image == image, operand.warp_share * operand.reuse, 0.0) for operand in work.reads
+    ]
+    return np.zeros(len(work)) + sum(parts)
+
+
+def _contention(
+    work: KernelWork, place: _Placement, coefficients: KernelCoefficients, *, image: bool, pure: bool
+) -> FloatArray:
+    """Return (N,) the factor of eq. 3 for operands in images, or in buffers.
+
+    Extended: the warps in flight on a unit share its cache, and latency does not exceed that of an access
+    which leaves every block.
+    """
+    path = coefficients.image if image else coefficients.buffer
+    live = _live_lines(work, image=image)
+    if pure:
+        return thrashing(live, path.lines, path.decay)
+    worst = 1.0 + sum(path.across) / path.hit_ns
+    return np.minimum(thrashing(live * place.active, path.lines, path.decay), worst)
+
+
+def _terms(
+    work: KernelWork, place: _Placement, coefficients: KernelCoefficients, factors: list[FloatArray]
+) -> Iterator[tuple[str, FloatArray]]:
+    """Yield the terms of one launch that run side by side: name and (N,) ns."""
+    units = coefficients.compute_units
+    widths = np.log2(np.maximum(work.vector, 1.0))
+    rates = np.interp(widths, [log2(width) for width in ARITHMETIC_WIDTHS], coefficients.gflops)
+    chain = work.flops / (2.0 * np.maximum(work.vector * work.chains, 1.0)) * coefficients.arithmetic_ns
+    reads_ns = sum(
+        operand.count
+        * _latency(operand, coefficients)
+        * np.where(operand.image, *factors)
+        / _path(operand, coefficients, "overlap")
+        for operand in work.reads
+    )
+    barriers_ns = work.barriers * coefficients.barrier_ns
+    yield "latency", place.rounds * (reads_ns + chain + barriers_ns)
+    padded = place.busiest * place.warps * coefficients.warp
+    yield "arithmetic", padded * work.flops * units / rates
+    for name, image in (("image cache", True), ("buffer cache", False)):
+        yield name, place.busiest * place.warps * _issue_ns(work, place, coefficients, image)
+    yield "local memory", padded * work.local_traffic * units / coefficients.local_gb_s
+    second, main = _traffic(work, place, coefficients)
+    yield "second-level cache", second
+    yield "main memory", main
+    yield "writes", np.zeros(len(work)) + sum(_write_ns(operand, coefficients) for operand in work.writes)
+
+
+def _issue_ns(
+    work: KernelWork, place: _Placement, coefficients: KernelCoefficients, image: bool
+) -> FloatArray:
+    """Return (N,) ns that a unit's first-level cache takes for the reads of one warp.
+
+    Texture units return a texel to each work-item; of buffers, equal addresses are read once.
+    """
+    path = coefficients.image if image else coefficients.buffer
+    rate = path.cache_gb_s / coefficients.compute_units
+    total = np.zeros(len(work))
+    for operand in work.reads:
+        returned = operand.nbytes * (place.lanes if image else np.minimum(operand.warp_share, place.lanes))
+        touched = operand.warp_lines * min(_SECTOR_BYTES, path.line_bytes)
+        access = np.maximum(path.issue_ns, np.maximum(returned, touched) / rate)
+        total += np.where(operand.image == image, operand.count * access, 0.0)
+    return total
+
+
+def _traffic(
+    work: KernelWork, place: _Placement, coefficients: KernelCoefficients
+) -> tuple[FloatArray, FloatArray]:
+    """Return (N,) ns of the reads from the second-level cache, and from main memory.
+
+    A work-group moves its own bytes once, or all its accesses once its live lines exceed the cache. Where
+    the operands exceed the second-level cache, groups of different rounds read them again; those of one
+    round, in a square of the output, share each operand by the side of that square.
+    """
+    second, main = np.zeros(len(work)), np.zeros(len(work))
+    whole = np.zeros(len(work)) + sum(operand.distinct_bytes for operand in work.reads)
+    again = np.clip(1.0 - coefficients.l2_bytes / np.maximum(whole, 1.0), 0.0, 1.0)
+    together = np.minimum(place.groups, place.active / place.warps * coefficients.compute_units)
+    side = np.sqrt(np.maximum(together, 1.0))
+    for operand in work.reads:
+        own = place.warps * operand.warp_share * operand.count * operand.nbytes
+        own = np.minimum(np.where(operand.group_bytes > 0, operand.group_bytes, own), operand.distinct_bytes)
+        line_bytes = _path(operand, coefficients, "line_bytes")
+        all_lines = place.warps * operand.count * operand.warp_lines * line_bytes
+        live = operand.warp_share * operand.reuse * place.active
+        lines = _path(operand, coefficients, "lines")
+        missing = np.clip((live - lines) / lines, 0.0, 1.0)
+        moved = place.groups * (own + missing * np.maximum(all_lines - own, 0.0))
+        second += moved / _path(operand, coefficients, "l2_gb_s")
+        reread = again * np.maximum(moved - operand.distinct_bytes, 0.0) / side
+        main += (operand.distinct_bytes + reread) / _path(operand, coefficients, "main_gb_s")
+    return second, main
+
+
+def _write_ns(operand: ReadWork, coefficients: KernelCoefficients) -> FloatArray:
+    """Return (N,) ns of the writes of a launch: lines that a warp writes in part are moved whole."""
+    useful = np.maximum(operand.warp_share * operand.nbytes, 1.0)
+    moved = operand.warp_lines * np.minimum(_SECTOR_BYTES, _path(operand, coefficients, "line_bytes"))
+    spread = np.maximum(moved / useful, 1.0)
+    return np.asarray(operand.distinct_bytes * spread / _path(operand, coefficients, "write_gb_s"))
+
+
+# baselines --------------------------------------------------------------------------------------------------
+
+
+def predict_reuse(work: KernelWork, coefficients: KernelCoefficients) -> FloatArray:
+    """Return (N,) ms by a reuse-distance model: the baseline in the manner of PPT-GPU.
+
+    Addresses are one-dimensional: a line is found again if the lines since fit the cache; of others, all
+    accesses miss. Neither two-dimensional blocks nor registers are seen.
+    """
+    place = _Placement(work, coefficients)
+    waves = np.minimum(place.busiest * place.warps, coefficients.max_waves)
+    rounds = np.ceil(place.groups * place.warps / (coefficients.compute_units * coefficients.max_waves))
+    total = np.zeros(len(work))
+    for operand in work.reads:
+        line_bytes, lines = (_path(operand, coefficients, name) for name in ("line_bytes", "lines"))
+        fits = operand.warp_share * operand.reuse * waves <= lines
+        compulsory = np.clip(operand.warp_share * operand.nbytes / (operand.warp_lines * line_bytes), 0, 1)
+        misses = np.where(fits, compulsory, 1.0)
+        hit = _path(operand, coefficients, "hit_ns")
+        miss = np.where(operand.image, sum(coefficients.image.across), sum(coefficients.buffer.across))
+        total += operand.count * (hit + misses * miss)
+    return np.asarray(work.launches * rounds * total / 1e6)
