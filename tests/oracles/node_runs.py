@@ -1,24 +1,27 @@
-"""Nodes run through OpenCL, contractions by a schedule of the test's choice."""
+"""Nodes run through OpenCL, by a schedule of the test's choice."""
 
 from __future__ import annotations
 
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.assembly import write_kernels
 from torchedge.lowering.fusion import form_groups
-from torchedge.lowering.nodes import Stored, nodes_below
+from torchedge.lowering.nodes import Contraction, Pointwise, Rows, Stored, nodes_below
 from torchedge.lowering.placement import as_images, place_tensors
 from torchedge.lowering.programs import Arena, Launch, Program, StoredTensor
+from torchedge.lowering.schedules import ContractionSchedule, PointwiseSchedule, RowsSchedule
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.translation import Translation
 from torchedge.runtime import Executor
 from torchedge.textures.layouts import row_major
 
+HOSTS = {ContractionSchedule: Contraction, RowsSchedule: Rows, PointwiseSchedule: Pointwise}
+
 
 def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
     """Return the program that computes nodes.
 
-    target: a Target or its name. updates: (stored tensor, its new content). inputs: stored tensors that
-    lie row-major.
+    target: a Target or its name. schedule: of all kernels of its kind. updates: (stored tensor, its new
+    content). inputs: stored tensors that lie row-major.
     """
     below = nodes_below([*nodes, *[node for _, node in updates]])
     stored = {n.index: n for n in (*[t for t, _ in updates], *below) if isinstance(n, Stored)}
@@ -26,7 +29,8 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
     fused = form_groups(Translation(tuple(nodes), tuple(updates), stored), device)
     layouts = place_tensors(fused.groups, list(stored.values()), list(inputs))
     layouts = as_images(fused.groups, layouts, [*fused.outputs, *inputs], device)
-    sources = write_kernels(fused.groups, layouts, device, schedule)
+    chosen = {group: schedule for group in fused.groups if type(group.host) is HOSTS.get(type(schedule))}
+    sources = write_kernels(fused.groups, layouts, device, chosen)
     tensors, number = [], {}
 
     def add(node, name, role):

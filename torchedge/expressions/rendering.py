@@ -55,14 +55,6 @@ from torchedge.expressions.scalars import (
 _LANE = of(Axis("lane", LANES))
 
 
-class TexelError(LoweringError):
-    """A kernel cannot write an image: its lanes are not the channels of one texel."""
-
-    def __init__(self, message: str, site: Site) -> None:
-        super().__init__(message)
-        self.site = site
-
-
 @dataclass(slots=True)
 class Renderer:
     """Turns scalars into statements of one scope.
@@ -463,22 +455,32 @@ class Renderer:
         self.helpers[PICK] = None
         return f"te_lane({texel}, {self.integer(channel, guard, lane)})"
 
-    def _store_texel(self, site: Site, indices: Sequence[Index], scalar: Scalar) -> None:
-        """Add the statements that write a texel; raise TexelError where the lanes are not its channels."""
+    def fills_texels(self, site: Site, indices: Sequence[Index]) -> bool:
+        """Return whether the lanes are the channels of one texel; indices: widened."""
         x, y, channel = texel_of(site, indices)
         whole = self.width == LANES and channel == _LANE and not (self.depends(x) or self.depends(y))
-        single = self.width == 1 and site.shape[site.layout.order[-1]] == 1
-        if not whole and not single:
-            raise TexelError(
-                f"no kernel writes {site.dtype}{list(site.shape)} by whole texels; keep it in a buffer",
-                site,
+        return whole or (self.width == 1 and site.shape[site.layout.order[-1]] == 1)
+
+    def _store_texel(self, site: Site, indices: Sequence[Index], scalar: Scalar) -> None:
+        """Add the statements that write a texel."""
+        if not self.fills_texels(site, indices):
+            raise LoweringError(
+                f"no kernel writes {site.dtype}{list(site.shape)} by whole texels; keep it in a buffer"
             )
-        value = self.value(scalar, wide=True) if whole else f"(float4)({self.value(scalar)}, 0, 0, 0)"
+        x, y, _ = texel_of(site, indices)
+        wide = self.width == LANES
+        value = self.value(scalar, wide=True) if wide else f"(float4)({self.value(scalar)}, 0, 0, 0)"
         across, down = self.integer(x), self.integer(y)
         width, height = site.layout.extent(site.shape)
         self.check(site, across, width)  # OpenCL drops writes outside an image silently
         self.check(site, down, height)
         self.lines.append(f"write_imagef({site.name}, (int2)({across}, {down}), {value});")
+
+
+def writes_texels(site: Site, indices: Sequence[Index], lane: Axis | None, width: int) -> bool:
+    """Return whether a kernel whose `width` lanes lie along a loop writes an image by whole texels."""
+    renderer = Renderer(lambda _: site, lane if width > 1 else None, width)
+    return renderer.fills_texels(site, [renderer.widened(index) for index in indices])
 
 
 def texel_of(site: Site, indices: Sequence[Index]) -> tuple[Index, Index, Index]:

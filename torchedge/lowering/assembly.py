@@ -6,16 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchedge.errors import InputError
-from torchedge.expressions.rendering import TexelError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.joined_rows import join_rows
-from torchedge.lowering.kernels.contractions import write_contraction
-from torchedge.lowering.kernels.pointwise import gather_updates, write_pointwise, write_updates
-from torchedge.lowering.kernels.rows import write_rows
+from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
+from torchedge.lowering.kernels.pointwise import gather_updates, write_updates
 from torchedge.lowering.kernels.sources import KernelSource
-from torchedge.lowering.nodes import Contraction, Node, Pointwise, Rows
+from torchedge.lowering.nodes import Contraction, Node, Pointwise
 from torchedge.lowering.placement import (
     as_images,
     place_tensors,
@@ -24,7 +22,8 @@ from torchedge.lowering.placement import (
     store_weights_half,
 )
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
-from torchedge.lowering.targets import Schedule, Target, target_of
+from torchedge.lowering.schedules import Schedule, default_schedule
+from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, split_reductions, translate
 from torchedge.textures.layouts import Layout, row_major
 
@@ -137,35 +136,25 @@ def write_kernels(
     groups: Sequence[FusionGroup],
     layouts: dict[Node, Layout],
     target: Target,
-    schedule: Schedule | None = None,
+    schedules: Mapping[FusionGroup, Schedule] | None = None,
 ) -> list[KernelSource]:
     """Return the kernels of groups, in order.
 
     A result that lies in an image which its kernel cannot write by whole texels goes to a buffer: `layouts`
-    is changed. schedule: of contractions, by default the one that suits the target.
+    is changed. schedules: by group, where they are not the defaults of the target.
     """
-    sources: list[KernelSource] = []
+    drafts = []
     for group in groups:
-        while True:
-            try:
-                sources += _write_group(group, layouts, target, schedule)
-                break
-            except TexelError as error:
-                unfit = [n for n in group.stored if layouts[n] is error.site.layout] or list(group.stored)
-                if all(layouts[node].storage == "buffer" for node in unfit):
-                    raise
-                for node in unfit:
-                    layouts[node] = Layout(layouts[node].order)
-    return sources
-
-
-def _write_group(
-    group: FusionGroup, layouts: Mapping[Node, Layout], target: Target, schedule: Schedule | None
-) -> Sequence[KernelSource]:
-    if isinstance(group.host, Contraction):
-        return write_contraction(group, layouts, target, schedule)
-    write = write_rows if isinstance(group.host, Rows) else write_pointwise
-    return [write(group, layouts, target)]
+        nest = nest_of(group, layouts)
+        chosen = (schedules or {}).get(group) or default_schedule(nest.extents, target)
+        for node in beyond_texels(group, nest, layouts, chosen, target):
+            layouts[node] = Layout(layouts[node].order)
+        drafts.append((group, nest, chosen))
+    return [
+        kernel
+        for group, nest, chosen in drafts
+        for kernel in write_kernel(group, nest, layouts, chosen, target)
+    ]
 
 
 def _tensors(

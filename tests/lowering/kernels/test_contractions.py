@@ -14,13 +14,14 @@ from torchedge.lowering.building import contraction, elementwise
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.rules.convolution import y_of
 from torchedge.lowering.rules.taps import Taps
-from torchedge.lowering.targets import LARGE, MIDDLE, NARROW, SMALL, TARGETS, TILE, Schedule
+from torchedge.lowering.schedules import LARGE, MIDDLE, NARROW, SMALL, TILE, ContractionSchedule
+from torchedge.lowering.targets import TARGETS
 from torchedge.textures.layouts import PATTERNS
 
 pytest.importorskip("pyopencl")
 
-PANEL = Schedule("panel", 8, 32, 16, 4, 2, 8)
-LOCAL = Schedule("local", 32, 16, 8, 4, 1, 4)
+PANEL = ContractionSchedule("panel", 8, 32, 16, 4, 2, 8)
+LOCAL = ContractionSchedule("local", 32, 16, 8, 4, 1, 4)
 SCHEDULES = {
     "cpu": ("cpu", None),
     "panel": ("cpu", PANEL),

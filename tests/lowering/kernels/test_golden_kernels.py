@@ -15,7 +15,7 @@ from oracles.rule_checks import apply
 
 from torchedge.lowering.building import contraction, elementwise
 from torchedge.lowering.nodes import Stored
-from torchedge.lowering.targets import NARROW, SMALL, TILE, Schedule
+from torchedge.lowering.schedules import NARROW, SMALL, TILE, ContractionSchedule
 
 ATEN = torch.ops.aten
 MORE = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
@@ -76,7 +76,7 @@ CASES = {
     "pooling_cpu": (pooling, "cpu", None),
     "convolution_panel": (convolution, "cpu", None),
     "gradient_panel": (gradient, "cpu", None),
-    "update_panel": (update, "cpu", Schedule("panel", 16, 32, 64, 8, 2, 16, slices=2)),
+    "update_panel": (update, "cpu", ContractionSchedule("panel", 16, 32, 64, 8, 2, 16, slices=2)),
     "convolution_local": (convolution, "gpu", SMALL),
     "gradient_local": (gradient, "gpu", SMALL),
     "convolution_register": (convolution, "mobile", TILE),

@@ -17,7 +17,8 @@ from torchedge.lowering.kernels.loading import TURN, loading_size, slot_numbers,
 from torchedge.lowering.kernels.pointwise import write_updates
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
-from torchedge.lowering.targets import NARROW, SMALL, TARGETS, TILE, Schedule
+from torchedge.lowering.schedules import NARROW, SMALL, TILE, ContractionSchedule
+from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.translation import Translation
 from torchedge.textures.layouts import Layout, row_major
 
@@ -67,8 +68,8 @@ def activation(count=1001):
 
 
 CASES = {
-    "panel": (product, "cpu", Schedule("panel", 8, 32, 16, 4, 2, 8)),
-    "panel in slices": (product, "cpu", Schedule("panel", 8, 32, 16, 4, 2, 8, slices=3)),
+    "panel": (product, "cpu", ContractionSchedule("panel", 8, 32, 16, 4, 2, 8)),
+    "panel in slices": (product, "cpu", ContractionSchedule("panel", 8, 32, 16, 4, 2, 8, slices=3)),
     "panel of a convolution": (convolution, "cpu", None),
     "local": (product, "gpu", SMALL),
     "local in slices": (product, "gpu", replace(SMALL, slices=2)),

@@ -24,23 +24,18 @@ from torchedge.lowering.kernels.products import (
     Product,
     Texts,
     last_of,
-    multiple,
     places,
-    product_of,
     size,
     widest,
 )
 from torchedge.lowering.kernels.sources import KernelSource, arguments_of, fill
 from torchedge.lowering.nodes import Contraction, Node, Stored
-from torchedge.lowering.targets import Extents, Kind, Schedule, Target, default_schedule
+from torchedge.lowering.schedules import PAD, ContractionSchedule, multiple
+from torchedge.lowering.targets import Kind, Target
 from torchedge.textures.layouts import Layout, row_major
 
 SLICE = Axis("part", 1 << 16)
 """The loop over the slices of a split-K contraction."""
-PAD = 4
-"""Elements between the lines of a block that is written across: lanes then use different banks."""
-REGISTER_GROUP = (16, 8)
-"""Largest work-group of a "register" schedule: along columns, along rows."""
 
 _Sizes = tuple[int, int, int]
 
@@ -56,18 +51,18 @@ class _Filling:
 
 
 def write_contraction(
-    group: FusionGroup, layouts: Mapping[Node, Layout], target: Target, schedule: Schedule | None = None
+    group: FusionGroup,
+    product: Product,
+    layouts: Mapping[Node, Layout],
+    schedule: ContractionSchedule,
+    target: Target,
 ) -> tuple[KernelSource, ...]:
     """Return the kernels of a group whose host is a contraction: one, or two where it is split (split-K).
 
     The slices of a split contraction lie in a tensor of their own: a bare Node, row-major, that the first
-    kernel writes and the second one reads. schedule: None for the default of the device class.
+    kernel writes and the second one reads.
     """
     host = group.host
-    assert isinstance(host, Contraction)
-    product = product_of(group, arguments_of(group.stored, list(group.reads), layouts))
-    itemsize = max(4, ITEM_SIZES[host.dtype])  # half precision is summed in single
-    schedule = schedule or default_schedule(Extents(*product.sizes, itemsize, product.run), target)
     chunks = _CHUNKS[schedule.kind](product, schedule)
     chunks_a_slice = -(-chunks // schedule.slices)
     schedule = replace(schedule, slices=-(-chunks // chunks_a_slice))  # no slice is empty
@@ -91,7 +86,7 @@ def _position(loops: Loops) -> Index:
 def _main(
     group: FusionGroup,
     product: Product,
-    schedule: Schedule,
+    schedule: ContractionSchedule,
     written: Mapping[Node, Stored | None],
     layouts: Mapping[Node, Layout],
     checks: bool,
@@ -136,7 +131,7 @@ def _main(
 def _sum(
     group: FusionGroup,
     product: Product,
-    schedule: Schedule,
+    schedule: ContractionSchedule,
     slice_: Read,
     layouts: Mapping[Node, Layout],
     target: Target,
@@ -188,7 +183,7 @@ def _epilogue(product: Product, texts: Texts, column: str, vector: int) -> Opera
 # "panel" ------------------------------------------------------------------------------------------------
 
 
-def _panel(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
+def _panel(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Filling:
     """Fill `contraction_panel.cl.jinja`: a work-item a block."""
     batch, rows, cols, _ = product.sizes
     epilogue = _epilogue(product, texts, "col0 + c", schedule.vector)
@@ -218,7 +213,7 @@ def _panel(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
     return _Filling(values, (first, second, batch * schedule.slices), (1, 1, 1), arrays)
 
 
-def _panel_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
+def _panel_cut(inner: Loops, schedule: ContractionSchedule) -> dict[str, int]:
     """Cut the inner loops into chunks of about `depth` points: whole innermost loops, or pieces of one."""
     inner_size, outer_size = (inner[-1].extent if inner else 1), size(inner[:-1])
     if inner_size <= schedule.depth:
@@ -240,7 +235,7 @@ def _panel_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
     }
 
 
-def _panel_a(product: Product, schedule: Schedule, texts: Texts) -> OperandText:
+def _panel_a(product: Product, schedule: ContractionSchedule, texts: Texts) -> OperandText:
     """Read along the inner loop, or along rows where only those are neighbours in memory."""
     deepest, last = last_of(product.inner), last_of(product.rows)
     along_inner = deepest in product.a_contiguous or last not in product.a_contiguous
@@ -255,7 +250,7 @@ def _panel_a(product: Product, schedule: Schedule, texts: Texts) -> OperandText:
     )
 
 
-def _panel_b(product: Product, schedule: Schedule, texts: Texts) -> OperandText:
+def _panel_b(product: Product, schedule: ContractionSchedule, texts: Texts) -> OperandText:
     """Read along columns, or along the inner loop where only its points are neighbours in memory."""
     deepest, last = last_of(product.inner), last_of(product.cols)
     if deepest in product.b_contiguous and last not in product.b_contiguous:
@@ -291,7 +286,7 @@ class _Depth:
     tail: int
 
 
-def _local(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
+def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Filling:
     """Fill `contraction_local.cl.jinja`: a work-group a block, all in the dimension without a limit."""
     batch, rows, cols, _ = product.sizes
     depth = _depth_of(product.inner, schedule.depth)
@@ -346,7 +341,9 @@ def _depth_of(inner: Loops, step: int) -> _Depth:
     return _Depth(False, 1, blocks, 0 if blocks * step == whole else whole)
 
 
-def _local_read(product: Product, schedule: Schedule, texts: Texts, depth: _Depth, rows: bool) -> OperandText:
+def _local_read(
+    product: Product, schedule: ContractionSchedule, texts: Texts, depth: _Depth, rows: bool
+) -> OperandText:
     """Read along the loop whose points are neighbours in memory, along the inner one where none are."""
     operand, loops = (product.a, product.rows) if rows else (product.b, product.cols)
     contiguous = product.a_contiguous if rows else product.b_contiguous
@@ -382,13 +379,13 @@ class _Tile:
     texts: Sequence[Sequence[str]] = ()
 
 
-def _register(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
+def _register(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Filling:
     """Fill `contraction_register.cl.jinja`: a work-item a tile."""
     batch, rows, cols, _ = product.sizes
     deepest = last_of(product.inner)
     a = _tile(product.a, product.rows, deepest, product.a_contiguous, schedule.tile_rows, texts)
     b = _tile(product.b, product.cols, deepest, product.b_contiguous, schedule.tile_cols, texts)
-    step = max(a.depth, b.depth)
+    step = max(a.depth, b.depth) * schedule.unroll
     a_texts = [[_element(a, "a", i, k) for k in range(step)] for i in range(schedule.tile_rows)]
     b_texts = [[_four(b, "b", j, k, texts.type) for k in range(step)] for j in range(schedule.vectors)]
     values = {
@@ -402,7 +399,7 @@ def _register(product: Product, schedule: Schedule, texts: Texts) -> _Filling:
         **_register_cut(product.inner, schedule),
     }
     across, down = -(-cols // schedule.tile_cols), -(-rows // schedule.tile_rows)
-    group = [min(m, 1 << (n - 1).bit_length()) for m, n in zip(REGISTER_GROUP, (across, down), strict=True)]
+    group = [min(m, 1 << (n - 1).bit_length()) for m, n in zip(schedule.group, (across, down), strict=True)]
     sizes = (multiple(across, group[0]), multiple(down, group[1]), batch * schedule.slices)
     return _Filling(values, sizes, (group[0], group[1], 1), {})
 
@@ -438,11 +435,11 @@ def _four(tile: _Tile, letter: str, vector: int, k: int, kind: str) -> str:
     return f"({kind}{LANES})({', '.join(values)})"
 
 
-def _register_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
+def _register_cut(inner: Loops, schedule: ContractionSchedule) -> dict[str, int]:
     """Cut the inner loops into rounds of the outer ones; for more slices, the innermost loop into pieces."""
     inner_size, outer_size = (inner[-1].extent if inner else 1), size(inner[:-1])
     pieces = max(1, -(-schedule.slices // outer_size))
-    piece = multiple(-(-inner_size // pieces), LANES)
+    piece = multiple(-(-inner_size // pieces), LANES * schedule.unroll)
     pieces = -(-inner_size // piece)
     chunks = outer_size * pieces
     return {
@@ -454,12 +451,12 @@ def _register_cut(inner: Loops, schedule: Schedule) -> dict[str, int]:
     }
 
 
-_FILLINGS: Mapping[Kind, Callable[[Product, Schedule, Texts], _Filling]] = {
+_FILLINGS: Mapping[Kind, Callable[[Product, ContractionSchedule, Texts], _Filling]] = {
     "panel": _panel,
     "local": _local,
     "register": _register,
 }
-_CHUNKS: Mapping[Kind, Callable[[Product, Schedule], int]] = {
+_CHUNKS: Mapping[Kind, Callable[[Product, ContractionSchedule], int]] = {
     "panel": lambda product, schedule: _panel_cut(product.inner, schedule)["chunks"],
     "local": lambda product, schedule: _depth_of(product.inner, schedule.depth).blocks,
     "register": lambda product, schedule: _register_cut(product.inner, schedule)["chunks"],

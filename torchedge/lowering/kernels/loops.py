@@ -16,6 +16,9 @@ from torchedge.lowering.fusion import Computed
 from torchedge.lowering.kernels.sources import Arguments
 from torchedge.lowering.nodes import Node
 
+Stores = Sequence[tuple[Node, Computed]]
+"""What a kernel writes: tensors, and their values at a point of its loops."""
+
 
 def strides_of(offset: Index) -> dict[Axis, int]:
     """Return by how much an offset grows with each axis, where that is one number."""
@@ -92,17 +95,7 @@ def accessed(*bodies: Scalar) -> list[Index]:
     return indices
 
 
-def width_of(extent: int, widest: int) -> int:
-    """Return the widest vector (a power of two) that divides an extent."""
-    width = widest
-    while extent % width:
-        width //= 2
-    return width
-
-
-def every_offset(
-    values: Sequence[Scalar], stores: Sequence[tuple[Node, Computed]], arguments: Arguments
-) -> list[Index]:
+def every_offset(values: Sequence[Scalar], stores: Stores, arguments: Arguments) -> list[Index]:
     """Return all index arithmetic of a kernel: offsets of reads and writes, bounds, positions."""
     offsets = [offset_of(arguments.sites[n], c.element) for n, c in stores]
     for scalar in walk(*values):
@@ -111,20 +104,22 @@ def every_offset(
     return offsets + accessed(*values)
 
 
-def write_all(
-    renderer: Renderer,
-    stores: Sequence[tuple[Node, Computed]],
-    arguments: Arguments,
-    moved: Mapping[Axis, Index],
-) -> None:
-    """Add the statements that compute and then write every stored tensor at one point of the loops."""
+def in_loops(stores: Stores, moved: Mapping[Axis, Index]) -> Stores:
+    """Return what is stored in terms of a kernel's loops. moved: the host's axes in terms of them."""
     memo: dict[Scalar, Scalar] = {}
-    values = [substitute(c.value, moved, known=memo) for _, c in stores]
-    for value in values:  # all reads before the first write: a tensor may be overwritten in place
-        renderer.value(value)
-    for (node, item), value in zip(stores, values, strict=True):
-        element = [i.substitute(moved) for i in item.element]
-        renderer.store(arguments.sites[node], element, value)
+    moved_stores = []
+    for node, item in stores:
+        element = tuple([i.substitute(moved) for i in item.element])
+        moved_stores.append((node, Computed(substitute(item.value, moved, known=memo), element)))
+    return tuple(moved_stores)
+
+
+def write_all(renderer: Renderer, stores: Stores, arguments: Arguments) -> None:
+    """Add the statements that compute and then write every stored tensor at one point of the loops."""
+    for _, item in stores:  # all reads before the first write: a tensor may be overwritten in place
+        renderer.value(item.value)
+    for node, item in stores:
+        renderer.store(arguments.sites[node], item.element, item.value)
 
 
 def work_of(values: Sequence[Scalar]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from torchedge.expressions.dialect import offset_of
 from torchedge.expressions.indices import Axis
@@ -11,11 +12,12 @@ from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import (
+    Stores,
     every_offset,
+    in_loops,
     in_memory_order,
     joined,
     strides_of,
-    width_of,
     work_of,
     write_all,
 )
@@ -25,10 +27,10 @@ from torchedge.lowering.kernels.sources import (
     KernelSource,
     arguments_of,
     declared,
-    group_size,
     spread,
 )
 from torchedge.lowering.nodes import Node, Pointwise, Stored
+from torchedge.lowering.schedules import PointwiseExtents, PointwiseSchedule, group_size, width_of
 from torchedge.lowering.targets import Target
 from torchedge.textures.layouts import Layout
 
@@ -39,50 +41,76 @@ MOST_ARGUMENTS = 96
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
-    """One element-wise group as statements, `width` neighbours of the innermost loop at a time."""
+class PointwiseNest:
+    """The loops of an element-wise kernel, in the order in which its first result lies; what it stores."""
 
     loops: tuple[Axis, ...]
-    width: int
-    lines: list[str]
-    flops: int
+    stores: Stores
 
     @property
-    def counts(self) -> dict[Axis, int]:
-        """Work-items along the innermost loop."""
-        return {self.loops[-1]: self.loops[-1].extent // self.width} if self.loops else {}
+    def extents(self) -> PointwiseExtents:
+        """Sizes of the loops."""
+        return PointwiseExtents(tuple([axis.extent for axis in self.loops]))
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of a launch."""
+        return work_of([c.value for _, c in self.stores]) * prod(self.extents.loops)
+
+    def lines(
+        self, arguments: Arguments, width: int, helpers: dict[str, None], prefix: str = "v"
+    ) -> list[str]:
+        """Return the statements of `width` neighbours of the innermost loop; add the `helpers` they need."""
+        lane = self.loops[-1] if width > 1 else None
+        renderer = Renderer(arguments.site_of, lane, width, helpers=helpers, prefix=prefix)
+        write_all(renderer, self.stores, arguments)
+        return renderer.lines
+
+    def counts(self, width: int) -> dict[Axis, int]:
+        """Return the vectors along the innermost loop."""
+        return {self.loops[-1]: self.loops[-1].extent // width} if self.loops else {}
 
 
-def _section_of(
-    group: FusionGroup, arguments: Arguments, target: Target, helpers: dict[str, None], prefix: str = "v"
-) -> _Section:
-    """Return an element-wise group as statements; the helpers that they need are added to `helpers`."""
+def pointwise_nest(group: FusionGroup, arguments: Arguments) -> PointwiseNest:
+    """Return the loops of an element-wise group."""
     host = group.host
     assert isinstance(host, Pointwise)
     stores = [(node, group.computed[node]) for node in group.stored]
     node, first = stores[0]
     order = in_memory_order(host.axes, strides_of(offset_of(arguments.sites[node], first.element)))
-    values = [c.value for _, c in stores]
-    loops, moved = joined(order, every_offset(values, stores, arguments))
-    width = width_of(loops[-1].extent if loops else 1, target.vector)
-    lane = loops[-1] if width > 1 else None
-    renderer = Renderer(arguments.site_of, lane, width, helpers=helpers, prefix=prefix)
-    write_all(renderer, stores, arguments, moved)
-    return _Section(loops, width, renderer.lines, work_of(values) * host.numel)
+    loops, moved = joined(order, every_offset([c.value for _, c in stores], stores, arguments))
+    return PointwiseNest(loops, in_loops(stores, moved))
 
 
-def write_pointwise(group: FusionGroup, layouts: Mapping[Node, Layout], target: Target) -> KernelSource:
+def write_pointwise(
+    group: FusionGroup,
+    nest: PointwiseNest,
+    layouts: Mapping[Node, Layout],
+    schedule: PointwiseSchedule,
+    checks: bool = False,
+) -> KernelSource:
     """Return the kernel of an element-wise group."""
-    arguments = arguments_of(group.stored, list(group.reads), layouts, target.checks)
+    arguments = arguments_of(group.stored, list(group.reads), layouts, checks)
     arguments = replace(arguments, in_place=_in_place_pairs(group, arguments))
     body = Body()
-    section = _section_of(group, arguments, target, body.helpers)
-    items = spread(section.loops, section.counts, target)
-    body.add(*items.statements, "", *section.lines)
+    lines = nest.lines(arguments, schedule.vector, body.helpers)
+    loops, counts = nest.loops, nest.counts(schedule.vector)
+    if schedule.items > 1:
+        last = loops[-1]
+        step = counts[last] // schedule.items
+        first = Axis("first", last.extent)
+        items = spread((*loops[:-1], first), {first: step}, schedule.group)
+        body.add(*items.statements, "", "#pragma unroll")
+        head = f"for (int {last.name} = first; {last.name} < {counts[last]}; {last.name} += {step})"
+        with body.block(head):
+            body.add(*lines)
+    else:
+        items = spread(loops, counts, schedule.group)
+        body.add(*items.statements, "", *lines)
     kernel = arguments.kernel(
         body.text("pointwise", arguments),
         "pointwise",
-        section.flops,
+        nest.flops,
         f"element by element for {group.scope or 'the step'}",
     )
     return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
@@ -153,18 +181,20 @@ def write_updates(
     body.add("int item = get_global_id(0);")
     total = flops = 0
     for number, group in enumerate(batch):
-        section = _section_of(group, arguments, target, body.helpers, f"v{number}_")
+        nest = pointwise_nest(group, arguments)
+        width = width_of(nest.loops[-1].extent if nest.loops else 1, target.vector)
+        lines, counts = nest.lines(arguments, width, body.helpers, f"v{number}_"), nest.counts(width)
         axes, items = [], 1
-        for axis in reversed(section.loops):
-            size = section.counts.get(axis, axis.extent)
+        for axis in reversed(nest.loops):
+            size = counts.get(axis, axis.extent)
             axes.append((axis.name, f"(item / {items}) % {size}" if items > 1 else f"item % {size}"))
             items *= size
         if len(axes) == 1:
             axes = [(axes[0][0], "item")]
         with body.block(f"if (item < {items})"):
-            body.add(*declared(axes), *section.lines, "return;")
+            body.add(*declared(axes), *lines, "return;")
         body.add(f"item -= {items};")
-        total, flops = total + items, flops + section.flops
+        total, flops = total + items, flops + nest.flops
     text, reference = body.text("updates", arguments), f"{len(batch)} small updates, element by element"
     size = min(group_size(total, target), total)
     return KernelSource(

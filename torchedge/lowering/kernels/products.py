@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -20,10 +20,21 @@ from torchedge.expressions.scalars import (
     substitute,
     walk,
 )
-from torchedge.lowering.fusion import Computed, FusionGroup
-from torchedge.lowering.kernels.loops import accessed, every_offset, in_memory_order, joined, strides_of
+from torchedge.graphs import ITEM_SIZES
+from torchedge.lowering.fusion import FusionGroup
+from torchedge.lowering.kernels.loops import (
+    Stores,
+    accessed,
+    every_offset,
+    in_loops,
+    in_memory_order,
+    joined,
+    strides_of,
+    write_all,
+)
 from torchedge.lowering.kernels.sources import Arguments
-from torchedge.lowering.nodes import Contraction, Node
+from torchedge.lowering.nodes import Contraction
+from torchedge.lowering.schedules import ContractionExtents
 
 Loops = tuple[Axis, ...]
 
@@ -36,7 +47,7 @@ class Product:
     memory are joined. stores: what is written, at which element, in terms of the loops and the local `acc`.
     a_contiguous, b_contiguous: the loops along which the operands' neighbours lie side by side in memory.
     skips: bounds outside which `b` is zero for whole runs of columns and of the innermost loop (taps that a
-    phase of a strided convolution's gradient does not use).
+    phase of a strided convolution's gradient does not use). itemsize: bytes of a sum.
     """
 
     batch: Loops
@@ -45,9 +56,10 @@ class Product:
     inner: Loops
     a: Scalar
     b: Scalar
-    stores: tuple[tuple[Node, Computed], ...]
+    stores: Stores
     a_contiguous: frozenset[Axis]
     b_contiguous: frozenset[Axis]
+    itemsize: int
     skips: tuple[Bound, ...] = ()
 
     @property
@@ -61,6 +73,11 @@ class Product:
     def sizes(self) -> tuple[int, int, int, int]:
         """Numbers of batches, rows, columns and inner points."""
         return size(self.batch), size(self.rows), size(self.cols), size(self.inner)
+
+    @property
+    def extents(self) -> ContractionExtents:
+        """Sizes for schedules."""
+        return ContractionExtents(*self.sizes, self.itemsize, self.run, last_of(self.inner).extent)
 
 
 def size(loops: Loops) -> int:
@@ -92,9 +109,7 @@ def product_of(group: FusionGroup, arguments: Arguments) -> Product:
         renamed[letter], step = _joined_as(letter, loops, indices)
         indices = [i.substitute(step) for i in indices]
         moved |= step
-    memo: dict[Scalar, Scalar] = {}
-    a, b = (substitute(operand, moved, known=memo) for operand in (a, b))
-    stores_moved = tuple([(n, _moved(item, moved, memo)) for n, item in stores])
+    a, b = (substitute(operand, moved) for operand in (a, b))
     return Product(
         renamed["b"],
         renamed["r"],
@@ -102,9 +117,10 @@ def product_of(group: FusionGroup, arguments: Arguments) -> Product:
         renamed["k"],
         a,
         b,
-        stores_moved,
+        in_loops(stores, moved),
         _contiguous(a, arguments),
         _contiguous(b, arguments),
+        max(4, ITEM_SIZES[host.dtype]),
         _skips(b, {*renamed["b"], *renamed["c"][:-1], *renamed["k"][:-1]}),
     )
 
@@ -118,11 +134,6 @@ def _skips(b: Scalar, uniform: set[Axis]) -> tuple[Bound, ...]:
 
 def _fetches(index: Index) -> bool:
     return any(isinstance(atom, Fetched) for atom in atoms_of(index))
-
-
-def _moved(item: Computed, moved: Mapping[Axis, Index], memo: dict[Scalar, Scalar]) -> Computed:
-    element = tuple([i.substitute(moved) for i in item.element])
-    return Computed(substitute(item.value, moved, known=memo), element)
 
 
 def _roles(loops: Loops, a: Scalar, b: Scalar) -> tuple[Loops, Loops, Loops]:
@@ -166,11 +177,6 @@ def _joined_as(letter: str, loops: Loops, indices: Sequence[Index]) -> tuple[Loo
     names = {x: Axis(f"{letter}{k}", x.extent) for k, x in enumerate(merged)}
     rename = {old: of(new) for old, new in names.items()}
     return tuple(names.values()), {x: i.substitute(rename) for x, i in moved.items()}
-
-
-def multiple(number: int, step: int) -> int:
-    """Return the smallest multiple of a step that is not below a number."""
-    return -(-number // step) * step
 
 
 def last_of(loops: Loops) -> Axis:
@@ -252,13 +258,10 @@ class Texts:
         place = places(product.cols, "col0")
         return replace(self.read(test, None, 1), place=tuple(place))
 
-    def write(self, stores: Sequence[tuple[Node, Computed]], lane: Axis | None, width: int) -> OperandText:
+    def write(self, stores: Stores, lane: Axis | None, width: int) -> OperandText:
         """Return the statements that store everything made of the local `acc`, `width` neighbours at once."""
         renderer = self._renderer(lane, width)
-        for _, item in stores:  # all reads before the first write: a tensor may be overwritten in place
-            renderer.value(item.value)
-        for node, item in stores:
-            renderer.store(self.arguments.sites[node], item.element, item.value)
+        write_all(renderer, stores, self.arguments)
         return OperandText(tuple(renderer.lines), "", renderer.type_of(self.dtype), width, False)
 
     def _renderer(self, lane: Axis | None, width: int) -> Renderer:

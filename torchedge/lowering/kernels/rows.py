@@ -18,11 +18,12 @@ from torchedge.expressions.scalars import Local, Read, Scalar, substitute, walk
 from torchedge.lowering.fusion import Computed, FusionGroup
 from torchedge.lowering.kernels.loading import TURN
 from torchedge.lowering.kernels.loops import (
+    Stores,
     every_offset,
+    in_loops,
     in_memory_order,
     joined,
     strides_of,
-    width_of,
     work_of,
     write_all,
 )
@@ -36,13 +37,11 @@ from torchedge.lowering.kernels.sources import (
     spread,
 )
 from torchedge.lowering.nodes import Node, ReduceKind, Rows, Stage
-from torchedge.lowering.targets import Target
+from torchedge.lowering.schedules import RowsExtents, RowsSchedule
 from torchedge.textures.layouts import Layout
 
 LONG = 64
 """Rounds of a loop above which sums are compensated for rounding errors."""
-SHORT = 16
-"""Largest number of rounds of a loop that is unrolled."""
 
 _SCALAR_BYTES = {"float": 4, "double": 8, "long": 8, "int": 4, "uint": 4}
 
@@ -56,49 +55,92 @@ _JOIN = {
 }
 _OF_WHOLE = {"max": "({1} > {0}) ? {1} : {0}", "min": "({1} < {0}) ? {1} : {0}"}
 
-_Stores = Sequence[tuple[Node, Computed]]
 
+@dataclass(frozen=True, slots=True)
+class RowsNest:
+    """The loops of reductions over rows, in the order in which the largest operand lies.
 
-@dataclass(slots=True)
-class _Nest:
-    """The loop nest of one kernel: loops over rows and within them, lanes, and its statements.
-
-    moved: the host's axes in terms of these loops. order: the host's inner axes. along: the lanes lie along a
-    row. members: work-items that share a row. uniform: variables that are the same in all lanes.
+    rows, inner: loops over rows and within them. bodies, stores: reduced values and results in terms of these
+    loops. position: of an element among the host's inner axes, row-major. along: neighbours in memory belong
+    to one row. searches: a reduction looks for a position.
     """
 
     rows: tuple[Axis, ...]
     inner: tuple[Axis, ...]
-    moved: dict[Axis, Index]
-    order: tuple[Axis, ...]
-    lane: Axis | None
-    width: int
+    bodies: tuple[Scalar, ...]
+    stores: Stores
+    position: Index
     along: bool
-    members: int
+    searches: bool
+
+    @property
+    def extents(self) -> RowsExtents:
+        """Sizes of the loops."""
+        rows, inner = (tuple([axis.extent for axis in loops]) for loops in (self.rows, self.inner))
+        return RowsExtents(rows, inner, self.along, self.searches)
+
+    def lane(self, along: bool) -> Axis | None:
+        """Return the loop whose neighbours are the lanes."""
+        loops = self.inner if along else self.rows
+        return loops[-1] if loops else None
+
+    def split_stores(self) -> tuple[Stores, Stores]:
+        """Return the results with a value for each element of a row, and those with one for a row."""
+        inner = set(self.inner)
+        by_row: list[tuple[Node, Computed]] = []
+        by_element: list[tuple[Node, Computed]] = []
+        for node, item in self.stores:
+            used = set[Axis]().union(*[axes_of(i) for i in item.element])
+            (by_element if used & inner else by_row).append((node, item))
+        return by_element, by_row
+
+
+@dataclass(slots=True)
+class _Text:
+    """The statements of one kernel over rows. uniform: variables that are the same in all lanes."""
+
+    nest: RowsNest
+    schedule: RowsSchedule
     arguments: Arguments
     body: Body = field(default_factory=Body)
     uniform: set[str] = field(default_factory=set)
     shared: list[tuple[str, str]] = field(default_factory=list)
     scopes: int = 0
 
+    @property
+    def width(self) -> int:
+        """Number of lanes."""
+        return self.schedule.vector
+
+    @property
+    def along(self) -> bool:
+        """Whether the lanes are neighbours in one row."""
+        return self.schedule.along
+
+    @property
+    def members(self) -> int:
+        """Work-items that share a row."""
+        return self.schedule.members
+
     def renderer(self, width: int, lines: list[str]) -> Renderer:
         """Return a new scope whose statements go to `lines`."""
         self.scopes += 1
-        lane = self.lane if width > 1 else None
+        lane = self.nest.lane(self.along) if width > 1 else None
         prefix, uniform = f"v{self.scopes}_", frozenset(self.uniform)
         return Renderer(self.arguments.site_of, lane, width, lines, self.body.helpers, prefix, uniform)
 
     def loop(self, statements: Callable[[int], Sequence[str]], width: int) -> None:
         """Add the loops over a row around `statements(width)`; the remainder of a row follows at width 1."""
-        rounds = prod([axis.extent for axis in self.inner]) // (width if self.along else 1)
-        turn = [TURN] if rounds > SHORT else []
+        inner = self.nest.inner
+        rounds = prod([axis.extent for axis in inner]) // (width if self.along else 1)
+        turn = [TURN] if rounds > self.schedule.unroll else []
         with ExitStack() as stack:
-            for axis in self.inner[:-1] if self.along else self.inner:
+            for axis in inner[:-1] if self.along else inner:
                 stack.enter_context(self.body.block(self._head(axis, axis.extent)))
-            if not (self.along and self.inner):
+            if not (self.along and inner):
                 self.body.add(*turn, *statements(width))
                 return
-            last = self.inner[-1]
+            last = inner[-1]
             blocks, remainder = divmod(last.extent, width)
             with self.body.block(self._head(last, blocks)):
                 self.body.add(*turn, *statements(width))
@@ -113,41 +155,47 @@ class _Nest:
         name = axis.name
         if axis is self._shared_axis:
             return f"for (int {name} = member; {name} < {rounds}; {name} += {self.members})"
-        unroll = "#pragma unroll\n  " if rounds <= SHORT else ""
+        unroll = "#pragma unroll\n  " if rounds <= self.schedule.unroll else ""
         return f"{unroll}for (int {name} = 0; {name} < {rounds}; ++{name})"
 
     @property
     def _shared_axis(self) -> Axis | None:
         """The loop whose rounds the members of a work-group share: the longest one."""
-        if self.members == 1 or not self.inner:
+        inner = self.nest.inner
+        if self.members == 1 or not inner:
             return None
-        last = self.inner[-1]
-        return max(self.inner, key=lambda a: a.extent // self.width if a is last else a.extent)
+        return max(inner, key=lambda a: a.extent // self.width if a is inner[-1] else a.extent)
 
 
-def write_rows(group: FusionGroup, layouts: Mapping[Node, Layout], target: Target) -> KernelSource:
+def write_rows(
+    group: FusionGroup,
+    nest: RowsNest,
+    layouts: Mapping[Node, Layout],
+    schedule: RowsSchedule,
+    checks: bool = False,
+) -> KernelSource:
     """Return the kernel of a group whose host reduces rows."""
     host = group.host
     assert isinstance(host, Rows)
-    arguments = arguments_of(group.stored, list(group.reads), layouts, target.checks)
-    nest = _nest_of(group, host, arguments, target)
-    for stages in _rounds(host.stages, group.bodies):
-        _reduce(nest, stages)
-    _store(nest, group, host)
-    items = _work_items(nest, target)
-    body, attributes = Body(helpers=nest.body.helpers), ""
-    if nest.members > 1:
-        attributes = f"__attribute__((reqd_work_group_size({nest.members}, 1, 1))) "
+    arguments = arguments_of(group.stored, list(group.reads), layouts, checks)
+    text = _Text(nest, schedule, arguments)
+    for stages in _rounds(host.stages, nest.bodies):
+        _reduce(text, stages)
+    _store(text)
+    items = _work_items(text)
+    body, attributes = Body(helpers=text.body.helpers), ""
+    if text.members > 1:
+        attributes = f"__attribute__((reqd_work_group_size({text.members}, 1, 1))) "
         body.add("const int member = get_local_id(0);")
-        body.add(*[f"__local {kind} {name}[{nest.members}];" for kind, name in nest.shared])
-    body.add(*items.statements, "", *nest.body.lines)
+        body.add(*[f"__local {kind} {name}[{text.members}];" for kind, name in text.shared])
+    body.add(*items.statements, "", *text.body.lines)
     elements = host.numel * prod([a.extent for a in host.inner])
     kernel = arguments.kernel(
         body.text("rows", arguments, attributes),
         host.name,
         (work_of(group.bodies) + len(host.stages)) * elements,
         f"{host.name} over rows of {elements // max(1, host.numel)} elements",
-        nest.members * sum(_SCALAR_BYTES[kind] for kind, _ in nest.shared),
+        text.members * sum(_SCALAR_BYTES[kind] for kind, _ in text.shared),
         "hierarchical",
     )
     return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
@@ -166,8 +214,10 @@ def _rounds(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tupl
     return rounds
 
 
-def _nest_of(group: FusionGroup, host: Rows, arguments: Arguments, target: Target) -> _Nest:
-    """Choose loops and lanes by the memory order of the largest operand and of the results."""
+def rows_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
+    """Return the loops of reductions by the memory order of the largest operand and of the results."""
+    host = group.host
+    assert isinstance(host, Rows)
     stores = [(n, group.computed[n]) for n in group.stored]
     strides = _strides(group.bodies, stores, arguments)
     outer, inner = in_memory_order(host.outer, strides), in_memory_order(host.inner, strides)
@@ -179,25 +229,20 @@ def _nest_of(group: FusionGroup, host: Rows, arguments: Arguments, target: Targe
     renamed = {a: _renamed(i, rename) for a, i in moved.items()}
     renamed |= {a: _renamed(i, within) for a, i in moved_inner.items()}
     rows, loops = tuple(rename.values()), tuple(within.values())
+    position = flatten([renamed[a] for a in host.inner], [a.extent for a in host.inner])
+    bodies = tuple([substitute(body, renamed) for body in group.bodies])
     searches = any(s.kind.startswith("arg") for s in host.stages)
     fastest_inner = min([strides.get(a, 1 << 60) for a in host.inner if a.extent > 1], default=1 << 60)
     fastest_outer = min([strides.get(a, 1 << 60) for a in host.outer if a.extent > 1], default=1 << 60)
     along = bool(loops) and (fastest_inner < fastest_outer or not rows)
-    lane = loops[-1] if along else (rows[-1] if rows else None)
-    if along:
-        width = 1 if searches or lane is None else min(target.vector, 1 << (lane.extent.bit_length() - 1))
-    else:
-        width = width_of(lane.extent, target.vector) if lane else 1
-    long_row = along and not searches and prod([a.extent for a in loops]) >= 4 * target.row_group
-    members = target.row_group if long_row else 1
-    return _Nest(rows, loops, renamed, host.inner, lane, width, along, members, arguments)
+    return RowsNest(rows, loops, bodies, in_loops(stores, renamed), position, along, searches)
 
 
 def _renamed(index: Index, names: Mapping[Axis, Axis]) -> Index:
     return index.substitute({old: of(new) for old, new in names.items()})
 
 
-def _strides(bodies: Sequence[Scalar], stores: _Stores, arguments: Arguments) -> dict[Axis, int]:
+def _strides(bodies: Sequence[Scalar], stores: Stores, arguments: Arguments) -> dict[Axis, int]:
     """Return the strides of the host's axes in its largest operand, then in smaller ones, then in results."""
     reads = [s for s in walk(*bodies) if isinstance(s, Read)]
     reads.sort(key=lambda s: -arguments.sites[s.tensor].layout.nbytes(s.tensor.shape, s.dtype))
@@ -209,25 +254,26 @@ def _strides(bodies: Sequence[Scalar], stores: _Stores, arguments: Arguments) ->
     return strides
 
 
-def _reduce(nest: _Nest, stages: Sequence[tuple[Stage, Scalar]]) -> None:
+def _reduce(text: _Text, stages: Sequence[tuple[Stage, Scalar]]) -> None:
     """Add one round of reductions: accumulators, loops over the row, and the join of lanes and members."""
-    body, width = nest.body, nest.width if nest.lane else 1
-    rounds = prod([a.extent for a in nest.inner]) // (width * nest.members if nest.along else 1)
+    body, width, members = text.body, text.width, text.members
+    points = prod([a.extent for a in text.nest.inner])
+    rounds = points // (width * members if text.along else members)
     accumulators = [
-        _Accumulator(s.name, s.kind, s.dtype, value.dtype, width, nest.along, _is_exact(s, value, rounds))
+        _Accumulator(s.name, s.kind, s.dtype, value.dtype, width, text.along, _is_exact(s, value, rounds))
         for s, value in stages
     ]
     for accumulator in accumulators:
         body.add(*accumulator.declare())
-    values = [substitute(value, nest.moved) for _, value in stages]
-    nest.loop(lambda lanes: _accumulate(nest, accumulators, values, lanes), width)
+    values = [value for _, value in stages]
+    text.loop(lambda lanes: _accumulate(text, accumulators, values, lanes), width)
     for accumulator in accumulators:
         body.add(*accumulator.close())
-        if nest.members > 1:
-            nest.shared.append((accumulator.type, f"{accumulator.name}_s"))
-            body.add(*accumulator.share(nest.members))
-        if nest.along:
-            nest.uniform.add(accumulator.name)
+        if members > 1:
+            text.shared.append((accumulator.type, f"{accumulator.name}_s"))
+            body.add(*accumulator.share(members))
+        if text.along:
+            text.uniform.add(accumulator.name)
 
 
 def _is_exact(stage: Stage, body: Scalar, rounds: int) -> bool:
@@ -235,51 +281,45 @@ def _is_exact(stage: Stage, body: Scalar, rounds: int) -> bool:
 
 
 def _accumulate(
-    nest: _Nest, accumulators: Sequence[_Accumulator], bodies: Sequence[Scalar], width: int
+    text: _Text, accumulators: Sequence[_Accumulator], bodies: Sequence[Scalar], width: int
 ) -> list[str]:
     lines: list[str] = []
-    renderer = nest.renderer(width, lines)
+    renderer = text.renderer(width, lines)
     values = [renderer.value(body, wide=True) for body in bodies]
     position = ""
     if any(a.searches for a in accumulators):  # the row-major position among the inner axes
-        place = flatten([nest.moved[a] for a in nest.order], [a.extent for a in nest.order])
-        position = nest.renderer(1, lines).integer(place)
+        position = text.renderer(1, lines).integer(text.nest.position)
     for accumulator, value in zip(accumulators, values, strict=True):
-        lines += accumulator.add(value, position, nest.along and width < nest.width)
+        lines += accumulator.add(value, position, text.along and width < text.width)
     return lines
 
 
-def _store(nest: _Nest, group: FusionGroup, host: Rows) -> None:
+def _store(text: _Text) -> None:
     """Add the statements that write results: one value an element in loops, then one value a row."""
-    inner = {a for a in host.inner if a.extent > 1}
-    by_row: list[tuple[Node, Computed]] = []
-    by_element: list[tuple[Node, Computed]] = []
-    for node in group.stored:
-        item = group.computed[node]
-        used = set().union(*[axes_of(i) for i in item.element])
-        (by_element if used & inner else by_row).append((node, item))
+    by_element, by_row = text.nest.split_stores()
 
-    def statements(stores: _Stores, width: int) -> list[str]:
+    def statements(stores: Stores, width: int) -> list[str]:
         lines: list[str] = []
-        write_all(nest.renderer(width, lines), stores, nest.arguments, nest.moved)
+        write_all(text.renderer(width, lines), stores, text.arguments)
         return lines
 
     if by_element:
-        nest.loop(lambda width: statements(by_element, width), nest.width if nest.lane else 1)
+        text.loop(lambda width: statements(by_element, width), text.width)
     if by_row:
-        with nest.body.block("if (member == 0)") if nest.members > 1 else nullcontext():
-            nest.body.add(*statements(by_row, 1 if nest.along else nest.width))
+        with text.body.block("if (member == 0)") if text.members > 1 else nullcontext():
+            text.body.add(*statements(by_row, 1 if text.along else text.width))
 
 
-def _work_items(nest: _Nest, target: Target) -> WorkItems:
-    if nest.members == 1:
-        counts = {nest.lane: nest.lane.extent // nest.width} if nest.lane and not nest.along else {}
-        return spread(nest.rows, counts, target)
+def _work_items(text: _Text) -> WorkItems:
+    rows, lane = text.nest.rows, text.nest.lane(text.along)
+    if text.members == 1:
+        counts = {lane: lane.extent // text.width} if lane and not text.along else {}
+        return spread(rows, counts, text.schedule.group)
     axes, step = [], 1
-    for axis in reversed(nest.rows):
+    for axis in reversed(rows):
         axes.append((axis.name, f"(get_group_id(0) / {step}) % {axis.extent}"))
         step *= axis.extent
-    return WorkItems(tuple(declared(axes)), (step * nest.members,), (nest.members,))
+    return WorkItems(tuple(declared(axes)), (step * text.members,), (text.members,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import Access, Kernel, LoadClassName
-from torchedge.lowering.targets import Target
+from torchedge.lowering.schedules import launch_sizes, multiple
 from torchedge.textures.layouts import Layout
 
 if TYPE_CHECKING:
@@ -140,13 +139,13 @@ class WorkItems:
     local_size: tuple[int, ...]
 
 
-def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], target: Target) -> WorkItems:
+def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], group: Sequence[int]) -> WorkItems:
     """Spread loops (outermost first) over work-items: the two innermost as dimensions 0 and 1, the rest as 2.
 
-    counts: work-items of an axis where they are not its extent (vectors).
+    counts: work-items of an axis where they are not its extent (vectors). group: the work-group, innermost
+    loop first.
     """
     order = list(reversed(loops))
-    sizes = [counts.get(a, a.extent) for a in order]
     axes = [(a.name, f"get_global_id({k})") for k, a in enumerate(order[:2])]
     rest, step = order[2:], 1
     for number, axis in enumerate(rest):
@@ -155,34 +154,19 @@ def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], target: Target) ->
         last = number == len(rest) - 1
         axes.append((axis.name, text if last else f"({text}) % {size}"))
         step *= size
-    wanted = [*sizes[:2], *([prod(sizes[2:])] if rest else [])] or [1]
-    local, left = [], group_size(prod(wanted), target)
-    for size in wanted:
-        part = min(_power_below(size), left)
-        local.append(part)
-        left //= part
-    padded = [-(-size // part) * part for size, part in zip(wanted, local, strict=True)]
+    wanted = launch_sizes([counts.get(a, a.extent) for a in loops])
+    padded = [multiple(size, part) for size, part in zip(wanted, group, strict=True)]
     guards = [
         f"if (get_global_id({k}) >= {size}) return;"
         for k, (size, p) in enumerate(zip(wanted, padded, strict=True))
         if p != size
     ]
-    return WorkItems((*guards, *declared(axes)), tuple(padded), tuple(local))
+    return WorkItems((*guards, *declared(axes)), tuple(padded), tuple(group))
 
 
 def declared(axes: Sequence[tuple[str, str]]) -> list[str]:
     """Return the statements that declare loop variables, given as (name, value)."""
     return [f"const int {name} = {value};" for name, value in axes]
-
-
-def group_size(items: int, target: Target) -> int:
-    """Return the size of a work-group: the target's, or less where some processors would be idle."""
-    return min(target.group, max(target.least_group, items // target.work_items))
-
-
-def _power_below(size: int) -> int:
-    """Return the size itself where it is small, else the largest power of two that is not above it."""
-    return size if size <= 64 else 1 << (size.bit_length() - 1)
 
 
 @dataclass(slots=True)

@@ -8,11 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchedge.lowering.targets import LARGE, MIDDLE, SMALL, TARGETS, Extents, default_schedule
+from torchedge.lowering.schedules import (
+    LARGE,
+    MIDDLE,
+    SMALL,
+    ContractionExtents,
+    PointwiseExtents,
+    RowsExtents,
+    default_schedule,
+    is_legal,
+)
+from torchedge.lowering.targets import TARGETS
 
 CPU, GPU, MOBILE = TARGETS["cpu"], TARGETS["gpu"], TARGETS["mobile"]
 EXTENTS = st.builds(
-    Extents,
+    ContractionExtents,
     st.sampled_from([1, 12, 64]),
     st.integers(1, 200_000),
     st.integers(1, 5_000),
@@ -54,10 +64,10 @@ def test_tiles_of_a_phone_are_small(extents):
 @pytest.mark.parametrize(
     ("extents", "block"),
     [
-        (Extents(1, 4096, 4096, 4096), LARGE),
-        (Extents(1, 100_352, 64, 576), MIDDLE),
-        (Extents(1, 1024, 1024, 1024), replace(SMALL, slices=1)),
-        (Extents(1, 576, 64, 100_352), replace(SMALL, slices=57)),
+        (ContractionExtents(1, 4096, 4096, 4096), LARGE),
+        (ContractionExtents(1, 100_352, 64, 576), MIDDLE),
+        (ContractionExtents(1, 1024, 1024, 1024), replace(SMALL, slices=1)),
+        (ContractionExtents(1, 576, 64, 100_352), replace(SMALL, slices=57)),
     ],
 )
 def test_gpus_take_the_largest_block_that_fills_them(extents, block):
@@ -66,7 +76,7 @@ def test_gpus_take_the_largest_block_that_fills_them(extents, block):
 
 def test_columns_decide_the_vectors_of_a_cpu():
     def tile(rows, cols):
-        found = default_schedule(Extents(1, rows, cols, 512), CPU)
+        found = default_schedule(ContractionExtents(1, rows, cols, 512), CPU)
         return found.tile_rows, found.vectors, found.vector
 
     assert tile(512, 512) == (8, 2, 16)
@@ -77,5 +87,21 @@ def test_columns_decide_the_vectors_of_a_cpu():
 
 
 def test_a_cpu_with_few_rows_splits_the_inner_loop():
-    found = default_schedule(Extents(1, 16, 512, 4608), CPU)
+    found = default_schedule(ContractionExtents(1, 16, 512, 4608), CPU)
     assert (found.block_cols, found.slices) == (512, 6)
+
+
+@given(EXTENTS, st.sampled_from(["cpu", "gpu", "mobile"]))
+def test_defaults_are_legal(extents, name):
+    if extents.itemsize == 4:
+        assert is_legal(default_schedule(extents, TARGETS[name]), extents, TARGETS[name])
+
+
+SIZES = st.lists(st.integers(2, 300), max_size=3).map(tuple)
+
+
+@given(SIZES, SIZES, st.booleans(), st.booleans(), st.sampled_from(["cpu", "gpu", "mobile"]))
+def test_defaults_of_rows_and_elements_are_legal(rows, inner, along, searches, name):
+    extents = RowsExtents(rows, inner, bool(inner) and (along or not rows), searches)
+    for case in (extents, PointwiseExtents(rows)):
+        assert is_legal(default_schedule(case, TARGETS[name]), case, TARGETS[name])

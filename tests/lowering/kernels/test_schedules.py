@@ -1,0 +1,100 @@
+"""Kernels over rows and element by element compute the same by every legal schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracles.node_runs import run_nodes
+from oracles.rule_checks import apply
+
+from torchedge.expressions.dialect import Site
+from torchedge.expressions.indices import Axis, of
+from torchedge.expressions.rendering import writes_texels
+from torchedge.lowering.building import elementwise
+from torchedge.lowering.nodes import Stored
+from torchedge.lowering.schedules import (
+    ContractionSchedule,
+    PointwiseExtents,
+    PointwiseSchedule,
+    RowsExtents,
+    RowsSchedule,
+    is_legal,
+)
+from torchedge.lowering.targets import TARGETS
+from torchedge.textures.layouts import Layout
+
+pytest.importorskip("pyopencl")
+ATEN = torch.ops.aten
+GPU = TARGETS["gpu"]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        PointwiseSchedule(1, 1, (8, 3)),
+        PointwiseSchedule(4, 1, (4, 1)),
+        PointwiseSchedule(2, 8, (2, 3)),
+        PointwiseSchedule(4, 2, (16, 8)),
+    ],
+)
+def test_elements(schedule):
+    x, shift = Stored((4, 6, 32), "float32", "x", 0), Stored((32,), "float32", "shift", 1)
+    data = {n.name: np.random.default_rng(n.index).normal(size=n.shape).astype("f") for n in (x, shift)}
+    assert is_legal(schedule, PointwiseExtents((24, 32)), GPU)
+    node = elementwise(lambda a, b: (a + b) * 2, x, shift, dtype="float32")
+    (found,) = run_nodes([node], data, "gpu", schedule, inputs=[x, shift])
+    np.testing.assert_allclose(found, (data["x"] + data["shift"]) * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        RowsSchedule(1, True, 1, (4,)),
+        RowsSchedule(4, True, 1, (16,), unroll=2),
+        RowsSchedule(8, True, 8, (8,)),
+        RowsSchedule(1, False, 4, (4,)),
+        RowsSchedule(4, False, 1, (3,)),
+    ],
+)
+def test_rows(schedule):
+    x = torch.randn(12, 70, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    want = torch.softmax(x, 1)
+    assert is_legal(schedule, RowsExtents((12,), (70,), True), GPU)
+    nodes, data = apply(ATEN._softmax.default, (x, 1, False), {}, [want])
+    (found,) = run_nodes(nodes, data, "gpu", schedule)
+    np.testing.assert_allclose(found, want.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("storage", ["buffer", "image"])
+@pytest.mark.parametrize(("group", "unroll"), [((4, 32), 1), ((64, 1), 2), ((1, 8), 4)])
+def test_tiles(group, unroll, storage):
+    a, b = (torch.randn(n, dtype=torch.float64).numpy() for n in ((20, 64), (64, 24)))
+    schedule = ContractionSchedule("register", 2, 4, 4, 2, 1, 4, 2, group=group, unroll=unroll)
+    target = replace(TARGETS["mobile"], storage=storage, image_width=64)
+    nodes, data = apply(ATEN.mm.default, (torch.tensor(a), torch.tensor(b)), {}, [torch.tensor(a @ b)])
+    (found,) = run_nodes(nodes, data, target, schedule)
+    np.testing.assert_allclose(found, a @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_predicates_hold_for_arrays_of_candidates():
+    vectors = np.array([1, 2, 4, 8])
+    schedules = PointwiseSchedule(vectors, 2, (np.array([64, 64, 2048, 64]),))
+    assert is_legal(schedules, PointwiseExtents((5, 8)), GPU).tolist() == [True, True, False, False]
+    along = RowsSchedule(vectors, np.array([True, False, True, False]), 1, (64,))
+    assert is_legal(along, RowsExtents((6,), (4,), True), GPU).tolist() == [True, True, True, False]
+    searching = is_legal(along, RowsExtents((6,), (4,), True, searches=True), GPU)
+    assert searching.tolist() == [True, True, False, False]
+
+
+def test_texels_are_written_whole():
+    rows, channels = Axis("r", 6), Axis("c", 8)
+    layout = Layout((0, 1), "image", split=1)
+    site, element = Site("t0", (6, 8), "float32", layout), (of(rows), of(channels))
+    assert writes_texels(site, element, channels, 4)
+    assert not writes_texels(site, element, channels, 8)
+    assert not writes_texels(site, element, rows, 2)
+    assert not writes_texels(site, element, None, 1)
+    assert writes_texels(Site("t0", (6, 1), "float32", layout), (of(rows), of(Axis("n", 1))), None, 1)

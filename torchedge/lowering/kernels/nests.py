@@ -1,0 +1,88 @@
+"""From a group to its kernels: the loops, which do not depend on storage, then a schedule, then text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torchedge.expressions.dialect import LANES
+from torchedge.expressions.indices import Axis, Index
+from torchedge.expressions.rendering import writes_texels
+from torchedge.lowering.fusion import FusionGroup
+from torchedge.lowering.kernels.contractions import write_contraction
+from torchedge.lowering.kernels.pointwise import PointwiseNest, pointwise_nest, write_pointwise
+from torchedge.lowering.kernels.products import Product, last_of, product_of, widest
+from torchedge.lowering.kernels.rows import RowsNest, rows_nest, write_rows
+from torchedge.lowering.kernels.sources import KernelSource, arguments_of
+from torchedge.lowering.nodes import Contraction, Node, Rows
+from torchedge.lowering.schedules import ContractionSchedule, PointwiseSchedule, RowsSchedule, Schedule
+from torchedge.lowering.targets import Target
+from torchedge.textures.layouts import Layout
+
+Nest = Product | RowsNest | PointwiseNest
+
+
+def nest_of(group: FusionGroup, layouts: Mapping[Node, Layout]) -> Nest:
+    """Return the loops of a group's kernel: they follow the order of dimensions in memory."""
+    arguments = arguments_of(group.stored, list(group.reads), layouts)
+    if isinstance(group.host, Contraction):
+        return product_of(group, arguments)
+    return rows_nest(group, arguments) if isinstance(group.host, Rows) else pointwise_nest(group, arguments)
+
+
+def write_kernel(
+    group: FusionGroup, nest: Nest, layouts: Mapping[Node, Layout], schedule: Schedule, target: Target
+) -> Sequence[KernelSource]:
+    """Return the kernels of a group: one, or two for a contraction in slices."""
+    if isinstance(nest, Product):
+        assert isinstance(schedule, ContractionSchedule)
+        return write_contraction(group, nest, layouts, schedule, target)
+    if isinstance(nest, RowsNest):
+        assert isinstance(schedule, RowsSchedule)
+        return [write_rows(group, nest, layouts, schedule, target.checks)]
+    assert isinstance(schedule, PointwiseSchedule)
+    return [write_pointwise(group, nest, layouts, schedule, target.checks)]
+
+
+def beyond_texels(
+    group: FusionGroup, nest: Nest, layouts: Mapping[Node, Layout], schedule: Schedule, target: Target
+) -> list[Node]:
+    """Return the results that lie in images which a schedule's kernel cannot write by whole texels."""
+    arguments = arguments_of(group.stored, list(group.reads), layouts)
+    return [
+        node
+        for node, element, lane, width in written(nest, schedule, target)
+        if layouts[node].storage != "buffer"
+        and not writes_texels(arguments.sites[node], element, lane, width)
+    ]
+
+
+def written(
+    nest: Nest, schedule: Schedule, target: Target
+) -> Iterator[tuple[Node, Sequence[Index], Axis | None, int]]:
+    """Yield every result: its element in terms of the loops, and the lanes with which it is written."""
+    if isinstance(nest, Product):
+        assert isinstance(schedule, ContractionSchedule)
+        last = last_of(nest.cols)
+        width = widest(last, write_width(schedule, target))
+        for node, item in nest.stores:
+            yield node, item.element, last, width
+    elif isinstance(nest, PointwiseNest):
+        lane = nest.loops[-1] if nest.loops else None
+        for node, item in nest.stores:
+            yield node, item.element, lane, schedule.vector
+    else:
+        assert isinstance(schedule, RowsSchedule)
+        by_element, by_row = nest.split_stores()
+        lane = nest.lane(schedule.along)
+        remainder = schedule.along and lane is not None and lane.extent % schedule.vector
+        for node, item in by_element:
+            yield node, item.element, lane, 1 if remainder else schedule.vector
+        for node, item in by_row:
+            yield node, item.element, lane, 1 if schedule.along else schedule.vector
+
+
+def write_width(schedule: ContractionSchedule, target: Target) -> int:
+    """Return the widest vector in which the results of a contraction are written."""
+    if schedule.slices > 1:
+        return target.vector
+    return schedule.vector if schedule.kind == "panel" else LANES
