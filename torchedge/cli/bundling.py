@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from torchedge.bundles.manifests import Port
     from torchedge.graphs import Mode
 
-__all__ = ["export", "run"]
-
 LOSSES = ("cross-entropy", "mse", "model")
 OPTIMIZERS = ("sgd-momentum", "sgd", "adam", "adamw")
 _RATES = {"sgd": 0.01, "sgd-momentum": 0.01, "adam": 0.001, "adamw": 0.001}

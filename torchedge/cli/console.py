@@ -24,26 +24,6 @@ from torchedge.errors import InputError
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-__all__ = [
-    "BAD_INPUT",
-    "DOES_NOT_FIT",
-    "MIB",
-    "Progress",
-    "check_target",
-    "number",
-    "plain",
-    "print_json",
-    "print_table",
-    "print_wrapped",
-    "set_verbosity",
-    "shorten",
-    "span",
-    "table",
-    "verbosity",
-    "warn",
-    "width",
-]
-
 BAD_INPUT, DOES_NOT_FIT = 2, 3
 """Exit statuses: what was given cannot be used; the answer is "does not fit"."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from torchedge.profiling.profile_folders import ModeFit
     from torchedge.profiling.transfer import Transfer
 
-__all__ = ["fit"]
-
 _LETTERS = {("train", "gamma"): "Γ", ("train", "phi"): "Φ", ("infer", "gamma"): "γ", ("infer", "phi"): "φ"}
 _DATASET = """\
 DATASET is the folder of a campaign (`torchedge campaign run`), or one with measurements.csv (network,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.opencl import ClDevice
 
-__all__ = ["device_document", "devices", "predictions_of", "print_device"]
-
 
 @command(
     "devices",

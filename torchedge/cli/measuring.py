@@ -19,8 +19,6 @@ from torchedge.errors import DeviceError, InputError
 if TYPE_CHECKING:
     from torchedge.profiling.campaigns.running import Summary
 
-__all__ = ["campaign", "profile"]
-
 _SHOWN = 5
 """Reasons of failed points that are printed."""
 

@@ -26,35 +26,6 @@ if TYPE_CHECKING:
     from torchedge.graphs import ForwardGraph
     from torchedge.graphs.graph import Mode
 
-__all__ = [
-    "BATCH_SIZES",
-    "CONFIDENCE",
-    "DEBUG_VARIABLE",
-    "MODEL_HELP",
-    "PATH",
-    "SHAPE",
-    "SIZE",
-    "WHOLE",
-    "Command",
-    "Group",
-    "Number",
-    "Size",
-    "Whole",
-    "accumulation",
-    "amp",
-    "batch_size",
-    "batch_sizes",
-    "capture_named",
-    "command",
-    "device",
-    "input_size",
-    "load_named",
-    "mode",
-    "optimizer",
-    "unsuitable_size",
-    "verbosity_options",
-]
-
 DEBUG_VARIABLE = "TORCHEDGE_DEBUG"
 """If set to anything but 0, tracebacks and warnings of libraries are shown."""
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from torchedge.streaming.streaming_plans import StreamingPlan
     from torchedge.streaming.verification import Verification
 
-__all__ = ["plan"]
-
 STRATEGIES = ("always-next", "same-type", "preload-all")
 _MODELS = f"{MODEL_HELP} The models that FlashMem was evaluated on have names, too, such as gpt-neo-1.3b."
 _NAME = 30

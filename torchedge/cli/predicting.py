@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from torchedge.prediction.memory.simulation import MemoryProfile
     from torchedge.prediction.results import Prediction
 
-__all__ = ["features", "predict", "simulate"]
-
 _COLUMNS = 5
 """Batch sizes beside each other in a breakdown."""
 _LEAST_MIB = 0.05

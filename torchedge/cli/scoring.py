@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.profiling.accuracy import Report
 
-__all__ = ["accuracy"]
-
 CAMPAIGN = "campaign"
 """Folder of a profile that holds the measurements it was fitted to."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torchedge.searching.results import Search
     from torchedge.searching.spaces import SearchSpace
 
-__all__ = ["search"]
-
 _MS = Number(0.001, 1e9, name="MS")
 _LIMITS = ("training_memory", "inference_memory", "training_latency", "inference_latency")
 

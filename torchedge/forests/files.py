@@ -22,8 +22,6 @@ from torchedge.storage.codecs import DERIVED, Codec
 from torchedge.storage.documents import parse_json
 from torchedge.storage.tensors import read_tensors, write_tensors
 
-__all__ = ["MAX_BYTES", "read_forests", "write_forests"]
-
 SCHEMA = "torchedge-forests-1"
 MAX_BYTES = 64 * 2**20
 MAX_FORESTS = 64

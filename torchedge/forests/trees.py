@@ -15,15 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from torchedge.errors import InputError, ProfileError
 
-__all__ = [
-    "Forest",
-    "build_forest",
-    "evaluate",
-    "feature_hash",
-    "features_outside",
-    "outside_hull",
-]
-
 LEAF = -1  # in the arrays given to build_forest and stored on disk
 MAX_DEPTH = 256
 MAX_FEATURES = 4096

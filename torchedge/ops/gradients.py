@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from torchedge.graphs import FLOATING, ForwardGraph, Op, Value
 from torchedge.ops.specs import spec_of
 
-__all__ = ["extend_needs", "gradient_needs", "is_differentiated"]
-
 
 def gradient_needs(graph: ForwardGraph, *, through_stops: bool = False) -> list[bool]:
     """Return for each value of a graph whether the backward pass computes its gradient.

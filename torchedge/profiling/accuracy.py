@@ -32,25 +32,6 @@ from torchedge.profiling.samples import (
     simulate_records,
 )
 
-__all__ = [
-    "PROTOCOLS",
-    "TRAINING_LEVELS",
-    "Comparison",
-    "Report",
-    "Score",
-    "compare",
-    "compare_models",
-    "compare_profile",
-    "compare_unseen",
-    "many_networks",
-    "predict_rows",
-    "predict_unseen",
-    "report_document",
-    "score",
-    "score_simulation",
-    "splits",
-]
-
 FloatArray = npt.NDArray[np.float64]
 StringArray = npt.NDArray[np.str_]
 

@@ -28,17 +28,6 @@ from torchedge.profiling.topologies import TopologyModule
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.tracing.capturing import capture
 
-__all__ = [
-    "ENVIRONMENT",
-    "KINDS",
-    "MEASUREMENTS",
-    "NETWORKS",
-    "Dataset",
-    "Network",
-    "is_dataset",
-    "read_dataset",
-]
-
 MEASUREMENTS, NETWORKS, TOPOLOGIES = "measurements.csv", "networks.jsonl", "topologies.jsonl"
 LAYERS, LAYER_TIMES = "layers.jsonl", "layer_times.csv"
 ENVIRONMENT = "environment.json"

@@ -17,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from torchedge.errors import InputError, ProfileError, needed
 from torchedge.forests.trees import LEAF, MAX_DEPTH, Forest, build_forest, evaluate
 
-__all__ = ["convert_model", "fit_forest", "predict_left_out"]
-
 Float64 = NDArray[np.float64]
 
 

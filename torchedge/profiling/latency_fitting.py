@@ -49,8 +49,6 @@ from torchedge.profiling.samples import (
     network_weights,
 )
 
-__all__ = ["any_scale", "fit_candidates", "fit_coefficients", "fit_latency", "predict_latency"]
-
 FloatArray = npt.NDArray[np.float64]
 
 DELTA = 0.03

@@ -33,11 +33,6 @@ from torchedge.streaming.capacities import (
 from torchedge.streaming.instances import LoadClassName
 from torchedge.streaming.rates import KERNELS, THRESHOLDS, KernelRates
 
-__all__ = [
-    "DISTURBED", "FOLDS", "LoadCase", "LoadScore", "LoadTable", "fit_device_loads", "fit_loads", "fit_rates",
-    "read_loads", "score_loads",
-]  # fmt: skip
-
 DISTURBED = 1.5
 """A point whose median run takes over so many times its shortest run was disturbed and is omitted."""
 

@@ -50,8 +50,6 @@ from torchedge.streaming.capacities import LOADING_WAYS
 from torchedge.streaming.launches import LaunchWork, works_of
 from torchedge.textures.layouts import PAGE_BYTES, Layout
 
-__all__ = ["RATIOS", "LoadBench", "cases", "count_rows", "disk_row", "measure_case", "measure_loads"]
-
 PROBE = "torchedge streaming 1"
 RATIOS = (0.125, 0.25, 0.5, 1, 2, 4)
 """Loads over the bytes that a kernel reads."""

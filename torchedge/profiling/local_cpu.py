@@ -31,8 +31,6 @@ from torchedge.storage import data_folder, read_toml, user_folder
 from torchedge.storage.documents import writing
 from torchedge.tracing.capturing import capture
 
-__all__ = ["COMMAND", "PROBES", "measure_local_cpu", "small_networks", "step_time_ratio"]
-
 COMMAND = f"torchedge profile {LOCAL_DEVICE}"
 PROBES = (
     "processor",

@@ -31,8 +31,6 @@ from torchedge.profiling.samples import (
     network_weights,
 )
 
-__all__ = ["TREES", "adapt_process", "fit_memory", "predict_memory"]
-
 FloatArray = npt.NDArray[np.float64]
 
 TREES, FEWEST_ROWS = 100, 20

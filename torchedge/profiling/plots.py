@@ -13,17 +13,6 @@ from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "COLOURS",
-    "MARKERS",
-    "bars",
-    "draw_error_histogram",
-    "draw_errors_by_network",
-    "draw_overview",
-    "draw_scatter",
-    "leading_networks",
-]
-
 COLOURS = (BLUE, RED, GREEN, PINK, ORANGE, SKY, "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 

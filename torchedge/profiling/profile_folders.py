@@ -34,24 +34,6 @@ from torchedge.streaming.capacities import FILE as LOADING_FILE
 from torchedge.streaming.capacities import TABLE as LOADING
 from torchedge.streaming.capacities import write_load_model
 
-__all__ = [
-    "KEYS",
-    "SCORES",
-    "Accuracy",
-    "ModeFit",
-    "PartFit",
-    "check_target",
-    "describe",
-    "describe_fit",
-    "fit_models",
-    "one_thread",
-    "package_versions",
-    "score_all",
-    "score_table",
-    "today",
-    "write_profile",
-]
-
 KEYS: Mapping[Quantity, str] = {"memory": "gamma", "latency": "phi"}
 """The quantities by the names that tables, files and JSON use."""
 

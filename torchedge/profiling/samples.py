@@ -27,28 +27,6 @@ from torchedge.profiling.campaigns.recording import describe_device
 from torchedge.profiling.datasets import ENVIRONMENT, KINDS, Dataset, read_dataset
 from torchedge.storage import read_json
 
-__all__ = [
-    "NO_FOREST",
-    "OWN",
-    "PROTOCOL",
-    "QUANTITIES",
-    "Mask",
-    "Quantity",
-    "Samples",
-    "Source",
-    "candidate_sets",
-    "columns_of",
-    "cross_validate",
-    "device_of",
-    "folds",
-    "measured_device",
-    "network_groups",
-    "network_weights",
-    "prepare",
-    "read_samples",
-    "simulate_records",
-]
-
 FloatArray = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 

@@ -30,8 +30,6 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.graphs.graph import last_uses
 from torchedge.storage.codecs import Codec, OneOf, OptionalText
 
-__all__ = ["FUNCTIONS", "LAYERS", "METHODS", "StochasticDepth", "TopologyModule", "TopologyNode"]
-
 
 class StochasticDepth(nn.Module):
     """Drops whole samples ("row") or the whole batch ("batch") with probability p while training."""

@@ -44,11 +44,6 @@ from torchedge.profiling.memory_fitting import adapt_process
 from torchedge.profiling.profile_folders import KEYS, ModeFit, describe, score_table
 from torchedge.profiling.samples import Mask, Samples, columns_of, network_groups
 
-__all__ = [
-    "FEWEST", "Base", "Transfer", "adapt_mode", "adapt_models", "base_of", "choose_points",
-    "describe_transfer", "residual_forest", "score_rows", "select_points",
-]  # fmt: skip
-
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 

@@ -26,8 +26,6 @@ from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, package_versions, today
 from torchedge.storage.documents import read_unpacked, reading
 
-__all__ = ["CONVOLUTIONS", "Workspaces", "fit_device_workspaces", "fit_workspaces", "read_workspaces"]
-
 CONVOLUTIONS = "convolutions.jsonl"
 """The file of a dataset folder that holds measured convolutions, as the probe writes them."""
 

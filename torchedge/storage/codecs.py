@@ -36,20 +36,6 @@ from msgspec import Meta
 from torchedge.errors import InputError, TorchedgeError
 from torchedge.storage.documents import MAX_DOCUMENT_BYTES, Document, read_json, write_json
 
-__all__ = [
-    "DERIVED",
-    "OUTSIDE",
-    "PRINTABLE",
-    "REQUIRED",
-    "Codec",
-    "Key",
-    "OneOf",
-    "OptionalText",
-    "Sha256",
-    "Text",
-    "shortened",
-]
-
 Noun = TypeVar("Noun")
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

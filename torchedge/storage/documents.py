@@ -29,22 +29,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "Document",
-    "file_sha256",
-    "open_file",
-    "parse_json",
-    "parse_toml",
-    "read_bytes",
-    "read_json",
-    "read_toml",
-    "read_unpacked",
-    "write_bytes",
-    "write_json",
-    "write_toml",
-]
-
 Document = dict[str, object]
 """A parsed document: nested dicts, lists, str, bool, int, finite float (and None, in JSON)."""
 

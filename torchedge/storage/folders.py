@@ -8,8 +8,6 @@ from typing import Literal, get_args
 
 from torchedge.errors import InputError, ProfileError
 
-__all__ = ["DataName", "cache_folder", "data_folder", "resolve_inside", "user_folder"]
-
 DataName = Literal["profiles", "hooks", "export"]
 """The data folders that travel with the package."""
 

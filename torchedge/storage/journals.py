@@ -18,8 +18,6 @@ from typing import Any, BinaryIO
 from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.storage.documents import Document, parse_json
 
-__all__ = ["Journal", "read_rows"]
-
 _LONGEST_LINE = 1 << 26
 
 

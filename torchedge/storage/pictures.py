@@ -14,20 +14,6 @@ from torchedge.storage.documents import writing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLUE",
-    "GREEN",
-    "GREY",
-    "ORANGE",
-    "PINK",
-    "RED",
-    "SKY",
-    "canvas",
-    "check_picture",
-    "picture_bytes",
-    "save_picture",
-]
-
 BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 """Okabe and Ito's colours, which colour-blind readers can distinguish."""
 

@@ -16,18 +16,6 @@ from numpy.typing import NDArray
 from torchedge.errors import ProfileError
 from torchedge.storage.documents import parse_json, read_bytes, write_bytes
 
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "MAX_TENSORS",
-    "MAX_TENSOR_BYTES",
-    "NAMES",
-    "Entry",
-    "Header",
-    "parse_header",
-    "read_tensors",
-    "write_tensors",
-]
-
 MAX_TENSOR_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 2**22
 MAX_TENSORS = 2**15

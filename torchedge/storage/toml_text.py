@@ -7,8 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-__all__ = ["format_toml"]
-
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _MAX_DEPTH = 32
 

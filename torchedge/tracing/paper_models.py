@@ -17,8 +17,6 @@ import torch
 from torchedge.errors import InputError, needed
 from torchedge.tracing.vision import import_torchvision, prepare_torchvision
 
-__all__ = ["PAPER_MODELS", "SEQUENCE", "build_paper_model"]
-
 Example = Mapping[str, Any] | tuple[torch.Tensor, ...]
 Builder = Callable[[], tuple[torch.nn.Module, Example]]
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from torchedge.errors import InputError
 from torchedge.graphs import Affine, Dim, ForwardGraph, Op, format_shape
 
-__all__ = ["BatchAmount", "ConvolutionCall", "Convolutions", "convolution_calls"]
-
 KINDS = frozenset({"conv2d", "convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"})
 
 Column = NDArray[Any]

@@ -19,8 +19,6 @@ from torchedge.prediction.results import checked_batches
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FeaturePlan", "Features", "feature_plan", "feature_rows", "feature_values", "features"]
-
 Float64 = NDArray[np.float64]
 
 _EXACT = 2.0**53

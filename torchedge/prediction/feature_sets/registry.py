@@ -30,17 +30,6 @@ from torchedge.prediction.feature_sets.convolutions import (
     convolution_calls,
 )
 
-__all__ = [
-    "Curve",
-    "FeatureInputs",
-    "FeatureSet",
-    "add_feature_set",
-    "feature",
-    "find_feature_set",
-    "list_feature_sets",
-    "set_of_names",
-]
-
 Curve = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 """(B,) batch sizes -> (B,) values: what a feature returns that is not affine in the batch size (a peak)."""
 

@@ -16,8 +16,6 @@ from typing import Any, Protocol
 
 from torchedge.errors import InputError, ProfileError, TorchedgeError
 
-__all__ = ["Listener", "report_errors", "run_child"]
-
 
 class Listener(Protocol):
     """Receives the progress of a campaign; a progress bar, for one."""

@@ -25,8 +25,6 @@ from torchedge.profiling.campaigns.transports import Transport, explain
 from torchedge.storage.documents import write_bytes
 from torchedge.storage.journals import Journal, read_rows
 
-__all__ = ["CONVOLUTIONS", "LEAST", "MOST", "PROBE", "draw_shapes", "measure_convolutions", "shapes_of"]
-
 PROBE, CONVOLUTIONS, LEFT = "convolution_probe.py", "convolutions.jsonl", "convolutions-left.jsonl"
 SHAPES = "shapes.jsonl"
 LEAST, MOST = 1000, 200_000

@@ -21,8 +21,6 @@ from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_pl
 from torchedge.storage.documents import read_bytes
 from torchedge.storage.journals import Journal, read_rows
 
-__all__ = ["JOBS", "PLAN", "expand", "read_jobs"]
-
 JOBS, PLAN = "jobs.jsonl", "plan.toml"
 
 

@@ -15,8 +15,6 @@ from torchedge.errors import ProfileError
 from torchedge.storage.documents import read_bytes
 from torchedge.storage.journals import Journal
 
-__all__ = ["FILE", "CampaignJournal", "Point", "boot_id", "point_of"]
-
 FILE = "rows.jsonl"
 Point = tuple[str, str, int]
 """Job, mode and batch size."""

@@ -13,8 +13,6 @@ from torchedge.errors import InputError, MissingExtraError, did_you_mean, first_
 from torchedge.profiling.topologies import TopologyModule
 from torchedge.tracing.vision import find_timm, import_torchvision
 
-__all__ = ["build_network", "check_recipe", "recipe_of"]
-
 
 def recipe_of(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe of a network that a plan names: torchvision's name, or timm's behind "timm:"."""

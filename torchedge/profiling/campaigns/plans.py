@@ -16,8 +16,6 @@ from torchedge.graphs import Mode
 from torchedge.storage.codecs import Codec, OneOf
 from torchedge.storage.documents import parse_toml, read_bytes
 
-__all__ = ["PACKAGED", "CampaignPlan", "PlanItem", "PlannedNetwork", "read_plan"]
-
 PACKAGED: Mapping[str, str] = {
     "standard": """\
 # The grid of the paper (sections 5.1 and 6, appendix A): 259 networks, 8,029 points.

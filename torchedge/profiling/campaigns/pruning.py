@@ -23,8 +23,6 @@ from torchedge.pruning.channels import ChannelGroups, ChannelMap
 from torchedge.pruning.modules import ParameterCount, channel_norms, prune_module
 from torchedge.tracing.capturing import capture
 
-__all__ = ["PrunedModel", "Scope", "Strategy", "prune", "untrained_norms"]
-
 Strategy = Literal["random", "l1"]
 Scope = Literal["global", "uniform"]
 Norms = Mapping[str, npt.NDArray[np.float64]]

@@ -20,8 +20,6 @@ from torchedge.profiling.campaigns.journal import CampaignJournal
 from torchedge.profiling.campaigns.plans import PlanItem
 from torchedge.storage.documents import write_json, writing
 
-__all__ = ["COLUMNS", "Summary", "describe_device", "write_tables"]
-
 COLUMNS = (
     "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
     "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "reason",

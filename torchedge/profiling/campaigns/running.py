@@ -24,8 +24,6 @@ from torchedge.profiling.campaigns.transports import Run, Transport, explain
 from torchedge.storage import data_folder
 from torchedge.storage.documents import read_bytes, write_bytes, writing
 
-__all__ = ["Campaign", "Summary", "run_campaign"]
-
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
 PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt to reach a lost device again."""

@@ -22,8 +22,6 @@ from torchedge.tracing.capturing import capture
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.recorder import TracedTensor
 
-__all__ = ["Nodes", "serialise"]
-
 Nodes = list[dict[str, Any]]
 
 _CLASSES = {kind: name for name, kind in LAYERS.items()}

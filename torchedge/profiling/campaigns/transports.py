@@ -22,8 +22,6 @@ from types import TracebackType
 from torchedge.errors import DeviceError, InputError
 from torchedge.storage.documents import writing
 
-__all__ = ["Adb", "Local", "Run", "Ssh", "Transport", "open_transport"]
-
 FORMS = "local, ssh://[user@]host[:port], adb or adb:SERIAL"
 CONNECT_SECONDS, PUT_SECONDS = 15, 600
 LONGEST_LINE = 1 << 24
