@@ -36,12 +36,12 @@ def run_on_device(target, args, kwargs, made, device_class="cpu"):
         arrays = [tensor.detach().numpy().astype(NAMES[tensor.dtype]) for tensor in tensors]
         with np.errstate(all="ignore"):
             return executor.run(*arrays)
-    draft, inputs, arrays = GraphBuilder(), [], []
+    builder, inputs, arrays = GraphBuilder(), [], []
 
     def plain(item):
         if isinstance(item, torch.Tensor):
             dtype = NAMES[item.dtype]
-            inputs.append(draft.add(f"x{len(inputs)}", tuple(item.shape), dtype, "input"))
+            inputs.append(builder.add(f"x{len(inputs)}", tuple(item.shape), dtype, "input"))
             arrays.append(item.detach().numpy().astype(dtype))
             return Ref(inputs[-1])
         if isinstance(item, (list, tuple)):
@@ -52,9 +52,9 @@ def run_on_device(target, args, kwargs, made, device_class="cpu"):
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     attrs = {name: plain(item) for name, item in given.items() if item is not None}
     present = [t for t in made if t is not None]
-    outputs = draft.call(kind, attrs, [(tuple(t.shape), NAMES[t.dtype]) for t in present])
+    outputs = builder.call(kind, attrs, [(tuple(t.shape), NAMES[t.dtype]) for t in present])
     wanted = [o for o, t in zip(outputs, present, strict=True) if t.numel()]
-    program = lower(draft.finish(inputs, wanted), device_class)
+    program = lower(builder.finish(inputs, wanted), device_class)
     with np.errstate(all="ignore"):
         found = iter(Executor(program).run(*arrays))
     return [next(found) if t.numel() else None for t in present]

@@ -223,20 +223,20 @@ Calls = st.lists(
 
 def random_step(calls):
     """A step on an input, two parameters, a constant and an updated buffer, each a square."""
-    draft = GraphBuilder()
+    builder = GraphBuilder()
     roles = {"x": "input", "a": "parameter", "b": "parameter", "c": "constant", "d": "buffer"}
-    values = [draft.add(name, *SQUARE, role=role) for name, role in roles.items()]
+    values = [builder.add(name, *SQUARE, role=role) for name, role in roles.items()]
     for kind, i, j in calls:
         one, other = (Ref(values[n % len(values)]) for n in (i, j))
         if kind in UNARY:
             form = ((1, SIDE), "float32") if kind in ("sum", "slice") else SQUARE
-            value = draft.call(kind, {"input": one, **UNARY[kind]}, [form])[0]
+            value = builder.call(kind, {"input": one, **UNARY[kind]}, [form])[0]
             if form != SQUARE:
-                value = draft.call("expand", {"input": Ref(value), "size": SQUARE[0]}, [SQUARE])[0]
+                value = builder.call("expand", {"input": Ref(value), "size": SQUARE[0]}, [SQUARE])[0]
         else:
-            value = draft.call(kind, {"input": one, "other": other}, [SQUARE])[0]
+            value = builder.call(kind, {"input": one, "other": other}, [SQUARE])[0]
         values.append(value)
-    return draft.finish(values[:1], values[5:], updates=[(values[4], values[-1])])
+    return builder.finish(values[:1], values[5:], updates=[(values[4], values[-1])])
 
 
 @given(Calls, st.sampled_from([0, SMALL_BYTES]))

@@ -110,16 +110,16 @@ def step_of(
     its random operators. The step's outputs are the tensors that the module returns, in order, without None.
     Raises CaptureError if a node cannot become part of a Step.
     """
-    draft, constants = GraphBuilder(), dict[str, torch.Tensor]()
-    randomness = Randomness(draft, seed)
+    builder, constants = GraphBuilder(), dict[str, torch.Tensor]()
+    randomness = Randomness(builder, seed)
     holders = [node for node in module.graph.nodes if node.op == "placeholder"]
     bound = {
-        node: draft.add(title, *form_of(node), role=role)
+        node: builder.add(title, *form_of(node), role=role)
         for node, (title, role) in zip(holders, inputs, strict=True)
     }
-    returned = add_nodes(draft, module, bound, constants, randomness)
-    step = draft.finish(
-        [i for i in bound.values() if draft.values[i].role == "input"],
+    returned = add_nodes(builder, module, bound, constants, randomness)
+    step = builder.finish(
+        [i for i in bound.values() if builder.values[i].role == "input"],
         [i for i in returned if i is not None],
         updates=randomness.updates(),
         initial=randomness.initial,
@@ -130,18 +130,18 @@ def step_of(
 
 
 def add_nodes(
-    draft: GraphBuilder,
+    builder: GraphBuilder,
     module: GraphModule,
     bound: Mapping[Node, int | torch.Tensor],
     constants: dict[str, torch.Tensor],
     randomness: Randomness,
 ) -> list[int | None]:
-    """Add a module's operators to a draft; returns the values of its results, None for None.
+    """Add a module's operators to a graph; returns the values of its results, None for None.
 
-    bound: the draft's value for each placeholder, or the constant it stands for. constants: receives the
-    tensors that the draft's values of role "constant" hold, by their names.
+    bound: the value of each placeholder, or the constant it stands for. constants: receives the tensors of
+    the graph's values of role "constant", by their names.
     """
-    conversion = _Conversion(draft, module, constants, randomness)
+    conversion = _Conversion(builder, module, constants, randomness)
     returned: list[int | None] = conversion.run(initial_env=dict(bound), enable_io_processing=False)
     return returned
 
@@ -182,22 +182,22 @@ def form_of(node: Node, tensor: Any = None) -> tuple[tuple[int, ...], str]:
 
 
 class _Conversion(Interpreter):
-    """Converts the nodes of a module to values and operators of a draft.
+    """Converts the nodes of a module to values and operators of a graph.
 
-    env: for each node its value of the draft, a list of values for several results, or the tensors of a node
+    env: for each node its value in the graph, a list of values for several results, or the tensors of a node
     that depends on constants alone. Such a tensor becomes a value when an operator on other values reads it.
     """
 
     def __init__(
         self,
-        draft: GraphBuilder,
+        builder: GraphBuilder,
         module: GraphModule,
         constants: dict[str, torch.Tensor],
         randomness: Randomness,
     ) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.extra_traceback = False
-        self.draft, self.constants, self.randomness = draft, constants, randomness
+        self.builder, self.constants, self.randomness = builder, constants, randomness
         self.stored: dict[Node, int] = {}
 
     def run_node(self, n: Node) -> Any:
@@ -266,26 +266,26 @@ class _Conversion(Interpreter):
         if kind in ("as_strided", "as_strided_scatter"):
             kind, attrs = _without_strides(node, kind, attrs)
         first = attrs.get("input", next(iter(attrs.get("tensors", ())), None))
-        shape: tuple[Any, ...] = self.draft.values[first.value].shape if isinstance(first, Ref) else ()
+        shape: tuple[Any, ...] = self.builder.values[first.value].shape if isinstance(first, Ref) else ()
         attrs = canonical(kind, attrs, shape, form[0])
         if kind in ("view", "permute"):
             attrs = self._past_views(kind, attrs)
         source = attrs.get("input")
         if isinstance(source, Ref):
-            value = self.draft.values[source.value]
+            value = self.builder.values[source.value]
             shaping = kind in _SHAPING | {"_to_copy"} or (
                 kind == "permute" and attrs["dims"] == tuple(range(len(form[0])))
             )
             if kind in _SAME or (shaping and (value.shape, value.dtype) == form):
                 return source.value
-        return self.draft.call(kind, attrs, [form], scope=scope_of(node))[0]
+        return self.builder.call(kind, attrs, [form], scope=scope_of(node))[0]
 
     def _past_views(self, kind: str, attrs: dict[str, Any]) -> dict[str, Any]:
         """Merge a view of a view into one view, and a permutation of a permutation into one permutation."""
-        maker = self.draft.maker(attrs["input"].value)
+        maker = self.builder.maker(attrs["input"].value)
         while kind == "view" and maker is not None and maker.kind in ("view", "squeeze", "unsqueeze"):
             attrs = {**attrs, "input": Ref(_read(maker))}
-            maker = self.draft.maker(_read(maker))
+            maker = self.builder.maker(_read(maker))
         if kind == "permute" and maker is not None and maker.kind == "permute":
             inner = maker.attrs["dims"]
             return {"input": Ref(_read(maker)), "dims": tuple([inner[d] for d in attrs["dims"]])}
@@ -301,7 +301,7 @@ class _Conversion(Interpreter):
         mask = attrs.get("output_mask", (True,) * len(traced))
         present = [i for i, (t, on) in enumerate(zip(traced, mask, strict=True)) if on and t is not None]
         forms = [form_of(node, traced[i]) for i in present]
-        outputs = dict(zip(present, self.draft.call(kind, attrs, forms, scope=scope_of(node)), strict=True))
+        outputs = dict(zip(present, self.builder.call(kind, attrs, forms, scope=scope_of(node)), strict=True))
         return [outputs.get(i) for i in range(len(traced))]
 
     def _attributes(self, node: Node, target: torch._ops.OpOverload) -> dict[str, Any]:
@@ -334,7 +334,7 @@ class _Conversion(Interpreter):
         )
 
     def _value(self, node: Node) -> Any:
-        """Return the draft's value for a node; a known tensor becomes a `full` or a constant now."""
+        """Return the value of a node; a known tensor becomes a `full` or a constant now."""
         item = self.env[node]
         if not isinstance(item, torch.Tensor):
             return item
@@ -348,12 +348,12 @@ class _Conversion(Interpreter):
         if core.numel() <= 1:
             number = core.item() if core.numel() else 0
             attrs = {"size": shape, "fill_value": number, "dtype": dtype}
-            return self.draft.call("full", attrs, [(shape, dtype)])[0]
-        index = self.draft.add(name, tuple(core.shape), dtype, "constant")
-        self.constants[self.draft.values[index].name] = core.contiguous()
+            return self.builder.call("full", attrs, [(shape, dtype)])[0]
+        index = self.builder.add(name, tuple(core.shape), dtype, "constant")
+        self.constants[self.builder.values[index].name] = core.contiguous()
         if core.shape == tensor.shape:
             return index
-        return self.draft.call("expand", {"input": Ref(index), "size": shape}, [(shape, dtype)])[0]
+        return self.builder.call("expand", {"input": Ref(index), "size": shape}, [(shape, dtype)])[0]
 
 
 def _read(op: Op) -> int:

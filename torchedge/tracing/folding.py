@@ -240,23 +240,23 @@ def _copied(step: Step, constants: Sequence[int] = (), plain: bool = False) -> t
 
     plain: replace batch norms by a multiplication and an addition.
     """
-    draft, place = GraphBuilder(), dict[int, int]()
+    builder, place = GraphBuilder(), dict[int, int]()
     for index, value in enumerate(step.values):
         if value.role != "activation":
-            place[index] = draft.add(value.name, value.shape, value.dtype, value.role, value.trainable)
+            place[index] = builder.add(value.name, value.shape, value.dtype, value.role, value.trainable)
     for index in constants:
         value = step.values[index]
-        place[index] = draft.add(value.name, value.shape, value.dtype, "constant")
+        place[index] = builder.add(value.name, value.shape, value.dtype, "constant")
     read = {*step.outputs, *[i for op in step.ops for i in op.inputs], *[i for _, i in step.updates]}
     for op in step.ops:
         attrs = {name: _referring(item, op, place) for name, item in op.attrs.items()}
         forms = [(step.values[i].shape, step.values[i].dtype) for i in op.outputs]
         if plain and op.kind == _BATCH_NORM and read.isdisjoint(op.outputs[1:]):
-            place[op.outputs[0]] = _scaled_and_shifted(draft, attrs, op.scope)
+            place[op.outputs[0]] = _scaled_and_shifted(builder, attrs, op.scope)
             continue
-        for index, new in zip(op.outputs, draft.call(op.kind, attrs, forms, scope=op.scope), strict=True):
+        for index, new in zip(op.outputs, builder.call(op.kind, attrs, forms, scope=op.scope), strict=True):
             place.setdefault(index, new)
-    copy = draft.finish(
+    copy = builder.finish(
         [place[i] for i in step.inputs],
         [place[i] for i in step.outputs],
         updates=[(place[before], place[after]) for before, after in step.updates],
@@ -264,7 +264,7 @@ def _copied(step: Step, constants: Sequence[int] = (), plain: bool = False) -> t
         initial={place[i]: number for i, number in step.initial.items()},
         name=step.name,
     )
-    return copy, {index: draft.values[place[index]].name for index in constants}
+    return copy, {index: builder.values[place[index]].name for index in constants}
 
 
 def _referring(item: Any, op: Op, place: Mapping[int, int]) -> Any:
@@ -274,26 +274,26 @@ def _referring(item: Any, op: Op, place: Mapping[int, int]) -> Any:
     return tuple([_referring(entry, op, place) for entry in item]) if isinstance(item, tuple) else item
 
 
-def _scaled_and_shifted(draft: GraphBuilder, attrs: Mapping[str, Any], scope: str) -> int:
+def _scaled_and_shifted(builder: GraphBuilder, attrs: Mapping[str, Any], scope: str) -> int:
     """Add an evaluated batch norm as x · scale + shift with a scale and a shift of each channel."""
-    x = draft.values[attrs["input"].value]
+    x = builder.values[attrs["input"].value]
     compute = "float64" if x.dtype == "float64" else "float32"
     spread = (x.shape[1], *[1] * (len(x.shape) - 2))
 
     def apply(kind: str, value: int, other: float | Ref | None = None) -> int:
-        return draft.apply(kind, value, other, scope)
+        return builder.apply(kind, value, other, scope)
 
     def of_channels(value: int, name: str) -> Ref:
-        draft.rename(value, f"{scope}.{name}")
+        builder.rename(value, f"{scope}.{name}")
         attributes = {"input": Ref(value), "size": spread}
-        return Ref(draft.call("view", attributes, [(spread, compute)], scope=scope)[0])
+        return Ref(builder.call("view", attributes, [(spread, compute)], scope=scope)[0])
 
     weight, bias = [
-        Ref(draft.cast(ref.value, compute)) if (ref := attrs.get(n)) else None for n in ("weight", "bias")
+        Ref(builder.cast(ref.value, compute)) if (ref := attrs.get(n)) else None for n in ("weight", "bias")
     ]
-    scale = apply("rsqrt", apply("add", draft.cast(attrs["running_var"].value, compute), attrs["eps"]))
+    scale = apply("rsqrt", apply("add", builder.cast(attrs["running_var"].value, compute), attrs["eps"]))
     scale = scale if weight is None else apply("mul", scale, weight)
-    shift = apply("neg", apply("mul", scale, Ref(draft.cast(attrs["running_mean"].value, compute))))
+    shift = apply("neg", apply("mul", scale, Ref(builder.cast(attrs["running_mean"].value, compute))))
     shift = shift if bias is None else apply("add", shift, bias)
-    scaled = apply("mul", draft.cast(attrs["input"].value, compute), of_channels(scale, "scale"))
-    return draft.cast(apply("add", scaled, of_channels(shift, "shift")), x.dtype)
+    scaled = apply("mul", builder.cast(attrs["input"].value, compute), of_channels(scale, "scale"))
+    return builder.cast(apply("add", scaled, of_channels(shift, "shift")), x.dtype)

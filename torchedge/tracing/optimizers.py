@@ -70,55 +70,55 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
 
 def add_updates(
-    draft: GraphBuilder, optimizer: torch.optim.Optimizer, trained: Mapping[int, Trained]
+    builder: GraphBuilder, optimizer: torch.optim.Optimizer, trained: Mapping[int, Trained]
 ) -> OptimizerPart:
-    """Add an optimizer's update of each parameter to a draft.
+    """Add an optimizer's update of each parameter to a builder.
 
     trained: by the parameter's id. A parameter outside of it (frozen, or without a gradient) does not change,
     as in PyTorch.
     """
-    exact = all(draft.values[place.before].dtype == "float64" for place in trained.values())
+    exact = all(builder.values[place.before].dtype == "float64" for place in trained.values())
     part = OptimizerPart("float64" if exact else "float32")
     rule: Callable[..., int] = _sgd if isinstance(optimizer, torch.optim.SGD) else _adam
     for (name, rate), group in zip(learning_rates(optimizer).items(), optimizer.param_groups, strict=True):
         pairs = [(p, trained[id(p)]) for p in group["params"] if id(p) in trained]
         if not pairs:
             continue
-        lr = part.hyperparameters[name] = draft.add(name, (), part.dtype, "input")
+        lr = part.hyperparameters[name] = builder.add(name, (), part.dtype, "input")
         part.tensors[name] = torch.tensor(rate, dtype=getattr(torch, part.dtype))
         for parameter, place in pairs:
-            pen = _Pen(draft, part, place.name, optimizer.state.get(parameter, {}))
-            gradient = pen("neg", place.gradient) if group["maximize"] else place.gradient
-            part.updates.append((place.before, rule(pen, group, lr, place.now, gradient)))
+            build = _UpdateBuilder(builder, part, place.name, optimizer.state.get(parameter, {}))
+            gradient = build("neg", place.gradient) if group["maximize"] else place.gradient
+            part.updates.append((place.before, rule(build, group, lr, place.now, gradient)))
     return part
 
 
-class _Pen:
+class _UpdateBuilder:
     """Adds the operators and states of one parameter's update, all of the parameter's shape."""
 
     def __init__(
-        self, draft: GraphBuilder, part: OptimizerPart, parameter: str, existing: Mapping[str, Any]
+        self, builder: GraphBuilder, part: OptimizerPart, parameter: str, existing: Mapping[str, Any]
     ) -> None:
-        self.draft, self.part, self.parameter, self.existing = draft, part, parameter, existing
+        self.builder, self.part, self.parameter, self.existing = builder, part, parameter, existing
 
     def __call__(self, kind: str, source: int, other: Ref | float | None = None, **attrs: float) -> int:
         """Add an operator on a value, and perhaps on a second one (a Ref) or a number."""
-        return self.draft.apply(kind, source, other, SCOPE, **attrs)
+        return self.builder.apply(kind, source, other, SCOPE, **attrs)
 
     def state(self, kind: str, like: int) -> int:
         """Return a state of the parameter's shape: at first zero, or the state of PyTorch's optimizer."""
-        model = self.draft.values[like]
-        index = self.draft.add(f"{SCOPE}.{self.parameter}.{kind}", model.shape, model.dtype, "state")
+        model = self.builder.values[like]
+        index = self.builder.add(f"{SCOPE}.{self.parameter}.{kind}", model.shape, model.dtype, "state")
         if isinstance(self.existing.get(kind), torch.Tensor):
-            self.part.tensors[self.draft.values[index].name] = self.existing[kind].detach()
+            self.part.tensors[self.builder.values[index].name] = self.existing[kind].detach()
         return index
 
     def counter(self, name: str, start: float) -> tuple[int, int]:
         """Return a 0-d count before and after this step; all parameters that start at `start` share it."""
         title = f"{SCOPE}.{name}" if start == 0 else f"{SCOPE}.{name}.from_{start:g}"
-        known = {self.draft.values[old].name: (old, new) for old, new in self.part.updates}
+        known = {self.builder.values[old].name: (old, new) for old, new in self.part.updates}
         if title not in known:
-            old = self.draft.add(title, (), self.part.dtype, "state")
+            old = self.builder.add(title, (), self.part.dtype, "state")
             new = self("add", old, 1.0)
             self.part.updates.append((old, new))
             self.part.initial[old] = start
@@ -131,66 +131,68 @@ class _Pen:
         return new
 
 
-def _sgd(pen: _Pen, group: Group, lr: int, value: int, gradient: int) -> int:
+def _sgd(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
     if group["weight_decay"]:
-        gradient = pen("add", gradient, Ref(value), alpha=float(group["weight_decay"]))
+        gradient = build("add", gradient, Ref(value), alpha=float(group["weight_decay"]))
     if group["momentum"]:
         momentum, dampening = float(group["momentum"]), float(group["dampening"])
-        state = pen.state("momentum_buffer", value)
-        scaled = pen("mul", state, momentum)
+        state = build.state("momentum_buffer", value)
+        scaled = build("mul", state, momentum)
         if dampening == 0.0:
-            buffer = pen("add", scaled, Ref(gradient))
-        elif pen.existing.get("momentum_buffer") is not None:
-            buffer = pen("add", scaled, Ref(gradient), alpha=1.0 - dampening)
+            buffer = build("add", scaled, Ref(gradient))
+        elif build.existing.get("momentum_buffer") is not None:
+            buffer = build("add", scaled, Ref(gradient), alpha=1.0 - dampening)
         else:
-            buffer = pen("add", scaled, Ref(pen("mul", gradient, Ref(_undampened_at_first(pen, dampening)))))
-        pen.keep(state, buffer)
-        gradient = pen("add", gradient, Ref(buffer), alpha=momentum) if group["nesterov"] else buffer
-    return pen("sub", value, Ref(pen("mul", gradient, Ref(lr))))
+            buffer = build(
+                "add", scaled, Ref(build("mul", gradient, Ref(_undampened_at_first(build, dampening))))
+            )
+        build.keep(state, buffer)
+        gradient = build("add", gradient, Ref(buffer), alpha=momentum) if group["nesterov"] else buffer
+    return build("sub", value, Ref(build("mul", gradient, Ref(lr))))
 
 
-def _undampened_at_first(pen: _Pen, dampening: float) -> int:
+def _undampened_at_first(build: _UpdateBuilder, dampening: float) -> int:
     """Return the factor ``1 - dampening``, which is 1 in the first step: PyTorch starts from the gradient."""
-    steps, _ = pen.counter("step", 0.0)
-    later = pen("clamp", steps, max=1.0)
-    return pen("rsub", pen("mul", later, dampening), 1.0)
+    steps, _ = build.counter("step", 0.0)
+    later = build("clamp", steps, max=1.0)
+    return build("rsub", build("mul", later, dampening), 1.0)
 
 
-def _adam(pen: _Pen, group: Group, lr: int, value: int, gradient: int) -> int:
+def _adam(build: _UpdateBuilder, group: Group, lr: int, value: int, gradient: int) -> int:
     (beta1, beta2), eps, decay = group["betas"], float(group["eps"]), float(group["weight_decay"])
     if decay and group.get("decoupled_weight_decay"):
-        factor = pen("rsub", pen("mul", lr, decay), 1.0)
-        value = pen("mul", value, Ref(factor))
+        factor = build("rsub", build("mul", lr, decay), 1.0)
+        value = build("mul", value, Ref(factor))
     elif decay:
-        gradient = pen("add", gradient, Ref(value), alpha=decay)
-    _, step = pen.counter("step", float(pen.existing.get("step", 0.0)))
-    first, second = pen.state("exp_avg", value), pen.state("exp_avg_sq", value)
-    mean = pen.keep(first, _lerp(pen, first, gradient, 1.0 - float(beta1)))
-    squares = pen("mul", pen("mul", gradient, Ref(gradient)), 1.0 - float(beta2))
-    square = pen.keep(second, pen("add", pen("mul", second, float(beta2)), Ref(squares)))
+        gradient = build("add", gradient, Ref(value), alpha=decay)
+    _, step = build.counter("step", float(build.existing.get("step", 0.0)))
+    first, second = build.state("exp_avg", value), build.state("exp_avg_sq", value)
+    mean = build.keep(first, _lerp(build, first, gradient, 1.0 - float(beta1)))
+    squares = build("mul", build("mul", gradient, Ref(gradient)), 1.0 - float(beta2))
+    square = build.keep(second, build("add", build("mul", second, float(beta2)), Ref(squares)))
     if group["amsgrad"]:
-        largest = pen.state("max_exp_avg_sq", value)
-        square = pen.keep(largest, pen("maximum", largest, Ref(square)))
-    root = pen("sqrt", square)
+        largest = build.state("max_exp_avg_sq", value)
+        square = build.keep(largest, build("maximum", largest, Ref(square)))
+    root = build("sqrt", square)
     if beta2:
-        root = pen("div", root, Ref(pen("sqrt", _bias_correction(pen, step, float(beta2)))))
-    rate = pen("div", lr, Ref(_bias_correction(pen, step, float(beta1)))) if beta1 else lr
-    change = pen("div", mean, Ref(pen("add", root, eps)))
-    return pen("sub", value, Ref(pen("mul", change, Ref(rate))))
+        root = build("div", root, Ref(build("sqrt", _bias_correction(build, step, float(beta2)))))
+    rate = build("div", lr, Ref(_bias_correction(build, step, float(beta1)))) if beta1 else lr
+    change = build("div", mean, Ref(build("add", root, eps)))
+    return build("sub", value, Ref(build("mul", change, Ref(rate))))
 
 
-def _lerp(pen: _Pen, start: int, end: int, weight: float) -> int:
+def _lerp(build: _UpdateBuilder, start: int, end: int, weight: float) -> int:
     """Return PyTorch's interpolation, which is exact at the nearer end."""
-    difference = pen("sub", end, Ref(start))
+    difference = build("sub", end, Ref(start))
     if weight < 0.5:
-        return pen("add", start, Ref(difference), alpha=weight)
-    return pen("sub", end, Ref(difference), alpha=1.0 - weight)
+        return build("add", start, Ref(difference), alpha=weight)
+    return build("sub", end, Ref(difference), alpha=1.0 - weight)
 
 
-def _bias_correction(pen: _Pen, step: int, beta: float) -> int:
+def _bias_correction(build: _UpdateBuilder, step: int, beta: float) -> int:
     """Return ``1 - beta^step``; by expm1, as the difference itself would cancel in float32."""
-    exponent = pen("mul", step, math.log(beta))
-    return pen("neg", pen("expm1", exponent))
+    exponent = build("mul", step, math.log(beta))
+    return build("neg", build("expm1", exponent))
 
 
 _OF_THE_LOOP = frozenset(
@@ -300,4 +302,4 @@ def _is_number(item: Any) -> bool:
 
 def _exchange(optimizer: torch.optim.Optimizer, states: Mapping[torch.Tensor, Any]) -> None:
     optimizer.state.clear()
-    optimizer.state.update(states)
+    optimizer.state.build(states)

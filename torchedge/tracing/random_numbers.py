@@ -24,8 +24,8 @@ _Rule = Callable[["Randomness", Mapping[str, Any], Form, str], int]
 class Randomness:
     """The random operators of one step: they share a seed and a counter, both 0-d int64 states."""
 
-    def __init__(self, draft: GraphBuilder, seed: int) -> None:
-        self.draft, self._seed = draft, seed
+    def __init__(self, builder: GraphBuilder, seed: int) -> None:
+        self.builder, self._seed = builder, seed
         self._drawn = 0
         self._sources: tuple[int, int] | None = None
 
@@ -39,7 +39,7 @@ class Randomness:
         if self._sources is None:
             return []
         counter = self._sources[1]
-        return [(counter, self.draft.apply("add", counter, 1, "random"))]
+        return [(counter, self.builder.apply("add", counter, 1, "random"))]
 
     def add(self, kind: str, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
         """Add the random operator `kind` (one of `RANDOM`) of a shape and dtype."""
@@ -47,29 +47,34 @@ class Randomness:
 
     def add_dropout(self, attrs: Mapping[str, Any], form: Form, scope: str) -> list[int | None]:
         """Add a dropout; returns its output and its mask, as `aten.native_dropout` does."""
-        p, source, (shape, _), draft = float(attrs["p"]), attrs["input"], form, self.draft
+        p, source, (shape, _), builder = float(attrs["p"]), attrs["input"], form, self.builder
         if attrs.get("train") is False or p == 0.0:
-            ones = draft.call("full", {"size": shape, "fill_value": True, "dtype": "bool"}, [(shape, "bool")])
+            ones = builder.call(
+                "full", {"size": shape, "fill_value": True, "dtype": "bool"}, [(shape, "bool")]
+            )
             return [source.value, ones[0]]
         drawn = Ref(self.uniform(shape, scope))
-        mask = draft.call("gt", {"input": drawn, "other": p}, [(shape, "bool")], scope=scope)[0]
-        masked = draft.call("mul", {"input": source, "other": Ref(mask)}, [form], scope=scope)[0]
+        mask = builder.call("gt", {"input": drawn, "other": p}, [(shape, "bool")], scope=scope)[0]
+        masked = builder.call("mul", {"input": source, "other": Ref(mask)}, [form], scope=scope)[0]
         scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
-        return [draft.apply("mul", masked, scale, scope), mask]
+        return [builder.apply("mul", masked, scale, scope), mask]
 
     def uniform(self, shape: tuple[int, ...], scope: str) -> int:
         """Add a draw of float32 numbers in [0, 1)."""
-        draft = self.draft
+        builder = self.builder
         if self._sources is None:
-            self._sources = (draft.add(SEED, (), "int64", "state"), draft.add(COUNTER, (), "int64", "state"))
+            self._sources = (
+                builder.add(SEED, (), "int64", "state"),
+                builder.add(COUNTER, (), "int64", "state"),
+            )
         seed, counter = map(Ref, self._sources)
         attrs = {"seed": seed, "counter": counter, "shape": shape, "offset": self._drawn}
         self._drawn += 1
-        return draft.call("random_uniform", attrs, [(shape, "float32")], scope=scope)[0]
+        return builder.call("random_uniform", attrs, [(shape, "float32")], scope=scope)[0]
 
 
 def _rand(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
-    return r.draft.cast(r.uniform(form[0], scope), form[1], scope)
+    return r.builder.cast(r.uniform(form[0], scope), form[1], scope)
 
 
 def _uniform(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
@@ -79,28 +84,28 @@ def _uniform(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) ->
 
 def _affine(r: Randomness, value: int, scale: Any, shift: Any, scope: str) -> int:
     if scale != 1:
-        value = r.draft.apply("mul", value, scale, scope)
-    return value if shift == 0 else r.draft.apply("add", value, shift, scope)
+        value = r.builder.apply("mul", value, scale, scope)
+    return value if shift == 0 else r.builder.apply("add", value, shift, scope)
 
 
 def _bernoulli(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     """Return ones where a draw is below the probability: the argument `p`, or the input itself."""
     chance = attrs.get("p", attrs["input"])
     drawn = Ref(r.uniform(form[0], scope))
-    below = r.draft.call("lt", {"input": drawn, "other": chance}, [(form[0], "bool")], scope=scope)[0]
-    return r.draft.cast(below, form[1], scope)
+    below = r.builder.call("lt", {"input": drawn, "other": chance}, [(form[0], "bool")], scope=scope)[0]
+    return r.builder.cast(below, form[1], scope)
 
 
 def _randn(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     """Return the Box-Muller transform of two draws; ``1 - u`` keeps the logarithm finite."""
     first, second = r.uniform(form[0], scope), r.uniform(form[0], scope)
-    flipped = r.draft.apply("rsub", first, 1.0, scope)
-    logarithm = r.draft.apply("log", flipped, scope=scope)
-    scaled = r.draft.apply("mul", logarithm, -2.0, scope)
-    radius = r.draft.apply("sqrt", scaled, scope=scope)
-    angle = r.draft.apply("mul", second, 2.0 * math.pi, scope)
-    cosine = r.draft.apply("cos", angle, scope=scope)
-    return r.draft.cast(r.draft.apply("mul", radius, Ref(cosine), scope), form[1], scope)
+    flipped = r.builder.apply("rsub", first, 1.0, scope)
+    logarithm = r.builder.apply("log", flipped, scope=scope)
+    scaled = r.builder.apply("mul", logarithm, -2.0, scope)
+    radius = r.builder.apply("sqrt", scaled, scope=scope)
+    angle = r.builder.apply("mul", second, 2.0 * math.pi, scope)
+    cosine = r.builder.apply("cos", angle, scope=scope)
+    return r.builder.cast(r.builder.apply("mul", radius, Ref(cosine), scope), form[1], scope)
 
 
 def _normal(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
@@ -110,9 +115,9 @@ def _normal(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> 
 
 def _exponential(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
     drawn = r.uniform(form[0], scope)
-    flipped = r.draft.apply("rsub", drawn, 1.0, scope)
-    logarithm = r.draft.apply("log", flipped, scope=scope)
-    return r.draft.cast(_affine(r, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form[1], scope)
+    flipped = r.builder.apply("rsub", drawn, 1.0, scope)
+    logarithm = r.builder.apply("log", flipped, scope=scope)
+    return r.builder.cast(_affine(r, logarithm, -1.0 / attrs.get("lambd", 1.0), 0, scope), form[1], scope)
 
 
 def _randint(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) -> int:
@@ -123,8 +128,8 @@ def _randint(r: Randomness, attrs: Mapping[str, Any], form: Form, scope: str) ->
         )
     drawn = r.uniform(form[0], scope)
     scaled = _affine(r, drawn, high - low, 0, scope)
-    floor = r.draft.apply("floor", scaled, scope=scope)
-    return _affine(r, r.draft.cast(floor, form[1], scope), 1, low, scope)
+    floor = r.builder.apply("floor", scaled, scope=scope)
+    return _affine(r, r.builder.cast(floor, form[1], scope), 1, low, scope)
 
 
 RANDOM: dict[str, _Rule] = {

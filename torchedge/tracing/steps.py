@@ -170,12 +170,12 @@ def _filled(node: Node, number: float) -> torch.Tensor:
 
 
 class _Capture:
-    """A traced objective as a draft of steps."""
+    """Builds steps from a traced objective."""
 
     def __init__(self, objective: Objective, joint: JointGraph, seed: int) -> None:
         self.objective, self.joint = objective, joint
-        self.draft = GraphBuilder()
-        self.randomness = Randomness(self.draft, seed)
+        self.builder = GraphBuilder()
+        self.randomness = Randomness(self.builder, seed)
         self.data: dict[str, torch.Tensor] = {}
         self.bound: dict[Node, int] = {}
         weights = objective.weights()
@@ -189,14 +189,14 @@ class _Capture:
                 tensor = weights[name]
                 if id(tensor) not in self.places:  # tied tensors have several names and one value
                     trains = id(tensor) in trained
-                    index = self.draft.add(public_name(name), *form_of(node), role=role, trainable=trains)
+                    index = self.builder.add(public_name(name), *form_of(node), role=role, trainable=trains)
                     self.places[id(tensor)] = index
-                    self.data[self.draft.values[index].name] = tensor.detach()
+                    self.data[self.builder.values[index].name] = tensor.detach()
                 self.bound[node] = self.places[id(tensor)]
         self.inputs: list[int] = []
         named = zip(objective.input_names(), objective.tensors(), joint.inputs, strict=True)
         for title, leaf, used in named:
-            self.inputs.append(self.draft.add(title, tuple(leaf.shape), DTYPE_NAMES[leaf.dtype], "input"))
+            self.inputs.append(self.builder.add(title, tuple(leaf.shape), DTYPE_NAMES[leaf.dtype], "input"))
             if used is not None:
                 self.bound[used] = self.inputs[-1]
 
@@ -205,7 +205,7 @@ class _Capture:
         returned, updates = self._run(1.0)
         named = zip(self.joint.outputs, self.objective.output_names, strict=True)
         outputs = {name: index for place, name in named if (index := returned[place]) is not None}
-        step = self._finished(self.draft, list(outputs.values()), updates, title)
+        step = self._finished(self.builder, list(outputs.values()), updates, title)
         return self._captured(step, output_names=tuple(outputs))
 
     def training(
@@ -217,24 +217,24 @@ class _Capture:
         gradients = self._gradients(returned)
         if loss is None or not gradients:
             raise InputError(f"no gradient flows from the loss of {title} to its parameters")
-        self.draft.rename(loss, "loss")
+        self.builder.rename(loss, "loss")
         if optimizer is None:
             for value, gradient in gradients.items():
-                self.draft.rename(gradient, f"gradient.{self.draft.values[value].name}")
+                self.builder.rename(gradient, f"gradient.{self.builder.values[value].name}")
             outputs = [loss, *gradients.values()]
-            return self._captured(self._finished(self.draft, outputs, updates, title))
+            return self._captured(self._finished(self.builder, outputs, updates, title))
         accumulating = None
         if accumulation > 1:
             sums = {value: self._accumulator(value, gradient) for value, gradient in gradients.items()}
             added = [*updates, *sums.values()]
-            accumulating = self._finished(self.draft.copy(), [loss], added, title)
+            accumulating = self._finished(self.builder.copy(), [loss], added, title)
             gradients = {value: total for value, (_, total) in sums.items()}
             updates += [(state, self._zeros(state)) for state, _ in sums.values()]
         part = self._optimized(optimizer, gradients, dict(updates))
         self.data.update(part.tensors)
         written = {old for old, _ in part.updates}
         updates = [*[pair for pair in updates if pair[0] not in written], *part.updates]
-        step = self._finished(self.draft, [loss], updates, title, part=part)
+        step = self._finished(self.builder, [loss], updates, title, part=part)
         return self._captured(step, accumulating)
 
     def _run(self, scale: float) -> tuple[list[int | None], list[tuple[int, int]]]:
@@ -243,12 +243,12 @@ class _Capture:
             node: _filled(node, 0.0 if of is None else scale) for node, of in self.joint.tangents.items()
         }
         returned = add_nodes(
-            self.draft, self.joint.module, {**self.bound, **tangents}, self.data, self.randomness
+            self.builder, self.joint.module, {**self.bound, **tangents}, self.data, self.randomness
         )
         updates = self.randomness.updates()
         for node, place in self.joint.mutated.items():
             after = returned[place]
-            if after is not None and self.draft.values[self.bound[node]].role != "input":
+            if after is not None and self.builder.values[self.bound[node]].role != "input":
                 updates.append((self.bound[node], after))
         return returned, updates
 
@@ -264,41 +264,41 @@ class _Capture:
         return gradients
 
     def _sum(self, one: int, other: int) -> int:
-        return self.draft.apply("add", one, Ref(other), SCOPE)
+        return self.builder.apply("add", one, Ref(other), SCOPE)
 
     def _accumulator(self, parameter: int, gradient: int) -> tuple[int, int]:
         """Add a state for the sum of gradients; returns it and the sum after this batch."""
-        value = self.draft.values[parameter]
-        state = self.draft.add(f"accumulated.{value.name}", value.shape, value.dtype, "state")
+        value = self.builder.values[parameter]
+        state = self.builder.add(f"accumulated.{value.name}", value.shape, value.dtype, "state")
         return state, self._sum(state, gradient)
 
     def _zeros(self, state: int) -> int:
-        value = self.draft.values[state]
+        value = self.builder.values[state]
         attrs = {"size": value.shape, "fill_value": 0.0, "dtype": value.dtype}
-        return self.draft.like(state, "full", attrs, SCOPE, f"{value.name}.zero")
+        return self.builder.like(state, "full", attrs, SCOPE, f"{value.name}.zero")
 
     def _optimized(
         self, optimizer: torch.optim.Optimizer, gradients: Mapping[int, int], current: Mapping[int, int]
     ) -> OptimizerPart:
         trained = {
             identity: Trained(
-                self.draft.values[value].name, value, current.get(value, value), gradients[value]
+                self.builder.values[value].name, value, current.get(value, value), gradients[value]
             )
             for identity, value in self.places.items()
             if value in gradients
         }
-        return add_updates(self.draft, optimizer, trained)
+        return add_updates(self.builder, optimizer, trained)
 
     def _finished(
         self,
-        draft: GraphBuilder,
+        builder: GraphBuilder,
         outputs: Sequence[int],
         updates: Sequence[tuple[int, int]],
         title: str,
         part: OptimizerPart | None = None,
     ) -> Step:
         part = OptimizerPart() if part is None else part
-        return draft.finish(
+        return builder.finish(
             self.inputs,
             outputs,
             updates=updates,

@@ -85,11 +85,11 @@ def test_random_numbers_are_the_same_on_a_device(shape, device_class):
     from torchedge.lowering.assembly import lower
     from torchedge.runtime import Executor
 
-    draft = GraphBuilder()
-    seed, counter = [draft.add(name, (), "int64", "input") for name in ("seed", "counter")]
+    builder = GraphBuilder()
+    seed, counter = [builder.add(name, (), "int64", "input") for name in ("seed", "counter")]
     attrs = {"seed": Ref(seed), "counter": Ref(counter), "shape": shape, "offset": 3}
-    made = draft.call("random_uniform", attrs, [(shape, "float32")])
-    executor = Executor(lower(draft.finish([seed, counter], made), device_class))
+    made = builder.call("random_uniform", attrs, [(shape, "float32")])
+    executor = Executor(lower(builder.finish([seed, counter], made), device_class))
     for numbers in ((5, 0), (2**31 - 1, 2**33 + 7)):
         (found,) = executor.run(*[np.asarray(n, np.int64) for n in numbers])
         assert (found == uniform(shape, *numbers, 3).astype(np.float32)).all()
