@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 
 import torchedge
-from torchedge.prediction.memory.simulation import draw_timeline
 
 SETTINGS = {
     "SGD": {"optimizer": "sgd"},
@@ -40,7 +39,7 @@ def main() -> None:
         other = torchedge.simulate(arguments.model, arguments.batch_size, **settings)
         print(f"  {words:<24} {other.allocated_mib:>8,.1f} MiB {other.reserved_mib:>6,.0f} MiB")
 
-    draw_timeline(profile).figure.savefig(arguments.plot, dpi=150)
+    profile.plot().savefig(arguments.plot)
     print(f"drawn to {arguments.plot}")
 
 

@@ -17,7 +17,7 @@ from torchedge.cli.options import PATH, Command, Group, Whole, command
 from torchedge.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
-    from torchedge.profiling.campaigns.running import Summary
+    from torchedge.profiling.campaigns.recording import Summary
 
 _SHOWN = 5
 """Reasons of failed points that are printed."""

@@ -270,7 +270,7 @@ def simulate(
     else:
         _print_memory(profile)
     if plot is not None:
-        _draw(profile, plot)
+        save_picture(profile.plot(), plot)
         if not as_json:
             print(f"drawn to {plot}")
 
@@ -311,21 +311,6 @@ def _print_memory(profile: MemoryProfile) -> None:
         print(f"  {number(mib):>8} MiB  {label}")
     for kind in profile.unsupported:
         print_wrapped(f"{kind}: {UNKNOWN_REMARK}", rest="  ")
-
-
-def _draw(profile: MemoryProfile, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from torchedge.prediction.memory.simulation import draw_timeline
-
-    figure = draw_timeline(profile).figure
-    try:
-        save_picture(figure, path, dpi=150)
-    finally:
-        pyplot.close(figure)
 
 
 # features ---------------------------------------------------------------------------------------------------

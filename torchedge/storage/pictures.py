@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[Figure]:
-    """Yield an empty figure of this size in inches, in the common style.
+    """Yield an empty figure of this size in inches, in the common style; notebooks show it.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -50,7 +51,9 @@ def canvas(width: float, height: float) -> Iterator[Figure]:
         import matplotlib
         from matplotlib.figure import Figure
     with matplotlib.rc_context(_STYLE):
-        yield Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure._repr_png_ = partial(picture_bytes, figure)
+        yield figure
 
 
 def check_picture(option: str, path: Path) -> None:

@@ -18,7 +18,7 @@ from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.sizes import shape_at
-from torchedge.ops import OpSpec, registry
+from torchedge.ops import OpSpec
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
 from torchedge.tracing.torch_calls import TorchCall, target_of
@@ -148,6 +148,18 @@ _DRAWS = _RANDOM | {"bernoulli", "uniform", "normal", "exponential", "random", "
 _MOST_PARTS = 1_000_000
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call of an operator: its tensor inputs are values of the graph, its attributes plain."""
+
+    target: TorchCall
+    func: Any
+    args: Any
+    kwargs: Any
+    inputs: list[int | None]
+    attrs: dict[str, Any]
+
+
 class Interceptor(TorchFunctionMode):
     """While active, every call into PyTorch's Python API ends here and is recorded instead of run."""
 
@@ -221,19 +233,23 @@ class Interceptor(TorchFunctionMode):
             folded = self._fold(target, func, args, kwargs)
             if folded is not None:
                 return folded
-        inputs, attrs = bind(target, args, kwargs, rec)
+        call = _Call(target, func, args, kwargs, *bind(target, args, kwargs, rec))
+        attrs = call.attrs
         if target.kind in _DROPOUTS and not (
             attrs.get("train", attrs.get("training", True)) and attrs.get("p", 0.5)
         ):
             return args[0]
         if "out" in kwargs:
-            return self._write_out(target, func, args, kwargs, inputs, attrs)
+            return self._write_out(call)
         if known is not None and (known.infer is not None or known.infer_many is not None):
-            infer = self._infer if known.infer is not None else self._infer_many
-            result = infer(target, known, inputs, attrs, args)
+            result = (self._infer if known.infer is not None else self._infer_many)(call, known)
             if result is not None:
                 return result
-        return self._run_on_meta(target, func, args, kwargs, inputs, attrs)
+        if target.inplace:
+            return self._overwrite(call)
+        if target.kind in _SPLITS:
+            _refuse_batch_loop(target.kind, args, attrs)
+        return self._collect(call, self._meta_result(call))
 
     def _fold(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         """Run operators on single random numbers for real: a stochastic layer reads the value of its draw."""
@@ -254,73 +270,49 @@ class Interceptor(TorchFunctionMode):
             return result
         return None
 
-    def _infer(
-        self,
-        target: TorchCall,
-        known: OpSpec,
-        inputs: list[int | None],
-        attrs: dict[str, Any],
-        args: Any,
-    ) -> TracedTensor | None:
+    def _infer(self, call: _Call, known: OpSpec) -> TracedTensor | None:
         """Take the shape from the operator's own rule; None if it does not apply."""
-        rec = self.recorder
+        rec, args = self.recorder, call.args
         tensors = (
             args[0] if known.params[:1] == ("tensors",) else [a for a in args if isinstance(a, torch.Tensor)]
         )
-        dtype = dtype_of(tensors[0]) if known.first_dtype and tensors else common_dtype(tensors, attrs)
-        if dtype is None or None in inputs[:1]:
+        dtype = dtype_of(tensors[0]) if known.first_dtype and tensors else common_dtype(tensors, call.attrs)
+        if dtype is None or None in call.inputs[:1]:
             return None
-        if len(tensors) != sum([i is not None for i in inputs]):
+        if len(tensors) != sum([i is not None for i in call.inputs]):
             return None
         remaining = iter(tensors)
-        sizes = known.infer([None if i is None else tuple(next(remaining).shape) for i in inputs], attrs)  # type: ignore[misc]
+        shapes = [None if i is None else tuple(next(remaining).shape) for i in call.inputs]
+        sizes = known.infer(shapes, call.attrs)  # type: ignore[misc]
         if sizes is None:
             return None
-        first = tensors[0]
-        if target.inplace:
-            return self._overwrite(target, first, inputs, attrs) if type(first) is TracedTensor else None
-        index = rec.add_value(f"{target.kind}_{len(rec.values)}", sizes, DTYPE_NAMES[dtype], "activation")
-        rec.add_op(target.kind, inputs, (index,), attrs, False, True)
+        if call.target.inplace:
+            return self._overwrite(call) if type(tensors[0]) is TracedTensor else None
+        (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, [(sizes, DTYPE_NAMES[dtype])])
         return rec.wrap(torch.empty(sizes, dtype=dtype, device="meta"), index)
 
-    def _infer_many(
-        self,
-        target: TorchCall,
-        known: OpSpec,
-        inputs: list[int | None],
-        attrs: dict[str, Any],
-        args: Any,
-    ) -> tuple[TracedTensor, ...] | None:
+    def _infer_many(self, call: _Call, known: OpSpec) -> tuple[TracedTensor, ...] | None:
         """Take the shapes of several outputs, all of input 0's dtype, from the operator's own rule."""
         rec = self.recorder
-        shapes = [None if i is None else shape_at(rec.values[i].shape, rec.batch) for i in inputs]
-        outputs = known.infer_many(shapes, attrs)  # type: ignore[misc]
+        shapes = [None if i is None else shape_at(rec.values[i].shape, rec.batch) for i in call.inputs]
+        outputs = known.infer_many(shapes, call.attrs)  # type: ignore[misc]
         if outputs is None:
             return None
-        dtype, first = dtype_of(args[0]), len(rec.values)
-        for offset, sizes in enumerate(outputs):
-            rec.add_value(f"{target.kind}_{first + offset}", sizes, DTYPE_NAMES[dtype], "activation")
-        rec.add_op(target.kind, inputs, tuple(range(first, len(rec.values))), attrs, False, True)
+        dtype = dtype_of(call.args[0])
+        results = [(sizes, DTYPE_NAMES[dtype]) for sizes in outputs]
+        indices = rec.add_call(call.target.kind, call.inputs, call.attrs, results)
         tensors = [torch.empty(sizes, dtype=dtype, device="meta") for sizes in outputs]
-        return tuple([rec.wrap(tensor, first + offset) for offset, tensor in enumerate(tensors)])
+        return tuple([rec.wrap(tensor, index) for index, tensor in zip(indices, tensors, strict=True)])
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> Any:
         return self._record(target_of(torch.Tensor.to), torch.Tensor.to, (tensor, dtype), {})
 
-    def _overwrite(
-        self,
-        target: TorchCall,
-        tensor: Any,
-        inputs: list[int | None],
-        attrs: dict[str, Any],
-    ) -> Any:
+    def _overwrite(self, call: _Call) -> Any:
         """Record an in-place call: from here on the tensor is a new value in the same storage."""
-        rec = self.recorder
+        rec, tensor = self.recorder, call.args[0]
         old = rec.index_of(tensor)
-        value = rec.values[old]
-        index = len(rec.values)
-        rec.add_value(f"{target.kind}_{index}", tuple(tensor.shape), value.dtype, "activation", old)
-        rec.add_op(target.kind, inputs, (index,), attrs, True, target.spec is not None)
+        results = [(tuple(tensor.shape), rec.values[old].dtype)]
+        (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, results, old, inplace=True)
         if type(tensor) is TracedTensor:
             tensor.token = rec.token(index)
         return tensor
@@ -335,45 +327,23 @@ class Interceptor(TorchFunctionMode):
         inputs, attrs = bind(target, args, kwargs, rec)
         func(*to_meta(args, rec), **to_meta(kwargs, rec))
         tensor.sizes = torch.Tensor.size(tensor)
-        index = rec.add_value(
-            f"{target.kind}_{len(rec.values)}",
-            tuple(tensor.sizes),
-            tensor.dtype_name,
-            "activation",
-            inputs[0],
-        )
-        rec.add_op(target.kind, inputs, (index,), attrs, False, target.spec is not None)
+        (index,) = rec.add_call(target.kind, inputs, attrs, [(tensor.sizes, tensor.dtype_name)], inputs[0])
         tensor.token = rec.token(index)
         return tensor
 
-    def _write_out(
-        self,
-        target: TorchCall,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        inputs: list[int | None],
-        attrs: dict[str, Any],
-    ) -> Any:
+    def _write_out(self, call: _Call) -> Any:
         """Record `f(..., out=tensor)`: the result is in the storage of `out`."""
-        rec, out = self.recorder, kwargs["out"]
-        options = to_meta({k: v for k, v in kwargs.items() if k != "out"}, rec)
-        if isinstance(func, torch._ops.OpOverload):
+        rec, out = self.recorder, call.kwargs["out"]
+        options = to_meta({k: v for k, v in call.kwargs.items() if k != "out"}, rec)
+        if isinstance(call.func, torch._ops.OpOverload):
             options["out"] = torch.empty(out.shape, dtype=dtype_of(out), device="meta")
-        result = func(*to_meta(args, rec), **options)
+        result = call.func(*to_meta(call.args, rec), **options)
+        kind = call.target.kind
         if not (isinstance(result, torch.Tensor) and isinstance(out, torch.Tensor)):
-            raise CaptureError(
-                f"{target.kind} writes several results with out={where()}, which cannot be captured"
-            )
+            raise CaptureError(f"{kind} writes several results with out={where()}, which cannot be captured")
         shared = rec.index_of(out) if tuple(out.shape) == tuple(result.shape) else None
-        index = rec.add_value(
-            f"{target.kind}_{len(rec.values)}",
-            tuple(result.shape),
-            DTYPE_NAMES[dtype_of(out)],
-            "activation",
-            shared,
-        )
-        rec.add_op(target.kind, inputs, (index,), attrs, False, target.spec is not None)
+        results = [(tuple(result.shape), DTYPE_NAMES[dtype_of(out)])]
+        (index,) = rec.add_call(kind, call.inputs, call.attrs, results, shared)
         if type(out) is not TracedTensor:
             return out
         if shared is None:
@@ -382,53 +352,25 @@ class Interceptor(TorchFunctionMode):
         out.token = rec.token(index)
         return out
 
-    def _run_on_meta(
-        self,
-        target: TorchCall,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        inputs: list[int | None],
-        attrs: dict[str, Any],
-    ) -> Any:
+    def _meta_result(self, call: _Call) -> Any:
         """Take shapes and strides from PyTorch's meta kernel: for views and rare or unknown operators."""
-        if target.inplace:
-            return self._overwrite(target, args[0], inputs, attrs)
-        if target.kind in _SPLITS:
-            _refuse_batch_loop(target.kind, args, attrs)
-        result = self._meta_result(target, func, args, kwargs, inputs)
-        return self._collect(target, result, args, inputs, attrs)
-
-    def _meta_result(
-        self,
-        target: TorchCall,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        inputs: list[int | None],
-    ) -> Any:
-        meta_args, meta_kwargs = to_meta(args, self.recorder), to_meta(kwargs, self.recorder)
-        if "device" in kwargs or (not inputs and target.spec is not None and target.spec.kind == "zeros"):
-            meta_kwargs["device"] = "meta"
+        target = call.target
+        args, kwargs = to_meta(call.args, self.recorder), to_meta(call.kwargs, self.recorder)
+        creates = not call.inputs and target.spec is not None and target.spec.kind == "zeros"
+        if "device" in kwargs or creates:
+            kwargs["device"] = "meta"
         try:
-            return func(*meta_args, **meta_kwargs)
+            return call.func(*args, **kwargs)
         except RuntimeError as error:
             if target.kind == "view" and "view size is not compatible" in str(error):
-                return _forced_view(*meta_args)
+                return _forced_view(*args)
             if not isinstance(error, NotImplementedError):
                 raise
             raise CaptureError(f"{target.kind} has no meta kernel{where()}: {first_line(error)}") from error
 
-    def _collect(
-        self,
-        target: TorchCall,
-        result: Any,
-        args: Any,
-        inputs: list[int | None],
-        attrs: dict[str, Any],
-    ) -> Any:
+    def _collect(self, call: _Call, result: Any) -> Any:
         """Convert the result of the meta kernel to values."""
-        rec = self.recorder
+        rec, args, inputs = self.recorder, call.args, call.inputs
         many = isinstance(result, (tuple, list))
         tensors = [t for t in (result if many else (result,)) if isinstance(t, torch.Tensor)]
         if not tensors:
@@ -438,17 +380,13 @@ class Interceptor(TorchFunctionMode):
         if not many and args and isinstance(args[0], torch.Tensor) and result is rec.meta_of(args[0]):
             return args[0]
         shared = inputs[0] if inputs and inputs[0] is not None and tensors[0]._base is not None else None
-        kind = target.kind
+        kind = call.target.kind
         if shared is None and kind in _CASTS:
             kind = "to_copy"
         elif shared is None and kind in _COPIES:
             kind = "clone"
-        first = len(rec.values)
-        for offset, tensor in enumerate(tensors):
-            name = f"{kind}_{first + offset}"
-            rec.add_value(name, tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], "activation", shared)
-        rec.add_op(kind, inputs, tuple(range(first, len(rec.values))), attrs, False, kind in registry())
-        numbers = iter(range(first, len(rec.values)))
+        results = [(tuple(tensor.shape), DTYPE_NAMES[tensor.dtype]) for tensor in tensors]
+        numbers = iter(rec.add_call(kind, inputs, call.attrs, results, shared))
         if not many:
             return rec.wrap(result, next(numbers))
         return type(result)(

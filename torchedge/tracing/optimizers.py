@@ -302,4 +302,4 @@ def _is_number(item: Any) -> bool:
 
 def _exchange(optimizer: torch.optim.Optimizer, states: Mapping[torch.Tensor, Any]) -> None:
     optimizer.state.clear()
-    optimizer.state.build(states)
+    optimizer.state.update(states)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from torchedge.graphs.sizes import (
     decode_dim,
     decode_shape,
 )
+from torchedge.ops import registry
 from torchedge.ops.gradients import extend_needs
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -271,14 +272,14 @@ class Recorder:
     def add_value(
         self,
         name: str,
-        sizes: tuple[int, ...],
+        sizes: Sequence[int],
         dtype: str,
         role: Role,
         alias: int | None = None,
         trainable: bool = False,
     ) -> int:
         """Append a value and return its index."""
-        shape = decode_shape(sizes) if self.fixed_batch is None else tuple(sizes)
+        shape = decode_shape(tuple(sizes)) if self.fixed_batch is None else tuple(sizes)
         return self._builder.add(name, shape, dtype, role, trainable, alias)
 
     def wrap(self, tensor: torch.Tensor, index: int) -> TracedTensor:
@@ -378,16 +379,23 @@ class Recorder:
 
     # operators --------------------------------------------------------------------------------
 
-    def add_op(
+    def add_call(
         self,
         kind: str,
-        inputs: list[int | None],
-        outputs: tuple[int, ...],
-        attrs: dict[str, Any],
-        inplace: bool,
-        known: bool,
-    ) -> None:
-        """Append an operator; values released since the previous operator are released after that one."""
+        inputs: Sequence[int | None],
+        attrs: Mapping[str, Any],
+        results: Sequence[tuple[Sequence[int], str]],
+        alias: int | None = None,
+        inplace: bool = False,
+    ) -> range:
+        """Append an operator and its results, each of a shape and dtype; return the results' indices.
+
+        alias: the value whose storage the results share. Values that the model released since the previous
+        operator are released after that one.
+        """
+        first = len(self.values)
+        for index, (sizes, dtype) in enumerate(results, first):
+            self.add_value(f"{kind}_{index}", sizes, dtype, "activation", alias)
         if self.ops:
             self._flush()
             if len(self.ops) >= _MOST_OPS:
@@ -397,18 +405,14 @@ class Recorder:
         else:
             self._booked += len(self._released)
             self._released.clear()
+        outputs = range(first, len(self.values))
+        plain_attrs = {k: plain(v) for k, v in attrs.items()}
+        grad, region = self.autograd.now(self.note)
         self.ops.append(
-            Op(
-                kind,
-                tuple(inputs),
-                outputs,
-                {k: plain(v) for k, v in attrs.items()},
-                self.scopes[-1],
-                inplace,
-                *self.autograd.now(self.note),
-                known,
-            )
-        )
+            Op(kind, tuple(inputs), tuple(outputs), plain_attrs, self.scopes[-1], inplace, grad, region,
+               kind in registry())
+        )  # fmt: skip
+        return outputs
 
     def _flush(self) -> None:
         released = self._released

@@ -126,11 +126,8 @@ def test_unusable_batch_sizes_are_refused(graph, batch):
 
 
 def test_plot_draws_phases_and_peak(graph):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from torchedge.prediction.memory.simulation import draw_timeline
-
-    axes = draw_timeline(simulate(graph, 8))
+    pytest.importorskip("matplotlib")
+    (axes,) = simulate(graph, 8).plot().axes
     assert {t.get_text() for t in axes.get_legend().get_texts()} >= {"forward", "backward"}
 
 

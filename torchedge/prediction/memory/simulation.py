@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import check_whole, needed
+from torchedge.errors import check_whole
 from torchedge.graphs import ForwardGraph
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
+from torchedge.storage.pictures import canvas
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PHASES = ("forward", "backward", "optimizer")
+_SHADES = ("#dbe9f6", "#fde2cf", "#dff0d8")
 Phase = Literal["forward", "backward", "optimizer"]
 _MIB = 2.0**20
 
@@ -75,6 +77,44 @@ class MemoryProfile:
         """Return live memory after each event of the step."""
         live = self.tape.live_bytes(np.array([self.batch_size]))[:, 0] / _MIB
         return Timeline(live, self.tape.phases, self.tape.owners)
+
+    def plot(self) -> Figure:
+        """Draw live memory (MiB) over the events of a step, phases shaded, the peak marked.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        with canvas(8.0, 4.0) as figure:
+            axes = figure.subplots()
+            timeline = self.timeline()
+            events = np.arange(len(timeline.live_mib))
+            for phase, name in enumerate(PHASES):
+                inside = np.flatnonzero(timeline.phase == phase)
+                if len(inside):
+                    axes.axvspan(inside[0], inside[-1] + 1, color=_SHADES[phase], label=name, zorder=0)
+            axes.step(events, timeline.live_mib, where="post", color="#22313f", linewidth=1.2)
+            if self.peak.index >= 0:
+                axes.plot([self.peak.index], [self.live_mib], "v", color="#c0392b")
+                axes.annotate(
+                    f"{self.live_mib:.0f} MiB\n{self.peak}",
+                    (self.peak.index, self.live_mib),
+                    fontsize=8,
+                    xytext=(0.5, 0.12),  # below the curve, where there is nothing else
+                    textcoords="axes fraction",
+                    ha="center",
+                    arrowprops={"arrowstyle": "-", "color": "#c0392b", "linewidth": 0.8},
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7},
+                )
+            axes.axhline(self.reserved_mib, color="#7f8c8d", linestyle=":", label="reserved")
+            axes.set(
+                xlabel="allocations and releases of one step",
+                ylabel="MiB",
+                title=f"{self.name}, batch {self.batch_size}",
+            )
+            axes.set_xlim(0, max(len(events), 1))
+            axes.set_ylim(bottom=0)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=5)
+        return figure
 
     def __str__(self) -> str:
         lines = [
@@ -162,46 +202,3 @@ def _largest(
     storages = np.flatnonzero(alive)
     order = storages[np.argsort(-sizes[storages], kind="stable")][:count]
     return tuple((tape.labels[i], float(sizes[i]) / _MIB) for i in order)
-
-
-_SHADES = ("#dbe9f6", "#fde2cf", "#dff0d8")
-
-
-def draw_timeline(profile: MemoryProfile, axes: Axes | None = None) -> Any:  # noqa: ANN401 - a matplotlib Axes
-    """Draw live memory (MiB) over the events of a step, phases shaded, the peak marked; return the axes.
-
-    axes: where to draw, a new figure by default. Raises MissingExtraError where matplotlib is not installed.
-    """
-    with needed("matplotlib", extra="plots", purpose="drawing"):
-        from matplotlib import pyplot
-    if axes is None:
-        axes = pyplot.subplots(figsize=(8, 4), layout="constrained")[1]
-    timeline = profile.timeline()
-    events = np.arange(len(timeline.live_mib))
-    for phase, name in enumerate(PHASES):
-        inside = np.flatnonzero(timeline.phase == phase)
-        if len(inside):
-            axes.axvspan(inside[0], inside[-1] + 1, color=_SHADES[phase], label=name, zorder=0)
-    axes.step(events, timeline.live_mib, where="post", color="#22313f", linewidth=1.2)
-    if profile.peak.index >= 0:
-        axes.plot([profile.peak.index], [profile.live_mib], "v", color="#c0392b")
-        axes.annotate(
-            f"{profile.live_mib:.0f} MiB\n{profile.peak}",
-            (profile.peak.index, profile.live_mib),
-            fontsize=8,
-            xytext=(0.5, 0.12),  # below the curve, where there is nothing else
-            textcoords="axes fraction",
-            ha="center",
-            arrowprops={"arrowstyle": "-", "color": "#c0392b", "linewidth": 0.8},
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7},
-        )
-    axes.axhline(profile.reserved_mib, color="#7f8c8d", linestyle=":", label="reserved")
-    axes.set(
-        xlabel="allocations and releases of one step",
-        ylabel="MiB",
-        title=f"{profile.name}, batch {profile.batch_size}",
-    )
-    axes.set_xlim(0, max(len(events), 1))
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=5, fontsize=8, frameon=False)
-    return axes
