@@ -17,7 +17,7 @@ from torchedge.textures.model import (
     thread_latency,
     work_groups,
 )
-from torchedge.textures.work import BLOCK_SIDES, STRIDE_FEATURES, KernelWork, ReadWork
+from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES, KernelWork, ReadWork
 
 ADRENO = replace(
     DEFAULTS["mobile"], compute_units=2, register_bytes=294_912, max_waves=30, gflops=(889.9,) * 5
@@ -25,7 +25,8 @@ ADRENO = replace(
 
 
 def path(**changes):
-    across = tuple([{2: 10.0, 16: 100.0}.get(side, 0.0) for side in BLOCK_SIDES] + [0.0] * len(BLOCK_SIDES))
+    steps = {(2, 2): 10.0, (16, 16): 100.0}
+    across = tuple([steps.get(shape, 0.0) for shape in BLOCK_SHAPES] + [0.0] * len(BLOCK_SHAPES))
     return replace(ADRENO.image, hit_ns=50.0, across=across, lines=32, decay=1.5, **changes)
 
 
@@ -44,8 +45,8 @@ def work(*operands, **changes):
 
 def test_equation_1_is_a_dot_product_with_an_intercept():
     strides = np.zeros((2, len(STRIDE_FEATURES)))
-    strides[1, STRIDE_FEATURES.index("x2")] = 0.5
-    strides[1, STRIDE_FEATURES.index("x16")] = 0.25
+    strides[1, STRIDE_FEATURES.index("x 2x2")] = 0.5
+    strides[1, STRIDE_FEATURES.index("x 16x16")] = 0.25
     np.testing.assert_allclose(thread_latency(strides, path()), [50.0, 50.0 + 5.0 + 25.0])
 
 
@@ -79,7 +80,7 @@ def test_equation_6_counts_groups_that_fit_a_unit():
 def test_the_pure_form_is_equation_7():
     device = replace(ADRENO, image=path())
     strides = np.zeros(len(STRIDE_FEATURES))
-    strides[STRIDE_FEATURES.index("x2")] = 1.0
+    strides[STRIDE_FEATURES.index("x 2x2")] = 1.0
     a, b = reads(strides, count=8, reuse=1, warp_share=8), reads(count=4, reuse=4, warp_share=16)
     cost = predict_kernels(work(a, b, items=np.array([64 * 100]), registers=384), device, pure=True)
     live = 8 * 1 + 16 * 4
@@ -98,7 +99,7 @@ def test_one_work_item_prefers_blocks_and_many_prefer_rows():
     """The paper's finding (3.2.1): a small reuse distance scales, a blocked order has the lower latency."""
     device = replace(ADRENO, image=path())
     row, block = np.zeros((2, len(STRIDE_FEATURES)))
-    row[STRIDE_FEATURES.index("x16")] = 0.5
+    row[STRIDE_FEATURES.index("x 16x16")] = 0.5
     for share, preferred in ((1, 1), (64, 0)):
         operand = reads(
             np.stack([row, block]), reuse=np.array([1.0, 4.0]), warp_share=share, image=True, count=16

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from torchedge.textures.layouts import PATTERNS
 from torchedge.textures.strides import cross_block_strides, distinct_lines, lines_of, reuse_distances
-from torchedge.textures.work import BLOCK_SIDES, STRIDE_FEATURES
+from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
 
 
 @pytest.mark.parametrize(
@@ -19,9 +19,13 @@ def test_the_patterns_have_the_reuse_distances_of_figure_3(pattern, distance):
     assert reuse_distances(lines_of(x, y, 2)) == distance
 
 
-def test_a_row_crosses_a_block_of_side_w_once_in_w_strides():
+def by_feature(x, y):
+    return dict(zip(STRIDE_FEATURES, cross_block_strides(x, y), strict=True))
+
+
+def test_a_row_enters_a_block_of_width_w_once_in_w_strides():
     histogram = cross_block_strides(np.arange(129), np.zeros(129, int))
-    expected = [1 / side for side in BLOCK_SIDES] + [0] * len(BLOCK_SIDES)
+    expected = [1 / width for width, _ in BLOCK_SHAPES] + [0] * len(BLOCK_SHAPES)
     np.testing.assert_allclose(histogram, expected)
     assert len(STRIDE_FEATURES) == len(histogram)
 
@@ -29,8 +33,23 @@ def test_a_row_crosses_a_block_of_side_w_once_in_w_strides():
 def test_the_example_of_figure_2():
     # Strides of 1, 2, 3 and 4 in x: blocks of 2 are left by 1, 2, 3 and 4 as parity decides.
     x = np.cumsum([0, 1, 2, 3, 4])
-    histogram = dict(zip(STRIDE_FEATURES, cross_block_strides(x, 0 * x), strict=True))
-    assert histogram["x2"] == 3 / 4 and histogram["x4"] == 2 / 4 and histogram["y2"] == 0
+    histogram = by_feature(x, 0 * x)
+    assert histogram["x 2x2"] == 3 / 4 and histogram["x 4x4"] == 2 / 4 and histogram["y 2x2"] == 0
+
+
+def test_a_stride_counts_along_one_axis():
+    steps = np.arange(65)
+    histogram = by_feature(steps, steps)
+    assert histogram["x 4x4"] == 0 and histogram["y 4x4"] == 1 / 4
+    assert histogram["x 4x2"] == 0 and histogram["y 4x2"] == 1 / 2
+
+
+def test_a_walk_down_four_rows_and_back_enters_each_line_once():
+    steps = np.arange(257)
+    x, y = PATTERNS["block-4"].place(steps, 0 * steps)
+    histogram = by_feature(x, y)
+    assert histogram["x 2x1"] + histogram["y 2x1"] == pytest.approx(1 / 2, abs=0.01)
+    assert histogram["x 4x4"] + histogram["y 4x4"] == pytest.approx(1 / 16, abs=0.01)
 
 
 def test_a_single_access_crosses_nothing():

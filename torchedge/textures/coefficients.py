@@ -18,7 +18,7 @@ from torchedge.devices import Device, Provenance, is_phone_gpu, weakest
 from torchedge.errors import InputError, ProfileError
 from torchedge.storage import read_toml, resolve_inside, write_toml
 from torchedge.storage.codecs import Codec, OneOf, Text
-from torchedge.textures.work import BLOCK_SIDES, STRIDE_FEATURES
+from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
 
 __all__ = [
     "ARITHMETIC_WIDTHS",
@@ -133,10 +133,10 @@ class KernelCoefficients:
 # assumed coefficients ---------------------------------------------------------------------------------------
 
 
-def _steps(first: float, later: float) -> tuple[float, ...]:
-    """Return beta: `first` ns to leave a block of 2, `later` ns to leave one of 16, in x and in y."""
-    per_side = {2: first, 16: later}
-    return tuple([per_side.get(side, 0.0) for side in BLOCK_SIDES] * 2)
+def _steps(line: float, block: float) -> tuple[float, ...]:
+    """Return beta: `line` ns to enter another line of 2 texels, `block` ns more another block of 8 x 8."""
+    per_shape = {(2, 1): line, (8, 8): block}
+    return tuple([per_shape.get(shape, 0.0) for shape in BLOCK_SHAPES] * 2)
 
 
 def _assumed(reason: str) -> Mapping[str, Origin]:

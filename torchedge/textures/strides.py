@@ -9,27 +9,44 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.textures.work import BLOCK_SIDES, FloatArray
+from torchedge.textures.work import BLOCK_SHAPES, FloatArray
 
-__all__ = ["cross_block_strides", "distinct_lines", "lines_of", "reuse_distances"]
+__all__ = ["RECENT", "cross_block_strides", "distinct_lines", "lines_of", "reuse_distances"]
 
 Places = npt.NDArray[np.int64]
 
 
-def cross_block_strides(x: Places, y: Places) -> FloatArray:
+RECENT = 16
+"""A stride back into a block of one of so many accesses before stays within what every cache holds."""
+
+
+def cross_block_strides(x: npt.ArrayLike, y: npt.ArrayLike) -> FloatArray:
     """Return the histograms of cross-block strides of sequences of accesses.
 
     x, y: (..., R) texels that a work-item accesses, in its order. Returns (..., F), `STRIDE_FEATURES`: the
-    share of the R - 1 strides that leave a block, for each axis and block side; 0 for a single access.
+    share of the R - 1 strides that enter another block, for each block shape; 0 for a single access. A stride
+    counts along y if the row of blocks changes, otherwise along x, so that both add up to the strides that
+    leave their block. The paper counts every such stride; here one back into a block of the last `RECENT`
+    accesses does not count: a walk down four rows and back up reads four lines, each again and again, and
+    what that costs when work-items contend is the matter of the reuse distance (eq. 2).
     """
-    x, y = np.broadcast_arrays(np.asarray(x), np.asarray(y))
+    x, y = np.broadcast_arrays(np.asarray(x, np.int64), np.asarray(y, np.int64))
     if x.shape[-1] < 2:
-        return np.zeros((*x.shape[:-1], 2 * len(BLOCK_SIDES)))
-    crossings = [np.diff(axis // side, axis=-1) != 0 for axis in (x, y) for side in BLOCK_SIDES]
-    return np.stack([crossing.mean(-1) for crossing in crossings], axis=-1)
+        return np.zeros((*x.shape[:-1], 2 * len(BLOCK_SHAPES)))
+    along_x, along_y = [], []
+    for width, height in BLOCK_SHAPES:
+        column, row = x // width, y // height
+        block = (row << 32) + column
+        new = block[..., 1:] != block[..., :-1]
+        for back in range(2, min(RECENT, x.shape[-1] - 1) + 1):
+            new[..., back - 1 :] &= block[..., back:] != block[..., :-back]
+        down = row[..., 1:] != row[..., :-1]
+        along_x.append((new & ~down).mean(-1))
+        along_y.append((new & down).mean(-1))
+    return np.stack(along_x + along_y, axis=-1)
 
 
-def lines_of(x: Places, y: Places, line_texels: int) -> Places:
+def lines_of(x: npt.ArrayLike, y: npt.ArrayLike, line_texels: int) -> Places:
     """Return a number for the cache line of each texel: `line_texels` neighbours in x share one (Fig. 3)."""
     x, y = np.broadcast_arrays(np.asarray(x, np.int64), np.asarray(y, np.int64))
     return (y << 32) + x // line_texels

@@ -10,19 +10,17 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError
 
-__all__ = ["BLOCK_SIDES", "STRIDE_FEATURES", "FloatArray", "KernelWork", "ReadWork"]
+__all__ = ["BLOCK_SHAPES", "STRIDE_FEATURES", "FloatArray", "KernelWork", "ReadWork"]
 
 FloatArray = npt.NDArray[np.float64]
 
-BLOCK_SIDES = (1, 2, 4, 8, 16, 32, 64)
-"""Sides, in texels, of the assumed square blocks (TMModel, 3.1, step III).
+BLOCK_SHAPES = (
+    (1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (4, 4), (4, 8), (8, 8), (16, 16), (64, 64),
+)  # fmt: skip
+"""Assumed shapes of a block, (width, height) in texels (TMModel, 3.1, step III)."""
 
-Whether a stride leaves a block of w x h texels in x depends on w alone, in y on h alone. Squares therefore
-give every feature that rectangles of these sides would give.
-"""
-
-STRIDE_FEATURES = tuple(f"{axis}{side}" for axis in "xy" for side in BLOCK_SIDES)
-"""Columns of a histogram of cross-block strides: x over all block sides, then y."""
+STRIDE_FEATURES = tuple(f"{axis} {width}x{height}" for axis in "xy" for width, height in BLOCK_SHAPES)
+"""Columns of a histogram of cross-block strides: along x over all block shapes, then along y."""
 
 
 def _column(value: Any, count: int, what: str) -> npt.NDArray[Any]:  # noqa: ANN401 - numbers or arrays
