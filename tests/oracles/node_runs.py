@@ -52,7 +52,7 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
         tuple(tensors),
         tuple(s.kernel for s in sources),
         tuple(
-            Launch(k, tuple(number[t] for t in s.tensors), s.global_size, s.local_size)
+            Launch(k, tuple(number[t] for t in s.tensors), s.global_size, s.local_size, sizes=s.sizes)
             for k, s in enumerate(sources)
         ),
         (),

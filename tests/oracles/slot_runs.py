@@ -99,6 +99,7 @@ class SlotRuns:
             for loads in (False, True):
                 tensors = {n: self.tensor(program.tensors[n]) for n in launch.tensors}
                 arguments = [tensors[n].memory for n in launch.tensors]
+                arguments += map(np.int32, launch.sizes)
                 chosen, check = kernel, None
                 if loads:
                     slot, check = self.slot_of(target, start, stop, shift)

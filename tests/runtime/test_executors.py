@@ -46,6 +46,25 @@ def test_a_chain_in_place_takes_one():
         assert executor.arena_bytes == made.arena.live_bytes == 4000
 
 
+def test_launches_pass_sizes():
+    """One kernel, two launches: the sizes stand behind the tensors."""
+    source = (
+        "__kernel void shift(__global const int* a, __global int* b, const int begin, const int step) {\n"
+        "  b[get_global_id(0)] = a[begin + step * get_global_id(0)];\n}\n"
+    )
+    shift = Kernel("shift", source, ("read", "write"), sizes=2)
+    made = program(
+        [tensor("x", (9,), "input", "int32"), tensor("y", (3,), "output", "int32"),
+         tensor("z", (9,), "output", "int32")],
+        [shift],
+        [("shift", ("x", "y"), (3,), None, "", (2, 3)), ("shift", ("x", "z"), (9,), None, "", (8, -1))],
+        ["x"], ["y", "z"],
+    )  # fmt: skip
+    with Executor(made) as executor:
+        y, z = executor.run(np.arange(9, dtype=np.int32))
+        assert y.tolist() == [2, 5, 8] and z.tolist() == list(range(8, -1, -1))
+
+
 def test_parameters_and_states_stay_from_step_to_step():
     with Executor(sgd()) as executor:
         executor.load({"w": np.arange(10, dtype=np.float32)})

@@ -12,7 +12,7 @@ from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.joined_rows import join_rows
 from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
 from torchedge.lowering.kernels.pointwise import gather_updates, write_updates
-from torchedge.lowering.kernels.sources import KernelSource
+from torchedge.lowering.kernels.sources import KernelSource, with_sizes
 from torchedge.lowering.nodes import Contraction, Node, Pointwise
 from torchedge.lowering.placement import (
     as_images,
@@ -97,7 +97,7 @@ def lower_step(
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
     placed = as_images(alone, placed, fixed, device)
     sources = write_kernels(alone, placed, device)
-    sources += [write_updates(batch, placed, device) for batch in together]
+    sources += [with_sizes(write_updates(batch, placed, device)) for batch in together]
     program = _program(step, translation, fused, sources, placed, device)
     return Lowered(program, _fused_launches(alone, sources, translation.names))
 
@@ -151,7 +151,7 @@ def write_kernels(
             layouts[node] = Layout(layouts[node].order)
         drafts.append((group, nest, chosen))
     return [
-        kernel
+        with_sizes(kernel)
         for group, nest, chosen in drafts
         for kernel in write_kernel(group, nest, layouts, chosen, target)
     ]
@@ -208,7 +208,9 @@ def _program(
     for source in sources:
         place, _ = kernels.setdefault(source.kernel.source, (len(kernels), source.kernel))
         arguments = tuple([number[t] for t in source.tensors])
-        launches.append(Launch(place, arguments, source.global_size, source.local_size, source.scope))
+        launches.append(
+            Launch(place, arguments, source.global_size, source.local_size, source.scope, source.sizes)
+        )
     program = Program(
         step.name,
         tuple(tensors),

@@ -193,6 +193,10 @@ def _check_launch(where: str, launch: Launch, program: Program) -> None:
         raise InputError(
             f"{where}: {len(launch.tensors)} tensors for kernel {kernel.name}; expected {len(kernel.access)}"
         )
+    if len(launch.sizes) != kernel.sizes:
+        raise InputError(
+            f"{where}: {len(launch.sizes)} sizes for kernel {kernel.name}; expected {kernel.sizes}"
+        )
     if prod(size) > MAX_SIZE:
         raise InputError(f"{where}: global_size is {list(size)}; expected at most {MAX_SIZE} in all")
     if local is not None and (

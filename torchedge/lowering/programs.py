@@ -21,6 +21,9 @@ MAX_ITEMS = 2**16
 """Most tensors, kernels and launches of a program."""
 
 MAX_ARGUMENTS = 256
+MAX_ARGUMENT_BYTES = 1024
+"""Bytes of arguments that every OpenCL device takes; a pointer has eight."""
+
 MAX_SOURCE = 2**20
 
 TensorRole = Literal["input", "parameter", "buffer", "state", "constant", "output", "intermediate"]
@@ -36,6 +39,7 @@ Indices = Annotated[tuple[Index, ...], Meta(max_length=MAX_ITEMS)]
 Argument = Annotated[int, Meta(ge=0, le=MAX_ARGUMENTS - 1)]
 WorkItems = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_SIZE)], ...], Meta(min_length=1, max_length=3)]
 Amount = Annotated[int, Meta(ge=0, le=2**62)]
+Number = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Extent = Annotated[int, Meta(ge=1, le=MAX_EXTENT)]
 Places = Annotated[dict[Index, Size], REQUIRED, Meta(max_length=MAX_ITEMS)]
 
@@ -69,9 +73,10 @@ class Kernel:
     template: contractions are reusable, kernels over rows hierarchical, all others elemental. flops and
     nbytes: arithmetic and least traffic of one launch. reference: its computation in the words of PyTorch.
     checks: it has one more argument, an int buffer of 4 elements that it writes (1 + the argument's position,
-    index, low, high) when an access lies outside a tensor. in_place: (argument read, argument written) that
-    may be the same memory: each work-item reads an element before it writes that one, and no other work-item
-    reads it. local_bytes: local memory of a work-group.
+    index, low, high) when an access lies outside a tensor. sizes: number of int arguments behind all others,
+    whose values a launch has (extents, strides, offsets of its tensors). in_place: (argument read, argument
+    written) that may be the same memory: each work-item reads an element before it writes that one, and no
+    other work-item reads it. local_bytes: local memory of a work-group.
     """
 
     name: Annotated[
@@ -99,6 +104,7 @@ class Kernel:
     checks: bool = False
     in_place: Annotated[tuple[tuple[Argument, Argument], ...], Meta(max_length=MAX_ITEMS)] = ()
     local_bytes: Size = 0
+    sizes: Argument = 0
 
     @property
     def digest(self) -> Annotated[Sha256, DERIVED, Key("sha256")]:
@@ -108,13 +114,17 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One enqueued kernel: its tensors (indices into `Program.tensors`) in the order of its arguments."""
+    """One enqueued kernel: its tensors (indices into `Program.tensors`) in the order of its arguments.
+
+    sizes: the values of the kernel's last arguments, as many as `Kernel.sizes`.
+    """
 
     kernel: Index
     tensors: Annotated[tuple[Index, ...], Meta(max_length=MAX_ARGUMENTS)]
     global_size: WorkItems
     local_size: WorkItems | None = None
     scope: OptionalText = ""
+    sizes: Annotated[tuple[Number, ...], Meta(max_length=MAX_ARGUMENTS)] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,7 @@ class LoadBench:
         loaded = with_slot(kernel, destination_of(self.filled), self.target.name)
         compiled = compile_kernels(self.context, {k.name: k.source for k in (kernel, loaded)})
         host = [self._tensor(program.tensors[index]) for index in launch.tensors]
+        host += map(np.int32, launch.sizes)
         plain = compiled.kernel(kernel.name)
         plain.set_args(*host)
         sizes = launch.global_size, launch.local_size

@@ -214,7 +214,7 @@ class Executor:
     def _own_arguments(self, position: int) -> int:
         """Return the number of arguments of a launch without a slot."""
         launch = self.program.launches[position]
-        return len(launch.tensors) + self.program.kernels[launch.kernel].checks
+        return len(launch.tensors) + self.program.kernels[launch.kernel].checks + len(launch.sizes)
 
     def _bind(
         self, compiled: CompiledKernels, slots: Mapping[int, Slot]
@@ -228,9 +228,10 @@ class Executor:
         for position, launch in enumerate(self.program.launches):
             chosen = slots[position].kernel if position in slots else kernels[launch.kernel]
             kernel = compiled.kernel(chosen.name)
-            arguments = [self._memory_of(index) for index in launch.tensors]
+            arguments: list[Any] = [self._memory_of(index) for index in launch.tensors]
             if kernels[launch.kernel].checks:
                 arguments.append(self._words)
+            arguments += map(np.int32, launch.sizes)
             with translated(self._named(position)):
                 for place, argument in enumerate(arguments):
                     kernel.set_arg(place, argument)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis
+from torchedge.expressions.sizes import as_arguments, as_literals
 from torchedge.lowering.nodes import Node, Stored
-from torchedge.lowering.programs import Access, Kernel, LoadClassName
+from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Access, Kernel, LoadClassName
 from torchedge.lowering.schedules import launch_sizes, multiple
 from torchedge.textures.layouts import Layout
 
@@ -24,17 +25,23 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _NAME = "KERNEL_NAME"
+_SLOT_BYTES = 64
+"""Bytes of arguments that a loading slot adds, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """A launch in the making: the kernel, its tensors (nodes, in the order of arguments), its work-items."""
+    """A launch in the making: the kernel, its tensors (nodes, in the order of arguments), its work-items.
+
+    sizes: values of the kernel's last arguments (`with_sizes`).
+    """
 
     kernel: Kernel
     tensors: tuple[Node, ...]
     global_size: tuple[int, ...]
     local_size: tuple[int, ...] | None
     scope: str = ""
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +93,8 @@ class Arguments:
         load_class: LoadClassName = "elemental",
     ) -> Kernel:
         """Return the kernel with these arguments and a text."""
-        name = source.split("__kernel void ", 1)[1].split("(", 1)[0]
         return Kernel(
-            name,
+            _name_in(source),
             source,
             self.access,
             kind,
@@ -211,6 +217,11 @@ def _environment() -> Environment:
     )
 
 
+def _name_in(source: str) -> str:
+    """Return the name of the kernel that a text defines."""
+    return source.split("__kernel void ", 1)[1].split("(", 1)[0]
+
+
 def fill(template: str, **values: Any) -> str:  # noqa: ANN401 - any value of a template
     """Return the kernel of a template; its name is the template's and a hash of the text."""
     text = _environment().get_template(f"{template}.cl.jinja").render(name=_NAME, **values)
@@ -219,3 +230,22 @@ def fill(template: str, **values: Any) -> str:  # noqa: ANN401 - any value of a 
 
 def _named(text: str, stem: str) -> str:
     return text.replace(_NAME, f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:10]}")
+
+
+def with_sizes(source: KernelSource) -> KernelSource:
+    """Return a launch whose kernel takes its marked numbers (`expressions.sizes`) as arguments.
+
+    They stay in the text where the arguments would take more bytes than every device has.
+    """
+    kernel = source.kernel
+    text, sizes = as_arguments(kernel.source)
+    if not sizes:
+        return source
+    if 8 * len(kernel.access) + 4 * len(sizes) > MAX_ARGUMENT_BYTES - _SLOT_BYTES:
+        text, sizes = as_literals(kernel.source), ()
+    end = text.index(")", text.index("__kernel void "))
+    parameters = "".join([f", const int n{place}" for place in range(len(sizes))])
+    text = (text[:end] + parameters + text[end:]).replace(kernel.name, _NAME)
+    text = _named(text, kernel.name.rpartition("_")[0])
+    named = replace(kernel, name=_name_in(text), source=text, sizes=len(sizes))
+    return replace(source, kernel=named, sizes=sizes)
