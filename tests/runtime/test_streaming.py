@@ -237,8 +237,8 @@ def test_a_run_that_is_interrupted_leaves_the_executor_usable(chain, launch, mon
         with pytest.raises(KeyboardInterrupt):
             executor.run(X)
         monkeypatch.undo()
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("torchedge")]
         np.testing.assert_array_equal(executor.run(X)[0], expected)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("torchedge")]
 
 
 def test_an_executor_that_is_only_dropped_ends_and_closes_its_file(chain, faulty):

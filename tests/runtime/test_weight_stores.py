@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,9 +13,10 @@ from oracles.small_programs import program, tensor
 
 pytest.importorskip("pyopencl")
 
-from torchedge.runtime.weight_stores import PAGE_BYTES, StagingRing, plan_reads
+from torchedge.runtime.staging import Readers, StagingRing
+from torchedge.runtime.weight_reads import Read, plan_reads
 from torchedge.streaming.schedules import Transfer
-from torchedge.textures.layouts import Layout
+from torchedge.textures.layouts import PAGE_BYTES, Layout
 
 LAYOUTS = [Layout((0, 1)), Layout((0, 1), "image", 1), Layout((1, 0), "image", 1, "block-4", 2)]
 
@@ -111,47 +111,54 @@ def ring_of(nbytes):
     return StagingRing(SimpleNamespace(bytes=np.zeros(nbytes, np.uint8)))
 
 
-class Event:
-    """An event of a copy: 0 is complete."""
-
-    def __init__(self):
-        self.command_execution_status = 1
-
-    def wait(self):
-        self.command_execution_status = 0
-
-
-@given(st.integers(4, 20), st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=60))
-def test_places_in_staging_memory_do_not_overlap(pages, steps):
-    ring = ring_of(pages)
-    busy: deque[tuple[int, int, Event]] = deque()
-    for nbytes, waits in steps:
-        if waits and busy:
-            busy[0][2].wait()
-        start = ring.take(nbytes)
-        while busy and busy[0][2].command_execution_status == 0:
-            busy.popleft()
-        if start is None:
-            assert busy  # an empty ring has room
-            ring.wait_for_oldest()
-            busy.popleft()
-            continue
-        assert start >= 0 and start + nbytes <= pages
-        assert all(start + nbytes <= begin or end <= start for begin, end, _ in busy)
-        event = Event()
-        busy.append((start, start + nbytes, event))
-        ring.retire(start, event)
+@given(st.integers(4, 20), st.lists(st.integers(1, 4), max_size=60))
+def test_places_in_staging_memory_do_not_overlap(pages, sizes):
+    places = ring_of(pages).places(sizes)
+    taken = [range(place.at, place.at + nbytes) for place, nbytes in zip(places, sizes, strict=True)]
+    assert all(span.start >= 0 and span.stop <= pages for span in taken)
+    assert all(before.after <= after.after for before, after in pairwise(places))
+    for number, place in enumerate(places):
+        for other in range(place.after, number):  # may still be there
+            assert taken[other].stop <= taken[number].start or taken[number].stop <= taken[other].start
+        if number and place.after > places[number - 1].after:  # what is waited for is in the way
+            other = taken[place.after - 1]
+            assert other.start < taken[number].stop and taken[number].start < other.stop
 
 
 def test_a_ring_uses_all_of_its_memory():
-    ring = ring_of(4)
-    events = [Event() for _ in range(4)]
-    starts = [ring.take(1) for _ in range(4)]
-    assert starts == [0, 1, 2, 3] and ring.take(1) is None
-    for start, event in zip(starts, events, strict=True):
-        ring.retire(start, event)
-    ring.wait_for_oldest()
-    ring.wait_for_oldest()
-    assert ring.take(2) == 0 and ring.take(1) is None
-    ring.clear()
-    assert ring.take(4) == 0
+    places = ring_of(4).places([1, 1, 1, 1, 2, 1, 4])
+    assert [place.at for place in places] == [0, 1, 2, 3, 0, 2, 0]
+    assert [place.after for place in places] == [0, 0, 0, 0, 2, 3, 6]
+
+
+@pytest.mark.parametrize("faults", [(), (2,), (0, 5)])
+def test_readers_do_jobs_in_order_and_hand_over_what_the_source_raises(faults):
+    class Source:
+        """Bytes that are the address; faults raise."""
+
+        def read(self, address, needed, into):
+            if address in faults:
+                raise ValueError(f"at {address}")
+            into[:needed] = address
+
+    ring = ring_of(16)
+    readers = Readers(Source(), ring)
+    reads = [Read(number, 2, 2, ()) for number in range(8)]
+    for number, read in enumerate(reads):
+        readers.submit(number, read, 2 * number, [])
+    seen, failed = set(), []
+    for _ in reads:
+        try:
+            number, start, end = readers.next_done(wait=True)
+        except ValueError as error:
+            failed.append(str(error))
+        else:
+            seen.add(number)
+            assert start <= end and (ring.view(2 * number, 0, 2) == number).all()
+    assert sorted(failed) == [f"at {address}" for address in faults]
+    assert seen == set(range(8)) - set(faults) and readers.next_done(wait=False) is None
+    readers.submit(0, reads[1], 0, [])
+    readers.cancel()
+    assert readers.next_done(wait=False) is None
+    readers.close()
+    readers.close()

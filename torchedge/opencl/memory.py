@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -175,26 +176,18 @@ class StagingMemory:
             self.bytes = np.zeros(0, np.uint8)
 
 
-def start_upload(
-    context: DeviceContext,
-    queue: Any,
-    target: Any,
-    content: npt.NDArray[np.uint8],
-    place: tuple[int, ...],
-    wait_for: list[Any],
-) -> Any:
-    """Enqueue the copy of bytes to the device and return its event; they must stay until it has completed.
+def upload_call(
+    context: DeviceContext, queue: Any, target: Any, content: npt.NDArray[np.uint8], place: tuple[int, ...]
+) -> Callable[..., Any]:
+    """Return a function that enqueues the copy of bytes to the device and returns its event.
 
-    place: (offset,) in a buffer; (x, y, width, height) in an image.
+    It takes `wait_for`, events or None. The bytes must stay until the copy has completed. place: (offset,) in
+    a buffer; (x, y, width, height) in an image.
     """
-    with translated("copying to the device", device=context.device):
-        if len(place) == 1:
-            return context.cl.enqueue_copy(
-                queue, target, content, dst_offset=place[0], is_blocking=False, wait_for=wait_for
-            )
-        return context.cl.enqueue_copy(
-            queue, target, content, origin=place[:2], region=place[2:], is_blocking=False, wait_for=wait_for
-        )
+    copy = partial(context.cl.enqueue_copy, queue, target, content, is_blocking=False)
+    if len(place) == 1:
+        return partial(copy, dst_offset=place[0])
+    return partial(copy, origin=place[:2], region=place[2:])
 
 
 def _check_image(context: DeviceContext, width: int, height: int, what: str) -> None:

@@ -42,7 +42,7 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.memory import start_upload, upload
+from torchedge.opencl.memory import upload, upload_call
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.storage.journals import Journal
@@ -161,6 +161,7 @@ class LoadBench:
         self.most_together = min(_MOST_TOGETHER, self.pool_bytes)
         self.staging = self.memory.allocate_staging(self.most_together + PAGE_BYTES, self.queue)
         self.buffers = StagingBuffers(context, 3 * (self.most_together + PAGE_BYTES))
+        self.next, self.reading = 0, dict[int, list[Any]]()  # the next buffer; what reads each of them
         self.first = 0
         loading = loading_kernel(destination_of(self.filled), target.name)
         self.loading = compile_kernels(context, {loading.name: loading.source}).kernel(loading.name)
@@ -184,10 +185,11 @@ class LoadBench:
         if way == "copy":
             place = (0, 0, _TEXELS, nbytes // PAGE_BYTES) if self.texture == "image2d" else (0,)
             content = self.staging.bytes[:nbytes]
-            start_upload(self.context, self.second, self.weight, content, place, [])
+            upload_call(self.context, self.second, self.weight, content, place)()
         elif way != "alone":
-            while (number := self.buffers.take(nbytes)) is None:
-                self.buffers.wait_for_oldest()
+            number = self.next
+            self.next = (number + 1) % len(self.buffers.buffers)
+            self.buffers.open(number, self.reading.pop(number, []))
             ready, offset = self.buffers.hand_over(number, self.second)
             self.second.flush()
             numbers = map(np.uint32, slot_numbers(self.filled, 0, nbytes, offset))
@@ -200,7 +202,7 @@ class LoadBench:
                 self.loading.set_args(*arguments)
                 sizes = loading_size(nbytes, self.target.name)
                 event = cl.enqueue_nd_range_kernel(self.second, self.loading, *sizes)
-            self.buffers.retire(number, event)
+            self.reading[number] = [event]
 
     def together_ms(self, way: str, nbytes: int, count: int, bound: _Bound | None = None) -> float:
         """Return the time of one load (and one kernel), of `count` that run without waiting, ms."""

@@ -7,8 +7,6 @@ with unified memory both sides share the bytes, and the only copy is the kernel'
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +29,10 @@ from torchedge.opencl import compile_kernels
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.memory import PAGE_BYTES
 from torchedge.runtime.memory import DeviceMemory
+from torchedge.runtime.staging import READERS, Bytes, Place
+from torchedge.runtime.weight_reads import Copy
 from torchedge.runtime.weight_sources import WeightSource
-from torchedge.runtime.weight_stores import PRELOAD, READERS, Bytes, Copy, Read, StreamingStore
+from torchedge.runtime.weight_stores import StreamingStore
 from torchedge.streaming.schedules import StreamingSchedule
 
 __all__ = ["KernelStore", "Slot", "StagingBuffers", "slots_of"]
@@ -90,73 +90,37 @@ class StagingBuffers:
             self.buffers = [cl.Buffer(context.context, flags, self._size) for _ in range(count)]
         self._maps: dict[int, Any] = {}
         self._arrays: dict[int, Bytes] = {}
-        self._taken: deque[int] = deque()
-        self._next = 0
-        self._events: dict[int, Sequence[Any]] = {}
-        self._changed = threading.Condition()
-        self._stopped = False
 
-    def take(self, nbytes: int) -> int | None:
-        """Map the next buffer and return its number, None while it is in use."""
-        while self._taken and self._completed(self._taken[0]):
-            self.wait_for_oldest()
-        if len(self._taken) == len(self.buffers):
-            return None
-        place = self._next
-        self._next = (place + 1) % len(self.buffers)
-        self._taken.append(place)
+    def places(self, sizes: Sequence[int]) -> tuple[Place, ...]:
+        """Take one buffer after the other."""
+        count = len(self.buffers)
+        return tuple([Place(number % count, max(0, number + 1 - count)) for number in range(len(sizes))])
+
+    def open(self, at: int, events: Sequence[Any]) -> None:
+        """Wait until a buffer is free, and map it."""
         ways = self._cl.map_flags.WRITE_INVALIDATE_REGION  # nothing is copied back
         with translated("mapping a staging buffer"):
-            mapped, _ = self._cl.enqueue_map_buffer(
-                self._queue, self.buffers[place], ways, 0, (self._size,), np.uint8
-            )
-        self._maps[place] = mapped.base
-        self._arrays[place] = mapped[-mapped.ctypes.data % PAGE_BYTES :]
-        return place
-
-    def view(self, place: int, start: int, stop: int) -> Bytes:
-        """Return bytes of a mapped buffer, counted from its first whole page."""
-        return self._arrays[place][start:stop]
-
-    def hand_over(self, place: int, queue: Any) -> tuple[Any, int]:
-        """Unmap a buffer; return the event and the byte of the buffer at which `view` began."""
-        begin = self._size - self._arrays.pop(place).size
-        return self._maps.pop(place).release(queue), begin
-
-    def retire(self, place: int, event: Any) -> None:
-        """Free a buffer once an event, or several, have completed."""
-        with self._changed:
-            self._events[place] = event if isinstance(event, list) else [event]
-            self._changed.notify_all()
-
-    def _completed(self, place: int) -> bool:
-        events = self._events.get(place)
-        return events is not None and all(event.command_execution_status <= 0 for event in events)
-
-    def wait_for_oldest(self) -> None:
-        """Wait until the oldest buffer is free; a launch that carries it may not be enqueued yet."""
-        with self._changed:
-            while self._taken[0] not in self._events and not self._stopped:
-                self._changed.wait()
-            place = self._taken.popleft()
-            events = self._events.pop(place, [])
-        with translated("loading weights"):
             for event in events:
                 event.wait()
+            mapped, _ = self._cl.enqueue_map_buffer(
+                self._queue, self.buffers[at], ways, 0, (self._size,), np.uint8
+            )
+        self._maps[at] = mapped.base
+        self._arrays[at] = mapped[-mapped.ctypes.data % PAGE_BYTES :]
 
-    def interrupt(self) -> None:
-        """End all waits; `clear` allows new ones."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+    def view(self, at: int, start: int, stop: int) -> Bytes:
+        """Return bytes of a mapped buffer, counted from its first whole page."""
+        return self._arrays[at][start:stop]
+
+    def hand_over(self, at: int, queue: Any) -> tuple[Any, int]:
+        """Unmap a buffer; return the event and the byte of the buffer at which `view` began."""
+        begin = self._size - self._arrays.pop(at).size
+        return self._maps.pop(at).release(queue), begin
 
     def clear(self) -> None:
-        """Free all buffers."""
-        for place in list(self._maps):
-            self.hand_over(place, self._queue)
-        self._taken.clear()
-        self._events.clear()
-        self._stopped = False
+        """Unmap all buffers."""
+        for at in list(self._maps):
+            self.hand_over(at, self._queue)
 
     def release(self) -> None:
         """Give the memory back."""
@@ -164,22 +128,6 @@ class StagingBuffers:
         with translated("unmapping staging buffers"):
             self._queue.finish()
         self.buffers = []
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """A carried copy whose bytes lie in an unmapped buffer. others: events of the other copies from there.
-
-    events: of all copies of its read; the launch's own event goes to `number`.
-    """
-
-    copy: Copy
-    place: int
-    offset: int
-    ready: Any
-    others: list[Any]
-    events: list[Any]
-    number: int
 
 
 class KernelStore(StreamingStore):
@@ -208,16 +156,23 @@ class KernelStore(StreamingStore):
         self._class: DeviceClass = device_class(device.kind, device.name, device.vendor, device.platform)
         self._slots = slots
         self._kernels: dict[int, tuple[Any, int]] = {}
-        self._staged: dict[int, _Staged] = {}
         self._loading: dict[Destination, Any] = {}
-        self._carried: dict[int, Copy] = {}
-        for read in self._reads:
-            slot = slots.get(read.launch)
-            for copy in read.copies:
-                if slot is not None and copy.tensor == slot.tensor and self._is_loadable(copy):
-                    best = self._carried.setdefault(read.launch, copy)
-                    if copy.nbytes > best.nbytes:
-                        self._carried[read.launch] = copy
+        self._carried = self._largest()
+        self._carrying = set(self._carried.values())
+        self._ready: Any = None  # the bytes of the present read are unmapped
+        self._begin_at = 0  # byte of a buffer at which they begin
+        self._staged: dict[int, tuple[int, Any]] = {}  # (byte, event) of a carried copy whose bytes are there
+
+    def _largest(self) -> dict[int, int]:
+        """Return the copy, by its number, that each launch with a slot carries."""
+        largest: dict[int, int] = {}
+        for number, (copy, _) in enumerate(self._stream.copies):
+            slot = self._slots.get(copy.launch)
+            if slot is not None and copy.tensor == slot.tensor and self._is_loadable(copy):
+                best = largest.setdefault(copy.launch, number)
+                if copy.nbytes > self._stream.copies[best][0].nbytes:
+                    largest[copy.launch] = number
+        return largest
 
     def _new_pool(self, memory: DeviceMemory) -> StagingBuffers:
         return StagingBuffers(memory.context, self.staging_bytes)
@@ -241,76 +196,58 @@ class KernelStore(StreamingStore):
 
     # around launches ---------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start the reader threads."""
-        self._staged = {}
-        super().begin()
-
     def before(self, launch: int) -> list[Any] | None:
-        """Return the events for which a launch waits; those of the bytes that it carries as well."""
-        events = super().before(launch)
-        if launch not in self._carried:
-            return events
-        if launch not in self._staged:
-            self._queue.flush()
-        with self._changed:
-            while launch not in self._staged and self._error is None:
-                self._changed.wait()
-            if launch not in self._staged:
-                self._raise_error()
-            staged = self._staged[launch]
-        numbers = self._numbers(staged.copy, staged.offset)
-        self._set(launch, self._pool.buffers[staged.place], numbers)
-        return [*(events or []), staged.ready]
+        """Return the events for which a launch waits; that of the bytes that it carries as well."""
+        number = self._carried.get(launch)
+        if number is None:
+            return super().before(launch)
+        copy, read = self._stream.copies[number]
+        if self._cursor < self._stream.ends[read]:
+            self._advance(self._stream.ends[read], wait=True)
+        offset, ready = self._staged.pop(number)
+        self._set(launch, self._pool.buffers[self._stream.places[read]], self._numbers(copy, offset))
+        return [*(super().before(launch) or []), ready]
 
     def after(self, launch: int, event: Any) -> None:
         """Free the buffer of a carried copy once the launch has run."""
-        super().after(launch, event)
-        staged = self._staged.get(launch)
-        if staged is not None:
+        number = self._carried.get(launch)
+        if number is not None:
+            read = self._stream.copies[number][1]
+            events = self.log.loads[read].events
+            events[number - self._stream.ends[read]] = event
             self._queue.flush()
-            staged.events[staged.number] = event
-            self._pool.retire(staged.place, [*staged.others, event])
+            self._submit(self._stream.freed[read], list(events))
+        super().after(launch, event)
 
-    def abort(self) -> None:
-        """Stop the reader threads and wait for what is enqueued."""
-        self._pool.interrupt()
-        with translated("ending a run", device=self._context.device):
-            self._queue.finish()
-        super().abort()
+    def end(self) -> None:
+        """Check that the weights were the right ones."""
+        super().end()
+        self._awaited += self._launched[-1:]
 
-    # the loader --------------------------------------------------------------------------------------------
+    # reads and copies --------------------------------------------------------------------------------------
 
-    def _upload(self, read: Read, at: int) -> list[Any]:
-        """Hand the bytes of a read over to kernels, and enqueue those that no launch carries."""
-        for copy in read.copies:
-            self._checked(copy, at)
-        carried = self._carried.get(read.launch) if read.launch != PRELOAD else None
-        number = next((k for k, copy in enumerate(read.copies) if copy is carried), None)
-        waits = number is None or len(read.copies) > 1
-        wait_for = self._awaited(read.launch) if waits else []
-        if self._stopped:
-            return []
-        with translated("loading weights", device=self._context.device):
-            ready, begin = self._pool.hand_over(at, self._uploads)
-            events = [
-                ready if k == number else self._enqueue(copy, at, begin + copy.at, wait_for)
-                for k, copy in enumerate(read.copies)
-            ]
-            self._uploads.flush()
-        if number is None:
-            self._pool.retire(at, events)
-        with self._changed:
-            if number is not None:
-                others = events[:number] + events[number + 1 :]
-                copy = read.copies[number]
-                offset = begin + copy.at
-                self._staged[read.launch] = _Staged(copy, at, offset, ready, others, events, number)
-            self._copied += events
-            self._changed.notify_all()
-        return events
+    def _start(self, number: int) -> Any:
+        """Enqueue a copy whose bytes are there by a kernel, unless a launch carries it."""
+        copy, read = self._pass.copies[number]
+        at = self._pass.places[read]
+        if number == self._pass.ends[read] - len(self._pass.reads[read].copies):  # the first of its read
+            for other in self._pass.reads[read].copies:
+                self._check(other, at)
+            self._ready, self._begin_at = self._pool.hand_over(at, self._uploads)
+        offset = self._begin_at + copy.at
+        if self._pass is self._stream and number in self._carrying:
+            self._staged[number] = offset, self._ready
+            return self._ready
+        return self._enqueue(copy, at, offset, self._wait_for(copy.launch))
 
-    def _enqueue(self, copy: Copy, at: int, offset: int, wait_for: list[Any]) -> Any:
+    def _free(self, number: int, events: list[Any]) -> None:
+        stop = self._pass.ends[number]
+        own = range(stop - len(self._pass.reads[number].copies), stop)
+        if self._pass is self._stream and not self._carrying.isdisjoint(own):
+            return  # the launch that carries a copy frees the buffer
+        super()._free(number, events)
+
+    def _enqueue(self, copy: Copy, at: int, offset: int, wait_for: list[Any] | None) -> Any:
         """Enqueue one copy from an unmapped buffer, by a loading kernel where possible."""
         cl, target, buffer = self._context.cl, self.targets[copy.tensor], self._pool.buffers[at]
         if self._is_loadable(copy):

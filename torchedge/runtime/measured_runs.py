@@ -14,7 +14,8 @@ from torchedge.devices import Provenance
 from torchedge.errors import InputError
 from torchedge.lowering.arenas import in_place_pairs, lifetimes_of
 from torchedge.lowering.programs import Program
-from torchedge.runtime.weight_stores import PRELOAD, LoadLog
+from torchedge.runtime.weight_reads import PRELOAD
+from torchedge.runtime.weight_stores import LoadLog
 from torchedge.storage.documents import Document, write_json
 from torchedge.streaming.figures import draw_memory
 from torchedge.streaming.instances import MEBIBYTE, Instance

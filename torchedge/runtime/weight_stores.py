@@ -1,50 +1,34 @@
 """Where the weights of a running program come from: all of them loaded before, or streamed beside launches.
 
-A streaming run has three parties. Reader threads fill staging memory in the order of the schedule. The loader
-thread starts a copy for each weight on a queue of its own, waiting for the event of the launch before the one
-beside which the schedule puts it. The thread that launches waits until the copies of a weight are enqueued,
-and its launch waits for their event. FlashMem, section 3.
+The thread that launches does all the enqueueing of a streaming run: between launches it starts the copies
+whose bytes are in staging memory, on a queue of their own, each waiting for the event of the launch before
+the one beside which the schedule puts it. A launch waits for the event of the last copy that it needs. Reader
+threads only read (`staging.Readers`). What a run does, and in which order, is known before it: reads, their
+places in staging memory, and how many copies each launch needs and allows. FlashMem, section 3.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from torchedge.errors import OpenCLError, ProfileError
-from torchedge.graphs import ITEM_SIZES
-from torchedge.lowering.programs import Program, StoredTensor
+from torchedge.errors import OpenCLError, ProfileError, TorchedgeError
 from torchedge.opencl.contexts import clock_offset, translated
-from torchedge.opencl.memory import PAGE_BYTES, StagingMemory, start_upload
+from torchedge.opencl.memory import upload_call
 from torchedge.runtime.memory import DeviceMemory
+from torchedge.runtime.staging import READERS, Bytes, Readers, StagingPool, StagingRing
+from torchedge.runtime.weight_reads import PRELOAD, Copy, Read, copies_before, packed_bytes, plan_reads
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, weight_uses
+from torchedge.textures.layouts import PAGE_BYTES
 
-__all__ = ["PRELOADED", "PreloadedStore", "StagingPool", "StagingRing", "StreamingStore", "WeightStore"]
-
-Bytes = npt.NDArray[np.uint8]
+__all__ = ["PRELOADED", "Load", "LoadLog", "Pass", "PreloadedStore", "StreamingStore", "WeightStore"]
 
 MOST_READ_BYTES = 2**22
 """Largest single read: beyond it, disks are not faster."""
-
-MOST_GAP_BYTES = 2**16
-"""Bytes between two tensors of a file that are read along rather than skipped."""
-
-READERS = 2
-"""Reader threads: one waits for the disk while the other starts the next read."""
-
-PRELOAD = -1
-"""The place of a launch for copies before any launch."""
 
 
 class WeightStore(Protocol):
@@ -101,43 +85,13 @@ PRELOADED = PreloadedStore()
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """The copy of part of a read to the device.
-
-    launch: the launch beside which it begins, or PRELOAD. at: its first byte in the read. place: in the
-    buffer or image, as `start_upload` takes it.
-    """
-
-    launch: int
-    tensor: int
-    at: int
-    nbytes: int
-    place: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One read of the source: `needed` bytes from `address` into `nbytes` bytes of staging memory."""
-
-    address: int
-    needed: int
-    nbytes: int
-    copies: tuple[Copy, ...]
-
-    @property
-    def launch(self) -> int:
-        """The launch beside which the first copy begins, or PRELOAD."""
-        return self.copies[0].launch
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """A read that was done: when, by the host's clock (ns), and the events of its copies in order."""
 
     read: Read
     start_ns: int
     end_ns: int
-    events: Sequence[Any]
+    events: list[Any]
 
 
 @dataclass(slots=True)
@@ -153,30 +107,33 @@ class LoadLog:
     loads: list[Load] = field(default_factory=list)
 
 
-class StagingPool(Protocol):
-    """Places in staging memory, taken and freed in the same order."""
+class Pass:
+    """The loads of the initialisation or of a run, in order, and all that is known of them before.
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all places together."""
+    places: of the reads in staging memory. freed: for each read, those that may begin once it is copied.
+    first: reads that may begin at once. copies: with the number of their read. ends: how many copies the
+    reads up to one have. needed: how many copies precede a launch that is the first to use a weight, else 0.
+    allowed: how many copies may be enqueued once a launch is.
+    """
 
-    def take(self, nbytes: int) -> int | None:
-        """Return a free place of whole pages, None while there is none."""
-
-    def view(self, place: int, start: int, stop: int) -> Bytes:
-        """Return bytes of a place."""
-
-    def retire(self, place: int, event: Any) -> None:
-        """Free a place once an event has completed."""
-
-    def wait_for_oldest(self) -> None:
-        """Wait until the oldest place is free."""
-
-    def clear(self) -> None:
-        """Free all places."""
-
-    def release(self) -> None:
-        """Give the memory back."""
+    def __init__(
+        self, reads: Sequence[Read], pool: StagingPool, needed: Mapping[int, int], launches: int
+    ) -> None:
+        self.reads = tuple(reads)
+        places = pool.places([read.nbytes for read in reads])
+        self.places = [place.at for place in places]
+        self.freed: list[list[int]] = [[] for _ in reads]
+        for number, place in enumerate(places):
+            if place.after:
+                self.freed[place.after - 1].append(number)
+        self.first = [number for number, place in enumerate(places) if not place.after]
+        self.copies = [(copy, number) for number, read in enumerate(reads) for copy in read.copies]
+        self.ends = list(accumulate(len(read.copies) for read in reads))
+        self.needed = [needed.get(launch, 0) for launch in range(launches)]
+        counts = [0] * max(launches, 1)
+        for copy, _ in self.copies:
+            counts[max(copy.launch - 1, 0)] += 1
+        self.allowed = list(accumulate(counts))
 
 
 class StreamingStore:
@@ -207,354 +164,201 @@ class StreamingStore:
         self._profile = profile
         self._queue, self._uploads = memory.queue, memory.context.new_queue(profile, own=True)
         self._pool = self._new_pool(memory)
-        most = min(MOST_READ_BYTES, self._pool.nbytes // (READERS + 1) // PAGE_BYTES * PAGE_BYTES)
-        whole = [Transfer(i, 0, _packed_bytes(schedule.program.tensors[i])) for i in schedule.preload]
-        self._preload = tuple(plan_reads(schedule.program, [(PRELOAD, whole)], source, most))
-        streamed = enumerate(schedule.transfers)
-        self._reads = tuple(plan_reads(schedule.program, streamed, source, most, join=self._joins_launches))
-        # Launches whose events copies wait for.
-        self._flushed = {copy.launch - 1 for read in self._reads for copy in read.copies}
-        self._copies_before = _copies_before(schedule.program, self._reads)
-        self._changed = threading.Condition()
-        self._launched: list[Any] = []  # events of this run's launches
-        self._copied: list[Any] = []  # events of this run's copies, in order
+        whole = [Transfer(i, 0, packed_bytes(schedule.program.tensors[i])) for i in schedule.preload]
+        self._preload = self._planned([(PRELOAD, whole)], {})
+        self._stream = self._planned(enumerate(schedule.transfers), weight_uses(schedule.program))
+        self._starts: list[Callable[..., Any]] = []  # the copies of a run, but for what they wait for
+        self._awaited: list[Any] = []  # events of the pass before, after which its staging memory is free
         self._previous: Any = None  # the last launch of the run before
-        self._error: BaseException | None = None
-        self._stopped = False
-        self._loader: threading.Thread | None = None
-        self.log = self.preload_log = self._new_log()
+        self._readers: Readers | None = Readers(source, self._pool)
+        self._pass = self._preload
+        self._reset()
+        self.preload_log = self.log
 
     def _new_pool(self, memory: DeviceMemory) -> StagingPool:
         """Return the staging pool."""
         return StagingRing(memory.allocate_staging(self.staging_bytes, self._uploads))
 
+    def _planned(
+        self, groups: Iterable[tuple[int, Sequence[Transfer]]], uses: Mapping[int, tuple[int, int]]
+    ) -> Pass:
+        most = min(MOST_READ_BYTES, self._pool.nbytes // (READERS + 1) // PAGE_BYTES * PAGE_BYTES)
+        reads = plan_reads(self._program, groups, self._source, most, join=self._joins_launches)
+        return Pass(reads, self._pool, copies_before(uses, reads), len(self._program.launches))
+
+    def _reset(self) -> None:
+        self._cursor = 0  # copies that are enqueued
+        self._waited = PRELOAD  # copies enqueued next begin no sooner than this launch
+        self._copied: list[Any] = []  # events of copies, in order
+        self._launched: list[Any] = []  # events of launches
+        self._flushed = 0, 0
+        self._times: list[tuple[int, int] | None] = [None] * len(self._pass.reads)
+        self.log = self._new_log()
+
     def preload(self) -> None:
         """Load what stays from run to run, and wait for it."""
-        self.log = self.preload_log = self._new_log()
-        self._run_loader(self._preload)
+        self._begin(self._preload)
+        self.preload_log = self.log
         with translated("preloading weights", device=self._context.device):
+            self._advance(len(self._pass.copies), wait=True)
             self._uploads.finish()
         self.log.end_ns = time.perf_counter_ns()
-        self._pool.clear()
-        self._copied = []
-        self._raise_error()
+        self._awaited = []
 
     # a run -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the reader threads."""
-        self._launched, self._copied, self._error, self._stopped = [], [], None, False
-        self.log = self._new_log()
-        if self._reads:
-            self._loader = threading.Thread(
-                target=self._run_loader, args=(self._reads,), name="torchedge-loader", daemon=True
-            )
-            self._loader.start()
+        """Start the first reads."""
+        self._begin(self._stream)
 
     def before(self, launch: int) -> list[Any] | None:
         """Return the event of the last copy that a launch needs; copies complete in order."""
-        count = self._copies_before.get(launch)
-        if count is None:
+        count = self._pass.needed[launch]
+        if not count:
             return None
-        if len(self._copied) < count:
-            self._queue.flush()
-        with self._changed:
-            while len(self._copied) < count and self._error is None:
-                self._changed.wait()
-            if len(self._copied) < count:
-                self._raise_error()
-            return [self._copied[count - 1]]
+        if self._cursor < count:
+            self._advance(count, wait=True)
+        return [self._copied[count - 1]]
 
     def after(self, launch: int, event: Any) -> None:
-        """Let the copies beside the next launch wait for this one."""
-        if launch in self._flushed:
-            self._queue.flush()
-        with self._changed:
-            self._launched.append(event)
-            self._changed.notify_all()
+        """Start the copies beside the next launch whose bytes are there."""
+        self._launched.append(event)
+        if self._cursor < self._pass.allowed[launch]:
+            self._advance(self._pass.allowed[launch], wait=False)
 
     def end(self) -> None:
-        """Wait for the reader threads, which have nothing left to read."""
-        self._join()
+        """Check that the weights were the right ones."""
+        self._awaited = self._copied[-1:]
         if self._launched:
             self._previous = self._launched[-1]
-        self._raise_error()
         self._source.check()
 
     def abort(self) -> None:
         """Stop the reader threads and wait for what is enqueued."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        self._join()
-        with translated("ending a run", device=self._context.device):
-            self._uploads.finish()
+        if self._readers is not None:
+            with translated("ending a run", device=self._context.device):
+                self._flush()
+                self._readers.cancel()
+                self._uploads.finish()
         self._pool.clear()
-        self._previous = None
+        self._awaited, self._previous = [], None
 
     def close(self) -> None:
         """Give staging memory and source back."""
-        if self._loader is not None:
-            self.abort()
-        self._pool.clear()
-        self._launched, self._copied, self._previous, self.targets = [], [], None, {}
+        if self._readers is not None:
+            self._flush()
+            self._readers.close()
+        self._readers = None
+        self._launched, self._copied, self._awaited, self._previous = [], [], [], None
+        self._starts, self.targets = [], {}
         self._pool.release()
         self._source.close()
 
-    def _join(self) -> None:
-        if self._loader is not None:
-            self._loader.join()
-            self._loader = None
+    # reads and copies --------------------------------------------------------------------------------------
 
-    def _raise_error(self) -> None:
-        error = self._error
-        if error is None:
-            return
-        if isinstance(error, (ProfileError, OpenCLError)):
-            raise error
-        raise OpenCLError(
-            f"loading the weights of {self._program.name} failed: {type(error).__name__}: {error}; report it"
-        ) from error
-
-    # the loader --------------------------------------------------------------------------------------------
-
-    def _run_loader(self, reads: Sequence[Read]) -> None:
-        try:
-            self._load(reads)
-        except BaseException as error:  # it reaches the caller in `before` or `end`
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def _load(self, reads: Sequence[Read]) -> None:
-        """Read ahead as far as the pool has room, and start the copies of each read in order."""
-        waiting = deque(reads)
-        reading: deque[tuple[Read, int, Future[tuple[int, int]]]] = deque()
-        with ThreadPoolExecutor(READERS, "torchedge-reader") as readers:
-            while (waiting or reading) and not self._stopped:
-                at = self._pool.take(waiting[0].nbytes) if waiting and len(reading) < READERS else None
-                if at is not None:
-                    read = waiting.popleft()
-                    reading.append((read, at, readers.submit(self._read, read, at)))
-                elif reading:
-                    read, at, future = reading.popleft()
-                    times = future.result()
-                    self.log.loads.append(Load(read, *times, self._upload(read, at)))
-                else:
-                    self._pool.wait_for_oldest()
+    def _begin(self, chosen: Pass) -> None:
+        self._pass = chosen
+        self._reset()
+        self._submit(chosen.first, self._awaited)
 
     def _new_log(self) -> LoadLog:
         offset = clock_offset(self._context, self._uploads) if self._profile else 0
         return LoadLog(time.perf_counter_ns(), offset)
 
-    def _read(self, read: Read, at: int) -> tuple[int, int]:
-        """Read, and return start and end by the host's clock."""
-        start = time.perf_counter_ns()
-        self._source.read(read.address, read.needed, self._pool.view(at, 0, read.nbytes))
-        return start, time.perf_counter_ns()
+    def _submit(self, numbers: Iterable[int], events: Sequence[Any]) -> None:
+        """Have reads done once the events have completed that free their places."""
+        assert self._readers is not None
+        for number in numbers:
+            self._readers.submit(number, self._pass.reads[number], self._pass.places[number], events)
 
-    def _upload(self, read: Read, at: int) -> list[Any]:
-        """Start the copies of a read and return their events."""
-        events: list[Any] = []
-        for launch, copies in groupby(read.copies, attrgetter("launch")):
-            wait_for = self._awaited(launch)
-            if self._stopped:
+    def _advance(self, count: int, *, wait: bool) -> None:
+        """Enqueue the first `count` copies, as far as their bytes are there; with `wait`, all of them."""
+        copies = self._pass.copies
+        while self._cursor < count:
+            number = copies[self._cursor][1]
+            if self._times[number] is None and not self._is_read(number, wait):
                 break
-            begun = len(events)
-            for copy in copies:
-                content, target = self._checked(copy, at), self.targets[copy.tensor]
-                events.append(
-                    start_upload(self._context, self._uploads, target, content, copy.place, wait_for)
-                )
-            with translated("copying to the device", device=self._context.device):
-                self._uploads.flush()
-            with self._changed:
-                self._copied += events[begun:]
-                self._changed.notify_all()
-        if events:
-            self._pool.retire(at, events[-1])
-        return events
+            self._copied.append(self._start(self._cursor))
+            self._cursor += 1
+            if self._cursor == self._pass.ends[number]:
+                self._loaded(number)
+        self._flush()
 
-    def _checked(self, copy: Copy, at: int) -> Bytes:
-        """Return the bytes of a copy; raise ProfileError for booleans that are none."""
+    def _is_read(self, number: int, wait: bool) -> bool:
+        """Take what the readers have done; return whether a read is among it, or wait until it is."""
+        assert self._readers is not None
+        try:
+            while self._times[number] is None:
+                done = self._readers.next_done(wait=False)
+                if done is None and wait:
+                    self._flush()
+                    done = self._readers.next_done(wait=True)
+                if done is None:
+                    return False
+                self._times[done[0]] = done[1:]
+        except (TorchedgeError, self._context.cl.Error):
+            raise
+        except Exception as error:
+            raise OpenCLError(
+                f"loading the weights of {self._program.name} failed: {type(error).__name__}: {error}; "
+                "report it"
+            ) from error
+        return True
+
+    def _flush(self) -> None:
+        """Hand the driver what copies wait for, then the copies."""
+        enqueued = len(self._launched), self._cursor
+        if enqueued[0] != self._flushed[0]:
+            self._queue.flush()
+        if enqueued[1] != self._flushed[1]:
+            self._uploads.flush()
+        self._flushed = enqueued
+
+    def _start(self, place: int) -> Any:
+        """Enqueue a copy whose bytes are there, and return its event."""
+        copy, number = self._pass.copies[place]
+        if self._pass is not self._stream:
+            start = self._upload(copy, self._pass.places[number])
+        else:
+            if not self._starts:
+                self._starts = [self._upload(c, self._pass.places[n]) for c, n in self._pass.copies]
+            start = self._starts[place]
+        self._check(copy, self._pass.places[number])
+        return start(wait_for=self._wait_for(copy.launch))
+
+    def _upload(self, copy: Copy, at: int) -> Callable[..., Any]:
         content = self._pool.view(at, copy.at, copy.at + copy.nbytes)
+        return upload_call(self._context, self._uploads, self.targets[copy.tensor], content, copy.place)
+
+    def _check(self, copy: Copy, at: int) -> None:
+        """Raise ProfileError for booleans that are none."""
         tensor = self._program.tensors[copy.tensor]
-        if tensor.dtype == "bool" and bool((content > 1).any()):
+        if tensor.dtype != "bool":
+            return
+        content: Bytes = self._pool.view(at, copy.at, copy.at + copy.nbytes)
+        if bool((content > 1).any()):
             raise ProfileError(
                 f"{tensor.name} holds a byte that is no boolean, expected 0 or 1; export it again"
             )
-        return content
 
-    def _awaited(self, launch: int) -> list[Any]:
-        """Return the event of the launch before, once it is enqueued."""
-        if launch <= 0:
-            return [self._previous] if launch == 0 and self._previous is not None else []
-        with self._changed:
-            while len(self._launched) < launch and not self._stopped:
-                self._changed.wait()
-            return [self._launched[launch - 1]] if not self._stopped else []
-
-
-class StagingRing:
-    """One staging memory, always mapped, for copy commands; places of any size."""
-
-    def __init__(self, memory: StagingMemory) -> None:
-        self._memory, self.nbytes = memory, memory.bytes.size
-        self._head = 0
-        self._taken: deque[tuple[int, int]] = deque()  # (start, end), the oldest first
-        self._events: dict[int, Any] = {}  # by start, once all copies from there are enqueued
-
-    def take(self, nbytes: int) -> int | None:
-        """Return the start of a free place, None while there is none."""
-        while self._taken and self._completed(self._taken[0][0]):
-            self.wait_for_oldest()
-        start, end = 0, self.nbytes
-        if self._taken:
-            start, tail = self._head, self._taken[0][0]
-            if start <= tail:
-                end = tail
-            elif start + nbytes > end:
-                start, end = 0, tail
-        if start + nbytes > end:
+    def _wait_for(self, launch: int) -> list[Any] | None:
+        """Return the event before a copy beside a launch, None where an earlier copy waits for it."""
+        if launch <= self._waited:
             return None
-        self._taken.append((start, start + nbytes))
-        self._head = start + nbytes
-        return start
+        self._waited = launch
+        if launch == 0:
+            return None if self._previous is None else [self._previous]
+        return [self._launched[launch - 1]]
 
-    def view(self, place: int, start: int, stop: int) -> Bytes:
-        """Return bytes of a place."""
-        return self._memory.bytes[place + start : place + stop]
+    def _loaded(self, number: int) -> None:
+        """Note a read whose copies are all enqueued, and let the next one have its place."""
+        read, times = self._pass.reads[number], self._times[number]
+        assert times is not None
+        stop = self._pass.ends[number]
+        events = self._copied[stop - len(read.copies) : stop]
+        self.log.loads.append(Load(read, *times, events))
+        self._free(number, events)
 
-    def _completed(self, start: int) -> bool:
-        event = self._events.get(start)
-        return event is not None and event.command_execution_status <= 0  # below 0: an error, raised by wait
-
-    def retire(self, start: int, event: Any) -> None:
-        """Free a place once an event has completed."""
-        self._events[start] = event
-
-    def wait_for_oldest(self) -> None:
-        """Wait until the oldest place is free."""
-        start, _ = self._taken.popleft()
-        event = self._events.pop(start, None)
-        if event is not None:
-            with translated("copying weights to the device"):
-                event.wait()
-
-    def clear(self) -> None:
-        """Free all places."""
-        self._taken.clear()
-        self._events.clear()
-
-    def release(self) -> None:
-        """Give the memory back."""
-        self._memory.release()
-
-
-# reads ------------------------------------------------------------------------------------------------------
-
-
-def plan_reads(
-    program: Program,
-    groups: Iterable[tuple[int, Sequence[Transfer]]],
-    source: WeightSource,
-    most: int,
-    *,
-    join: bool = False,
-) -> list[Read]:
-    """Return the reads of transfers, each at most `most` bytes of staging memory, a multiple of a page.
-
-    groups: transfers by the launch beside which they happen. Neighbours in the source that belong to one
-    launch are read together. join: neighbours of several launches too. Neighbours within one weight are then
-    one copy, beside the first of their launches: the weight has its memory from there on. Raises InputError
-    where the source does not fit the program.
-    """
-    payload = most if source.alignment == 1 else most - 2 * source.alignment
-    reads: list[Read] = []
-    for launch, transfers in groups:
-        for transfer in transfers:
-            tensor = program.tensors[transfer.tensor]
-            base = source.address(tensor.name, _packed_bytes(tensor))
-            for start, stop in _pieces(tensor, transfer, payload):
-                place = _place(tensor, start, stop)
-                copy = Copy(launch, transfer.tensor, 0, stop - start, place)
-                read = _read_of(base + start, copy, source.alignment)
-                near = bool(reads) and (join or reads[-1].launch == launch)
-                joined = _joined(reads[-1], read, most) if near else None
-                reads[-1:] = [joined] if joined else [*reads[-1:], read]
-    return reads
-
-
-def _packed_bytes(tensor: StoredTensor) -> int:
-    return tensor.layout.packed_bytes(tensor.shape, tensor.dtype)
-
-
-def _pieces(tensor: StoredTensor, transfer: Transfer, most: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of at most `most` bytes: whole units, or parts of one row of texels."""
-    unit = tensor.layout.unit_bytes(tensor.shape, tensor.dtype)
-    if unit <= most:
-        spans, step = [(transfer.start, transfer.stop)], most // unit * unit
-    else:
-        rows = range(transfer.start, transfer.stop, unit)
-        spans, step = [(row, row + unit) for row in rows], most // PAGE_BYTES * PAGE_BYTES
-    for first, last in spans:
-        for start in range(first, last, step):
-            yield start, min(start + step, last)
-
-
-def _place(tensor: StoredTensor, start: int, stop: int) -> tuple[int, ...]:
-    """Return where bytes of a packed tensor lie: (offset,), or (x, y, width, height) in texels."""
-    if tensor.layout.storage == "buffer":
-        return (start,)
-    row, texel = tensor.layout.unit_bytes(tensor.shape, tensor.dtype), 4 * ITEM_SIZES[tensor.dtype]
-    if (stop - start) % row == 0:
-        return 0, start // row, row // texel, (stop - start) // row
-    return start % row // texel, start // row, (stop - start) // texel, 1
-
-
-def _read_of(address: int, copy: Copy, alignment: int) -> Read:
-    begin = address - address % alignment
-    needed = address + copy.nbytes - begin
-    return Read(begin, needed, _whole_pages(needed), (replace(copy, at=address - begin),))
-
-
-def _joined(first: Read, second: Read, most: int) -> Read | None:
-    """Return two reads as one; None where they are far apart, or too large together."""
-    end = first.address + first.needed
-    needed = second.address + second.needed - first.address
-    start = second.address + second.copies[0].at
-    if not end <= start <= end + MOST_GAP_BYTES or _whole_pages(needed) > most:
-        return None
-    ahead = second.address - first.address
-    copies = list(first.copies)
-    for copy in second.copies:
-        moved = replace(copy, at=copy.at + ahead)
-        one = _one_copy(copies[-1], moved)
-        copies[-1:] = [one] if one else [copies[-1], moved]
-    return Read(first.address, needed, _whole_pages(needed), tuple(copies))
-
-
-def _one_copy(first: Copy, second: Copy) -> Copy | None:
-    """Return two copies as one; None unless the second continues the first."""
-    if first.tensor != second.tensor or first.at + first.nbytes != second.at:
-        return None
-    nbytes = first.nbytes + second.nbytes
-    if len(first.place) == 1:
-        return replace(first, nbytes=nbytes) if first.place[0] + first.nbytes == second.place[0] else None
-    (x, y, width, height), (other_x, other_y, other_width, other_height) = first.place, second.place
-    if (x, width, y + height) != (other_x, other_width, other_y) or x:
-        return None
-    return replace(first, nbytes=nbytes, place=(x, y, width, height + other_height))
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-
-
-def _copies_before(program: Program, reads: Sequence[Read]) -> dict[int, int]:
-    """Return how many copies, in order, precede each launch that is the first to use a streamed weight."""
-    uses = weight_uses(program)
-    counts: dict[int, int] = {}
-    for number, copy in enumerate([copy for read in reads for copy in read.copies]):
-        counts[uses[copy.tensor][0]] = number + 1
-    return counts
+    def _free(self, number: int, events: list[Any]) -> None:
+        if self._pass.freed[number]:
+            self._submit(self._pass.freed[number], events[-1:])

@@ -1,0 +1,112 @@
+"""Time what streaming costs the host: `python benchmarks/streaming_overhead.py`.
+
+A chain of tiny kernels, each with a weight of its own, runs with all weights preloaded and with each weight
+streamed beside the launch before it (always-next), by the same executor, from a file that the page cache
+holds. Printed for each size of weights: reads, copies, the time of a step each way (the least of `--rounds`,
+taken in turn), and how much longer a streamed transfer takes. The last lines fit
+
+    extra time of a step = transfers * (host time of a transfer) + bytes * (time to read and copy a byte)
+
+over all sizes, and give the host time of a launch each way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import oracle_path  # noqa: F401 - for oracles
+from oracles.faulty_files import write_file
+from oracles.small_programs import pointwise, program, tensor
+from oracles.streaming_programs import data_of, instance_of, packed_data
+
+from torchedge.lowering.programs import Program
+from torchedge.runtime import Executor
+from torchedge.runtime.weight_sources import FileSource
+from torchedge.streaming.schedules import make_schedule
+from torchedge.streaming.strategies import STRATEGIES
+from torchedge.textures.layouts import PAGE_BYTES
+
+KIB = 2**10
+FLOAT = 4
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", help="OpenCL device, as in `torchedge devices --opencl`")
+    parser.add_argument("--launches", type=int, default=200)
+    parser.add_argument("--kib", type=int, nargs="+", default=[4, 16, 64, 256], help="sizes of weights")
+    parser.add_argument("--places", type=int, default=6, help="reads for which the staging pool has room")
+    parser.add_argument("--loading", choices=["copy", "kernel"], default="copy")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    print("| weight, KiB | reads | copies | preloaded, ms | streamed, ms | ratio | us more a transfer |")
+    print("|" + "---|" * 7)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for kib in options.kib:
+            rows.append(measure(kib, options, Path(folder)))
+            preloaded, streamed, transfers, _, reads = rows[-1]
+            more = (streamed - preloaded) / transfers
+            print(
+                f"| {kib} | {reads} | {transfers} | {preloaded * 1e3:.2f} | {streamed * 1e3:.2f} | "
+                f"{preloaded / streamed:.2f} | {more * 1e6:.1f} |",
+                flush=True,
+            )
+    extra = np.array([streamed - preloaded for preloaded, streamed, *_ in rows])
+    terms = np.array([[transfers, nbytes] for *_, transfers, nbytes, _ in rows], np.float64)
+    (each, byte), *_ = np.linalg.lstsq(terms, extra, rcond=None)
+    launch = min(preloaded for preloaded, *_ in rows) / options.launches
+    print(f"a launch, all weights preloaded: {launch * 1e6:.1f} us")
+    print(f"a streamed transfer: {each * 1e6:.1f} us more, and its bytes at {1e-9 / byte:.2f} GB/s")
+
+
+def chain_of(launches: int, floats: int) -> Program:
+    """Return launches that each add 64 floats of a weight of their own."""
+    names = ["x", *[f"t{k}" for k in range(launches - 1)], "z"]
+    roles = ["input", *["intermediate"] * (launches - 1), "output"]
+    tensors = [tensor(name, (64,), role) for name, role in zip(names, roles, strict=True)]
+    tensors += [tensor(f"w{k}", (floats,), "parameter") for k in range(launches)]
+    add = pointwise("add", "c[i] = b[i] + a[i];", ["read", "read", "write"])
+    calls = [("add", [f"w{k}", names[k], names[k + 1]], [64]) for k in range(launches)]
+    return program(tensors, [add], calls, ["x"], ["z"])
+
+
+def measure(kib: int, options: argparse.Namespace, folder: Path) -> tuple[float, float, int, int, int]:
+    """Return (preloaded step, streamed step (s), transfers, bytes, reads) of one size of weights."""
+    chain = chain_of(options.launches, kib * KIB // FLOAT)
+    instance = instance_of(chain)
+    path = folder / f"{kib}.bin"
+    places = write_file(path, packed_data(chain, data_of(chain)))
+    x = np.zeros(64, np.float32)
+    staging = options.places * max(kib * KIB, 3 * PAGE_BYTES)
+    staging = -(-staging // PAGE_BYTES) * PAGE_BYTES
+    executors = [
+        Executor(
+            make_schedule(chain, instance, STRATEGIES[strategy](instance), max(staging, 16 * PAGE_BYTES)),
+            options.device,
+            source=FileSource(path, places),
+            loading=options.loading,
+        )
+        for strategy in ("preload-all", "always-next")
+    ]
+    least = [float("inf")] * 2
+    for number in range(options.rounds + 1):
+        for place, executor in enumerate(executors):
+            begun = time.perf_counter()
+            executor.run(x)
+            if number:
+                least[place] = min(least[place], time.perf_counter() - begun)
+    reads = executors[1]._store._stream.reads
+    copies = [copy for read in reads for copy in read.copies]
+    for executor in executors:
+        executor.close()
+    return least[0], least[1], len(copies), sum(copy.nbytes for copy in copies), len(reads)
+
+
+if __name__ == "__main__":
+    main()
