@@ -98,7 +98,7 @@ def test_the_seed_decides_on_random_weights(run, nets, tmp_path):
 
 def test_a_bundle_is_shown_and_run(run, exported, tmp_path):
     out = run("run", str(exported / "infer"))
-    assert "run it with --input input.npy" in out
+    assert "run it with --input input=FILE, or --random" in out
     assert json.loads(run("run", str(exported / "infer"), "--json"))["mode"] == "infer"
     x = np.random.default_rng(0).standard_normal((2, 3, 8, 8))
     words = ("run", str(exported / "infer"), "--input", save(tmp_path / "x.npy", x))
@@ -137,7 +137,7 @@ def test_training_goes_down_and_is_saved(run, exported, tmp_path):
 
 
 def test_lines_fit_whatever_the_device_and_the_model_are_called(capsys):
-    from torchedge.cli.bundling import _print
+    from torchedge.cli.running import _print
 
     long = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz with 104 cores and a long name"
     kernel = {"kernel": "k" * 90, "kind": "x" * 90, "launches": 1, "ms": 1.0}

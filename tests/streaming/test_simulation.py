@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,14 @@ from torchedge.errors import InputError, PlanError
 from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.rates import Rates
-from torchedge.streaming.simulation import MemoryUse, Stalls, simulate_plan, timeline_document
+from torchedge.streaming.simulation import (
+    MemoryCurve,
+    MemoryUse,
+    Stalls,
+    in_turn,
+    simulate_plan,
+    timeline_document,
+)
 from torchedge.streaming.strategies import always_next, preload_everything, same_type
 
 MEGABYTE = 10**6
@@ -302,3 +310,27 @@ def test_the_text_and_the_document_of_a_run():
     assert document["latency_ms"] == 7 and document["simulated"]
     assert document["stall_ms"] == {"waiting": 0, "slowed": 0}
     assert document["peak_in_use"]["total_bytes"] == document["allocated_bytes"] == 4 * MEGABYTE
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=8, unique=True).map(sorted),
+    st.tuples(*[st.floats(0, 25) for _ in range(2)]).map(sorted),
+)
+def test_a_curve_cut_in_two_and_joined_is_the_same_function(times, cuts):
+    times = np.array([time - times[0] for time in times], np.float64)
+    sizes = np.arange(1, 1 + len(times), dtype=np.int64)
+    curve = MemoryCurve(times, 3 * sizes, sizes**2, 0 * sizes)
+
+    def at(curve, time):
+        return int(curve.total[np.searchsorted(curve.times_ms, time, "right") - 1])
+
+    first, end = cuts
+    part = curve.between(first, end)
+    assert (part.times_ms[0], part.times_ms[-1]) == (0, pytest.approx(end - first))
+    assert np.all(np.diff(part.times_ms) > 0)
+    joined = in_turn([curve.between(0, first), part])
+    assert joined.times_ms[-1] == pytest.approx(end)
+    for time in np.linspace(0, end, 7, endpoint=False):
+        if min(abs(time - times)) > 1e-9 and abs(time - first) > 1e-9:
+            assert at(joined, time) == at(curve, time)
+            assert time < first or at(part, time - first) == at(curve, time)

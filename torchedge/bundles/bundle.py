@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,11 @@ import numpy.typing as npt
 from torchedge.bundles.manifests import (
     ACCUMULATING,
     MANIFEST,
+    MANIFESTS,
     ONNX,
     PLAN,
     PROGRAM,
+    SHARED,
     WEIGHTS,
     Manifest,
     Memory,
@@ -33,7 +35,7 @@ from torchedge.lowering.placement import part_images
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
 from torchedge.lowering.programs import MAX_SOURCE, Program
 from torchedge.storage import file_sha256, resolve_inside
-from torchedge.storage.documents import parse_json, read_bytes
+from torchedge.storage.documents import Document, parse_json, read_bytes
 from torchedge.storage.tensors import Header
 from torchedge.streaming.schedules import with_own_images
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from torchedge.opencl import ClDevice
     from torchedge.runtime import Executor, LaunchTime
     from torchedge.runtime.measured_runs import MeasuredRun
-    from torchedge.runtime.weight_sources import Reads
+    from torchedge.runtime.weight_sources import Reads, WeightSource
     from torchedge.streaming.schedules import StreamingSchedule
 
 __all__ = ["Bundle", "Runner"]
@@ -222,6 +224,33 @@ class Bundle:
         packed = packed_weights(self.path / WEIGHTS, self.header, self.programs)
         return {tensor.name: tensor.layout.unpack(array, tensor.shape) for tensor, array in packed}
 
+    def packed(self, names: Collection[str]) -> Iterator[tuple[str, Array]]:
+        """Yield those of the tensors that the file holds, in the layout of the device."""
+        for tensor, array in packed_weights(self.path / WEIGHTS, self.header, self.programs, names):
+            yield tensor.name, array
+
+    def packed_states(self) -> Iterator[tuple[str, Array]]:
+        """Yield the states that the file holds: they are loaded once, also where weights are streamed."""
+        return self.packed(_names(self.program, {"state"}))
+
+    def open_source(self, reads: Reads = "plain") -> WeightSource:
+        """Open the file as the source of a streaming run; raises ProfileError where it cannot be opened."""
+        from torchedge.runtime.weight_sources import FileSource
+
+        places = {
+            name: (entry.start, entry.stop - entry.start) for name, entry in self.header.entries.items()
+        }
+        return FileSource(self.path / WEIGHTS, places, reads)
+
+    def document(self) -> Document:
+        """Return the manifest, and the counts of its program, as plain data."""
+        return {
+            "path": str(self.path),
+            **MANIFESTS.document(self.manifest),
+            "kernels": len(self.program.kernels),
+            "launches": len(self.program.launches),
+        }
+
     def __str__(self) -> str:
         return _description(self)
 
@@ -260,53 +289,28 @@ class Runner:
         self.accumulating: Executor | None = None
         context = open_context(device)
         if schedule is not None:
-            self.executor = self._streaming(schedule, context.device, reads, loading, profile, checks)
+            self.executor = Executor(
+                schedule,
+                context.device,
+                source=bundle.open_source(reads),
+                loading=loading,
+                profile=profile,
+                checks=checks,
+            )
+            self.executor.load_packed(bundle.packed_states())
         else:
             programs = bundle.programs
             if not context.device.image_from_buffer:
                 programs = tuple([part_images(program, ALIGNMENT) for program in programs])
             self.executor = Executor(programs[0], context.device, profile=profile, checks=checks)
-            self.executor.load_packed(self._packed(self.executor, set()))
+            self.executor.load_packed(bundle.packed(_names(programs[0], RESIDENT_ROLES)))
             if len(programs) > 1:
                 self.accumulating = Executor(programs[1], shared=self.executor, checks=checks)
-                loaded = {
-                    t.name for t in bundle.program.tensors if t.role in ("parameter", "buffer", "state")
-                }
-                self.accumulating.load_packed(self._packed(self.accumulating, loaded))
+                own = _names(programs[1], RESIDENT_ROLES) - _names(programs[0], SHARED)
+                self.accumulating.load_packed(bundle.packed(own))
         self._last = self.executor
         for name, value in bundle.manifest.hyperparameters.items():
             self.set(name, value)
-
-    def _streaming(
-        self,
-        schedule: StreamingSchedule,
-        device: ClDevice,
-        reads: Reads,
-        loading: LoadingWay,
-        profile: bool,
-        checks: bool,
-    ) -> Executor:
-        from torchedge.runtime import Executor
-        from torchedge.runtime.weight_sources import FileSource
-
-        bundle = self.bundle
-        entries = bundle.header.entries
-        places = {name: (entry.start, entry.stop - entry.start) for name, entry in entries.items()}
-        source = FileSource(bundle.path / WEIGHTS, places, reads)
-        executor = Executor(schedule, device, source=source, loading=loading, profile=profile, checks=checks)
-        states = {tensor.name for tensor in bundle.program.tensors if tensor.role == "state"}
-        if states & set(entries):
-            weights = {tensor.name for tensor in bundle.program.tensors} - states
-            executor.load_packed(self._packed(executor, weights))
-        return executor
-
-    def _packed(self, executor: Executor, loaded: set[str]) -> Iterator[tuple[str, Array]]:
-        """Yield the tensors of the weights file that a program keeps and no other has loaded."""
-        kept = {tensor.name for tensor in executor.program.tensors} - loaded
-        path = self.bundle.path / WEIGHTS
-        for tensor, held in packed_weights(path, self.bundle.header, self.bundle.programs):
-            if tensor.name in kept:
-                yield tensor.name, held
 
     def step(self, *inputs: object) -> list[Array]:
         """Run one batch and return the outputs; each `accumulation`-th batch of training updates weights.
@@ -362,6 +366,10 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _names(program: Program, roles: Collection[str]) -> set[str]:
+    return {tensor.name for tensor in program.tensors if tensor.role in roles}
 
 
 # checking ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +199,11 @@ def _dtype(tensor: StoredTensor) -> np.dtype[Any] | None:
 
 
 def packed_weights(
-    path: Path, header: Header, programs: Sequence[Program]
+    path: Path, header: Header, programs: Sequence[Program], names: Collection[str] | None = None
 ) -> Iterator[tuple[StoredTensor, Array]]:
-    """Yield each tensor of the file with its data in the device's layout, in the file's order.
+    """Yield tensors of the file with their data in the device's layout, in the file's order.
+
+    names: of the tensors to read; None: all.
 
     Raises:
         ProfileError: the file ends early, or cannot be read.
@@ -209,7 +211,7 @@ def packed_weights(
     resident = {tensor.name: tensor for tensor in _resident_tensors(programs)}
     with open_file(path) as file:
         for name, entry in sorted(header.entries.items(), key=lambda item: item[1].start):
-            if name in resident and entry.stop > entry.start:
+            if name in resident and entry.stop > entry.start and (names is None or name in names):
                 yield resident[name], _read(path, file, entry)
 
 

@@ -36,8 +36,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Run": {
         "plan": ("planning:plan", "Plan inference of models that are larger than the memory."),
-        "export": ("bundling:export", "Write a model as OpenCL kernels and weights for a device."),
-        "run": ("bundling:run", "Run an exported bundle through OpenCL."),
+        "export": ("exporting:export", "Write a model as OpenCL kernels and weights for a device."),
+        "run": ("running:run", "Run an exported bundle through OpenCL, or several in turn."),
     },
     "Devices": {
         "devices": ("listing:devices", "List devices, or one with the source of every figure."),

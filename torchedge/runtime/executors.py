@@ -29,7 +29,6 @@ from torchedge.runtime.memory import (
     Array,
     DeviceMemory,
     DeviceTensor,
-    MemoryBudget,
     check_same,
 )
 from torchedge.runtime.weight_sources import WeightSource
@@ -70,8 +69,6 @@ class Executor:
     loads the weights that the schedule preloads at once and the others in every run, and closes the source.
     loading: how streamed weights get into their memory, by "copy" commands or "kernel"s on a second queue, or
     where a launch loads some beside its work by that launch's "slot" (`streaming.capacities.loading_way`).
-    budget: memory that executors share; the constructor waits for what the schedule takes, first for all but
-    the arena, and `close` gives it back.
 
     device: as in `torchedge.opencl.choose_device`. profile: measure the time of each launch (`timings`).
     checks: memory that no launch has written holds NaN, the arena's plan is verified, and the reports of
@@ -90,8 +87,6 @@ class Executor:
     _arena: ArenaMemory | None = None
     _words: Any = None
     _tensors: dict[str, DeviceTensor]
-    _budget: MemoryBudget | None = None
-    _taken_bytes = 0
 
     def __init__(
         self,
@@ -100,7 +95,6 @@ class Executor:
         *,
         source: WeightSource | None = None,
         loading: LoadingWay = "copy",
-        budget: MemoryBudget | None = None,
         profile: bool = False,
         checks: bool = False,
         shared: Executor | None = None,
@@ -114,7 +108,6 @@ class Executor:
         self._checks = checks
         self._lock = threading.Lock()
         self._events: list[Any] = []
-        self._budget = budget
         try:
             self._open(schedule, source, device, shared, loading)
         except BaseException:
@@ -131,7 +124,7 @@ class Executor:
         shared: Executor | None,
         loading: LoadingWay,
     ) -> None:
-        """Compile the kernels, then allocate; weights are preloaded before the arena is allocated."""
+        """Compile the kernels, allocate, and load what a schedule preloads."""
         self.context: DeviceContext = open_context(device) if shared is None else shared.context
         check_limits(self.program, limits_of(self.context.device))
         if self._checks:
@@ -141,21 +134,13 @@ class Executor:
         self._queue: Any = self.memory.queue
         slots = slots_of(schedule) if schedule is not None and loading == "slot" else {}
         compiled = compile_kernels(self.context, _sources(self.program, slots))
-        memory = None if schedule is None else schedule.memory
-        self._take(0 if memory is None else memory.total_bytes - memory.arena_bytes)
         self._tensors = self._residents({} if shared is None else shared._tensors)
-        store = None
-        if schedule is not None and source is not None:
-            store = self._preloaded(schedule, source, loading, slots)
-        self._take(0 if memory is None else memory.arena_bytes)
         self._arena = self.memory.allocate_arena(self.program, poisoned=self._checks)
-        if schedule is not None and store is not None:
-            store.targets |= {index: self._arena.memory[index] for index in schedule.streamed}
         if any(kernel.checks for kernel in self.program.kernels):
             self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
         self._calls = self._bind(compiled, slots)
-        if isinstance(store, KernelStore):
-            store.bind({k: (self._calls[k][0], self._own_arguments(k)) for k in slots})
+        if schedule is not None and source is not None:
+            self._preload(schedule, source, loading, slots)
         names = self._names
         self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in names(self.program.outputs)]
@@ -163,32 +148,28 @@ class Executor:
             self._tensors[name] for name in names(self.program.hyperparameters.values())
         ]
 
-    def _take(self, nbytes: int) -> None:
-        if self._budget is not None:
-            self._budget.take(nbytes, f"program {self.program.name}")
-            self._taken_bytes += nbytes
-
     # memory and launches -----------------------------------------------------------------------------------
 
     def _own_memory(self, profile: bool) -> DeviceMemory:
         return DeviceMemory(self.context, self.context.new_queue(profile))
 
-    def _preloaded(
+    def _preload(
         self,
         schedule: StreamingSchedule,
         source: WeightSource,
         loading: LoadingWay,
         slots: Mapping[int, Slot],
-    ) -> StreamingStore:
-        """Return the store of a schedule, with what it preloads on the device."""
-        targets = {index: self._memory_of(index) for index in schedule.preload}
+    ) -> None:
+        """Make the store of a schedule, and load what stays from run to run."""
+        targets = {index: self._memory_of(index) for index in (*schedule.preload, *schedule.streamed)}
         shared = schedule, source, self.memory, self._profile, targets
         store = StreamingStore(*shared) if loading == "copy" else KernelStore(*shared, slots)
         self._store = store
+        if isinstance(store, KernelStore):
+            store.bind({k: (self._calls[k][0], self._own_arguments(k)) for k in slots})
         store.preload()
         for index in schedule.preload:
             self._tensors[schedule.program.tensors[index].name].written = True
-        return store
 
     def _residents(self, theirs: Mapping[str, DeviceTensor]) -> dict[str, DeviceTensor]:
         """Return all tensors outside the arena, by name."""
@@ -397,9 +378,6 @@ class Executor:
         self._fed, self._returned, self._awaited = [], [], []
         self._tensors = {}
         self._arena = self._words = None
-        if self._budget is not None:
-            self._budget.give(self._taken_bytes)
-        self._taken_bytes = 0
 
     def __enter__(self) -> Executor:
         return self

@@ -178,10 +178,7 @@ class KernelStore(StreamingStore):
         return StagingBuffers(memory.context, self.staging_bytes)
 
     def bind(self, kernels: Mapping[int, tuple[Any, int]]) -> None:
-        """Take the kernel object of each launch with a slot, and the position of the slot's first argument.
-
-        The memory of streamed weights is among the targets by now.
-        """
+        """Take the kernel object of each launch with a slot, and the position of the first argument of it."""
         self._kernels = dict(kernels)
         for launch, slot in self._slots.items():  # a slot without a copy loads nothing
             numbers = slot_numbers(self._program.tensors[slot.tensor], 0, 0, 0)

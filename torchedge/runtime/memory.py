@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import DeviceMemoryError, InputError, OpenCLError
+from torchedge.errors import InputError, OpenCLError
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.opencl.memory import (
@@ -58,49 +56,6 @@ class ArenaMemory:
         self.memory.clear()
         while self.parts:
             self.parts.pop()
-
-
-class MemoryBudget:
-    """Bytes that executors share under a limit: one that takes waits until others have given back.
-
-    limit_bytes: None for no limit. history: (time by the host's clock in ns, bytes taken since then).
-    """
-
-    def __init__(self, limit_bytes: int | None = None) -> None:
-        self.limit_bytes = limit_bytes
-        self.history: list[tuple[int, int]] = [(time.perf_counter_ns(), 0)]
-        self._changed = threading.Condition()
-
-    def take(self, nbytes: int, what: str) -> None:
-        """Wait for bytes and take them; raises DeviceMemoryError where they alone exceed the limit."""
-        if self.limit_bytes is not None and nbytes > self.limit_bytes:
-            raise DeviceMemoryError(
-                f"{what} takes {nbytes} bytes, expected at most {self.limit_bytes}; raise the memory limit",
-                nbytes=nbytes,
-            )
-        with self._changed:
-            while self.limit_bytes is not None and self.taken_bytes + nbytes > self.limit_bytes:
-                self._changed.wait()
-            self._add(nbytes)
-
-    def give(self, nbytes: int) -> None:
-        """Give bytes back."""
-        with self._changed:
-            self._add(-nbytes)
-            self._changed.notify_all()
-
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes taken now."""
-        return self.history[-1][1]
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes taken at once."""
-        return max(nbytes for _, nbytes in self.history)
-
-    def _add(self, nbytes: int) -> None:
-        self.history.append((time.perf_counter_ns(), self.taken_bytes + nbytes))
 
 
 class DeviceMemory:

@@ -139,8 +139,8 @@ class Pass:
 class StreamingStore:
     """Loads the weights of a schedule from a source: preloaded ones once, streamed ones in every run.
 
-    memory: allocates the staging pool; its queue is that of the launches. targets: buffers and images of the
-    preloaded weights, and of the streamed ones before the first run. Calls come from one thread at a time.
+    memory: allocates the staging pool; its queue is that of the launches. targets: buffers and images of all
+    weights. Calls come from one thread at a time.
 
     Raises:
         InputError: the source lacks a weight or has it in another size.

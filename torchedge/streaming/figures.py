@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torchedge.errors import InputError
 from torchedge.storage.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, canvas
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.simulation import MemoryCurve, RunTimeline
+from torchedge.streaming.simulation import MemoryCurve, RunTimeline, in_turn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -224,13 +224,7 @@ def lane_of_runs(label: str, runs: Sequence[RunTimeline]) -> Lane:
         raise InputError("no runs were given; expected at least one")
     ends = np.cumsum([0.0] + [run.latency_ms for run in runs]).tolist()
     spans = tuple((run.instance.name, ends[k], ends[k + 1]) for k, run in enumerate(runs))
-    slices = [slice(None, -1)] * (len(runs) - 1) + [slice(None)]
-    times = [run.memory.times_ms[part] + end for run, part, end in zip(runs, slices, ends, strict=False)]
-    kinds = (
-        np.concatenate([getattr(run.memory, name)[part] for run, part in zip(runs, slices, strict=True)])
-        for name in ("staging", "weights", "activations")
-    )
-    memory = MemoryCurve(np.concatenate(times), *kinds)
+    memory = in_turn([run.memory for run in runs])
     return Lane(label, memory, spans, max(run.allocated_bytes for run in runs))
 
 

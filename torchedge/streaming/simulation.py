@@ -25,6 +25,7 @@ __all__ = [
     "MemoryUse",
     "RunTimeline",
     "Stalls",
+    "in_turn",
     "simulate_plan",
     "timeline_document",
 ]
@@ -79,6 +80,26 @@ class MemoryCurve:
 
     def _parts(self) -> tuple[Bytes, ...]:
         return self.staging, self.weights, self.activations, self.total
+
+    def between(self, start: float, end: float) -> MemoryCurve:
+        """Return the memory in use from one time to another, counted from the first (ms)."""
+        first = max(int(np.searchsorted(self.times_ms, start, "right")) - 1, 0)
+        stop = max(int(np.searchsorted(self.times_ms, end, "left")), first + 1)
+        times = np.maximum(self.times_ms[first:stop] - start, 0.0)
+        last = [max(end - start, 0.0)] if end - start > times[-1] else []
+        places = [*range(first, stop), *[stop - 1] * len(last)]
+        return MemoryCurve(np.append(times, last), *[part[places] for part in self._parts()[:3]])
+
+
+def in_turn(curves: Sequence[MemoryCurve]) -> MemoryCurve:
+    """Return curves that begin at 0, each from the end of the one before."""
+    parts, begin = [], 0.0
+    for number, curve in enumerate(curves):
+        part = slice(None, -1) if number + 1 < len(curves) else slice(None)
+        times = curve.times_ms[part] + begin
+        parts.append((times, curve.staging[part], curve.weights[part], curve.activations[part]))
+        begin += float(curve.times_ms[-1])
+    return MemoryCurve(*[np.concatenate(arrays) for arrays in zip(*parts, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,206 @@
+"""`torchedge export`: models written as bundles of kernels and weights."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchedge.cli import options
+from torchedge.cli.console import Progress, print_json, warn
+from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, Whole, command, load_named
+from torchedge.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchedge.graphs import Mode
+
+LOSSES = ("cross-entropy", "mse", "model")
+OPTIMIZERS = ("sgd-momentum", "sgd", "adam", "adamw")
+_RATES = {"sgd": 0.01, "sgd-momentum": 0.01, "adam": 0.001, "adamw": 0.001}
+_TRAINING_ONLY = ("loss", "optimizer", "lr", "accumulation")
+_MAX_WEIGHTS = 2**36
+
+
+@command(
+    "export",
+    notes=f"{MODEL_HELP} The last two hold no weights that could be exported.",
+    examples=[
+        "torchedge export squeezenet1_1 --device mali --out squeezenet --weights state.safetensors",
+        "torchedge export nets.py:small -d adreno -o small --mode train --optimizer adam --lr 0.001",
+    ],
+)
+@click.argument("model")
+@click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Folder to make.")
+@options.device
+@options.batch_size
+@options.input_size
+@click.option(
+    "--mode", type=click.Choice(["train", "infer"]), default="infer", help="Training step or inference."
+)
+@click.option("--weights", type=PATH, metavar="FILE", help="A .safetensors file of the model's state.")
+@click.option("--seed", type=Whole(0), default=0, help="Seed of random weights and dropout.")
+@click.option(
+    "--loss", type=click.Choice(LOSSES), help="With --mode train: the loss. [default: cross-entropy]"
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(OPTIMIZERS),
+    help="With --mode train: the optimizer. [default: sgd-momentum]",
+)
+@click.option("--lr", type=float, metavar="RATE", help="With --mode train: the learning rate.")
+@click.option("--accumulation", type=WHOLE, help="With --mode train: batches to an update. [default: 1]")
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    help="Of large intermediates and of an inference's weights; kernels compute in float32.",
+)
+@click.option("--memory-limit", type=SIZE, help="Stream weights: the most memory a run allocates.")
+@click.option("--onnx/--no-onnx", default=True, help="Also write model.onnx.")
+@click.option("--force", is_flag=True, help="Replace an existing bundle.")
+def export(
+    model: str,
+    out: Path,
+    device: str | None,
+    batch_size: int,
+    input_size: tuple[int, ...] | None,
+    mode: Mode,
+    weights: Path | None,
+    seed: int,
+    precision: Any,  # noqa: ANN401 - a Literal
+    memory_limit: int | None,
+    onnx: bool,
+    force: bool,
+    as_json: bool,
+    **training: Any,  # noqa: ANN401 - loss, optimizer, lr, accumulation
+) -> None:
+    """Write a model as OpenCL kernels and weights for a device.
+
+    A bundle is a folder with the model's kernels, their launches, the weights as the device will hold them,
+    and model.onnx. With --mode train, a run is a whole training step: forward, backward, update. The device
+    need not be connected: the program is checked against the limits in its profile. Without --weights, the
+    model's own code draws them. With --memory-limit, the bundle has a streaming plan: runs load weights while
+    they compute. The exit status is 3 if no plan stays within the limit. `torchedge run` runs the bundle.
+    """
+    from torchedge import api
+    from torchedge.bundles.exporting import STAGES, check_free
+
+    _check_training(mode, training)
+    check_free(out, force)
+    target = api.choose_device(device)
+    module, label = _load(model, weights, seed)
+    example = _example(module, input_size, batch_size, seed)
+    step = _step(model, module, example, training) if mode == "train" else {}
+    stages = [stage for stage in STAGES if stage != "model.onnx" or onnx]
+    with Progress(len(stages), f"export {label}") as progress, contextlib.redirect_stdout(sys.stderr):
+
+        def tell(stage: str) -> None:
+            if stage != stages[0]:
+                progress.step()
+            progress.doing(stage)
+
+        bundle = api.export(
+            module,
+            example,
+            out=out,
+            device=target,
+            mode=mode,
+            seed=seed,
+            name=label,
+            onnx=onnx,
+            accumulation=training["accumulation"] or 1,
+            precision=precision,
+            memory_limit=memory_limit,
+            force=force,
+            progress=tell,
+            **step,
+        )
+    if as_json:
+        print_json(bundle.document())
+    else:
+        print(bundle)
+        print(f"written to {bundle.path}")
+
+
+def _check_training(mode: str, training: dict[str, Any]) -> None:
+    for name in _TRAINING_ONLY:
+        if training[name] is not None and mode != "train":
+            raise InputError(f"--{name} is given without --mode train; add that, or leave --{name} out")
+    rate = training["lr"]
+    if rate is not None and not 0 <= rate < math.inf:
+        raise InputError(f"--lr is {rate}; expected a number from 0 on")
+
+
+def _load(text: str, weights: Path | None, seed: int) -> tuple[torch.nn.Module, str]:
+    import torch
+
+    torch.manual_seed(seed)
+    model, label = load_named(text, weights=True)
+    if weights is None:
+        if not text.rpartition(":")[0].endswith(".py"):
+            warn(f"the weights of {label} are random (seed {seed}); --weights FILE sets them")
+        return model, label
+    from torchedge.storage.tensors import read_tensors
+
+    arrays, _ = read_tensors(weights, max_bytes=_MAX_WEIGHTS, finite=False)
+    try:
+        model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{weights}: does not fit {label} ({reason[:200]}); expected its state_dict"
+        ) from error
+    return model, label
+
+
+def _example(model: torch.nn.Module, input_size: tuple[int, ...] | None, batch_size: int, seed: int) -> Any:  # noqa: ANN401 - any pytree
+    """Return inputs of the batch size: random numbers, and zeros for integers."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    from torchedge.tracing.capturing import arguments_of, resized
+
+    args, kwargs, _ = arguments_of(model, getattr(model, "example_inputs", None), input_size)
+    generator = torch.Generator().manual_seed(seed)
+
+    def filled(leaf: Any) -> Any:  # noqa: ANN401 - a leaf of any kind
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if not leaf.is_floating_point():
+            return torch.zeros(leaf.shape, dtype=leaf.dtype)
+        return torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
+
+    args, kwargs = tree_map(filled, resized((args, kwargs), batch_size))
+    return kwargs if kwargs and not args else args
+
+
+def _step(text: str, model: torch.nn.Module, example: Any, training: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - any pytree
+    """Return loss, targets and optimizer as `torchedge.export` takes them."""
+    import torch
+
+    name = training["optimizer"] or OPTIMIZERS[0]
+    rate = _RATES[name] if training["lr"] is None else training["lr"]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise InputError(f"{text} has no parameter that requires a gradient; expected some to train")
+    optimizer: torch.optim.Optimizer
+    if name in ("adam", "adamw"):
+        optimizer = (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(trained, lr=rate)
+    else:
+        optimizer = torch.optim.SGD(trained, lr=rate, momentum=0.9 if name == "sgd-momentum" else 0.0)
+    step: dict[str, Any] = {"optimizer": optimizer}
+    if training["loss"] == "model":
+        step["loss"] = "model"
+    elif training["loss"] == "mse":
+        from torchedge.bundles.onnx_models import eager_outputs
+
+        args, kwargs = ((), example) if isinstance(example, dict) else (example, {})
+        outputs = eager_outputs(model, args, kwargs)
+        step |= {"loss": torch.nn.functional.mse_loss, "targets": torch.zeros_like(outputs[0])}
+    return step

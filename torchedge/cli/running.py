@@ -1,0 +1,462 @@
+"""`torchedge run`: bundles run through OpenCL, one or several in turn."""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchedge.cli.console import (
+    MIB,
+    Progress,
+    check_target,
+    number,
+    print_json,
+    print_table,
+    print_wrapped,
+    shorten,
+)
+from torchedge.cli.options import PATH, SIZE, WHOLE, command
+from torchedge.errors import InputError
+from torchedge.storage.pictures import check_picture, save_picture
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from torchedge.bundles.bundle import Bundle, Runner
+    from torchedge.bundles.manifests import Port
+    from torchedge.bundles.queues import BundleQueue
+    from torchedge.runtime import LaunchTime
+
+    Arrays = list[npt.NDArray[Any]]
+
+_ROWS = 12
+"""Losses and kernels that are printed."""
+_FIGURES = ("min", "mean", "max")
+_HEADER_BYTES = 2**16
+
+
+@command(
+    "run",
+    examples=[
+        "torchedge run squeezenet",
+        "torchedge run squeezenet --input image.npy --out scores.npy --device gpu",
+        "torchedge run small --random --steps 100 --save trained.safetensors --time",
+        "torchedge run detector depth --random --memory-limit 200MiB --iterations 10 --plot memory.png",
+    ],
+)
+@click.argument("bundles", type=PATH, nargs=-1, required=True, metavar="BUNDLE...")
+@click.option("--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE", help="A .npy file; repeat it.")
+@click.option("--random", is_flag=True, help="Feed random numbers (zeros for integers).")
+@click.option("--out", "-o", type=PATH, metavar="FILE", help="Write outputs (.npy, .npz).")
+@click.option("--steps", "--iterations", "-n", "steps", type=WHOLE, default=1, help="Number of runs.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a hyperparameter, as lr=0.1."
+)
+@click.option("--save", type=PATH, metavar="FILE", help="Write the trained weights (.safetensors).")
+@click.option("--time", "timed", is_flag=True, help="Print the time of steps and kernels.")
+@click.option("--memory-limit", type=SIZE, help="Most memory a run allocates: stream weights if needed.")
+@click.option(
+    "--reads",
+    type=click.Choice(["plain", "mmap", "direct"]),
+    default="plain",
+    help="How streamed weights are read; direct: past the page cache.",
+)
+@click.option(
+    "--loading",
+    type=click.Choice(["copy", "kernel", "slot"]),
+    default="copy",
+    help="How they get into the device's memory: copy commands, loading kernels, slots of kernels.",
+)
+@click.option("--trace", type=PATH, metavar="FILE", help="Write a streaming run as a Perfetto trace (.json).")
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw the memory of a streaming run over time.")
+@click.option("--device", "-d", help="OpenCL device: its number, type or a part of its name.")
+def run(bundles: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401 - see _Options
+    """Run an exported bundle through OpenCL, or several in turn.
+
+    Every file in it is checked first. Without inputs, the bundle and its inputs are described. --input is one
+    array each, in order or as NAME=FILE, of the bundle's shape and data type (float64 serves as float32). A
+    training step prints the loss of each step; --save writes the weights by PyTorch's names. --out writes the
+    last output (.npy), or all of them (.npz). `torchedge devices --opencl` lists devices.
+
+    A bundle that was exported with --memory-limit streams its weights, and any bundle of an inference does
+    under a --memory-limit that its weights exceed; --time, --trace and --plot then also give the measured
+    memory, disk reads and copies. The exit status is 3 if no plan stays within the limit.
+
+    Several bundles of inferences run one after the other within one --memory-limit, --iterations times. They
+    are planned together: the last launches of one load the first weights of the next. Input NAME of the
+    bundle in place k is called k/NAME. Latency, memory and loads of each run are printed; --trace writes the
+    last iteration, --plot draws all of them.
+    """
+    from torchedge.bundles.bundle import Bundle
+    from torchedge.bundles.queues import BundleQueue
+
+    settings = _Options(**options)
+    if settings.inputs and settings.random:
+        raise InputError("--random is given beside --input; expected one of them")
+    if len(bundles) > 1:
+        _check_queue(settings)
+    opened = [Bundle.open(path) for path in bundles]
+    queue = BundleQueue(opened) if len(opened) > 1 else None
+    inputs, outputs = (queue or opened[0]).inputs, (queue or opened[0]).outputs
+    _check_files(outputs, settings)
+    if inputs and not settings.inputs and not settings.random:
+        _describe(opened, inputs, settings.as_json)
+        return
+    arrays = _random(inputs) if settings.random else _read(inputs, settings.inputs)
+    results, document = (
+        _run_one(opened[0], arrays, settings) if queue is None else _run_queue(queue, arrays, settings)
+    )
+    if settings.out is not None:
+        _write(settings.out, outputs, results)
+    if settings.as_json:
+        print_json(document)
+    elif queue is None:
+        _print(document)
+    else:
+        _print_queue(document)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The options of `torchedge run`."""
+
+    inputs: tuple[str, ...]
+    random: bool
+    out: Path | None
+    steps: int
+    settings: tuple[str, ...]
+    save: Path | None
+    timed: bool
+    memory_limit: int | None
+    reads: Any
+    loading: Any
+    trace: Path | None
+    plot: Path | None
+    device: str | None
+    as_json: bool
+
+
+def _run_one(bundle: Bundle, arrays: Arrays, options: _Options) -> tuple[Arrays, dict[str, Any]]:
+    """Run one bundle; return the last outputs, and its figures as plain data."""
+    from torchedge.storage.tensors import write_tensors
+
+    trace, plot = options.trace, options.plot
+    profile = options.timed or trace is not None or plot is not None
+    with bundle.place(
+        options.device,
+        memory_limit=options.memory_limit,
+        reads=options.reads,
+        loading=options.loading,
+        profile=profile,
+    ) as runner:
+        if (trace or plot) and not runner.streams:
+            raise InputError(
+                f"{'--trace' if trace else '--plot'} is given, and all weights of {bundle.path} stay on the "
+                "device; expected a streaming run: pass a smaller --memory-limit"
+            )
+        for name, value in map(_setting, options.settings):
+            runner.set(name, value)
+        outputs, losses, times = _run_steps(bundle, runner, arrays, options.steps)
+        document: dict[str, Any] = {
+            "model": bundle.manifest.model,
+            "mode": bundle.manifest.mode,
+            "device": runner.executor.context.device.name,
+            "steps": options.steps,
+            "outputs": _summaries(bundle.outputs, outputs),
+        }
+        if bundle.trains:
+            document["losses"] = losses
+        if options.timed:
+            document["step_ms"] = statistics.median(times)
+            document["kernels"] = _kernel_times(runner.timings())
+        if profile and runner.streams:
+            measured = runner.measured()
+            document["streaming"] = {**measured.document(), "text": str(measured)}
+            if trace is not None:
+                measured.trace(trace)
+            if plot is not None:
+                save_picture(measured.plot(), plot)
+        if options.save is not None:
+            write_tensors(options.save, runner.state_dict())
+    return outputs, document
+
+
+def _check_files(outputs: Sequence[Port], options: _Options) -> None:
+    """Refuse files that could not be written, before the work."""
+    for option, path, suffixes in (
+        ("--out", options.out, (".npz",) if len(outputs) > 1 else (".npy", ".npz")),
+        ("--save", options.save, (".safetensors",)),
+        ("--trace", options.trace, (".json",)),
+    ):
+        if path is not None:
+            if path.suffix.lower() not in suffixes:
+                raise InputError(f"{option} is {path}; expected a file that ends in {' or '.join(suffixes)}")
+            check_target(option, path)
+    if options.plot is not None:
+        check_picture("--plot", options.plot)
+
+
+def _describe(bundles: Sequence[Bundle], inputs: Sequence[Port], as_json: bool) -> None:
+    if as_json:
+        documents = [bundle.document() for bundle in bundles]
+        print_json(documents[0] if len(documents) == 1 else {"bundles": documents})
+        return
+    print("\n\n".join(map(str, bundles)))
+    files = " ".join(f"--input {port.name}=FILE" for port in inputs)
+    print_wrapped(f"run {'it' if len(bundles) == 1 else 'them'} with {files}, or --random")
+
+
+def _setting(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise InputError(f"--set is {text}; expected NAME=VALUE with a number, such as lr=0.1") from None
+
+
+def _random(ports: Sequence[Port]) -> Arrays:
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    return [
+        draw.standard_normal(port.shape).astype(port.dtype)
+        if np.dtype(port.dtype).kind == "f"
+        else np.zeros(port.shape, port.dtype)
+        for port in ports
+    ]
+
+
+def _read(ports: Sequence[Port], inputs: Sequence[str]) -> Arrays:
+    """Return the arrays in files, in the bundle's order."""
+    names = [port.name for port in ports]
+    expected = ", ".join(f"{port.name} {port.dtype}{list(port.shape)}" for port in ports)
+    files: dict[str, str] = {}
+    for text in inputs:
+        name, equals, file = text.partition("=")
+        if not equals or name not in names:
+            free = [name for name in names if name not in files]
+            name, file = free[0] if free else "", text
+        if not name or name in files:
+            raise InputError(f"--input {text} is one too many; expected {expected}")
+        files[name] = file
+    missing = [name for name in names if name not in files]
+    if missing:
+        raise InputError(f"no --input is given for {', '.join(missing)}; expected {expected}")
+    return [_array(Path(files[port.name]), port) for port in ports]
+
+
+def _array(path: Path, port: Port) -> npt.NDArray[Any]:
+    import numpy as np
+
+    from torchedge.storage.documents import read_bytes
+
+    most = 8 * max(1, int(np.prod(port.shape, dtype=np.int64))) * 2 + _HEADER_BYTES
+    try:
+        array = np.load(io.BytesIO(read_bytes(path, max_bytes=most)), allow_pickle=False)
+    except (ValueError, EOFError, OSError, SyntaxError, MemoryError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(
+            f"{path}: is no .npy file of numbers ({reason}); write it with numpy.save"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path}: holds several arrays; expected one, as numpy.save writes it")
+    return array
+
+
+def _write(path: Path, ports: Sequence[Port], outputs: Arrays) -> None:
+    import numpy as np
+
+    from torchedge.storage.documents import write_bytes
+
+    file = io.BytesIO()
+    if path.suffix.lower() == ".npz":
+        named = {port.name: array for port, array in zip(ports, outputs, strict=True)}
+        np.savez(file, **named)  # type: ignore[arg-type]
+    else:
+        np.save(file, outputs[0])
+    write_bytes(path, file.getvalue())
+
+
+def _run_steps(
+    bundle: Bundle, runner: Runner, arrays: Arrays, steps: int
+) -> tuple[Arrays, list[float], list[float]]:
+    """Return the last outputs, the loss of each step, and the ms of each step."""
+    losses, times = [], []
+    outputs: Arrays = []
+    with Progress(steps, f"run {bundle.manifest.model}", remaining=True) as progress:
+        for _ in range(steps):
+            start = time.perf_counter()
+            outputs = runner.step(*arrays)
+            times.append(1000 * (time.perf_counter() - start))
+            if bundle.trains:
+                losses.append(float(outputs[0]))
+                progress.note(f"loss {losses[-1]:.4g}")
+            progress.step()
+    return outputs, losses, times
+
+
+def _summaries(ports: Sequence[Port], outputs: Arrays) -> list[dict[str, Any]]:
+    return [_summary(port, array) for port, array in zip(ports, outputs, strict=True)]
+
+
+def _summary(port: Port, output: npt.NDArray[Any]) -> dict[str, Any]:
+    import numpy as np
+
+    summary: dict[str, Any] = {"name": port.name, "shape": list(output.shape), "dtype": str(output.dtype)}
+    if output.size and output.dtype.kind in "fiu":
+        mean = float(output.mean(dtype=np.float64))
+        summary |= {"min": float(output.min()), "mean": mean, "max": float(output.max())}
+    if output.ndim == 2 and output.dtype.kind == "f" and output.shape[1] > 1:
+        summary["argmax"] = output.argmax(axis=1)[:16].tolist()
+    return summary
+
+
+def _kernel_times(timings: Sequence[LaunchTime]) -> list[dict[str, Any]]:
+    """Return the kernels of the last step by their time, longest first."""
+    kernels: dict[str, dict[str, Any]] = {}
+    for item in timings:
+        fresh = {"kernel": item.kernel, "kind": item.kind, "launches": 0, "ms": 0.0}
+        row = kernels.setdefault(item.kernel, fresh)
+        row["launches"] += 1
+        row["ms"] += item.ns / 1e6
+    return sorted(kernels.values(), key=lambda row: -row["ms"])
+
+
+def _print(result: dict[str, Any]) -> None:
+    step = "training step" if result["mode"] == "train" else "inference"
+    several = f", {result['steps']} steps" if result["steps"] > 1 else ""
+    print_wrapped(f"{result['model']}: {step} on {result['device']}{several}")
+    if "losses" in result:
+        losses = result["losses"]
+        shown = losses if len(losses) <= _ROWS else losses[:: -(-len(losses) // _ROWS)]
+        print_wrapped(" ".join(f"{loss:.5g}" for loss in shown), first="loss ", rest="     ")
+        if shown[-1] != losses[-1]:
+            print(f"last {losses[-1]:.5g}")
+    else:
+        _print_outputs(result["outputs"])
+    if "streaming" in result:
+        print(result["streaming"]["text"])
+    if "step_ms" in result:
+        print(f"median step {number(result['step_ms'])} ms; kernels of the last step:")
+        _print_kernels(result["kernels"])
+
+
+def _print_outputs(outputs: list[dict[str, Any]]) -> None:
+    rows = []
+    for output in outputs:
+        figures = [f"{output[key]:.5g}" if key in output else "-" for key in _FIGURES]
+        rows.append([output["name"], output["dtype"], "x".join(map(str, output["shape"])) or "1", *figures])
+    print_table(["output", "dtype", "shape", *_FIGURES], rows, left=3)
+    for output in outputs:
+        if "argmax" in output:
+            print_wrapped(f"{output['name']}: highest at {', '.join(map(str, output['argmax']))}")
+
+
+def _print_kernels(kernels: list[dict[str, Any]]) -> None:
+    total = sum(row["ms"] for row in kernels) or 1.0
+    rows = [
+        [
+            shorten(row["kernel"], 31),
+            shorten(row["kind"], 17),
+            str(row["launches"]),
+            f"{row['ms']:.3f}",
+            f"{100 * row['ms'] / total:.1f}",
+        ]
+        for row in kernels[:_ROWS]
+    ]
+    print_table(["kernel", "kind", "launches", "ms", "%"], rows, left=2)
+
+
+# several bundles --------------------------------------------------------------------------------------------
+
+
+def _check_queue(options: _Options) -> None:
+    for option, value in (("--set", options.settings), ("--save", options.save)):
+        if value:
+            raise InputError(f"{option} is given with several bundles; expected it with one that trains")
+    if options.memory_limit is None and (options.inputs or options.random):
+        raise InputError("several bundles are given without --memory-limit; expected one for all of them")
+
+
+def _run_queue(queue: BundleQueue, arrays: Arrays, options: _Options) -> tuple[Arrays, dict[str, Any]]:
+    """Run bundles in turn; return the last outputs, and the figures of all runs as plain data."""
+    from torchedge.bundles.queues import draw_runs
+
+    assert options.memory_limit is not None
+    runs, walls = [], []
+    outputs: Arrays = []
+    with Progress(1 + options.steps, "run", remaining=True) as progress:
+        progress.doing("planning all bundles together")
+        with queue.place(
+            options.device, memory_limit=options.memory_limit, reads=options.reads, loading=options.loading
+        ) as runner:
+            progress.step()
+            for iteration in range(1, options.steps + 1):
+                progress.doing(f"iteration {iteration}")
+                start = time.perf_counter()
+                outputs = runner.step(*arrays)
+                walls.append(1000 * (time.perf_counter() - start))
+                runs.append(runner.measured())
+                progress.step()
+            last, plan = runs[-1].measured, runner.plan
+            document: dict[str, Any] = {
+                "models": list(queue.names),
+                "device": last.device,
+                "iterations": options.steps,
+                "memory_limit_bytes": options.memory_limit,
+                "plan": plan.status,
+                "initialisation_ms": last.initialisation_ms,
+                "iteration_ms": [run.measured.execution_ms for run in runs],
+                "wall_ms": walls,
+                "predicted_ms": plan.timeline.execution_ms,
+                "preloaded_bytes": plan.schedule.memory.preloaded_bytes,
+                "allocated_bytes": last.allocated_bytes,
+                "allocated": dict(last.allocated),
+                "runs": [
+                    {"iteration": iteration, **asdict(model)}
+                    for iteration, run in enumerate(runs, 1)
+                    for model in run.models
+                ],
+                "outputs": _summaries(queue.outputs, outputs),
+            }
+            if options.timed:
+                document["kernels"] = _kernel_times(runner.executor.timings())
+    if options.trace is not None:
+        last.trace(options.trace)
+    if options.plot is not None:
+        save_picture(draw_runs(runs, options.memory_limit), options.plot)
+    return outputs, document
+
+
+def _print_queue(result: dict[str, Any]) -> None:
+    iterations = result["iterations"]
+    several = f", {iterations} iterations" if iterations > 1 else ""
+    print_wrapped(f"{', '.join(result['models'])} in turn on {result['device']}{several}")
+    rows = [
+        [
+            str(run["iteration"]),
+            shorten(run["model"], 24),
+            *(f"{run[key]:,.1f}" for key in ("latency_ms", "stall_ms")),
+            *(f"{run[key] / MIB:,.1f}" for key in ("loaded_bytes", "ahead_bytes", "peak_bytes")),
+        ]
+        for run in result["runs"]
+    ]
+    print_table(["run", "model", "ms", "waiting", "loaded MiB", "ahead", "peak MiB"], rows, left=2)
+    print_wrapped(
+        f"loading first {number(result['initialisation_ms'])} ms, an iteration "
+        f"{number(statistics.median(result['iteration_ms']))} ms (median; predicted "
+        f"{number(result['predicted_ms'])}); memory {number(result['allocated_bytes'] / MIB)} MiB allocated "
+        f"of {number(result['memory_limit_bytes'] / MIB)}, {number(result['preloaded_bytes'] / MIB)} of it "
+        "preloaded weights"
+    )
+    _print_outputs(result["outputs"])
+    if "kernels" in result:
+        print("kernels of the last iteration:")
+        _print_kernels(result["kernels"])
