@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_the_answer_is_that_of_the_library(run):
     out = json.loads(run("predict", "squeezenet1_1", "-b", "4", "-d", "tx2", "--optimizer", "adam", "--json"))
     model, _ = load_model("squeezenet1_1")
     found = torchedge.predict(model, 4, "jetson-tx2", optimizer="adam")
-    assert (out["memory"], out["latency"]) == (found.memory.to_dict(), found.latency.to_dict())
+    assert (out["memory"], out["latency"]) == (asdict(found.memory), asdict(found.latency))
     assert out["required_mib"] == found.required_mib()
 
 

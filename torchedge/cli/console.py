@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -132,21 +132,10 @@ def warn(text: str) -> None:
         print("torchedge: warning:", " ".join(text.split()), file=sys.stderr)
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401 - any nested result
-    """Return nested results as JSON has them: numpy as numbers and lists, infinities and NaN as None."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def print_json(document: Any) -> None:  # noqa: ANN401 - any nested result
     """Print a document as JSON, in ASCII: no terminal and no pipe can spoil it."""
+    from torchedge.storage.documents import plain
+
     print(json.dumps(plain(document), indent=2, allow_nan=False))
 
 

@@ -126,7 +126,6 @@ def _fit_modes(
     as_json: bool,
 ) -> None:
     """Fit some modes of a dataset, from nothing or from a base; write and print the profile."""
-    from torchedge.devices.device import thaw
     from torchedge.prediction.profiles import MODE_TABLES
     from torchedge.profiling.datasets import is_dataset, read_dataset
     from torchedge.profiling.profile_folders import check_target, one_thread
@@ -147,7 +146,7 @@ def _fit_modes(
         else:
             count = points if isinstance(points, int) else None
             written, transfers, fits = _adapt(modes, dataset, device, out, base, count, seed or 0)
-    tables: dict[str, Any] = {MODE_TABLES[mode]: thaw(written.profile[MODE_TABLES[mode]]) for mode in fits}
+    tables: dict[str, Any] = {MODE_TABLES[mode]: written.profile[MODE_TABLES[mode]] for mode in fits}
     if as_json:
         print_json({"device": written.name, "folder": str(written.folder), **tables})
         return
@@ -305,7 +304,6 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
 
     DATASET is a file written by `torchedge profile --streaming`.
     """
-    from torchedge.devices.device import thaw
     from torchedge.profiling.load_fitting import fit_device_loads
     from torchedge.profiling.profile_folders import check_target, write_profile
     from torchedge.profiling.samples import device_of
@@ -317,7 +315,7 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     with Progress(len(THRESHOLDS), "fitting loads") as progress:
         loads = fit_device_loads(dataset, described, out, progress.step)
         written = write_profile(out, described, {}, loading=loads)
-    table: Any = thaw(written.profile[TABLE])
+    table: Any = written.profile[TABLE]
     if as_json:
         print_json({"device": written.name, "folder": str(written.folder), TABLE: table})
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,24 +73,9 @@ def predictions_of(device: Device) -> str:
 
 
 def device_document(device: Device) -> dict[str, Any]:
-    """Return a device's profile as plain data."""
-    from torchedge.devices.device import thaw
-
-    return {
-        **_summary(device),
-        "notes": device.notes,
-        "figures": {
-            name: {"value": f.value, "unit": f.unit, "provenance": str(f.provenance), "source": f.source}
-            for name, f in device.figures.items()
-        },
-        "facts": {
-            name: {"value": f.value, "provenance": str(f.provenance), "source": f.source}
-            for name, f in device.facts.items()
-        },
-        "software": thaw(device.software),
-        "runtime": thaw(device.runtime),
-        "profile": thaw(device.profile),
-    }
+    """Return a device's profile, for JSON."""
+    parts = ("notes", "figures", "facts", "software", "runtime", "profile")
+    return {**_summary(device), **{name: getattr(device, name) for name in parts}}
 
 
 def print_device(device: Device) -> None:
@@ -177,9 +161,9 @@ def _list_opencl(name: str | None, as_json: bool) -> None:
     available = list_opencl_devices()
     if name is not None:
         device = choose_device(name, available)
-        print_json(asdict(device)) if as_json else print_opencl_device(device)
+        print_json(device) if as_json else print_opencl_device(device)
     elif as_json:
-        print_json([asdict(device) for device in available])
+        print_json(available)
     else:
         try:
             default = choose_device(None, available)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +217,7 @@ def _plan_model(
     if plot is not None:
         save_picture(result.plot(picture or "memory"), plot)
     if as_json:
-        rows = {"layers": [asdict(row) for row in result.layers]} if layers else {}
+        rows = {"layers": result.layers} if layers else {}
         print_json(result.summary() | rows)
         return 0
     print(result)

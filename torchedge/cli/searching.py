@@ -17,7 +17,6 @@ from torchedge.cli.console import (
     MIB,
     Progress,
     number,
-    plain,
     print_json,
     print_table,
     print_wrapped,
@@ -232,10 +231,9 @@ def _show_search(progress: Progress) -> Callable[[SearchProgress], None]:
 
 
 def _write(folder: Path, result: Search) -> None:
-    from torchedge.storage import write_json
-    from torchedge.storage.documents import write_bytes
+    from torchedge.storage.documents import plain, write_bytes, write_json
 
-    document: dict[str, Any] = plain(result.to_dict())
+    document = result.to_dict()
     write_json(folder / "result.json", document)
     if result.best is not None:
         winner = {k: document[k] for k in ("space", "device", "constraints", "best", "predictions")}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torchedge.devices import Provenance
 from torchedge.errors import InputError
 from torchedge.ops import UNKNOWN_REMARK
+from torchedge.storage.documents import plain
 
 CONFIDENCE = 0.95
 """Default one-sided confidence that a run stays below its required memory."""
@@ -31,10 +32,6 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{_number(self.value)} {self.unit} ({_number(self.low)} to {_number(self.high)})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the estimate as plain data."""
-        return {"value": self.value, "low": self.low, "high": self.high, "unit": self.unit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +58,16 @@ class Prediction:
     provenance: the weakest source among all that went in. notes: assumptions made on the way.
     """
 
+    model: str
+    device: str
+    mode: str
+    batch_size: int
     memory: Estimate
     latency: Estimate
     allocated: Estimate
     reserved: Estimate
     breakdown: Mapping[str, float]
-    device: str
     device_memory_mib: float | None
-    batch_size: int
-    mode: str
-    model: str
     unsupported: tuple[str, ...] = ()
     out_of_range: tuple[str, ...] = ()
     provenance: Provenance = Provenance.ASSUMED
@@ -130,22 +127,8 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as plain data, ready for JSON."""
-        return {
-            "model": self.model,
-            "device": self.device,
-            "mode": self.mode,
-            "batch_size": self.batch_size,
-            "memory": self.memory.to_dict(),
-            "latency": self.latency.to_dict(),
-            "allocated": self.allocated.to_dict(),
-            "reserved": self.reserved.to_dict(),
-            "breakdown": dict(self.breakdown),
-            "device_memory_mib": self.device_memory_mib,
-            "unsupported": list(self.unsupported),
-            "out_of_range": list(self.out_of_range),
-            "provenance": str(self.provenance),
-            "notes": list(self.notes),
-        }
+        data: dict[str, Any] = plain(self)
+        return data
 
     def __str__(self) -> str:
         what = "training step" if self.mode == "train" else "inference"
@@ -189,23 +172,8 @@ class Predictions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the predictions as plain data, ready for JSON."""
-        arrays = (
-            "memory",
-            "memory_low",
-            "memory_high",
-            "latency",
-            "latency_low",
-            "latency_high",
-            "allocated",
-            "reserved",
-        )
-        tables = {name: getattr(self, name).tolist() for name in (*arrays, "out_of_range")}
-        head = {
-            "device": self.device,
-            "provenance": str(self.provenance),
-            "batch_sizes": self.batch_sizes.tolist(),
-        }
-        return {**head, **tables}
+        data: dict[str, Any] = plain(self)
+        return data
 
 
 def _number(value: float) -> str:

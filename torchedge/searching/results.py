@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torchedge.errors import InputError
 from torchedge.prediction.results import Prediction
 from torchedge.searching.evaluation import FIGURES
+from torchedge.storage.documents import plain
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,10 +27,6 @@ class Candidate:
     encoding: Any
     figures: Mapping[str, float]
     score: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the candidate as plain data."""
-        return {"encoding": self.encoding, "score": self.score, "figures": dict(self.figures)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,30 +117,7 @@ class Search:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON."""
-        return {
-            "space": self.space.name,
-            "device": self.device,
-            "seed": self.seed,
-            "constraints": dict(self.constraints),
-            "feasible": self.feasible,
-            "best": None if self.best is None else self.best.to_dict(),
-            "nearest": None if self.nearest is None else self.nearest.to_dict(),
-            "violations": [
-                {"name": v.name, "limit": v.limit, "nearest": v.nearest, "smallest": v.smallest}
-                for v in self.violations
-            ],
-            "fronts": {name: [c.to_dict() for c in front] for name, front in self.fronts.items()},
-            "history": list(self.history),
-            "counts": {
-                "drawn": self.counts.drawn,
-                "known": self.counts.known,
-                "evaluated": self.counts.evaluated,
-                "valid": self.counts.valid,
-                "rejected": dict(self.counts.rejected),
-            },
-            "predictions": {mode: p.to_dict() for mode, p in self.predictions.items()},
-            "seconds": self.seconds,
-        }
+        return {"space": self.space.name, "feasible": self.feasible, **plain(self)}
 
     def __str__(self) -> str:
         counts = self.counts

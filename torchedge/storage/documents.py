@@ -14,7 +14,9 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
+from enum import Enum
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -152,6 +154,25 @@ def parse_json(source: str | Path, data: bytes) -> Document:
     if _is_sound(document):
         return document
     return {key: _checked(value, source, key, MAX_DEPTH) for key, value in document.items()}
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - any nested result
+    """Return a nested result as JSON has it: dicts, lists, texts, finite numbers and None.
+
+    Dataclasses become dicts of the fields that their repr shows, arrays lists, members of an Enum their
+    value, and numbers that are not finite None.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {item.name: getattr(value, item.name) for item in fields(value) if item.repr}
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager
