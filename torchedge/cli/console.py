@@ -7,7 +7,6 @@ answer is always the same text. Tables shorten long names, never numbers; paths 
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 import textwrap
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.errors import InputError
+from torchedge.texts import shorten
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -50,28 +50,6 @@ def verbosity() -> int:
 def set_verbosity(context: click.Context, level: int) -> None:
     """Set the verbosity of this command line."""
     context.meta[_VERBOSITY] = level
-
-
-# numbers ----------------------------------------------------------------------------------------------------
-
-
-def number(value: float) -> str:
-    """Return a figure with about three significant digits and grouped thousands."""
-    if not math.isfinite(value):
-        return "-"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
-
-
-def span(low: float, high: float) -> str:
-    """Return an interval."""
-    return f"{number(low)}-{number(high)}"
-
-
-def shorten(text: str, columns: int) -> str:
-    """Return text in at most so many columns, with an ellipsis where its end is cut off."""
-    return text if len(text) <= columns else text[: columns - 1].rstrip(" (,") + "…"
 
 
 # text and JSON ----------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped, warn
+from torchedge.cli.console import Progress, print_json, print_table, print_wrapped, warn
 from torchedge.cli.options import DEVICE, PATH, Command, Group, Whole
 from torchedge.errors import InputError
+from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torchedge.devices import Device

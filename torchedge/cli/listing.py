@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import MIB, number, print_json, print_table, print_wrapped, warn
+from torchedge.cli.console import MIB, print_json, print_table, print_wrapped, warn
 from torchedge.cli.options import DEVICE, command
 from torchedge.errors import DeviceError
+from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torchedge.devices import Device

@@ -16,7 +16,6 @@ from torchedge.cli.console import (
     MIB,
     Progress,
     check_target,
-    number,
     print_json,
     print_table,
     print_wrapped,
@@ -26,6 +25,7 @@ from torchedge.cli.console import (
 from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, Number, Size, unsuitable_size
 from torchedge.errors import InputError, LimitError
 from torchedge.storage.pictures import check_picture, save_picture
+from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torchedge.devices import Device

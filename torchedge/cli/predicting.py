@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import (
-    DOES_NOT_FIT,
-    MIB,
-    number,
-    print_json,
-    print_table,
-    print_wrapped,
-    span,
-)
+from torchedge.cli.console import DOES_NOT_FIT, MIB, print_json, print_table, print_wrapped
 from torchedge.cli.options import CONFIDENCE, MODEL_HELP, PATH, SIZE, capture_named, command
 from torchedge.storage.pictures import check_picture, save_picture
+from torchedge.texts import number, span
 
 if TYPE_CHECKING:
     from torchedge.graphs.graph import Mode
@@ -268,7 +261,7 @@ def simulate(
     if as_json:
         print_json(_memory_document(profile))
     else:
-        _print_memory(profile)
+        print(profile)
     if plot is not None:
         save_picture(profile.plot(), plot)
         if not as_json:
@@ -290,27 +283,6 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
         "largest": [{"tensor": label, "mib": mib} for label, mib in profile.largest],
         "unsupported": list(profile.unsupported),
     }
-
-
-def _print_memory(profile: MemoryProfile) -> None:
-    from torchedge.ops import UNKNOWN_REMARK
-
-    amp = f", amp {profile.settings.amp}" if profile.settings.amp else ""
-    step = f"batch {profile.batch_size}, {profile.settings.optimizer}{amp}"
-    print_wrapped(f"{profile.name}, {step}: simulated, nothing fitted")
-    print()
-    print(f"allocated peak {number(profile.allocated_mib):>10} MiB")
-    print(f"reserved peak  {number(profile.reserved_mib):>10} MiB")
-    print(f"live tensors   {number(profile.live_mib):>10} MiB at most, in {profile.peak}")
-    for name, mib in profile.breakdown.items():
-        if mib >= _LEAST_MIB:
-            print(f"  {name:<18} {number(mib):>10} MiB")
-    print()
-    print("largest tensors at the peak")
-    for label, mib in profile.largest:
-        print(f"  {number(mib):>8} MiB  {label}")
-    for kind in profile.unsupported:
-        print_wrapped(f"{kind}: {UNKNOWN_REMARK}", rest="  ")
 
 
 # features ---------------------------------------------------------------------------------------------------

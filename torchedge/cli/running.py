@@ -16,15 +16,14 @@ from torchedge.cli.console import (
     MIB,
     Progress,
     check_target,
-    number,
     print_json,
     print_table,
     print_wrapped,
-    shorten,
 )
 from torchedge.cli.options import PATH, SIZE, WHOLE, command
 from torchedge.errors import InputError
 from torchedge.storage.pictures import check_picture, save_picture
+from torchedge.texts import number, shorten
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, number, print_json, print_table, print_wrapped
+from torchedge.cli.console import Progress, print_json, print_table, print_wrapped
 from torchedge.cli.options import DEVICE, PATH, command
 from torchedge.errors import InputError
 from torchedge.storage.pictures import check_picture
+from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torchedge.devices import Device

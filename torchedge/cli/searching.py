@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import (
-    DOES_NOT_FIT,
-    MIB,
-    Progress,
-    number,
-    print_json,
-    print_table,
-    print_wrapped,
-)
+from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, print_json, print_table, print_wrapped
 from torchedge.cli.options import BATCH_SIZES, CONFIDENCE, PATH, SIZE, WHOLE, Number, command, load_named
 from torchedge.errors import InputError
+from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torchedge.searching.driver import SearchProgress

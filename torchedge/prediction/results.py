@@ -13,6 +13,7 @@ from torchedge.devices import Provenance
 from torchedge.errors import InputError
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.storage.documents import plain
+from torchedge.texts import number
 
 CONFIDENCE = 0.95
 """Default one-sided confidence that a run stays below its required memory."""
@@ -31,7 +32,7 @@ class Estimate:
     unit: str
 
     def __str__(self) -> str:
-        return f"{_number(self.value)} {self.unit} ({_number(self.low)} to {_number(self.high)})"
+        return f"{number(self.value)} {self.unit} ({number(self.low)} to {number(self.high)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +141,11 @@ class Prediction:
             f"  allocated  {self.allocated}",
             f"  reserved   {self.reserved}",
         ]
-        lines += [f"    {name:<20} {_number(part):>8} MiB" for name, part in self.breakdown.items()]
+        lines += [f"    {name:<20} {number(part):>8} MiB" for name, part in self.breakdown.items()]
         if self.device_memory_mib is not None and self.needs is not None:
             verdict = "fits" if self.fits() else "does not fit"
             lines.append(
-                f"  {verdict} into {_number(self.device_memory_mib)} MiB at {CONFIDENCE:.0%} confidence"
+                f"  {verdict} into {number(self.device_memory_mib)} MiB at {CONFIDENCE:.0%} confidence"
             )
         lines += [f"  {remark}" for remark in self.unsupported_remarks]
         if self.out_of_range:
@@ -174,10 +175,6 @@ class Predictions:
         """Return the predictions as plain data, ready for JSON."""
         data: dict[str, Any] = plain(self)
         return data
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
 def _is_number(value: object) -> bool:

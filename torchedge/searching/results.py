@@ -13,6 +13,7 @@ from torchedge.errors import InputError
 from torchedge.prediction.results import Prediction
 from torchedge.searching.evaluation import FIGURES
 from torchedge.storage.documents import plain
+from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,13 +52,13 @@ class Violation:
         figure = FIGURES[self.name]
         name = f"{self.name} {figure.letter}"
         if self.excess == 0:
-            return f"{name}: met, {_text(self.nearest)} of {_text(self.limit)} {figure.unit}"
+            return f"{name}: met, {number(self.nearest)} of {number(self.limit)} {figure.unit}"
         reach = (
             "cannot be met at all" if self.smallest > self.limit else "can be met, but not with the others"
         )
         return (
-            f"{name}: {_text(self.nearest)} {figure.unit} against a limit of {_text(self.limit)} "
-            f"(+{100 * self.excess / self.limit:.1f} %); {reach}, the least seen is {_text(self.smallest)}"
+            f"{name}: {number(self.nearest)} {figure.unit} against a limit of {number(self.limit)} "
+            f"(+{100 * self.excess / self.limit:.1f} %); {reach}, the least seen is {number(self.smallest)}"
         )
 
 
@@ -133,7 +134,7 @@ class Search:
         for name, value in self.best.figures.items():
             figure = FIGURES[name]
             lines.append(
-                f"  {name} {figure.letter}: {_text(value)} of {_text(self.constraints[name])} {figure.unit}"
+                f"  {name} {figure.letter}: {number(value)} of {number(self.constraints[name])} {figure.unit}"
             )
         lines.append(f"  encoding {self.best.encoding}")
         return "\n".join(lines)
@@ -151,7 +152,3 @@ def pareto(scores: npt.NDArray[np.float64], costs: npt.NDArray[np.float64]) -> l
             best = scores[row]
             front.append(row)
     return front
-
-
-def _text(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"

@@ -18,6 +18,7 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.storage.pictures import canvas
+from torchedge.texts import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +27,8 @@ PHASES = ("forward", "backward", "optimizer")
 _SHADES = ("#dbe9f6", "#fde2cf", "#dff0d8")
 Phase = Literal["forward", "backward", "optimizer"]
 _MIB = 2.0**20
+_LEAST_MIB = 0.05
+"""Parts of the memory below this are not printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +120,20 @@ class MemoryProfile:
         return figure
 
     def __str__(self) -> str:
+        amp = f", amp {self.settings.amp}" if self.settings.amp else ""
+        step = f"batch {self.batch_size}, {self.settings.optimizer}{amp}"
         lines = [
-            f"{self.name}, batch size {self.batch_size}, optimizer {self.settings.optimizer}"
-            + (f", amp {self.settings.amp}" if self.settings.amp else ""),
-            f"  allocated {self.allocated_mib:10.1f} MiB",
-            f"  reserved  {self.reserved_mib:10.1f} MiB",
-            f"  peak of live tensors {self.live_mib:.1f} MiB in {self.peak}",
+            f"{self.name}, {step}: simulated, nothing fitted",
+            "",
+            f"allocated peak {number(self.allocated_mib):>10} MiB",
+            f"reserved peak  {number(self.reserved_mib):>10} MiB",
+            f"live tensors   {number(self.live_mib):>10} MiB at most, in {self.peak}",
         ]
-        lines += [f"    {name:18s} {mib:10.1f} MiB" for name, mib in self.breakdown.items() if mib]
-        lines.append("  largest tensors at the peak")
-        lines += [f"    {mib:10.1f} MiB  {label}" for label, mib in self.largest[:5]]
-        lines += [f"  {kind}: {UNKNOWN_REMARK}" for kind in self.unsupported]
+        parts = [(name, mib) for name, mib in self.breakdown.items() if mib >= _LEAST_MIB]
+        lines += [f"  {name:<18} {number(mib):>10} MiB" for name, mib in parts]
+        lines += ["", "largest tensors at the peak"]
+        lines += [f"  {number(mib):>8} MiB  {label}" for label, mib in self.largest]
+        lines += [f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported]
         return "\n".join(lines)
 
 
