@@ -4,8 +4,8 @@
     python benchmarks/opencl_builds.py resnet18 --device 0 --batch-size 16
 
 Each line is a fresh process, or several, without caches of the driver: wall seconds from the first build to
-the last one, processor seconds, and wall seconds with the start of the processes. On PoCL, which compiles when
-a kernel is first enqueued, each kernel is also enqueued once, for one work-group.
+the last one, processor seconds, and wall seconds with the start of the processes. On PoCL, which compiles
+when a kernel is first enqueued, each kernel is also enqueued once, for one work-group.
 """
 
 from __future__ import annotations
