@@ -8,6 +8,9 @@ direct reads, past the page cache, and with plain reads of a cached file, and th
 longer the naive strategies take than the solver's plan within the memory that they take. Latencies are
 medians of `--rounds`, taken in turn. Rows go to `--json` as they are measured, with all figures; models in it
 are skipped. Each model runs in a process of its own.
+
+`--bits` runs each model once preloaded and twice streamed, and prints whether the outputs are the same bits,
+the memory, and what the stages before took: building the model, exporting it, and compiling its kernels.
 """
 
 from __future__ import annotations
@@ -31,12 +34,13 @@ import torchedge
 from torchedge.bundles.bundle import Bundle, Runner
 from torchedge.devices import Device, Figure, Provenance, find_device
 from torchedge.errors import LimitError, TorchedgeError
+from torchedge.opencl import compile_kernels, open_context
 from torchedge.runtime.weight_sources import Reads
 from torchedge.streaming.planning import plan_program
 from torchedge.streaming.strategies import STRATEGIES
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.paper_models import PAPER_MODELS
-from torchedge.tracing.vision import import_torchvision
+from torchedge.tracing.vision import import_torchvision, prepare_torchvision
 
 MIB = 2**20
 SHARE = 0.22
@@ -46,6 +50,52 @@ ROOM = 1.1
 NOMINAL_GB_S = 1.0
 """Of a disk, until it is measured."""
 STREAMED, PRELOADED = "streamed", "preload-all"
+
+
+def small_unet() -> tuple[torch.nn.Module, Any]:
+    """Stable Diffusion 1.5's UNet with half as many channels, on latents of 16x16."""
+    prepare_torchvision()
+    import diffusers
+
+    model = diffusers.UNet2DConditionModel(
+        sample_size=16,
+        cross_attention_dim=768,
+        attention_head_dim=8,
+        block_out_channels=(160, 320, 640, 640),
+    )
+    model.set_attn_processor(diffusers.models.attention_processor.AttnProcessor())
+    example = {
+        "sample": torch.empty(1, 4, 16, 16),
+        "timestep": torch.zeros(1, dtype=torch.int64),
+        "encoder_hidden_states": torch.empty(1, 77, 768),
+        "return_dict": False,
+    }
+    return model, example
+
+
+def whisper_tiny() -> tuple[torch.nn.Module, Any]:
+    """Whisper as large as "tiny", encoder and decoder, on 30 s of audio and four tokens."""
+    prepare_torchvision()
+    import transformers
+
+    config = transformers.WhisperConfig(
+        d_model=384,
+        encoder_layers=4,
+        decoder_layers=4,
+        encoder_attention_heads=6,
+        decoder_attention_heads=6,
+        encoder_ffn_dim=1536,
+        decoder_ffn_dim=1536,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    example = {"input_features": torch.empty(1, 80, 3000), "decoder_input_ids": tokens}
+    return transformers.WhisperForConditionalGeneration(config), example
+
+
+SMALLER = {"sd-unet-half": small_unet, "whisper-tiny": whisper_tiny}
+"""Models beside FlashMem's that fit small machines."""
 
 
 @contextlib.contextmanager
@@ -85,8 +135,8 @@ def filled(model: torch.nn.Module) -> torch.nn.Module:
 def built(name: str, batch: int, length: int | None, side: int | None) -> tuple[torch.nn.Module, Any]:
     """Return a model with weights and its example."""
     with uninitialised():
-        if name in PAPER_MODELS:
-            model, example = PAPER_MODELS[name]()
+        if name in PAPER_MODELS or name in SMALLER:
+            model, example = {**PAPER_MODELS, **SMALLER}[name]()
         else:
             model = import_torchvision().models.get_model(name, weights=None)
             example = (torch.empty(1, 3, side or 224, side or 224),)
@@ -159,19 +209,90 @@ def run(
         }
 
 
+def exported(
+    name: str, device: Device, options: argparse.Namespace
+) -> tuple[Bundle, list[np.ndarray], dict[str, float]]:
+    """Return a model's bundle, exported unless it is there, its inputs, and the seconds that this took."""
+    folder = Path(options.folder) / f"{name}-{options.side}-{options.precision}"
+    begun = time.perf_counter()
+    model, example = built(*setting(name), options.side)
+    leaves = [x for x in torch.utils._pytree.tree_leaves(example) if isinstance(x, torch.Tensor)]
+    inputs = [leaf.numpy() for leaf in leaves]
+    building = time.perf_counter() - begun
+    if not folder.exists():
+        torchedge.export(model, example, device=device, out=folder, onnx=False, precision=options.precision)
+    exporting = time.perf_counter() - begun - building
+    return Bundle.open(folder), inputs, {"building_s": building, "exporting_s": exporting}
+
+
+def bits(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return whether a model streamed gives the same bits as preloaded, and what that took."""
+    device = find_device(options.device)
+    bundle, inputs, seconds = exported(name, device, options)
+    known = measured_device(device, {"disk_read_gb_s": NOMINAL_GB_S})
+    begun = time.perf_counter()
+    kernels = {kernel.name: kernel.source for kernel in bundle.program.kernels}
+    compile_kernels(open_context(options.opencl), kernels)
+    compiling = time.perf_counter() - begun
+    whole = plan_program(bundle.program, known, strategy=STRATEGIES[PRELOADED])
+    limit = int(options.share * whole.schedule.memory.total_bytes)
+    begun = time.perf_counter()
+    try:
+        plan = plan_program(bundle.program, known, memory_limit=limit)
+    except LimitError as error:
+        limit = int(ROOM * (error.works_bytes or 0))
+        plan = plan_program(bundle.program, known, memory_limit=limit)
+    planning = time.perf_counter() - begun
+    reference, preloaded = run(bundle, whole, "plain", options, inputs)
+    same, streamed = True, preloaded
+    for reads in ("plain", "direct"):
+        outputs, streamed = run(bundle, plan, reads, options, inputs)
+        same &= all(same_bits(a, b) for a, b in zip(outputs, reference, strict=True))
+    return {
+        "model": name,
+        "same_bits": same,
+        "finite": all(bool(np.isfinite(x).all()) for x in reference if x.dtype.kind == "f"),
+        "launches": len(bundle.program.launches),
+        "kernels": len(kernels),
+        "weights_mib": bundle.manifest.files["weights.safetensors"].nbytes / MIB,
+        "streamed_weights": plan.streamed_weights,
+        "limit_mib": limit / MIB,
+        "memory_mib": [preloaded["allocated_mib"], streamed["allocated_mib"]],
+        "latency_ms": [preloaded["latency_ms"], streamed["latency_ms"]],
+        **seconds,
+        "compiling_s": compiling,
+        "planning_s": planning,
+    }
+
+
+def bits_table(rows: list[dict[str, Any]]) -> str:
+    """Return the figures of `bits` as a table."""
+    lines = [
+        "| model | weights, MiB | launches | kernels | weights streamed | same bits | memory, MiB: preloaded "
+        "| streamed | first run, ms: preloaded | streamed | building, s | exporting, s | kernels, s | "
+        "planning, s |",
+        "|" + "---|" * 14,
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['model']} | {row['error'][:300]} |")
+            continue
+        same = ("yes" if row["same_bits"] else "NO") + ("" if row["finite"] else ", not finite")
+        memory, latency = row["memory_mib"], row["latency_ms"]
+        lines.append(
+            f"| {row['model']} | {row['weights_mib']:,.0f} | {row['launches']} | {row['kernels']} | "
+            f"{row['streamed_weights']} | {same} | {memory[0]:,.1f} | {memory[1]:,.1f} | {latency[0]:,.0f} | "
+            f"{latency[1]:,.0f} | {row['building_s']:.0f} | {row['exporting_s']:.0f} | "
+            f"{row['compiling_s']:.0f} | {row['planning_s']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one model."""
     device = find_device(options.device)
-    folder = Path(options.folder) / f"{name}-{options.side}-{options.precision}"
     title = name
-    name, batch, length = setting(name)
-    model, example = built(name, batch, length, options.side)
-    leaves = [x for x in torch.utils._pytree.tree_leaves(example) if isinstance(x, torch.Tensor)]
-    inputs = [leaf.numpy() for leaf in leaves]
-    if not folder.exists():
-        torchedge.export(model, example, device=device, out=folder, onnx=False, precision=options.precision)
-    del model
-    bundle = Bundle.open(folder)
+    bundle, inputs, _ = exported(name, device, options)
     nominal = measured_device(device, {"disk_read_gb_s": NOMINAL_GB_S})
     probe = plan_program(bundle.program, nominal, strategy=STRATEGIES[PRELOADED])
     reference, first = run(bundle, probe, "direct", options, inputs)  # builds the kernels
@@ -239,7 +360,7 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def child(name: str, options: argparse.Namespace, send: Any) -> None:  # noqa: ANN401 - a pipe's end
     """Run one model in a process of its own."""
     try:
-        send.send(case(name, options))
+        send.send((bits if options.bits else case)(name, options))
     except (TorchedgeError, MemoryError, ImportError) as error:
         send.send({"model": name, "error": f"{type(error).__name__}: {error}"})
 
@@ -291,11 +412,13 @@ def main() -> None:
     parser.add_argument("--loading", choices=["copy", "kernel", "slot"], default="copy")
     parser.add_argument("--share", type=float, default=SHARE, help="memory limit, of preloading's memory")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bits", action="store_true", help="only compare outputs, bit for bit")
     parser.add_argument("--folder", default="bundles", help="where bundles are kept")
-    parser.add_argument("--json", default="streaming_runs.jsonl")
+    parser.add_argument("--json", help="default: streaming_runs.jsonl, or streaming_bits.jsonl")
     options = parser.parse_args()
+    options.json = options.json or f"streaming_{'bits' if options.bits else 'runs'}.jsonl"
     Path(options.folder).mkdir(parents=True, exist_ok=True)
-    file = Path(options.json)
+    file, shown = Path(options.json), bits_table if options.bits else table
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     for name in options.models:
         if any(row["model"] == name and "error" not in row for row in rows):
@@ -311,8 +434,8 @@ def main() -> None:
         process.join()
         rows = [*[r for r in rows if r["model"] != name], row]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        print(table([row]), flush=True)
-    print(table(rows))
+        print(shown([row]), flush=True)
+    print(shown(rows))
 
 
 if __name__ == "__main__":
