@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torchedge.graphs import ForwardGraph
     from torchedge.prediction import Estimate, Prediction
     from torchedge.runtime.backends import program_reports
+    from torchedge.runtime.model_plans import ModelPlan
     from torchedge.runtime.trainers import Trainer
     from torchedge.searching.ofa_resnet50 import OFAResNet50Space
     from torchedge.searching.pruning_space import PruningSpace
@@ -61,6 +62,7 @@ __all__ = [
     "LimitError",
     "LoweringError",
     "MissingExtraError",
+    "ModelPlan",
     "OFAResNet50Space",
     "OpenCLError",
     "PlanError",
@@ -118,6 +120,7 @@ _HOMES = {
     "torchedge.graphs": ("ForwardGraph",),
     "torchedge.prediction": ("Estimate", "Prediction"),
     "torchedge.runtime.backends": ("program_reports",),
+    "torchedge.runtime.model_plans": ("ModelPlan",),
     "torchedge.runtime.trainers": ("Trainer",),
     "torchedge.searching.ofa_resnet50": ("OFAResNet50Space",),
     "torchedge.searching.pruning_space": ("PruningSpace",),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torchedge.bundles.bundle import Bundle
     from torchedge.lowering.targets import Precision
+    from torchedge.runtime.model_plans import ModelPlan
     from torchedge.streaming.adaptive_fusion import Fusion
     from torchedge.streaming.streaming_plans import StreamingPlan
 
@@ -227,7 +228,7 @@ def plan(
     chunk: int | str = "256KiB",
     fusion: Fusion = "all",
     effort: float = 1.0,
-) -> StreamingPlan:
+) -> ModelPlan:
     """Plan which launch of an inference loads which weights, for models larger than the memory (FlashMem).
 
     The model is lowered as by `export`: the plan is of the kernels that run.
@@ -240,18 +241,22 @@ def plan(
     chunk: the unit of loading. fusion: "all", as `export` lowers a model, or "adaptive": element-wise values
     leave the products they are fused into where the capacity of their own kernel pays (section 4.3); takes
     longer. effort: how hard the solver tries; the same effort gives the same plan.
-    Returns a StreamingPlan, verified: `print` it, `.to_json()`, `.plot()`, `.layers`, `.timeline`.
+    Returns a ModelPlan, verified: `print` it, `.to_json()`, `.plot()`, `.layers`, `.timeline`; `.run(inputs)`
+    runs it through OpenCL in this process.
     Raises InputError, CaptureError, LoweringError, DeviceError, and LimitError, which names the smallest
     limit that works.
     """
+    from torchedge.lowering.inference import capture_model, inference_target
+    from torchedge.runtime.model_plans import ModelPlan
     from torchedge.streaming.adaptive_fusion import plan_model
 
-    return plan_model(
-        model,
-        _device(device),
-        example,
-        input_size=input_size,
-        precision=precision,
+    chosen = _device(device)
+    target = inference_target(chosen, precision)
+    captured = capture_model(model, example, input_size=input_size)
+    planned = plan_model(
+        captured,
+        target,
+        chosen,
         fusion=fusion,
         memory_limit=memory_limit,
         m_peak=m_peak,
@@ -259,6 +264,7 @@ def plan(
         chunk=chunk,
         effort=effort,
     )
+    return ModelPlan.of(planned, captured.tensors)
 
 
 def export(

@@ -200,7 +200,7 @@ def test_weights_in_half_precision_take_half_the_file(tmp_path, device):
 def test_weights_beyond_half_precision_are_an_error(tmp_path):
     model = nn.Linear(64, 64)
     model.weight.data[3, 4] = 1e5
-    with pytest.raises(InputError, match="weight holds 100000, half precision ends at 65504; export with"):
+    with pytest.raises(InputError, match="weight holds 100000, half precision ends at 65504; use precision"):
         torchedge.export(
             model, torch.zeros(1, 64), out=tmp_path / "b", device="local-cpu", precision="float16", onnx=False
         )

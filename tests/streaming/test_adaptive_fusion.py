@@ -9,7 +9,7 @@ from torch import nn
 import torchedge
 from torchedge.devices import find_device
 from torchedge.errors import InputError
-from torchedge.streaming.adaptive_fusion import plan_model, price_ms
+from torchedge.streaming.adaptive_fusion import price_ms
 
 pytest.importorskip("ortools")
 pytest.importorskip("scipy")
@@ -31,8 +31,8 @@ def mlp(depth=5):
 
 def test_values_are_kept_apart_where_weights_wait_for_capacity():
     slow_disk = device(launch_us=10, disk_gb_s=0.01)
-    fused = plan_model(mlp(), slow_disk, **OPTIONS)
-    split = plan_model(mlp(), slow_disk, fusion="adaptive", **OPTIONS)
+    fused = torchedge.plan(mlp(), device=slow_disk, **OPTIONS)
+    split = torchedge.plan(mlp(), device=slow_disk, fusion="adaptive", **OPTIONS)
     assert not fused.apart and len(split.apart) > 1
     assert len(split.program.launches) == len(fused.program.launches) + len(split.apart)
     assert price_ms(split) < price_ms(fused) and split.plan.objective < fused.plan.objective
@@ -42,7 +42,7 @@ def test_values_are_kept_apart_where_weights_wait_for_capacity():
 
 
 def test_nothing_is_split_where_launches_are_dear():
-    plan = plan_model(mlp(), device(launch_us=10_000, disk_gb_s=4), fusion="adaptive", **OPTIONS)
+    plan = torchedge.plan(mlp(), device=device(launch_us=10_000, disk_gb_s=4), fusion="adaptive", **OPTIONS)
     assert not plan.apart
 
 
@@ -55,4 +55,4 @@ def test_a_bundle_of_such_a_plan_has_its_program(tmp_path):
 
 def test_unknown_fusion():
     with pytest.raises(InputError, match="fusion is 'some'; expected one of all, adaptive"):
-        plan_model(mlp(), find_device("adreno-750"), fusion="some", **OPTIONS)
+        torchedge.plan(mlp(), device="adreno-750", fusion="some", **OPTIONS)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.lowering.packing import check_weight, pack_weight
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.storage.documents import open_file, writing
 from torchedge.storage.tensors import MAX_HEADER_BYTES, NAMES, Entry, Header, parse_header
@@ -67,7 +68,7 @@ def write_weights(
     end = 0
     layout: list[tuple[int, StoredTensor | None]] = []
     for tensor in tensors:
-        _check_data(tensor, data)
+        check_weight(tensor, data)
         padding = -end % (PAGE if _stored_bytes(tensor) >= PAGE else LINE)
         if padding:
             header[f"{_FILLER}{end}"] = _entry("U8", (padding,), end, padding)
@@ -103,7 +104,7 @@ def _pieces(
         if tensor is None:
             yield bytes(nbytes)
         else:
-            packed = np.ascontiguousarray(tensor.layout.pack(_converted(tensor, data[tensor.name])))
+            packed = pack_weight(tensor, data[tensor.name])
             yield packed.reshape(-1).view(np.uint8).data
 
 
@@ -133,31 +134,6 @@ def _stored_shape(tensor: StoredTensor) -> tuple[int, ...]:
 
 def _stored_bytes(tensor: StoredTensor) -> int:
     return int(np.prod(_stored_shape(tensor), dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
-
-
-def _converted(tensor: StoredTensor, array: Array) -> Array:
-    """Return an array in the dtype of its tensor; raises InputError where half precision cannot hold it."""
-    with np.errstate(over="ignore"):
-        converted = np.asarray(array).astype(tensor.dtype, copy=False)
-    if converted.dtype != array.dtype and bool(np.isinf(converted).any() and not np.isinf(array).any()):
-        raise InputError(
-            f"{tensor.role} {tensor.name} holds {np.abs(array).max():g}, half precision ends at "
-            f"{np.finfo(converted.dtype).max:g}; export with precision='float32'"
-        )
-    return converted
-
-
-def _check_data(tensor: StoredTensor, data: Mapping[str, Array]) -> None:
-    title = f"{tensor.role} {tensor.name}"
-    if tensor.name not in data:
-        raise InputError(f"{title}: the captured step has no data for it; report this with the model")
-    array = data[tensor.name]
-    dtypes = (tensor.dtype, "float32") if tensor.dtype == "float16" else (tensor.dtype,)
-    if array.shape != tensor.shape or str(array.dtype) not in dtypes:
-        raise InputError(
-            f"{title} is {array.dtype}{list(array.shape)}; expected {tensor.dtype}"
-            f"{list(tensor.shape)}: report this with the model"
-        )
 
 
 # reading ----------------------------------------------------------------------------------------------------

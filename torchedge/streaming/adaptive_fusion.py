@@ -7,18 +7,16 @@ thresholds; an element-wise kernel of its own may load 300 %. Values are kept ap
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from torchedge.devices import Device
-from torchedge.errors import InputError
+from torchedge.errors import check_choice
 from torchedge.lowering.assembly import Lowered
-from torchedge.lowering.inference import capture_model, inference_target, lower_fused
-from torchedge.lowering.targets import Precision
+from torchedge.lowering.inference import lower_fused
+from torchedge.lowering.targets import Target
 from torchedge.streaming.planning import plan_program
 from torchedge.streaming.streaming_plans import StreamingPlan
-
-if TYPE_CHECKING:
-    import torch
+from torchedge.tracing.steps import CapturedStep
 
 __all__ = ["Fusion", "plan_model", "price_ms"]
 
@@ -26,25 +24,20 @@ Fusion = Literal["all", "adaptive"]
 
 
 def plan_model(
-    model: torch.nn.Module | str,
+    captured: CapturedStep,
+    target: Target,
     device: Device,
-    example: Any = None,  # noqa: ANN401 - any pytree of tensors
     *,
-    input_size: tuple[int, ...] | None = None,
-    precision: Precision = "float32",
     fusion: Fusion = "all",
     **options: Any,  # noqa: ANN401 - those of plan_program
 ) -> StreamingPlan:
-    """Capture, lower and plan a model. The options are those of `torchedge.plan` and `plan_program`.
+    """Lower and plan a captured model. The options are those of `torchedge.plan` and `plan_program`.
 
     With adaptive fusion the last value of each launch that fuses any is kept apart, if that pays
     (`price_ms`); else of half of the launches, those that store most, and so on. Nothing is lowered again
     where no weight is preloaded for want of capacity.
     """
-    if fusion not in get_args(Fusion):
-        raise InputError(f"fusion is {fusion!r}; expected one of {', '.join(get_args(Fusion))}")
-    target = inference_target(device, precision)
-    captured = capture_model(model, example, input_size=input_size)
+    check_choice("fusion", fusion, get_args(Fusion))
     lowered = lower_fused(captured, target)
     best = plan_program(lowered.program, device, **options)
     names = _candidates(lowered) if fusion == "adaptive" and _lacks_capacity(best) else []
