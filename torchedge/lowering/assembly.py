@@ -24,7 +24,7 @@ from torchedge.lowering.placement import (
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
 from torchedge.lowering.schedules import Schedule, default_schedule
 from torchedge.lowering.targets import Target, target_of
-from torchedge.lowering.translation import Translation, split_reductions, translate
+from torchedge.lowering.translation import Translation, translate
 from torchedge.textures.layouts import Layout, row_major
 
 ALIGNMENT = 512
@@ -81,7 +81,6 @@ def lower_step(
     translation = translate(step)
     roots = [*translation.outputs, *[n for _, n in translation.updates]]
     join_rows(roots)
-    split_reductions(roots, device)
     fused = form_groups(translation, device, _named(translation, apart))
     inputs = [translation.stored[i] for i in step.inputs]
     stored, shared = list(translation.stored.values()), layouts or {}

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from torchedge.expressions.dialect import LANES
+from torchedge.lowering.row_shares import Sizes, fitting_shares, fitting_slices, shares_of, slices_of
 from torchedge.lowering.targets import Kind, Target
-
-Sizes = tuple[int, ...]
 
 MICRO_TILES = {(8, 2): 1.0, (8, 3): 1.0, (10, 2): 0.95, (16, 1): 0.82}
 """Relative speed of register tiles by rows and vectors; 32 vector registers hold each with its operands."""
@@ -109,13 +108,31 @@ class RowsExtents:
     """The loops of a kernel over rows, from the outermost to the innermost one.
 
     rows, inner: extents of the loops over rows and within a row; those of extent 1 are gone. along:
-    neighbours in memory belong to one row. searches: a reduction looks for a position (argmax).
+    neighbours in memory belong to one row. searches: a reduction looks for a position (argmax). memory: the
+    numbers of all loops, those over rows first, from the fastest in memory to the slowest; () where `along`
+    tells it. slices: a row may be cut into slices. sum_bytes: of all reductions of one row.
     """
 
     rows: Sizes
     inner: Sizes
     along: bool
     searches: bool = False
+    memory: Sizes = ()
+    slices: bool = False
+    sum_bytes: int = 4
+
+    @property
+    def order(self) -> Sizes:
+        """The numbers of all loops, the fastest in memory first."""
+        rows, inner = len(self.rows), len(self.inner)
+        within, over = range(rows + inner - 1, rows - 1, -1), range(rows - 1, -1, -1)
+        return self.memory or ((*within, *over) if self.along else (*over, *within))
+
+    def items(self, vector: int, along: bool) -> Sizes:
+        """Return the rounds of each loop, those over rows first; a vector counts once."""
+        counts = [*self.rows, *self.inner]
+        lane = (len(counts) if along else len(self.rows)) - 1
+        return tuple([n // vector if k == lane else n for k, n in enumerate(counts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +140,9 @@ class RowsSchedule:
     """How reductions over rows are computed.
 
     along: the `vector` lanes are neighbours in one row, else neighbouring rows. members: work-items that
-    share a row through local memory. group: the work-group, innermost loop first. unroll: loops of at most so
-    many rounds are unrolled.
+    share a row through local memory, a power of two. group: the work-group, innermost loop first; where rows
+    are shared, a multiple of the members in one number (`lowering.row_shares`). unroll: loops of at most so
+    many rounds are unrolled. slices: of a row; each is reduced by itself, and a second kernel joins them.
     """
 
     vector: int
@@ -132,6 +150,19 @@ class RowsSchedule:
     members: int
     group: Sizes
     unroll: int = SHORT
+    slices: int = 1
+
+    def shares(self, extents: RowsExtents) -> Sizes:
+        """Return the work-items of a group along each loop; all are 1 where no row is shared."""
+        items, rows = extents.items(self.vector, self.along), len(extents.rows)
+        if self.members == 1:
+            return (1,) * len(items)
+        return shares_of(items, rows, extents.order, self.members, prod(self.group) // self.members)
+
+    def cuts(self, extents: RowsExtents) -> Sizes:
+        """Return the slices of each loop."""
+        items = extents.items(self.vector, self.along)
+        return slices_of(items, len(extents.rows), self.shares(extents), self.slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +262,17 @@ def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
         vector = 1 if extents.searches else min(target.vector, power_of_two(extents.inner[-1]))
     else:
         vector = width_of(extents.rows[-1], target.vector) if extents.rows else 1
-    long_row = extents.along and not extents.searches and prod(extents.inner) >= 4 * target.row_group
-    if long_row and target.row_group > 1:
-        return RowsSchedule(vector, True, target.row_group, (target.row_group,))
-    counts = row_counts(extents, extents.along, vector) if extents.rows else []
-    return RowsSchedule(vector, extents.along, 1, default_group(counts, target))
+    items, rows = extents.items(vector, extents.along), len(extents.rows)
+    room = 1
+    lanes = extents.sum_bytes * (1 if extents.along else vector)
+    while 2 * room <= target.row_group and 2 * room * lanes <= target.local_bytes // 2:
+        room *= 2
+    room = 1 if extents.searches else room
+    share = fitting_shares(items, rows, extents.order, room, target.work_items, target.least_group)
+    slices = fitting_slices(items, rows, share, target.work_items) if extents.slices else 1
+    members = prod(share[rows:])
+    group = (prod(share),) if members > 1 else default_group(items[:rows], target)
+    return RowsSchedule(vector, extents.along, members, group, slices=slices)
 
 
 def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
@@ -253,15 +290,17 @@ def _legal_pointwise(schedule: Any, extents: PointwiseExtents, target: Target) -
 
 
 def _legal_rows(schedule: Any, extents: RowsExtents, target: Target) -> Any:  # noqa: ANN401
-    """Members share rows whose lanes lie along them, or which have one lane."""
+    """Members share rows in local memory; slices are of rows that can be cut."""
     *_, last = extents.rows or (1,)
     *_, innermost = extents.inner or (1,)
     along, vector = np.asarray(schedule.along), schedule.vector
     fits = (along & (vector <= innermost)) | (~along & (last % vector == 0))
-    shares = (schedule.members == 1) | ((along | (vector == 1)) & (not extents.searches))
+    room = prod(schedule.group) * extents.sum_bytes * np.where(along, 1, vector) <= target.local_bytes
+    shares = (schedule.members == 1) | (room & (not extents.searches))
+    slices = (schedule.slices == 1) | extents.slices
     lanes = (vector == 1) | ~along | (not extents.searches)
     loops = (along & bool(extents.inner)) | (~along & bool(extents.rows)) | (vector == 1)
-    return fits & shares & lanes & loops & (prod(schedule.group) <= target.largest_group)
+    return fits & shares & slices & lanes & loops & (prod(schedule.group) <= target.largest_group)
 
 
 def _legal_contraction(schedule: Any, extents: ContractionExtents, target: Target) -> Any:  # noqa: ANN401

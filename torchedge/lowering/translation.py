@@ -1,8 +1,4 @@
-"""From a Step to nodes: each operator by its rule, then long reductions in two steps.
-
-A reduction to few results from long rows is split: slices of every row are reduced side by side, then their
-results. The slices and their order are fixed, so that results are the same from run to run.
-"""
+"""From a Step to nodes: each operator by its rule."""
 
 from __future__ import annotations
 
@@ -13,27 +9,13 @@ from typing import Any
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.dialect import STORED
-from torchedge.expressions.indices import Index, of, unflatten
-from torchedge.expressions.scalars import Local, Scalar, guarded, substitute, walk
 from torchedge.graphs.steps import Input, Step
 from torchedge.lowering.building import full
 from torchedge.lowering.nodes import (
     Node,
-    Output,
-    ReduceKind,
-    Rows,
-    RowsResult,
-    Stage,
     Stored,
-    axes,
-    indices_of,
-    nodes_below,
 )
 from torchedge.lowering.rules.registry import Result, all_rules, apply_rule
-from torchedge.lowering.targets import Target
-
-SHORTEST = 32
-"""Least number of elements of a slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,78 +110,3 @@ def _filled(item: Any, inputs: Sequence[Node | None]) -> Any:  # noqa: ANN401 - 
     if isinstance(item, (list, tuple)):
         return [_filled(i, inputs) for i in item]
     return item
-
-
-def split_reductions(roots: Sequence[Node], target: Target) -> None:
-    """Split, in place, the Rows below the roots whose rows are too few and too long to fill the device."""
-    for node in nodes_below(roots):
-        while isinstance(node, Rows) and _can_split(node):
-            slices = _slices_wanted(node, target)
-            if slices <= 1:
-                break
-            _split(node, slices)  # the sum of many slices may be long again
-
-
-def _can_split(node: Rows) -> bool:
-    names = {s.name for s in node.stages}
-    own = any(isinstance(s, Local) and s.name in names for stage in node.stages for s in walk(stage.body))
-    inner = set(node.inner)
-    return (
-        not own
-        and not any(s.kind.startswith("arg") for s in node.stages)
-        and not any(inner & set(o.axes) for o in node.outputs)
-    )
-
-
-def _slices_wanted(node: Rows, target: Target) -> int:
-    count = prod([a.extent for a in node.inner])
-    busy = max(1, node.numel // target.vector)
-    if busy >= target.work_items or node.numel * count < SHORTEST * SHORTEST * target.vector:
-        return 1
-    return min(-(-target.work_items // busy), count // SHORTEST)
-
-
-def _split(node: Rows, slices: int) -> None:
-    sizes = [a.extent for a in node.inner]
-    leading = 1
-    while prod(sizes[:leading]) < slices and leading < len(sizes):
-        leading += 1
-    whole = prod(sizes[:leading])
-    per = _length(whole, slices)
-    chunk, step = axes((-(-whole // per), per), "p")
-    position = of(chunk) * per + (of(step) if per > 1 else 0)
-    place = dict(zip(node.inner[:leading], unflatten(position, sizes[:leading]), strict=True))
-    rest = node.inner[leading:]
-    outer = (*node.outer, chunk)
-    stages = [
-        Stage(s.name, s.kind, _within(position, whole, substitute(s.body, place), s.kind), s.dtype)
-        for s in node.stages
-    ]
-    outputs = [Output(outer, Local(s.name, s.dtype), s.dtype) for s in stages]
-    shape = tuple([a.extent for a in outer])
-    inner = (step, *rest) if per > 1 else rest
-    first = Rows(shape, node.dtype, outer, inner, tuple(stages), tuple(outputs), node.name, scope=node.scope)
-    node.inner = (chunk,)
-    node.stages = tuple(
-        [
-            Stage(s.name, s.kind, RowsResult(shape, s.dtype, first, k).at(*indices_of(outer)), s.dtype)
-            for k, s in enumerate(stages)
-        ]
-    )
-
-
-def _length(whole: int, slices: int) -> int:
-    """Return the length of a slice: a divisor of the whole where one is near."""
-    wanted = -(-whole // slices)
-    return next((n for n in range(wanted, 2 * wanted) if whole % n == 0), wanted)
-
-
-def _within(position: Index, whole: int, body: Scalar, kind: ReduceKind) -> Scalar:
-    """Return the body, and the neutral element of the reduction behind the end of the row."""
-    nothing = {"sum": 0, "prod": 1, "any": False, "all": True}
-    if kind in nothing:
-        return guarded([(position, 0, whole)], body, nothing[kind])
-    worst = float("-inf") if kind == "max" else float("inf")
-    if body.dtype.startswith(("int", "uint")):
-        worst = -(2**31) if kind == "max" else 2**31 - 1
-    return guarded([(position, 0, whole)], body, worst)

@@ -32,13 +32,13 @@ def nest_of(group: FusionGroup, layouts: Mapping[Node, Layout]) -> Nest:
 def write_kernel(
     group: FusionGroup, nest: Nest, layouts: Mapping[Node, Layout], schedule: Schedule, target: Target
 ) -> Sequence[KernelSource]:
-    """Return the kernels of a group: one, or two for a contraction in slices."""
+    """Return the kernels of a group: one, or two where sums are cut into slices."""
     if isinstance(nest, Product):
         assert isinstance(schedule, ContractionSchedule)
         return write_contraction(group, nest, layouts, schedule, target)
     if isinstance(nest, RowsNest):
         assert isinstance(schedule, RowsSchedule)
-        return [write_rows(group, nest, layouts, schedule, target.checks)]
+        return write_rows(group, nest, layouts, schedule, target)
     assert isinstance(schedule, PointwiseSchedule)
     return [write_pointwise(group, nest, layouts, schedule, target.checks)]
 
@@ -48,6 +48,8 @@ def beyond_texels(
 ) -> list[Node]:
     """Return the results that lie in images which a schedule's kernel cannot write by whole texels."""
     arguments = arguments_of(group.stored, list(group.reads), layouts)
+    if isinstance(schedule, RowsSchedule) and schedule.slices > 1:
+        return [node for node in group.stored if layouts[node].storage != "buffer"]
     return [
         node
         for node, element, lane, width in written(nest, schedule, target)

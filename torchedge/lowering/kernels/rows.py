@@ -1,21 +1,23 @@
 """Reductions over rows as kernels: sums, softmax, layer norm, windows of pooling and depthwise convolution.
 
 The lanes of a kernel are either neighbouring rows (windows, sums over a batch) or neighbouring elements of
-one row (softmax, layer norm). A work-group shares a long row.
+one row (softmax, layer norm). The work-items of a group share long rows, neighbours reading neighbouring
+memory; where rows are few, each is cut into slices, whose results a second kernel joins in their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from math import prod
 
-from torchedge.expressions.dialect import COMPUTE, literal, offset_of
+from torchedge.expressions.dialect import COMPUTE, offset_of
 from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Local, Read, Scalar, substitute, walk
+from torchedge.expressions.scalars import Local, Read, Scalar, reads_of, substitute, walk
 from torchedge.lowering.fusion import Computed, FusionGroup
+from torchedge.lowering.kernels.accumulators import SCALAR_BYTES, Accumulator
 from torchedge.lowering.kernels.loading import TURN
 from torchedge.lowering.kernels.loops import (
     Stores,
@@ -36,24 +38,16 @@ from torchedge.lowering.kernels.sources import (
     declared,
     spread,
 )
-from torchedge.lowering.nodes import Node, ReduceKind, Rows, Stage
-from torchedge.lowering.schedules import RowsExtents, RowsSchedule
-from torchedge.textures.layouts import Layout
+from torchedge.lowering.nodes import Node, Rows, Stage, Stored
+from torchedge.lowering.schedules import RowsExtents, RowsSchedule, default_schedule
+from torchedge.lowering.targets import Target
+from torchedge.textures.layouts import Layout, row_major
 
 LONG = 64
 """Rounds of a loop above which sums are compensated for rounding errors."""
 
-_SCALAR_BYTES = {"float": 4, "double": 8, "long": 8, "int": 4, "uint": 4}
-
-_JOIN = {
-    "sum": "{0} + {1}",
-    "prod": "{0} * {1}",
-    "max": "(({1} > {0}) | ({1} != {1})) ? {1} : {0}",
-    "min": "(({1} < {0}) | ({1} != {1})) ? {1} : {0}",
-    "any": "{0} | {1}",
-    "all": "{0} & {1}",
-}
-_OF_WHOLE = {"max": "({1} > {0}) ? {1} : {0}", "min": "({1} < {0}) ? {1} : {0}"}
+PART = Axis("part", 1 << 16)
+"""The slice of a row that a kernel reduces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +55,9 @@ class RowsNest:
     """The loops of reductions over rows, in the order in which the largest operand lies.
 
     rows, inner: loops over rows and within them. bodies, stores: reduced values and results in terms of these
-    loops. position: of an element among the host's inner axes, row-major. along: neighbours in memory belong
-    to one row. searches: a reduction looks for a position.
+    loops. position: of an element among the host's inner axes, row-major. memory: all loops, the fastest in
+    memory first. along: neighbours in memory belong to one row. searches: a reduction looks for a position.
+    slices: rows may be cut into slices. sum_bytes: of all reductions of one row.
     """
 
     rows: tuple[Axis, ...]
@@ -70,14 +65,19 @@ class RowsNest:
     bodies: tuple[Scalar, ...]
     stores: Stores
     position: Index
+    memory: tuple[Axis, ...]
     along: bool
     searches: bool
+    slices: bool
+    sum_bytes: int
 
     @property
     def extents(self) -> RowsExtents:
         """Sizes of the loops."""
         rows, inner = (tuple([axis.extent for axis in loops]) for loops in (self.rows, self.inner))
-        return RowsExtents(rows, inner, self.along, self.searches)
+        number = {axis: k for k, axis in enumerate((*self.rows, *self.inner))}
+        memory = tuple([number[axis] for axis in self.memory])
+        return RowsExtents(rows, inner, self.along, self.searches, memory, self.slices, self.sum_bytes)
 
     def lane(self, along: bool) -> Axis | None:
         """Return the loop whose neighbours are the lanes."""
@@ -97,14 +97,20 @@ class RowsNest:
 
 @dataclass(slots=True)
 class _Text:
-    """The statements of one kernel over rows. uniform: variables that are the same in all lanes."""
+    """The statements of one kernel over rows.
+
+    share, slices: work-items of a group and slices by loop, where they are not one. uniform: variables that
+    are the same in all lanes.
+    """
 
     nest: RowsNest
     schedule: RowsSchedule
     arguments: Arguments
+    share: dict[Axis, int]
+    slices: dict[Axis, int]
     body: Body = field(default_factory=Body)
     uniform: set[str] = field(default_factory=set)
-    shared: list[tuple[str, str]] = field(default_factory=list)
+    shared: list[Accumulator] = field(default_factory=list)
     scopes: int = 0
 
     @property
@@ -118,9 +124,26 @@ class _Text:
         return self.schedule.along
 
     @property
+    def items(self) -> dict[Axis, int]:
+        """Rounds of each loop; a vector counts once."""
+        lane = self.nest.lane(self.along)
+        return {a: a.extent // self.width if a is lane else a.extent for a in self.nest.memory}
+
+    @property
     def members(self) -> int:
         """Work-items that share a row."""
-        return self.schedule.members
+        return prod([self.share.get(axis, 1) for axis in self.nest.inner])
+
+    @property
+    def group(self) -> int:
+        """Work-items of a group whose rows are shared."""
+        return prod(self.share.values())
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all loops over a row for one work-item."""
+        cut = {axis: self.share.get(axis, 1) * self.slices.get(axis, 1) for axis in self.nest.inner}
+        return prod([-(-self.items[axis] // n) for axis, n in cut.items()])
 
     def renderer(self, width: int, lines: list[str]) -> Renderer:
         """Return a new scope whose statements go to `lines`."""
@@ -132,39 +155,42 @@ class _Text:
     def loop(self, statements: Callable[[int], Sequence[str]], width: int) -> None:
         """Add the loops over a row around `statements(width)`; the remainder of a row follows at width 1."""
         inner = self.nest.inner
-        rounds = prod([axis.extent for axis in inner]) // (width if self.along else 1)
-        turn = [TURN] if rounds > self.schedule.unroll else []
+        turn = [TURN] if self.rounds > self.schedule.unroll else []
         with ExitStack() as stack:
             for axis in inner[:-1] if self.along else inner:
-                stack.enter_context(self.body.block(self._head(axis, axis.extent)))
+                stack.enter_context(self.body.block(self._head(axis)))
             if not (self.along and inner):
                 self.body.add(*turn, *statements(width))
                 return
             last = inner[-1]
-            blocks, remainder = divmod(last.extent, width)
-            with self.body.block(self._head(last, blocks)):
+            with self.body.block(self._head(last)):
                 self.body.add(*turn, *statements(width))
-            if remainder:
-                head = f"for (int {last.name} = {blocks * width}; {last.name} < {last.extent}; ++{last.name})"
-                if last is self._shared_axis:
-                    head = f"if (member == 0) {head}"
-                with self.body.block(head):
+            if last.extent % width:
+                with self.body.block(self._tail(last, last.extent // width * width)):
                     self.body.add(*statements(1))
 
-    def _head(self, axis: Axis, rounds: int) -> str:
-        name = axis.name
-        if axis is self._shared_axis:
-            return f"for (int {name} = member; {name} < {rounds}; {name} += {self.members})"
-        unroll = "#pragma unroll\n  " if rounds <= self.schedule.unroll else ""
-        return f"{unroll}for (int {name} = 0; {name} < {rounds}; ++{name})"
+    def _head(self, axis: Axis) -> str:
+        name, rounds, step = axis.name, self.items[axis], self.share.get(axis, 1)
+        first, end = ("0" if step == 1 else f"m_{name}"), f"{rounds}"
+        slices = self.slices.get(axis, 1)
+        if slices > 1:
+            length = -(-rounds // (slices * step)) * step
+            begin = f"part_{name} * {length}"
+            first = begin if step == 1 else f"{begin} + {first}"
+            end = f"min({begin} + {length}, {rounds})"
+        declared_end = f", end = {end}" if slices > 1 else ""
+        head = f"for (int {name} = {first}{declared_end}; {name} < {'end' if slices > 1 else end};"
+        if step > 1:
+            return f"{head} {name} += {step})"
+        unroll = "#pragma unroll\n  " if rounds <= self.schedule.unroll and slices == 1 else ""
+        return f"{unroll}{head} ++{name})"
 
-    @property
-    def _shared_axis(self) -> Axis | None:
-        """The loop whose rounds the members of a work-group share: the longest one."""
-        inner = self.nest.inner
-        if self.members == 1 or not inner:
-            return None
-        return max(inner, key=lambda a: a.extent // self.width if a is inner[-1] else a.extent)
+    def _tail(self, axis: Axis, begin: int) -> str:
+        name, step = axis.name, self.share.get(axis, 1)
+        first = f"{begin} + m_{name}" if step > 1 else f"{begin}"
+        head = f"for (int {name} = {first}; {name} < {axis.extent}; "
+        head += f"{name} += {step})" if step > 1 else f"++{name})"
+        return f"if (part_{name} == 0) {head}" if self.slices.get(axis, 1) > 1 else head
 
 
 def write_rows(
@@ -172,30 +198,80 @@ def write_rows(
     nest: RowsNest,
     layouts: Mapping[Node, Layout],
     schedule: RowsSchedule,
-    checks: bool = False,
-) -> KernelSource:
-    """Return the kernel of a group whose host reduces rows."""
+    target: Target,
+) -> tuple[KernelSource, ...]:
+    """Return the kernels of a group whose host reduces rows: one, or two where rows are cut into slices.
+
+    The results of slices lie in tensors of their own: bare Nodes, row-major, that the first kernel writes and
+    the second one reads.
+    """
     host = group.host
     assert isinstance(host, Rows)
-    arguments = arguments_of(group.stored, list(group.reads), layouts, checks)
-    text = _Text(nest, schedule, arguments)
+    if prod(schedule.cuts(nest.extents)) == 1:
+        return (_written(group, nest, group.stored, layouts, schedule, target),)
+    parts = prod(schedule.cuts(nest.extents))
+    slices = [Node((parts, *[axis.extent for axis in nest.rows]), stage.dtype) for stage in host.stages]
+    layouts = {**layouts, **{node: row_major(len(node.shape)) for node in slices}}
+    element, names = (of(PART), *map(of, nest.rows)), [stage.name for stage in host.stages]
+    stores = tuple(
+        [(node, Computed(Local(s, node.dtype), element)) for node, s in zip(slices, names, strict=True)]
+    )
+    first = _written(group, replace(nest, stores=stores), dict.fromkeys(slices), layouts, schedule, target)
+    rest = _rest(nest, slices, parts)
+    chosen = default_schedule(rest.extents, target)
+    assert isinstance(chosen, RowsSchedule)
+    return (first, _written(group, rest, group.stored, layouts, replace(chosen, slices=1), target))
+
+
+def _rest(nest: RowsNest, slices: Sequence[Node], parts: int) -> RowsNest:
+    """Return the loops that join the results of slices and write what is made of them."""
+    (part,) = (Axis("k0", parts),)
+    element = (of(part), *map(of, nest.rows))
+    return replace(
+        nest,
+        inner=(part,),
+        bodies=tuple([Read(node, element, node.dtype) for node in slices]),
+        position=of(part),
+        memory=(*reversed(nest.rows), part),
+        along=not nest.rows,
+    )
+
+
+def _written(
+    group: FusionGroup,
+    nest: RowsNest,
+    written: Mapping[Node, Stored | None],
+    layouts: Mapping[Node, Layout],
+    schedule: RowsSchedule,
+    target: Target,
+) -> KernelSource:
+    """Return the kernel of a nest."""
+    host = group.host
+    assert isinstance(host, Rows)
+    read = dict.fromkeys(r.tensor for r in reads_of(*nest.bodies, *[item.value for _, item in nest.stores]))
+    arguments = arguments_of(written, list(read), layouts, target.checks)
+    axes = (*nest.rows, *nest.inner)
+    share, slices = (
+        {axis: n for axis, n in zip(axes, numbers, strict=True) if n > 1}
+        for numbers in (schedule.shares(nest.extents), schedule.cuts(nest.extents))
+    )
+    text = _Text(nest, schedule, arguments, share, slices)
     for stages in _rounds(host.stages, nest.bodies):
         _reduce(text, stages)
     _store(text)
     items = _work_items(text)
     body, attributes = Body(helpers=text.body.helpers), ""
     if text.members > 1:
-        attributes = f"__attribute__((reqd_work_group_size({text.members}, 1, 1))) "
-        body.add("const int member = get_local_id(0);")
-        body.add(*[f"__local {kind} {name}[{text.members}];" for kind, name in text.shared])
+        attributes = f"__attribute__((reqd_work_group_size({text.group}, 1, 1))) "
+        body.add(*[f"__local {a.result_type} {a.name}_s[{text.group}];" for a in text.shared])
     body.add(*items.statements, "", *text.body.lines)
-    elements = host.numel * prod([a.extent for a in host.inner])
+    elements = prod([axis.extent for axis in axes])
     kernel = arguments.kernel(
         body.text("rows", arguments, attributes),
         host.name,
-        (work_of(group.bodies) + len(host.stages)) * elements,
+        (work_of(nest.bodies) + len(host.stages)) * elements,
         f"{host.name} over rows of {elements // max(1, host.numel)} elements",
-        text.members * sum(_SCALAR_BYTES[kind] for kind, _ in text.shared),
+        text.group * sum(a.nbytes for a in text.shared),
         "hierarchical",
     )
     return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
@@ -235,45 +311,79 @@ def rows_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
     fastest_inner = min([strides.get(a, 1 << 60) for a in host.inner if a.extent > 1], default=1 << 60)
     fastest_outer = min([strides.get(a, 1 << 60) for a in host.outer if a.extent > 1], default=1 << 60)
     along = bool(loops) and (fastest_inner < fastest_outer or not rows)
-    return RowsNest(rows, loops, bodies, in_loops(stores, renamed), position, along, searches)
+    memory = in_memory_order((*rows, *loops), _strides(group.bodies, stores, arguments, renamed))[::-1]
+    return RowsNest(
+        rows,
+        loops,
+        bodies,
+        in_loops(stores, renamed),
+        position,
+        memory,
+        along,
+        searches,
+        not searches and _can_cut(host),
+        sum(SCALAR_BYTES[COMPUTE[stage.dtype]] for stage in host.stages),
+    )
+
+
+def _can_cut(host: Rows) -> bool:
+    """Return whether slices of a row can be reduced by themselves, and their results later."""
+    names, inner = {s.name for s in host.stages}, set(host.inner)
+    own = any(isinstance(s, Local) and s.name in names for stage in host.stages for s in walk(stage.body))
+    return not own and not any(inner & set(output.axes) for output in host.outputs)
 
 
 def _renamed(index: Index, names: Mapping[Axis, Axis]) -> Index:
     return index.substitute({old: of(new) for old, new in names.items()})
 
 
-def _strides(bodies: Sequence[Scalar], stores: Stores, arguments: Arguments) -> dict[Axis, int]:
-    """Return the strides of the host's axes in its largest operand, then in smaller ones, then in results."""
+def _strides(
+    bodies: Sequence[Scalar],
+    stores: Stores,
+    arguments: Arguments,
+    moved: Mapping[Axis, Index] | None = None,
+) -> dict[Axis, int]:
+    """Return the strides of the host's axes in its largest operand, then in smaller ones, then in results.
+
+    moved: the host's axes in terms of others, whose strides are wanted.
+    """
     reads = [s for s in walk(*bodies) if isinstance(s, Read)]
     reads.sort(key=lambda s: -arguments.sites[s.tensor].layout.nbytes(s.tensor.shape, s.dtype))
     accesses = [(s.tensor, s.indices) for s in reads] + [(node, item.element) for node, item in stores]
     strides: dict[Axis, int] = {}
     for tensor, element in accesses:
-        for axis, stride in strides_of(offset_of(arguments.sites[tensor], element)).items():
+        offset = offset_of(arguments.sites[tensor], element)
+        for axis, stride in strides_of(offset if moved is None else offset.substitute(moved)).items():
             strides.setdefault(axis, abs(stride))
     return strides
 
 
 def _reduce(text: _Text, stages: Sequence[tuple[Stage, Scalar]]) -> None:
     """Add one round of reductions: accumulators, loops over the row, and the join of lanes and members."""
-    body, width, members = text.body, text.width, text.members
-    points = prod([a.extent for a in text.nest.inner])
-    rounds = points // (width * members if text.along else members)
+    body = text.body
     accumulators = [
-        _Accumulator(s.name, s.kind, s.dtype, value.dtype, width, text.along, _is_exact(s, value, rounds))
+        Accumulator(
+            s.name, s.kind, s.dtype, value.dtype, text.width, text.along, _is_exact(s, value, text.rounds)
+        )
         for s, value in stages
     ]
     for accumulator in accumulators:
         body.add(*accumulator.declare())
     values = [value for _, value in stages]
-    text.loop(lambda lanes: _accumulate(text, accumulators, values, lanes), width)
+    text.loop(lambda lanes: _accumulate(text, accumulators, values, lanes), text.width)
     for accumulator in accumulators:
-        body.add(*accumulator.close())
-        if members > 1:
-            text.shared.append((accumulator.type, f"{accumulator.name}_s"))
-            body.add(*accumulator.share(members))
+        body.add(*accumulator.close(shared=text.members > 1))
+        if text.members > 1:
+            text.shared.append(accumulator)
+            body.add(*accumulator.share(text.members, _apart(text)))
         if text.along:
             text.uniform.add(accumulator.name)
+
+
+def _apart(text: _Text) -> int:
+    """Return how far apart the members of a row are in local memory: neighbours use different banks."""
+    first = next((axis for axis in text.nest.memory if axis in text.share), None)
+    return 1 if first in text.nest.inner else text.group // text.members
 
 
 def _is_exact(stage: Stage, body: Scalar, rounds: int) -> bool:
@@ -281,7 +391,7 @@ def _is_exact(stage: Stage, body: Scalar, rounds: int) -> bool:
 
 
 def _accumulate(
-    text: _Text, accumulators: Sequence[_Accumulator], bodies: Sequence[Scalar], width: int
+    text: _Text, accumulators: Sequence[Accumulator], bodies: Sequence[Scalar], width: int
 ) -> list[str]:
     lines: list[str] = []
     renderer = text.renderer(width, lines)
@@ -303,150 +413,83 @@ def _store(text: _Text) -> None:
         write_all(text.renderer(width, lines), stores, text.arguments)
         return lines
 
+    beyond = ["inside"] if _uneven(text) else []
     if by_element:
-        text.loop(lambda width: statements(by_element, width), text.width)
+        with _tested(text, beyond):
+            text.loop(lambda width: statements(by_element, width), text.width)
     if by_row:
-        with text.body.block("if (member == 0)") if text.members > 1 else nullcontext():
+        with _tested(text, [*beyond, "member == 0"] if text.members > 1 else beyond):
             text.body.add(*statements(by_row, 1 if text.along else text.width))
 
 
+def _tested(text: _Text, tests: Sequence[str]) -> AbstractContextManager[None]:
+    return text.body.block(f"if ({' && '.join(tests)})") if tests else nullcontext()
+
+
+def _uneven(text: _Text) -> list[Axis]:
+    """Return the loops over rows of which the last group has too many work-items."""
+    return [axis for axis in text.nest.rows if text.items[axis] % text.share.get(axis, 1)]
+
+
 def _work_items(text: _Text) -> WorkItems:
-    rows, lane = text.nest.rows, text.nest.lane(text.along)
-    if text.members == 1:
-        counts = {lane: lane.extent // text.width} if lane and not text.along else {}
-        return spread(rows, counts, text.schedule.group)
-    axes, step = [], 1
-    for axis in reversed(rows):
-        axes.append((axis.name, f"(get_group_id(0) / {step}) % {axis.extent}"))
-        step *= axis.extent
-    return WorkItems(tuple(declared(axes)), (step * text.members,), (text.members,))
+    """Spread rows and slices: each work-item has rows of its own, or a work-group shares its rows."""
+    nest, items, parts = text.nest, text.items, prod(text.slices.values())
+    own = _digits("part", [(f"part_{axis.name}", n) for axis, n in text.slices.items()])
+    if text.schedule.members == 1:
+        group = text.schedule.group
+        loops = nest.rows
+        if text.slices:
+            loops, group = (Axis(PART.name, parts), *nest.rows), _with_parts(group, len(nest.rows))
+        spread_items = spread(loops, {axis: items[axis] for axis in nest.rows}, group)
+        return replace(spread_items, statements=(*spread_items.statements, *declared(own)))
+    share = {axis: text.share[axis] for axis in nest.memory if axis in text.share}
+    statements = _digits("get_local_id(0)", [(f"m_{axis.name}", n) for axis, n in share.items()])
+    member, row = (_number(share, loops) for loops in (nest.inner, nest.rows))
+    if text.members > 1:
+        apart = _apart(text)
+        within = f"{apart} * member" if apart > 1 else "member"
+        beside = f"{text.members} * ({row})" if apart == 1 else row
+        statements += [("member", member), ("slot", f"{within} + {beside}" if row else within)]
+    uneven, over = _uneven(text), [axis for axis in nest.memory if axis not in nest.inner]
+    blocks = {axis: -(-items[axis] // share.get(axis, 1)) for axis in over}
+    counts = [(f"g_{axis.name}", n) for axis, n in blocks.items()]
+    statements += _digits("get_group_id(0)", [*counts, *([(PART.name, parts)] if parts > 1 else [])])
+    for axis in over:
+        place = f"g_{axis.name} * {share[axis]} + m_{axis.name}" if axis in share else f"g_{axis.name}"
+        if axis in uneven:
+            statements.append((f"x_{axis.name}", place))
+            place = f"min(x_{axis.name}, {items[axis] - 1})"
+        statements.append((axis.name, place))
+    if uneven:
+        inside = " && ".join([f"x_{axis.name} == {axis.name}" for axis in uneven])
+        statements.append(("inside", inside))
+    return WorkItems(
+        tuple(declared([*statements, *own])),
+        (prod(blocks.values()) * parts * text.group,),
+        (text.group,),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Accumulator:
-    """One reduction in a kernel.
-
-    name: the variable of the result; `name_l` are the lanes while the loops run, `name_t` is the remainder of
-    a row. kind, dtype: as in the stage. of: the dtype of the reduced values. width: lanes. along: the lanes
-    are neighbours in one row, not rows of their own. exact: a long sum of floats is compensated (Kahan), so
-    that its error does not grow with its length. Bools are 1 and 0 as scalars, masks of -1 and 0 in lanes.
-    """
-
-    name: str
-    kind: ReduceKind
-    dtype: str
-    of: str
-    width: int
-    along: bool
-    exact: bool = False
-
-    @property
-    def type(self) -> str:
-        """OpenCL type of one result."""
-        return COMPUTE[self.dtype]
-
-    @property
-    def searches(self) -> bool:
-        """Whether it looks for a position: argmax and argmin."""
-        return self.kind in ("argmax", "argmin")
-
-    def start(self, lanes: bool = False) -> str:
-        """The result over nothing."""
-        kind = self.kind.removeprefix("arg")
-        if kind in ("any", "all"):
-            return "0" if kind == "any" else ("-1" if lanes else "1")
-        if kind in ("sum", "prod"):
-            return literal(0 if kind == "sum" else 1, self.of)
-        if COMPUTE[self.of] in ("float", "double"):
-            return literal(float("-inf") if kind == "max" else float("inf"), self.of)
-        bits = 63 if COMPUTE[self.of] == "long" else 31
-        return literal(-(2**bits) if kind == "max" else 2**bits - 1, self.of)
-
-    def declare(self) -> list[str]:
-        """Return the statements before the loops."""
-        if self.searches:
-            value, place = _sized(COMPUTE[self.of], self.width), _sized("int", self.width)
-            return [
-                f"{value} {self.name}_b = ({value})({self.start()});",
-                f"{place} {self.name}_p = ({place})(0);",
-            ]
-        wide = _sized(self.type, self.width)
-        lost = [f"{wide} {self.name}_c = ({wide})(0);"] if self.exact else []
-        if self.width == 1:
-            return [f"{self.type} {self.name} = {self.start()};", *lost]
-        lines = [f"{wide} {self.name}_l = ({wide})({self.start(lanes=True)});", *lost]
-        return [*lines, f"{self.type} {self.name}_t = {self.start()};"] if self.along else lines
-
-    def add(self, value: str, position: str, tail: bool) -> list[str]:
-        """Return the statements within the loops.
-
-        position: of the element in its row, as C text. tail: for the remainder of a row.
-        """
-        if self.searches:
-            best, sign = f"{self.name}_b", ">" if self.kind == "argmax" else "<"
-            better = f"({value} {sign} {best})"
-            if self._may_be_nan:
-                better = f"({better} | (({value} != {value}) & ({best} == {best})))"
-            place = _sized("int", self.width)
-            mask = better  # as wide as the compared values
-            if self.width > 1 and COMPUTE[self.of] in ("double", "long"):
-                mask = f"convert_{place}({better})"
-            return [
-                f"{self.name}_p = {mask} ? ({place})({position}) : {self.name}_p;",
-                f"{best} = {better} ? {value} : {best};",
-            ]
-        target = self.name if self.width == 1 else f"{self.name}_t" if tail else f"{self.name}_l"
-        if self.exact and not tail:
-            wide, lost, term = _sized(self.type, self.width), f"{self.name}_c", f"{self.name}_y"
-            return [
-                f"const {wide} {term} = {value} - {lost};",
-                f"const {wide} {self.name}_n = {target} + {term};",
-                f"{lost} = ({self.name}_n - {target}) - {term};",
-                f"{target} = {self.name}_n;",
-            ]
-        return [f"{target} = {self._joined(target, value)};"]
-
-    def close(self) -> list[str]:
-        """Return the statements behind the loops, after which `name` holds the result."""
-        if self.searches:
-            wide = _sized("long", self.width)
-            return [f"const {wide} {self.name} = convert_{wide}({self.name}_p);"]
-        if self.width == 1:
-            return []
-        if not self.along:
-            return [f"const {_sized(self.type, self.width)} {self.name} = {self.name}_l;"]
-        lane = "({0}_l.s{1:x} != 0)" if self.dtype == "bool" else "{0}_l.s{1:x}"
-        lines = [f"{self.type} {self.name}_{k} = {lane.format(self.name, k)};" for k in range(self.width)]
-        half = self.width // 2
-        while half:
-            for k in range(half):
-                lines.append(
-                    f"{self.name}_{k} = {self._joined(f'{self.name}_{k}', f'{self.name}_{k + half}')};"
-                )
-            half //= 2
-        return [*lines, f"{self.type} {self.name} = {self._joined(f'{self.name}_0', f'{self.name}_t')};"]
-
-    def share(self, members: int) -> list[str]:
-        """Return the statements that join the results of a work-group's members in a fixed order."""
-        mine, other = f"{self.name}_s[member]", f"{self.name}_s[member + step]"
-        return [
-            f"{mine} = {self.name};",
-            "barrier(CLK_LOCAL_MEM_FENCE);",
-            f"for (int step = {members // 2}; step > 0; step >>= 1) {{",
-            f"  if (member < step) {mine} = {self._joined(mine, other)};",
-            "  barrier(CLK_LOCAL_MEM_FENCE);",
-            "}",
-            f"{self.name} = {self.name}_s[0];",
-        ]
-
-    def _joined(self, left: str, right: str) -> str:
-        form = _JOIN[self.kind] if self._may_be_nan else _OF_WHOLE.get(self.kind, _JOIN[self.kind])
-        return form.format(left, right)
-
-    @property
-    def _may_be_nan(self) -> bool:
-        return COMPUTE[self.of] in ("float", "double")
+def _with_parts(group: Sequence[int], rows: int) -> tuple[int, ...]:
+    """Return the work-group of a launch over some loops over rows and the slices as one more loop."""
+    return tuple([*group[:rows], *[1] * (min(rows + 1, 3) - len(group[:rows]))])
 
 
-def _sized(kind: str, width: int) -> str:
-    return kind if width == 1 else f"{kind}{width}"
+def _number(share: Mapping[Axis, int], loops: Sequence[Axis]) -> str:
+    """Return the number of a work-item among those along some loops as C text."""
+    terms, step = [], 1
+    for axis, n in share.items():
+        if axis in loops:
+            terms.append(f"{step} * m_{axis.name}" if step > 1 else f"m_{axis.name}")
+            step *= n
+    return " + ".join(terms)
+
+
+def _digits(number: str, sizes: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
+    """Return the digits of a number (C text), the lowest one first, as (name, C text)."""
+    digits, step = [], 1
+    for place, (name, size) in enumerate(sizes):
+        text = f"(uint){number}" + (f" / {step}" if step > 1 else "")
+        digits.append((name, text if place == len(sizes) - 1 else f"{text} % {size}"))
+        step *= size
+    return digits
