@@ -31,7 +31,7 @@ def shares_of(items: Sizes, rows: int, memory: Sizes, members: int, across: int)
     within a row, and rows are those that are neighbours in memory.
     """
     share = line_shares(items, rows, memory, members, across)
-    while 2 * prod(share[rows:]) <= members:
+    while len(items) > rows and 2 * prod(share[rows:]) <= members:
         longest = max(range(rows, len(items)), key=lambda k: items[k] // share[k])
         if items[longest] < 2 * share[longest]:
             break
@@ -98,8 +98,7 @@ def fitting_slices(items: Sizes, rows: int, share: Sizes, fill: int) -> int:
     left = prod([-(-n // s) for n, s in zip(items[rows:], share[rows:], strict=True)])
     if prod(items) < WORTH or left <= UNCUT:
         return 1
-    wanted = min(-(-fill // filled), left // ROUNDS)
-    return prod(slices_of(items, rows, share, wanted)) if wanted > 1 else 1
+    return max(1, min(-(-fill // filled), left // ROUNDS))
 
 
 def _even(whole: int, sizes: Sequence[int]) -> int:

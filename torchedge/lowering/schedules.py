@@ -142,7 +142,8 @@ class RowsSchedule:
     along: the `vector` lanes are neighbours in one row, else neighbouring rows. members: work-items that
     share a row through local memory, a power of two. group: the work-group, innermost loop first; where rows
     are shared, a multiple of the members in one number (`lowering.row_shares`). unroll: loops of at most so
-    many rounds are unrolled. slices: of a row; each is reduced by itself, and a second kernel joins them.
+    many rounds are unrolled. slices: about so many of each row are reduced by themselves; a second kernel
+    joins them.
     """
 
     vector: int

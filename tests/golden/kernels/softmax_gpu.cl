@@ -1,13 +1,17 @@
 
-__attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_19ffc45718(__global float* restrict t0, __global const float* restrict t1) {
-  const int member = get_local_id(0);
-  __local float s0_s[128];
-  __local float s1_s[128];
-  const int r0 = (get_group_id(0) / 1) % 64;
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_cd0024ed52(__global float* restrict t0, __global const float* restrict t1) {
+  __local float s0_s[64];
+  __local float s1_s[64];
+  const int m_k0 = (uint)get_local_id(0) % 16;
+  const int m_r0 = (uint)get_local_id(0) / 16;
+  const int member = m_k0;
+  const int slot = member + 16 * (m_r0);
+  const int g_r0 = (uint)get_group_id(0);
+  const int r0 = g_r0 * 4 + m_r0;
 
   float4 s0_l = (float4)((-INFINITY));
   float s0_t = (-INFINITY);
-  for (int k0 = member; k0 < 250; k0 += 128) {
+  for (int k0 = m_k0; k0 < 250; k0 += 16) {
     // loading slot
     const float4 v1_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
     s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
@@ -20,16 +24,16 @@ __attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_19ffc45718(_
   s0_1 = ((s0_3 > s0_1) | (s0_3 != s0_3)) ? s0_3 : s0_1;
   s0_0 = ((s0_1 > s0_0) | (s0_1 != s0_1)) ? s0_1 : s0_0;
   float s0 = ((s0_t > s0_0) | (s0_t != s0_t)) ? s0_t : s0_0;
-  s0_s[member] = s0;
+  s0_s[slot] = s0;
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int step = 64; step > 0; step >>= 1) {
-    if (member < step) s0_s[member] = ((s0_s[member + step] > s0_s[member]) | (s0_s[member + step] != s0_s[member + step])) ? s0_s[member + step] : s0_s[member];
+  for (int span = 8; span > 0; span >>= 1) {
+    if (member < span) s0_s[slot] = ((s0_s[slot + span] > s0_s[slot]) | (s0_s[slot + span] != s0_s[slot + span])) ? s0_s[slot + span] : s0_s[slot];
     barrier(CLK_LOCAL_MEM_FENCE);
   }
-  s0 = s0_s[0];
+  s0 = s0_s[slot - member];
   float4 s1_l = (float4)(0.0f);
   float s1_t = 0.0f;
-  for (int k0 = member; k0 < 250; k0 += 128) {
+  for (int k0 = m_k0; k0 < 250; k0 += 16) {
     // loading slot
     const float4 v2_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
     const float4 v2_2 = (v2_1 - ((float4)(s0)));
@@ -44,14 +48,14 @@ __attribute__((reqd_work_group_size(128, 1, 1))) __kernel void rows_19ffc45718(_
   s1_1 = s1_1 + s1_3;
   s1_0 = s1_0 + s1_1;
   float s1 = s1_0 + s1_t;
-  s1_s[member] = s1;
+  s1_s[slot] = s1;
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int step = 64; step > 0; step >>= 1) {
-    if (member < step) s1_s[member] = s1_s[member] + s1_s[member + step];
+  for (int span = 8; span > 0; span >>= 1) {
+    if (member < span) s1_s[slot] = s1_s[slot] + s1_s[slot + span];
     barrier(CLK_LOCAL_MEM_FENCE);
   }
-  s1 = s1_s[0];
-  for (int k0 = member; k0 < 250; k0 += 128) {
+  s1 = s1_s[slot - member];
+  for (int k0 = m_k0; k0 < 250; k0 += 16) {
     // loading slot
     const float4 v3_1 = *(__global const float4*)(t1 + 1000 * r0 + 4 * k0);
     const float4 v3_2 = (v3_1 - ((float4)(s0)));

@@ -155,7 +155,8 @@ class _Text:
     def loop(self, statements: Callable[[int], Sequence[str]], width: int) -> None:
         """Add the loops over a row around `statements(width)`; the remainder of a row follows at width 1."""
         inner = self.nest.inner
-        turn = [TURN] if self.rounds > self.schedule.unroll else []
+        rounds = prod([self.items[axis] for axis in inner])
+        turn = [TURN] if rounds > self.schedule.unroll else []
         with ExitStack() as stack:
             for axis in inner[:-1] if self.along else inner:
                 stack.enter_context(self.body.block(self._head(axis)))
@@ -490,6 +491,7 @@ def _digits(number: str, sizes: Sequence[tuple[str, int]]) -> list[tuple[str, st
     digits, step = [], 1
     for place, (name, size) in enumerate(sizes):
         text = f"(uint){number}" + (f" / {step}" if step > 1 else "")
-        digits.append((name, text if place == len(sizes) - 1 else f"{text} % {size}"))
+        digit = "0" if size == 1 else f"{text} % {size}"
+        digits.append((name, text if place == len(sizes) - 1 else digit))
         step *= size
     return digits
