@@ -50,7 +50,8 @@ def test_coefficients_out_of_range_are_neither_written_nor_read(tmp_path):
     good = default_coefficients("mobile")
     with pytest.raises(ProfileError, match="decay"):
         write_coefficients(tmp_path, replace(good, image=replace(good.image, decay=0.5)))
-    file = write_coefficients(tmp_path, good)
+    write_coefficients(tmp_path, good)
+    file = tmp_path / COEFFICIENTS_FILE
     file.write_text(file.read_text().replace("warp = 64", 'warp = "many"'))
     with pytest.raises(ProfileError, match=rf"{COEFFICIENTS_FILE}.*warp"):
         read_coefficients(tmp_path)

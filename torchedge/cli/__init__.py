@@ -43,7 +43,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "devices": ("listing:devices", "List devices, or one with the source of every figure."),
         "profile": (
             "measuring:profile",
-            "Measure this machine's processor, or an OpenCL device for streaming.",
+            "Measure this machine's processor, or an OpenCL device for streaming or for its kernels.",
         ),
         "campaign": ("measuring:campaign", "Measure a device, point by point, until its plan is done."),
         "fit": ("fitting:fit", "Fit a device's profile to measurements."),

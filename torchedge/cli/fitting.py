@@ -337,3 +337,73 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     if WAY in table:
         print_wrapped(f"fastest way to load beside kernels: {table[WAY]}")
     print_wrapped(f"written to {out}; plan with --device {out}")
+
+
+# kernels ----------------------------------------------------------------------------------------------------
+
+
+@fit.command(
+    "kernels",
+    cls=Command,
+    examples=["torchedge fit kernels kernels.jsonl --device nvidia-h200 --out my-h200 --force"],
+)
+@_add(*_OUT)
+def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
+    """Fit the cost model of kernels, by which schedules and layouts are chosen.
+
+    DATASET is a file written by `torchedge profile --kernels`.
+    """
+    from torchedge.profiling.kernel_fitting import fit_kernels
+    from torchedge.profiling.profile_folders import check_target, write_profile
+    from torchedge.profiling.samples import device_of
+
+    check_target(out, force=force)
+    described = device_of(dataset.absolute().parent, device)
+    fitted = fit_kernels(dataset, described, out)
+    print_kernels(write_profile(out, described, {}, kernels=fitted), as_json)
+    if not as_json:
+        print_wrapped(f"written to {out}; tune with --device {out}")
+
+
+def print_kernels(device: Device, as_json: bool) -> None:
+    """Print the coefficients of kernels that a profile holds."""
+    from torchedge.devices.device import thaw
+    from torchedge.textures.coefficients import CODEC, TABLE, coefficients_of
+
+    coefficients, table = coefficients_of(device), thaw(device.profile[TABLE])
+    assert isinstance(table, dict)
+    if as_json:
+        document = {"coefficients": CODEC.document(coefficients), TABLE: table}
+        print_json({"device": device.name, "folder": str(device.folder), **document})
+        return
+    print_wrapped(
+        f"{device.name}: {coefficients.compute_units} compute units of warps of {coefficients.warp}, "
+        f"{max(coefficients.gflops):.4g} GFLOP/s, launch {coefficients.launch_us:.3g} us"
+    )
+    head = [
+        "",
+        "hit, ns",
+        "worst, ns",
+        "lines C",
+        "line, B",
+        "decay D",
+        "cache",
+        "second level",
+        "main, GB/s",
+    ]
+    rows = []
+    for name, path in (("image", coefficients.image), ("buffer", coefficients.buffer)):
+        times = [path.hit_ns, path.hit_ns + sum(path.across)]
+        rates = [path.cache_gb_s, path.l2_gb_s, path.main_gb_s]
+        row = [*times, path.lines, path.line_bytes, path.decay, *rates]
+        rows.append([name, *(f"{value:.4g}" for value in row)])
+    print_table(head, rows)
+    for part, origin in coefficients.origins.items():
+        if origin.residual is not None:
+            print_wrapped(f"{part}: fitted with a median error of {origin.residual:.3g} %")
+    again = table.get("repeatability")
+    if again:
+        print_wrapped(
+            f"two passes differ by {again['cases']:.3g} % (median of the measurements; 90th percentile "
+            f"{again['cases_p90']:.3g} %), the coefficients fitted to each by {again['coefficients']:.3g} %"
+        )

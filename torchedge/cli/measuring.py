@@ -30,6 +30,8 @@ _SHOWN = 5
         "torchedge profile local-cpu --json",
         "torchedge profile --streaming --out loads.jsonl",
         "torchedge profile --streaming --device 1 --out loads.jsonl",
+        "torchedge profile --kernels",
+        "torchedge profile --kernels --device gpu --out kernels.jsonl",
     ],
 )
 @click.argument("device", default="local-cpu")
@@ -37,30 +39,56 @@ _SHOWN = 5
     "--streaming", is_flag=True, help="Measure an OpenCL device for streaming instead (about five minutes)."
 )
 @click.option(
+    "--kernels",
+    is_flag=True,
+    help="Run the micro-benchmarks of an OpenCL device instead (under five minutes).",
+)
+@click.option(
     "--device",
     "-d",
     "opencl_device",
-    help="With --streaming: OpenCL device, by its number, type or a part of its name.",
+    help="With --streaming or --kernels: OpenCL device, by its number, type or a part of its name.",
 )
-@click.option("--out", "-o", type=PATH, metavar="FILE", help="With --streaming: file that receives the rows.")
-@click.option("--quick", is_flag=True, help="With --streaming: measure few sizes, as a test.")
+@click.option(
+    "--out",
+    "-o",
+    type=PATH,
+    metavar="FILE",
+    help="With --streaming or --kernels: file that receives the rows. [--kernels: in your own folder]",
+)
+@click.option("--quick", is_flag=True, help="With --streaming or --kernels: measure little, as a test.")
 def profile(
-    device: str, streaming: bool, opencl_device: str | None, out: Path | None, quick: bool, as_json: bool
+    device: str,
+    streaming: bool,
+    kernels: bool,
+    opencl_device: str | None,
+    out: Path | None,
+    quick: bool,
+    as_json: bool,
 ) -> None:
-    """Measure this machine's processor, or an OpenCL device for streaming.
+    """Measure this machine's processor, or an OpenCL device for streaming or for its kernels.
 
     The processor takes 20 s; its profile goes into your own folder, where `predict` and `devices` find it
     before the packaged one. DEVICE is local-cpu; `torchedge campaign` measures others.
 
     With --streaming: how much kernels slow while they load weights, and the rates of disk, copies and
-    launches, as rows for `torchedge fit loads`. The same command continues an interrupted measurement.
+    launches, as rows for `torchedge fit loads`. With --kernels: caches, bandwidths, registers and arithmetic,
+    by which schedules and layouts of kernels are chosen; the coefficients go into the device's profile in
+    your own folder. The same command continues an interrupted measurement.
     """
+    if streaming and kernels:
+        raise InputError("--streaming and --kernels are given; expected one of them: run the command twice")
+    if kernels:
+        _profile_kernels(out, opencl_device, quick, as_json)
+        return
     if streaming:
         _profile_streaming(out, opencl_device, quick, as_json)
         return
     for name, value in (("--device", opencl_device), ("--out", out), ("--quick", quick or None)):
         if value is not None:
-            raise InputError(f"{name} is given without --streaming; add --streaming, or leave it out")
+            raise InputError(
+                f"{name} is given without --streaming or --kernels; add one of them, or leave it out"
+            )
     from torchedge.devices import LOCAL_DEVICE, find_device
     from torchedge.profiling.local_cpu import PROBES, measure_local_cpu
 
@@ -109,6 +137,40 @@ def _profile_streaming(out: Path | None, device: str | None, quick: bool, as_jso
         f"{figures['launch_us'] or 0:.0f} us; fastest way to load beside kernels: {way}"
     )
     print_wrapped(f"rows in {out}; next: torchedge fit loads {out} --device DEVICE --out FOLDER")
+
+
+def _profile_kernels(out: Path | None, device: str | None, quick: bool, as_json: bool) -> None:
+    from torchedge.cli.fitting import print_kernels
+    from torchedge.devices import LOCAL_DEVICE, find_device, match_device
+    from torchedge.profiling.kernel_cases import cases
+    from torchedge.profiling.kernel_fitting import fit_kernels
+    from torchedge.profiling.kernel_measuring import OpenCLBench, measure_kernels
+    from torchedge.profiling.profile_folders import write_profile
+    from torchedge.storage import user_folder
+    from torchedge.storage.documents import writing
+
+    bench = OpenCLBench(device)
+    known = find_device(LOCAL_DEVICE) if bench.traits.kind == "cpu" else match_device(bench.traits.name)
+    if known is None and out is None:
+        raise InputError(
+            f"{bench.traits.name} has no profile; give --out FILE for the rows, then fit them with "
+            "`torchedge fit kernels FILE --device FOLDER --out FOLDER`, FOLDER holding its device.toml"
+        )
+    folder = user_folder() / "profiles" / (known.name if known else "")
+    rows = out or folder.parent.parent / "kernels" / f"{folder.name}{'-quick' * quick}.jsonl"
+    with writing(rows.parent, "choose another --out"):
+        rows.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(2 * sum(1 for _ in cases(bench.traits, quick=quick)), "measuring") as progress:
+        measure_kernels(rows, bench, quick=quick, step=_each_step(progress))
+    if known is None:
+        print_wrapped(f"rows in {rows}; next: torchedge fit kernels {rows} --device FOLDER --out FOLDER")
+        return
+    with writing(folder, "set TORCHEDGE_HOME to a folder that can be written"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    written = write_profile(folder, known, {}, kernels=fit_kernels(rows, known, folder))
+    print_kernels(written, as_json)
+    if not as_json:
+        print_wrapped(f"rows in {rows}; profile in {folder}")
 
 
 # campaigns --------------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ from torchedge.storage.documents import writing
 from torchedge.streaming.capacities import FILE as LOADING_FILE
 from torchedge.streaming.capacities import TABLE as LOADING
 from torchedge.streaming.capacities import write_load_model
+from torchedge.textures.coefficients import COEFFICIENTS_FILE, write_coefficients
+from torchedge.textures.coefficients import TABLE as KERNELS
 
 KEYS: Mapping[Quantity, str] = {"memory": "gamma", "latency": "phi"}
 """The quantities by the names that tables, files and JSON use."""
@@ -121,12 +123,14 @@ def write_profile(
     fits: Mapping[Mode, ModeFit],
     workspaces: PartFit | None = None,
     loading: PartFit | None = None,
+    kernels: PartFit | None = None,
 ) -> Device:
     """Write a device's profile with the models of some modes; return the device as read back.
 
-    Modes, workspaces and latency under load that are not given stay as the device's profile has them. The
-    same data and versions give the same bytes except for the date. Files are written to a temporary folder
-    and moved, `device.toml` with the others' digests last, so that an interrupted write is noticed at load.
+    Modes, workspaces, latency under load and coefficients of kernels that are not given stay as the device's
+    profile has them. The same data and versions give the same bytes except for the date. Files are written
+    to a temporary folder and moved, `device.toml` with the others' digests last, so that an interrupted write
+    is noticed at load.
     """
     out = Path(os.path.abspath(out))
     source = read_toml(device.folder / DEVICE_FILE)
@@ -142,6 +146,7 @@ def write_profile(
         for part, table, file, write in (
             (workspaces, WORKSPACES, WORKSPACES_FILE, write_workspaces),
             (loading, LOADING, LOADING_FILE, write_load_model),
+            (kernels, KERNELS, COEFFICIENTS_FILE, write_coefficients),
         ):
             if part is not None:
                 digest = write(temporary, part.model)

@@ -16,8 +16,9 @@ from msgspec import Meta
 
 from torchedge.devices import Device, Provenance, is_phone_gpu, weakest
 from torchedge.errors import InputError, ProfileError
-from torchedge.storage import read_toml, resolve_inside, write_toml
+from torchedge.storage import file_sha256, read_toml, resolve_inside, write_toml
 from torchedge.storage.codecs import Codec, OneOf, Text
+from torchedge.storage.documents import MAX_DOCUMENT_BYTES
 from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
 
 __all__ = [
@@ -99,7 +100,8 @@ class KernelCoefficients:
     peak by `ARITHMETIC_WIDTHS`. arithmetic_ns: latency of a multiply-add. l2_bytes: last-level cache.
     local_gb_s, constant_gb_s: bandwidth of local and constant memory. barrier_ns: time of a barrier.
     launch_us: time of a launch. to_image_gb_s, from_image_gb_s, copy_gb_s: copies from buffers to images,
-    back, and between buffers. origins: by part (`PARTS`).
+    back, and between buffers. register_base: bytes of registers that a work-item needs beside its data.
+    origins: by part (`PARTS`).
     """
 
     warp: _Count
@@ -120,6 +122,7 @@ class KernelCoefficients:
     copy_gb_s: _Positive
     image: MemoryPath
     buffer: MemoryPath
+    register_base: Annotated[int, Meta(ge=0, le=4096)] = 0
     origins: Mapping[Annotated[str, OneOf(PARTS)], Origin] = field(default_factory=dict)
 
     @property
@@ -207,7 +210,14 @@ def coefficients_of(device: Device) -> KernelCoefficients:
     Raises:
         ProfileError: the profile's file breaks a rule of the format.
     """
-    if TABLE in device.profile:
+    described = device.profile.get(TABLE)
+    if isinstance(described, Mapping):
+        path = resolve_inside(device.folder, COEFFICIENTS_FILE)
+        if file_sha256(path, max_bytes=MAX_DOCUMENT_BYTES) != described.get("sha256"):
+            raise ProfileError(
+                f"{path} is not the file that device.toml describes (its sha256 differs); fit the "
+                "micro-benchmarks again with `torchedge fit kernels`"
+            )
         return read_coefficients(device.folder)
     phone = is_phone_gpu(device.vendor, device.title, *device.aliases)
     base = DEFAULTS["cpu" if device.kind == "cpu" else "mobile" if phone else "gpu"]
@@ -224,8 +234,8 @@ def read_coefficients(folder: Path) -> KernelCoefficients:
     return CODEC.parse(path, read_toml(path))
 
 
-def write_coefficients(folder: Path, coefficients: KernelCoefficients) -> Path:
-    """Write the coefficients into a profile folder, atomically; return the file.
+def write_coefficients(folder: Path, coefficients: KernelCoefficients) -> str:
+    """Write the coefficients into a profile folder, atomically; return the file's sha256.
 
     Raises:
         ProfileError: a coefficient breaks a rule of the format, or the folder cannot be written.
@@ -233,7 +243,7 @@ def write_coefficients(folder: Path, coefficients: KernelCoefficients) -> Path:
     CODEC.check(coefficients)
     path = folder / COEFFICIENTS_FILE
     write_toml(path, CODEC.document(coefficients))
-    return path
+    return file_sha256(path, max_bytes=MAX_DOCUMENT_BYTES)
 
 
 def _with_figures(base: KernelCoefficients, device: Device) -> KernelCoefficients:

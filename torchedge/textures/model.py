@@ -64,7 +64,8 @@ def occupancy(registers: npt.ArrayLike, coefficients: KernelCoefficients) -> Flo
 
     registers: bytes of registers of a work-item.
     """
-    of_a_warp = np.maximum(np.asarray(registers, np.float64), 1.0) * coefficients.warp
+    of_an_item = np.asarray(registers, np.float64) + coefficients.register_base
+    of_a_warp = np.maximum(of_an_item, 1.0) * coefficients.warp
     fitting = np.floor(coefficients.register_bytes / of_a_warp)
     return np.clip(fitting, 1.0, float(coefficients.max_waves))
 

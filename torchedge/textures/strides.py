@@ -49,7 +49,7 @@ def cross_block_strides(x: npt.ArrayLike, y: npt.ArrayLike) -> FloatArray:
 def lines_of(x: npt.ArrayLike, y: npt.ArrayLike, line_texels: int) -> Places:
     """Return a number for the cache line of each texel: `line_texels` neighbours in x share one (Fig. 3)."""
     x, y = np.broadcast_arrays(np.asarray(x, np.int64), np.asarray(y, np.int64))
-    return (y << 32) + x // line_texels
+    return np.asarray((y << 32) + x // line_texels)
 
 
 def reuse_distances(lines: Places) -> FloatArray:

@@ -1,0 +1,14 @@
+// Memory of RGBA texels, as an image2d or as a buffer. Defines: IMAGE (or not), WIDTH, HEIGHT (powers of two).
+
+#ifdef IMAGE
+#define MEMORY __read_only image2d_t
+__constant sampler_t NEAREST = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
+#define READ(memory, x, y) read_imagef(memory, NEAREST, (int2)(x, y))
+#define TARGET __write_only image2d_t
+#define WRITE(memory, x, y, value) write_imagef(memory, (int2)(x, y), value)
+#else
+#define MEMORY __global const float4 *
+#define READ(memory, x, y) memory[(y) * WIDTH + (x)]
+#define TARGET __global float4 *
+#define WRITE(memory, x, y, value) memory[(y) * WIDTH + (x)] = value
+#endif

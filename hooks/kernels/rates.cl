@@ -1,0 +1,60 @@
+// Bandwidths: all work-items read or write, neighbours neighbouring places. Defines: FLOATS (a vector type).
+
+// Reads `mask` + 1 texels of an image, on rows of 1 << shift, or places of a buffer, again and again.
+#ifdef IMAGE
+__kernel void sweep(MEMORY from, int mask, int shift, int rounds, __global float *out)
+#else
+__kernel void sweep(__global const FLOATS *from, int mask, int shift, int rounds, __global float *out)
+#endif
+{
+    const int pace = get_global_size(0) + 64;
+    int at = get_global_id(0);
+    FLOATS sum = 0;
+    for (int round = 0; round < rounds; round++) {
+        const int place = at & mask;
+#ifdef IMAGE
+        sum += READ(from, place & ((1 << shift) - 1), place >> shift);
+#else
+        sum += from[place];
+#endif
+        at += pace;
+    }
+    ((__global FLOATS *)out)[get_local_id(0)] = sum;
+}
+
+// Writes WIDTH x HEIGHT texels, once in all.
+__kernel void fill(TARGET to, int rounds)
+{
+    int at = get_global_id(0);
+    for (int round = 0; round < rounds; round++) {
+        WRITE(to, at & (WIDTH - 1), at / WIDTH, (float4)(at));
+        at += get_global_size(0);
+    }
+}
+
+#ifndef IMAGE
+__kernel void sweep_constant(__constant FLOATS *from, int mask, int rounds, __global float *out)
+{
+    int at = 0; // all work-items read the same place: constant memory is made for that
+    FLOATS sum = 0;
+    for (int round = 0; round < rounds; round++) {
+        sum += from[at & mask];
+        at++;
+    }
+    ((__global FLOATS *)out)[get_local_id(0)] = sum;
+}
+
+__kernel void sweep_local(__global const FLOATS *from, int mask, int rounds, __local FLOATS *copy, __global float *out)
+{
+    for (int at = get_local_id(0); at <= mask; at += get_local_size(0))
+        copy[at] = from[at];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    int at = get_local_id(0);
+    FLOATS sum = 0;
+    for (int round = 0; round < rounds; round++) {
+        sum += copy[at & mask];
+        at += get_local_size(0) + 4;
+    }
+    ((__global FLOATS *)out)[get_local_id(0)] = sum;
+}
+#endif

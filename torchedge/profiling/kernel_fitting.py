@@ -1,0 +1,518 @@
+"""Fits the coefficients of the kernel cost model to rows of micro-benchmarks (TMModel, sections 3 and 4)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchedge.devices import Device, Provenance
+from torchedge.errors import ProfileError, needed
+from torchedge.profiling.kernel_cases import UNITS, Case, Traits, stride_walk
+from torchedge.profiling.profile_folders import PartFit, describe
+from torchedge.profiling.samples import Source
+from torchedge.storage import file_sha256
+from torchedge.storage.documents import reading
+from torchedge.storage.journals import read_rows
+from torchedge.textures.coefficients import (
+    ARITHMETIC_WIDTHS,
+    CODEC,
+    DEFAULTS,
+    KernelCoefficients,
+    MemoryPath,
+    Origin,
+)
+from torchedge.textures.strides import cross_block_strides
+from torchedge.textures.work import FloatArray
+
+__all__ = [
+    "KernelTable",
+    "fit_coefficients",
+    "fit_kernels",
+    "fit_scans",
+    "fit_strides",
+    "fit_waves",
+    "read_kernels",
+]
+
+REUSE: Mapping[str, int] = {"column": 0, "row": 1, "block-2": 2, "block-4": 4, "block-8": 8}
+"""Intra-thread reuse distance s of the patterns (TMModel, 3.2.1)."""
+
+_MOST_BYTES = 32 * 2**20
+_HIT_TOLERANCE = 1.10
+"""A footprint fits a cache while its latency stays below so many times that of the smallest ones."""
+
+_NO_LIMIT = 2**30
+"""Register bytes of a device on which occupancy does not depend on registers."""
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Rows of micro-benchmarks of one device: the better result of the passes, by case.
+
+    environment: of the first row. differences: relative difference of the passes of each case.
+    """
+
+    environment: Mapping[str, Any]
+    traits: Traits
+    passes: Mapping[int, Mapping[Case, float]]
+    reasons: Mapping[str, str]
+
+    @property
+    def results(self) -> dict[Case, float]:
+        """The better result of the passes, by case: the shortest time, the highest rate."""
+        best: dict[Case, float] = {}
+        for measured in self.passes.values():
+            for case, value in measured.items():
+                better = max if UNITS[case.benchmark].startswith(("GB/s", "GFLOP/s")) else min
+                best[case] = better(best.get(case, value), value)
+        return best
+
+    @property
+    def differences(self) -> list[float]:
+        """Relative differences of the two passes, of each case that both have."""
+        first, second = (self.passes.get(number, {}) for number in (1, 2))
+        return [abs(first[case] / second[case] - 1) for case in first if case in second]
+
+
+def read_kernels(file: Path) -> KernelTable:
+    """Read a journal of `torchedge profile --kernels`.
+
+    Raises:
+        ProfileError: the file is missing, or a line is no such row.
+    """
+    if not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        raise ProfileError(
+            f"{file}: expected a file of rows of at most {_MOST_BYTES >> 20} MiB; measure one with "
+            "`torchedge profile --kernels`"
+        )
+    environment: dict[str, Any] = {}
+    passes: dict[int, dict[Case, float]] = {1: {}, 2: {}}
+    reasons: dict[str, str] = {}
+    for number, row in enumerate(read_rows(file), start=1):
+        with reading(f"{file} line {number}", "a row of micro-benchmarks", "a case with its result"):
+            if row.get("row") == "environment":
+                environment = dict(row)
+                continue
+            known: dict[str, Any] = dict(row)
+            which, benchmark = known.pop("pass"), known.pop("benchmark")
+            value, reason = known.pop("value", None), known.pop("reason", None)
+            known.pop("unit", None)
+            if benchmark not in UNITS or which not in passes:
+                raise ValueError(f"the benchmark {str(benchmark)[:20]!r}, pass {str(which)[:20]}")
+            for name, parameter in known.items():
+                if not isinstance(parameter, (int, str)) or isinstance(parameter, bool):
+                    raise ValueError(f"{name} {str(parameter)[:20]!r}")
+            case = Case(benchmark, tuple(known.items()))
+            if value is None:
+                reasons[case.title] = str(reason)[:200]
+            elif isinstance(value, (int, float)) and isfinite(value) and value > 0:
+                passes[which][case] = float(value)
+            else:
+                raise ValueError(f"the result {str(value)[:20]}")
+    with reading(str(file), "a table of micro-benchmarks", 'a row "environment" of a device'):
+        traits = Traits(
+            name=str(environment["device"]),
+            driver=str(environment["driver"]),
+            kind=_kind(environment["kind"]),
+            images=bool(environment["images"]),
+            **{name: _whole(environment[name]) for name in ("warp", "units", "max_group", "local_bytes")},
+        )
+    return KernelTable(environment, traits, passes, reasons)
+
+
+def _kind(value: object) -> Any:  # noqa: ANN401 - one of three words
+    if value not in DEFAULTS:
+        raise ValueError(f"the kind {str(value)[:20]!r}")
+    return value
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**40:
+        raise ValueError(f"the number {str(value)[:20]!r}")
+    return value
+
+
+# parts of the fit -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StrideFit:
+    """Beta of eq. 1: intercept and `across`, ns; residual: median relative error, %."""
+
+    hit_ns: float
+    across: tuple[float, ...]
+    residual: float
+
+
+def fit_strides(histograms: FloatArray, latencies: FloatArray) -> StrideFit:
+    """Fit eq. 1 by non-negative least squares of relative errors (TMModel, 3.1, step IV).
+
+    histograms: (n, F) cross-block strides per access. latencies: (n,) ns per access.
+
+    Raises:
+        MissingExtraError: scipy is not installed.
+    """
+    with needed("scipy", extra="fit", purpose="fitting micro-benchmarks"):
+        from scipy.optimize import nnls
+    columns = np.column_stack([np.ones(len(latencies)), histograms]) / latencies[:, None]
+    solution, _ = nnls(columns, np.ones(len(latencies)))
+    hit = max(float(solution[0]), 0.05 * float(latencies.min()))
+    across = tuple([_rounded(value) for value in solution[1:]])
+    errors = np.abs((hit + histograms @ solution[1:]) / latencies - 1)
+    return StrideFit(_rounded(hit), across, _percent(float(np.median(errors))))
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFit:
+    """C and D of eq. 2; residual: median relative error of the predicted slowdown, %."""
+
+    lines: int
+    decay: float
+    residual: float
+
+
+def fit_scans(live: FloatArray, slowdowns: FloatArray, expected: float) -> ScanFit:
+    """Fit eq. 2: log slowdown = ceil((live - C) / C) log D, by least squares over every C.
+
+    live: (n,) |W| s, lines live at once. slowdowns: (n,) latency over the latency of one work-item.
+    expected: C by the size of the cache, which decides among values of C that explain the rows alike.
+    """
+    most = int(max(live.max(), expected, 2))
+    candidates = np.unique(np.concatenate([np.arange(1, min(most, 4096) + 1), np.geomspace(1, most, 256)]))
+    candidates = np.unique(candidates.astype(int)).astype(float)
+    steps = np.maximum(np.ceil((live - candidates[:, None]) / candidates[:, None]), 0)
+    target = np.log(np.maximum(slowdowns, 1e-9))
+    slopes = np.maximum(steps @ target / np.maximum((steps**2).sum(1), 1e-9), 0)
+    errors = ((steps * slopes[:, None] - target) ** 2).mean(1)
+    alike = np.flatnonzero(errors <= errors.min() * 1.02 + 1e-6)
+    best = int(alike[np.argmin(np.abs(np.log(candidates[alike] / expected)))])
+    if slopes[best] < 0.005:  # no contention: C does not show
+        return ScanFit(max(1, round(expected)), 1.0, _percent(float(np.median(np.abs(np.expm1(target))))))
+    predicted = np.exp(steps[best] * slopes[best])
+    residual = float(np.median(np.abs(predicted / slowdowns - 1)))
+    return ScanFit(int(candidates[best]), _rounded(float(np.exp(slopes[best]))), _percent(residual))
+
+
+@dataclass(frozen=True, slots=True)
+class WavesFit:
+    """Eq. 4: register bytes of a unit, bytes that a work-item needs beside its data, most waves of a unit."""
+
+    register_bytes: int
+    base: int
+    max_waves: int
+    residual: float
+
+
+def count_waves(times: Mapping[int, float], warps: int) -> int | None:
+    """Return the warps of a unit that run at once: times by work-groups a unit, which jump beyond them.
+
+    None: the times do not jump.
+    """
+    multiples = sorted(times)
+    alone = times[multiples[0]]
+    for before, after in pairwise(multiples):
+        if times[after] - times[before] > 0.5 * alone:
+            return before * warps
+    return None
+
+
+def fit_waves(waves: Mapping[int, int | None], most: int, warp: int) -> WavesFit:
+    """Fit eq. 4 to the waves observed at several register footprints.
+
+    waves: by bytes of data in registers of a work-item; None: as many as were tried (`most`).
+    """
+    seen = {nbytes: most if count is None else count for nbytes, count in waves.items()}
+    cap = max(seen.values())
+    limited = {nbytes: count for nbytes, count in seen.items() if count < cap}
+    if not limited:
+        return WavesFit(_NO_LIMIT, 0, cap, 0.0)
+    best: tuple[int, int, int] | None = None
+    for base in range(0, 164, 4):
+        for kib in range(4, 1025, 4):
+            wrong = sum(
+                min(cap, kib * 1024 // ((nbytes + base) * warp)) != count for nbytes, count in seen.items()
+            )
+            if best is None or wrong < best[0]:
+                best = wrong, base, kib
+    assert best is not None
+    wrong, base, kib = best
+    return WavesFit(kib * 1024, base, cap, _percent(wrong / len(seen)))
+
+
+# the whole fit ----------------------------------------------------------------------------------------------
+
+
+class _Results:
+    """Results of one device by benchmark and parameters."""
+
+    def __init__(self, results: Mapping[Case, float]) -> None:
+        self.results = results
+
+    def of(self, benchmark: str, **parameters: object) -> Iterator[tuple[Case, float]]:
+        """Yield the cases of a benchmark with these parameters, and their results."""
+        for case, value in self.results.items():
+            if case.benchmark == benchmark and parameters.items() <= dict(case.parameters).items():
+                yield case, value
+
+    def one(self, benchmark: str, default: float, **parameters: object) -> float:
+        """Return the first such result, or a default."""
+        return next((value for _, value in self.of(benchmark, **parameters)), default)
+
+    def by(self, name: str, benchmark: str, **parameters: object) -> dict[int, float]:
+        """Return results by one numeric parameter, ascending."""
+        pairs = {case.number(name): value for case, value in self.of(benchmark, **parameters)}
+        return dict(sorted(pairs.items()))
+
+
+def fit_coefficients(table: KernelTable) -> KernelCoefficients:
+    """Return the coefficients that a table of measurements gives; of parts not measured, the class's.
+
+    Raises:
+        ProfileError: too little was measured.
+        MissingExtraError: scipy is not installed.
+    """
+    return _fit(table, table.results)
+
+
+def _fit(table: KernelTable, results: Mapping[Case, float]) -> KernelCoefficients:
+    measured, traits = _Results(results), table.traits
+    base = DEFAULTS[traits.kind]
+    environment = table.environment
+    source = "{command} on {date}, {device}, driver {driver}".format(**environment)
+    origins = dict(base.origins)
+    missing = [name for name in ("walk", "loop", "bandwidth", "arithmetic") if not any(measured.of(name))]
+    if missing:
+        raise ProfileError(
+            f"the rows of {traits.name} hold no {', '.join(missing)}; expected every benchmark: continue "
+            "with the same `torchedge profile --kernels`"
+        )
+    l2_bytes = _second_level(measured, base.l2_bytes)
+    paths: dict[str, MemoryPath] = {}
+    for storage in ("image", "buffer"):
+        paths[storage] = getattr(base, storage)
+        if any(measured.of("walk", storage=storage)):
+            paths[storage], residual = _fit_path(measured, storage, paths[storage], traits, l2_bytes)
+            origins[storage] = Origin(Provenance.MEASURED, source, residual)
+    waves, residual = _fit_occupancy(measured, traits)
+    arithmetic = {width: 0.0 for width in ARITHMETIC_WIDTHS}
+    for case, value in measured.of("arithmetic"):
+        arithmetic[case.number("width")] = max(arithmetic[case.number("width")], value)
+    origins["occupancy"] = Origin(Provenance.MEASURED, source, residual)
+    for part in ("arithmetic", "local", "launches", "copies"):
+        origins[part] = Origin(Provenance.MEASURED, source)
+    return replace(
+        base,
+        warp=traits.warp,
+        compute_units=traits.units,
+        register_bytes=waves.register_bytes,
+        register_base=waves.base,
+        max_waves=waves.max_waves,
+        max_group=traits.max_group,
+        local_bytes=traits.local_bytes,
+        l2_bytes=l2_bytes,
+        gflops=tuple([_rounded(arithmetic[width] or base.gflops[0]) for width in ARITHMETIC_WIDTHS]),
+        arithmetic_ns=_rounded(measured.one("chain", base.arithmetic_ns)),
+        local_gb_s=_rounded(measured.one("bandwidth", base.local_gb_s, storage="local")),
+        constant_gb_s=_rounded(measured.one("bandwidth", base.constant_gb_s, storage="constant")),
+        barrier_ns=_rounded(measured.one("barrier", base.barrier_ns)),
+        launch_us=_rounded(measured.one("launch", base.launch_us)),
+        to_image_gb_s=_rounded(measured.one("copy", base.to_image_gb_s, way="buffer-image")),
+        from_image_gb_s=_rounded(measured.one("copy", base.from_image_gb_s, way="image-buffer")),
+        copy_gb_s=_rounded(measured.one("copy", base.copy_gb_s, way="buffer-buffer")),
+        origins=origins,
+        **paths,
+    )
+
+
+def _fit_path(
+    measured: _Results, storage: str, base: MemoryPath, traits: Traits, l2_bytes: int
+) -> tuple[MemoryPath, float]:
+    """Return the coefficients of images or of buffers, and the residual of eq. 1 in %."""
+    walks = list(measured.of("walk", storage=storage))
+    histograms = np.stack([cross_block_strides(*stride_walk(case.number("seed"))) for case, _ in walks])
+    strides = fit_strides(histograms, np.array([value for _, value in walks]))
+    line_bytes = base.line_bytes
+    if traits.kind != "cpu":  # a processor loads the next lines ahead
+        line_bytes = _line_bytes(measured.by("stride", "line", storage=storage), line_bytes)
+    cache_bytes = _first_level(measured.by("bytes", "loop", storage=storage))
+    scans = _fit_path_scans(measured, storage, traits, cache_bytes / line_bytes)
+    waiting = measured.one("loop", 1.0, storage=storage, bytes=2**22, stride=64)
+    overlap = waiting / measured.one("flight", waiting, storage=storage)
+    rates = {
+        case.number("bytes"): value
+        for case, value in measured.of("bandwidth", storage=storage)
+        if case["width"] != 1
+    }
+    sizes = sorted(rates)
+    second = [size for size in sizes if cache_bytes < size <= l2_bytes] or sizes[-1:]
+    narrow = measured.one("bandwidth", rates[sizes[0]], storage=storage, width=1)
+    issue_bytes = traits.warp * (4 if storage == "buffer" else 16)
+    return MemoryPath(
+        hit_ns=strides.hit_ns,
+        across=strides.across,
+        lines=scans.lines,
+        line_bytes=line_bytes,
+        decay=scans.decay,
+        overlap=_rounded(max(overlap, 1.0)),
+        issue_ns=_rounded(issue_bytes * traits.units / narrow),
+        cache_gb_s=_rounded(rates[sizes[0]]),
+        l2_gb_s=_rounded(rates[second[-1]]),
+        main_gb_s=_rounded(rates[sizes[-1]]),
+        write_gb_s=_rounded(measured.one("write", base.write_gb_s, storage=storage)),
+    ), strides.residual
+
+
+def _fit_path_scans(measured: _Results, storage: str, traits: Traits, expected: float) -> ScanFit:
+    """Return C and D: slowdowns beyond what the first-level cache's bandwidth explains.
+
+    Column-major work-items use each line at once and contend for bandwidth alone: the slope of their time at
+    the most work-items is the time of one more access. On a processor work-items take turns, without
+    contention.
+    """
+    expected = max(1.0, expected)
+    by_pattern = {name: measured.by("threads", "scan", storage=storage, pattern=name) for name in REUSE}
+    columns = by_pattern["column"]
+    if traits.kind == "cpu" or not columns:
+        return ScanFit(round(expected), 1.0, 0.0)
+    most = max(columns)
+    slope = columns[most] / most
+    live, slowdowns = [], []
+    for name, times in by_pattern.items():
+        for threads, ns in times.items():
+            if REUSE[name]:
+                live.append(threads * REUSE[name])
+                slowdowns.append(ns / max(times[min(times)], slope * threads))
+    return fit_scans(np.array(live, float), np.array(slowdowns), expected)
+
+
+def _first_level(latencies: Mapping[int, float]) -> int:
+    """Return the largest footprint in bytes whose latency is that of the smallest ones.
+
+    A footprint counts as fast if any larger one is: interruptions make times longer, never shorter.
+    """
+    sizes = sorted(latencies)
+    hit = statistics.median([latencies[size] for size in sizes[:8]])
+    fast = [size for size in sizes if latencies[size] <= _HIT_TOLERANCE * hit]
+    return max(fast, default=sizes[0])
+
+
+def _second_level(measured: _Results, default: int) -> int:
+    """Return the footprint in bytes before the largest step of latency beyond 16 times the first cache."""
+    steps: list[tuple[float, int]] = []
+    for storage in ("buffer", "image"):
+        latencies = measured.by("bytes", "loop", storage=storage)
+        if not latencies:
+            continue
+        first = _first_level(latencies)
+        later = [size for size in latencies if size >= 4 * first]
+        steps += [(latencies[after] / latencies[before], before) for before, after in pairwise(later)]
+        if steps:
+            break
+    ratio, size = max(steps, default=(1.0, default))
+    return size if ratio > 1.15 else default
+
+
+def _line_bytes(latencies: Mapping[int, float], default: int) -> int:
+    """Return the line size that explains latencies by stride: a + b min(1, stride / line)."""
+    if len(latencies) < 3:
+        return default
+    strides, ns = np.array(list(latencies), float), np.array(list(latencies.values()))
+    best: tuple[float, int] | None = None
+    for line in (16, 32, 64, 128, 256):
+        columns = np.column_stack([np.ones(len(ns)), np.minimum(1, strides / line)])
+        solution, *_ = np.linalg.lstsq(columns / ns[:, None], np.ones(len(ns)), rcond=None)
+        error = float((((columns @ solution) / ns - 1) ** 2).mean())
+        if solution[1] > 0.1 * abs(solution[0]) and (best is None or error < best[0]):
+            best = error, line
+    return default if best is None else best[1]
+
+
+def _fit_occupancy(measured: _Results, traits: Traits) -> tuple[WavesFit, float]:
+    seen: dict[int, int | None] = {}
+    most = 1
+    for case, _ in list(measured.of("waves")):
+        registers, warps = case.number("registers"), case.number("warps")
+        times = measured.by("groups", "waves", registers=registers)
+        per_unit = {groups // traits.units: ns for groups, ns in times.items()}
+        seen[16 * registers] = count_waves(per_unit, warps)
+        most = max(most, max(per_unit) * warps)
+    if traits.kind == "cpu" or not seen:  # work-groups take turns on a core
+        return WavesFit(_NO_LIMIT, 0, 1, 0.0), 0.0
+    fit = fit_waves(seen, most, traits.warp)
+    return fit, fit.residual
+
+
+# profiles ---------------------------------------------------------------------------------------------------
+
+
+def fit_kernels(file: Path, device: Device, out: Path) -> PartFit:
+    """Fit a table of micro-benchmarks; return the coefficients with what the profile has to say of them.
+
+    Raises:
+        ProfileError: the table cannot be used.
+        MissingExtraError: scipy is not installed.
+    """
+    table = read_kernels(file)
+    coefficients = fit_coefficients(table)
+    CODEC.check(coefficients)
+    environment = table.environment
+    described = describe(
+        Source(file.name, file_sha256(file, max_bytes=_MOST_BYTES), Provenance.MEASURED),
+        f"torchedge fit kernels {file.name} --device {device.name} --out {out.resolve().name}",
+        measured=environment["date"],
+        probe=environment["command"],
+        on="{device}, driver {driver}".format(**environment),
+        rows=sum(len(measured) for measured in table.passes.values()),
+    )
+    described["repeatability"] = repeatability(table)
+    described["residuals"] = {
+        part: origin.residual for part, origin in coefficients.origins.items() if origin.residual is not None
+    }
+    return PartFit(coefficients, described)
+
+
+def repeatability(table: KernelTable) -> dict[str, float]:
+    """Return by how many % the two passes differ: over the cases, and over the coefficients fitted to each.
+
+    cases, cases_p90: median and 90th percentile; coefficients: median. Empty for a single pass.
+    """
+    if len(table.differences) < 2:
+        return {}
+    fits = [_numbers(_fit(table, table.passes[number])) for number in (1, 2)]
+    pairs = [(a, b) for a, b in zip(*fits, strict=True) if a and b]
+    return {
+        "cases": _percent(statistics.median(table.differences)),
+        "cases_p90": _percent(float(np.percentile(table.differences, 90))),
+        "coefficients": _percent(statistics.median([abs(a / b - 1) for a, b in pairs])),
+    }
+
+
+def _numbers(coefficients: KernelCoefficients) -> list[float]:
+    """Return all coefficients but the single entries of beta, of which others may stand for each other."""
+
+    def numbers(value: Any) -> Iterator[float]:  # noqa: ANN401
+        for item in fields(value):
+            entry = getattr(value, item.name)
+            if isinstance(entry, MemoryPath):
+                yield from numbers(entry)
+            elif isinstance(entry, (int, float)):
+                yield float(entry)
+            elif isinstance(entry, tuple):
+                yield float(sum(entry))
+
+    return list(numbers(coefficients))
+
+
+def _percent(share: float) -> float:
+    return float(f"{100 * share:.3g}")
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,419 @@
+"""Runs the micro-benchmarks of `kernel_cases` on an OpenCL device, by the kernels of `hooks/kernels`.
+
+Results are rows of a journal, which a second start continues: "environment" first, then for each case its
+results in two passes over all cases, from which the repeatability follows. `kernel_fitting` reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from functools import cached_property
+from math import gcd
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchedge.errors import InputError, OpenCLError, ProfileError
+from torchedge.lowering.targets import device_class
+from torchedge.opencl import compile_kernels, open_context
+from torchedge.opencl.contexts import DeviceContext, translated
+from torchedge.opencl.memory import allocate_buffer, allocate_image, upload
+from torchedge.profiling.kernel_cases import SIDE, UNITS, BenchDevice, Case, Traits, cases, stride_walk
+from torchedge.storage import data_folder
+from torchedge.storage.journals import Journal
+
+__all__ = ["PROBE", "OpenCLBench", "measure_kernels"]
+
+PROBE = "torchedge kernels 1"
+
+_WARPS: Mapping[str, int] = {"cpu": 1, "gpu": 32, "mobile": 64}
+_GROUPS: Mapping[str, int] = {"cpu": 16, "gpu": 256, "mobile": 128}
+"""Work-items of a group in measurements of bandwidth and arithmetic."""
+
+_ITEMS: Mapping[str, int] = {"cpu": 256, "gpu": 2048, "mobile": 1024}
+"""Work-items of a compute unit in these."""
+
+_CHAIN_STEPS, _SCAN_STEPS, _ACCESSES, _MOST_ACCESSES = 8192, 1024, 1536, 2**19
+_COPY_BYTES, _LAUNCHES = 2**24, 200
+_LEAST_RUNS, _MOST_RUNS, _CASE_NS = 3, 40, 30e6
+
+
+class _Trip(NamedTuple):
+    """A walk round a footprint: its accesses in a round, and the time of a number of accesses in ns."""
+
+    accesses: int
+    ns: Callable[[int], float]
+
+
+class OpenCLBench:
+    """An OpenCL device behind `BenchDevice`.
+
+    device: as in `torchedge.opencl.choose_device`. large: bytes of the memory that bandwidths sweep.
+
+    Raises:
+        DeviceError: no such device.
+    """
+
+    def __init__(self, device: str | int | None = None, *, large: int | None = None) -> None:
+        self.context: DeviceContext = open_context(device)
+        described = self.context.device
+        kind = device_class(described.kind, described.name, described.vendor, described.platform)
+        self._large = large or (2**28 if kind == "gpu" else 2**26)
+        self._queue = self.context.new_queue(True)
+        self._kernels: dict[Any, Any] = {}
+        self._memories: dict[Any, Any] = {}
+        self.traits = Traits(
+            described.name, described.driver, kind, self._warp(kind), described.compute_units,
+            described.work_group, described.local_bytes, described.images,
+        )  # fmt: skip
+
+    def _warp(self, kind: str) -> int:
+        """Return the warp that the driver states, else the class's; a processor runs items one by one."""
+        if kind == "cpu":
+            return 1
+        kernel = self._kernel("units.cl", "nothing", FLOATS="float", CHAINS=1, REGISTERS=8)
+        info = self.context.cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE
+        try:
+            return int(kernel.get_work_group_info(info, self.context.handle)) or _WARPS[kind]
+        except self.context.cl.Error:
+            return _WARPS[kind]
+
+    def measure(self, case: Case) -> float:
+        """Return the result of a case in its benchmark's unit.
+
+        Raises:
+            OpenCLError: the driver does not run it.
+        """
+        with translated(f"measuring {case.title}", device=self.context.device):
+            return float(getattr(self, f"_{case.benchmark}")(case))
+
+    # kernels and memory
+
+    def _kernel(self, file: str, name: str, **defines: object) -> Any:  # noqa: ANN401 - pyopencl's
+        key = file, name, tuple(defines.items())
+        if key not in self._kernels:
+            folder = data_folder("hooks") / "kernels"
+            lines = [f"#define {what} {value}" for what, value in {"SIDE": SIDE, **defines}.items()]
+            parts = ["memory.cl", file] if file != "units.cl" else [file]
+            source = "\n".join(lines + [(folder / part).read_text(encoding="utf-8") for part in parts])
+            self._kernels[key] = compile_kernels(self.context, {name: source}).kernel(name)
+        return self._kernels[key]
+
+    def _on(self, storage: str, file: str, name: str, side: int = SIDE, **defines: object) -> Any:  # noqa: ANN401
+        image = {"IMAGE": 1} if storage == "image" else {}
+        return self._kernel(file, name, WIDTH=side, HEIGHT=side, **{"FLOATS": "float4", **image, **defines})
+
+    def _memory(self, storage: str, side: int) -> Any:  # noqa: ANN401
+        """Return zeros: side x side texels."""
+        key = storage, side
+        if key not in self._memories:
+            zeros = np.zeros((side, side, 4), np.float32)
+            if storage == "image":
+                memory = allocate_image(self.context, side, side, "float32", "benchmark image")
+            else:
+                memory = allocate_buffer(self.context, zeros.nbytes, "benchmark buffer")
+            upload(self.context, self._queue, memory, zeros)
+            self._memories[key] = memory
+        return self._memories[key]
+
+    @cached_property
+    def _out(self) -> Any:  # noqa: ANN401
+        return allocate_buffer(self.context, 1 << 16, "benchmark results")
+
+    @cached_property
+    def _far_side(self) -> int:
+        """The side of the memory that bandwidths sweep: `large` bytes, a power of two each way."""
+        return 1 << ((self._large // 16).bit_length() - 1) // 2
+
+    def _ns(self, kernel: Any, items: int, group: int) -> float:  # noqa: ANN401
+        """Return the shortest time of a kernel whose arguments are set, of several runs."""
+        shortest = float("inf")
+        spent, runs = 0.0, 0
+        while runs < _LEAST_RUNS or (spent < _CASE_NS and runs < _MOST_RUNS):
+            event = self.context.cl.enqueue_nd_range_kernel(self._queue, kernel, (items,), (group,))
+            event.wait()
+            ns = max(float(event.profile.end - event.profile.start), 1.0)
+            shortest, spent, runs = min(shortest, ns), spent + ns, runs + 1
+        return shortest
+
+    def _wide(self) -> tuple[int, int]:
+        """Return (work-items, group) that fill the device."""
+        return self.traits.units * _ITEMS[self.traits.kind], min(
+            _GROUPS[self.traits.kind], self.traits.max_group
+        )
+
+    # benchmarks
+
+    def _walk(self, case: Case) -> float:
+        storage = str(case["storage"])
+        x, y = stride_walk(case.number("seed"))
+        strides = np.zeros((len(x) + 1, 2), np.uint8)
+        strides[: len(x), 0] = np.diff(x, prepend=0) % SIDE
+        strides[: len(y), 1] = np.diff(y, prepend=0) % SIDE
+        steps = self._uploaded("strides", strides)
+        kernel = self._on(storage, "chases.cl", "walk")
+        kernel.set_args(self._memory(storage, SIDE), steps, np.int32(len(x)), self._out)
+        return self._ns(kernel, 1, 1) / len(x)
+
+    def _uploaded(self, key: str, values: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
+        memory = self._memories.get(key)
+        if memory is None or memory.size < values.nbytes:
+            memory = self._memories[key] = allocate_buffer(self.context, values.nbytes, key)
+        upload(self.context, self._queue, memory, np.ascontiguousarray(values))
+        return memory
+
+    def _loop(self, case: Case) -> float:
+        """Many rounds of a small footprint: the first one, which loads the caches, hardly counts."""
+        nbytes = case.number("bytes")
+        trip = self._trip("loop", str(case["storage"]), nbytes, case.number("stride"))
+        steps = trip.accesses * (max(16, _CHAIN_STEPS // trip.accesses) if nbytes < 2**20 else 1)
+        return trip.ns(steps) / steps
+
+    def _line(self, case: Case) -> float:
+        """Neighbouring places, each once."""
+        trip = self._trip("line", str(case["storage"]), 16 * SIDE * SIDE, case.number("stride"))
+        return trip.ns(_CHAIN_STEPS) / _CHAIN_STEPS
+
+    def _flight(self, case: Case) -> float:
+        trip = self._trip("flight", str(case["storage"]), 2**22, 64)
+        return trip.ns(trip.accesses) / trip.accesses
+
+    def _trip(self, name: str, storage: str, nbytes: int, stride: int) -> _Trip:
+        """Return a walk round a footprint, at most `_MOST_ACCESSES` accesses a round.
+
+        Except for a "line", each jump leads past a golden section of the footprint: processors do not
+        prefetch its place.
+        """
+        texels = max(nbytes // 16, 1)
+        side = SIDE if texels <= SIDE * SIDE else self._far_side
+        texels = min(texels, side * side)
+        stride = max(stride // 16, -(-texels // _MOST_ACCESSES), 1)
+        accesses = max(1, texels // stride)
+        near = 1 if name == "line" else int(accesses * 0.618) or 1
+        jump = next(n for n in range(near, accesses + 2) if gcd(n, accesses) == 1)
+        shift = min((texels - 1).bit_length() // 2 + 1, side.bit_length() - 1)
+        kernel = self._on(storage, "chases.cl", "flight" if name == "flight" else "loop", side)
+        memory = self._memory(storage, side)
+
+        def ns(steps: int) -> float:
+            numbers = [np.int32(number) for number in (accesses * stride, jump * stride, shift, steps)]
+            kernel.set_args(memory, *numbers, self._out)
+            return self._ns(kernel, 1, 1)
+
+        return _Trip(accesses, ns)
+
+    def _scan(self, case: Case) -> float:
+        storage, pattern, threads = str(case["storage"]), str(case["pattern"]), case.number("threads")
+        shift = {"block-2": 1, "block-4": 2, "block-8": 3}.get(pattern, 0)
+        kernel = self._on(storage, "chases.cl", "scan")
+        numbers = [np.int32(number) for number in (pattern == "column", shift, _SCAN_STEPS)]
+        kernel.set_args(self._memory(storage, SIDE), *numbers, self._out)
+        return self._ns(kernel, threads, threads) / _SCAN_STEPS
+
+    def _bandwidth(self, case: Case) -> float:
+        storage, width, nbytes = str(case["storage"]), case.number("width"), case.number("bytes")
+        items, group = self._wide()
+        nbytes = self._large if nbytes >= 2**26 else nbytes
+        places = nbytes // (4 * width)
+        rounds = min(max(64, -(-places // items)), 4096)
+        side = SIDE if nbytes <= 16 * SIDE * SIDE else self._far_side
+        name = f"sweep_{storage}" if storage in ("local", "constant") else "sweep"
+        kernel = self._on(storage, "rates.cl", name, side, FLOATS=_vector(width))
+        shift = min(((places - 1).bit_length() + 1) // 2, side.bit_length() - 1)
+        numbers = [
+            np.int32(n) for n in ((places - 1, shift, rounds) if name == "sweep" else (places - 1, rounds))
+        ]
+        local = [self.context.cl.LocalMemory(nbytes)] if storage == "local" else []
+        memory = self._memory("image" if storage == "image" else "buffer", side)
+        kernel.set_args(memory, *numbers, *local, self._out)
+        return items * rounds * 4 * width / self._ns(kernel, items, group)
+
+    def _write(self, case: Case) -> float:
+        storage, side = str(case["storage"]), self._far_side
+        items, group = self._wide()
+        rounds = max(1, min(side * side, 2**22) // items)
+        kernel = self._on(storage, "rates.cl", "fill", side)
+        key = "written", storage
+        if key not in self._memories:
+            self._memories[key] = (
+                allocate_image(self.context, side, side, "float32", "benchmark image")
+                if storage == "image"
+                else allocate_buffer(self.context, 16 * side * side, "benchmark buffer")
+            )
+        kernel.set_args(self._memories[key], np.int32(rounds))
+        return items * rounds * 16 / self._ns(kernel, items, group)
+
+    def _arithmetic(self, case: Case) -> float:
+        width, chains = case.number("width"), case.number("chains")
+        items, group = self._wide()
+        rounds = 256
+        ns = self._ns(self._multiply_add(width, chains, rounds), items, group)
+        return items * rounds * 8 * chains * width * 2 / ns
+
+    def _chain(self, case: Case) -> float:
+        del case
+        rounds = 1024
+        return self._ns(self._multiply_add(1, 1, rounds), 1, 1) / (8 * rounds)
+
+    def _multiply_add(self, width: int, chains: int, rounds: int) -> Any:  # noqa: ANN401
+        kernel = self._kernel("units.cl", "multiply_add", FLOATS=_vector(width), CHAINS=chains, REGISTERS=8)
+        kernel.set_args(np.float32(0.5), np.int32(rounds), self._out)
+        return kernel
+
+    def _barrier(self, case: Case) -> float:
+        del case
+        rounds, group = 1024, min(64, self.traits.max_group)
+        kernel = self._kernel("units.cl", "barriers", FLOATS="float", CHAINS=1, REGISTERS=8)
+        kernel.set_args(np.int32(rounds), self.context.cl.LocalMemory(4 * group), self._out)
+        return self._ns(kernel, group, group) / rounds
+
+    def _launch(self, case: Case) -> float:
+        """By the host's clock: launches that do nothing, many without waiting."""
+        del case
+        kernel = self._kernel("units.cl", "nothing", FLOATS="float", CHAINS=1, REGISTERS=8)
+        kernel.set_args(self._out)
+        queue, shortest = self.context.queue, float("inf")
+        for _ in range(5):
+            queue.finish()
+            begun = time.perf_counter()
+            for _ in range(_LAUNCHES):
+                self.context.cl.enqueue_nd_range_kernel(queue, kernel, (64,), (64,))
+            queue.finish()
+            shortest = min(shortest, (time.perf_counter() - begun) / _LAUNCHES)
+        return shortest * 1e6
+
+    def _copy(self, case: Case) -> float:
+        cl, texels = self.context.cl, _COPY_BYTES // 16
+        source, _, target = str(case["way"]).partition("-")
+        memories = [self._memory(source, SIDE), self._copied(target)]
+        whole = {"origin": (0, 0), "region": (SIDE, SIDE)}
+        options: dict[str, Any] = {
+            "buffer-buffer": {},
+            "buffer-image": {"offset": 0, **whole},
+            "image-buffer": {"offset": 0, **whole},
+        }[str(case["way"])]
+        shortest = float("inf")
+        for _ in range(_LEAST_RUNS + 2):
+            event = cl.enqueue_copy(self._queue, memories[1], memories[0], **options)
+            event.wait()
+            shortest = min(shortest, max(event.profile.end - event.profile.start, 1))
+        return 16 * texels / shortest
+
+    def _copied(self, storage: str) -> Any:  # noqa: ANN401
+        key = "copied", storage
+        if key not in self._memories:
+            self._memories[key] = (
+                allocate_image(self.context, SIDE, SIDE, "float32", "benchmark image")
+                if storage == "image"
+                else allocate_buffer(self.context, 16 * SIDE * SIDE, "benchmark buffer")
+            )
+        return self._memories[key]
+
+    def _waves(self, case: Case) -> float:
+        registers = case.number("registers")
+        kernel = self._kernel("units.cl", "hold", FLOATS="float", CHAINS=1, REGISTERS=registers)
+        ring = self._memories.get("ring")
+        if ring is None:
+            lines = 2**16
+            values = np.repeat((np.arange(1, lines + 1, dtype=np.int32) % lines) * 32, 32)
+            ring = self._memories["ring"] = self._uploaded("ring", values)
+        kernel.set_args(ring, np.int32(_ACCESSES // registers), self._out)
+        group = case.number("warps") * (16 if self.traits.kind == "cpu" else self.traits.warp)
+        return self._ns(kernel, case.number("groups") * group, group)
+
+
+def _vector(width: int) -> str:
+    return "float" if width == 1 else f"float{width}"
+
+
+# journals ---------------------------------------------------------------------------------------------------
+
+_Row = dict[str, Any]
+
+
+def measure_kernels(
+    out: Path,
+    device: BenchDevice,
+    *,
+    quick: bool = False,
+    step: Callable[[str], Any] = lambda _: None,
+) -> int:
+    """Measure what a journal lacks, in two passes over the cases; return the number of new rows.
+
+    quick: few cases, for a test. `step` receives the title of each case before it is measured or skipped.
+
+    Raises:
+        InputError: the journal is of another device or other options.
+        ProfileError: the file cannot be written, or is no such journal.
+    """
+    traits, new = device.traits, 0
+    environment = _environment(traits, quick)
+    with Journal(out) as journal:
+        done = _done(journal, environment)
+        if not done:
+            journal.append(environment)
+        for number in (1, 2):
+            for case in cases(traits, quick=quick):
+                step(case.title)
+                if (number, case.title) in done:
+                    continue
+                journal.append(
+                    {
+                        "pass": number,
+                        "benchmark": case.benchmark,
+                        **dict(case.parameters),
+                        **_result(device, case),
+                    }
+                )
+                new += 1
+    return new
+
+
+def _result(device: BenchDevice, case: Case) -> _Row:
+    """Return a case's value, or the reason why the device does not run it."""
+    try:
+        return {"value": float(f"{device.measure(case):.6g}"), "unit": UNITS[case.benchmark].split()[0]}
+    except OpenCLError as error:
+        return {"reason": " ".join(str(error).split())[:200]}
+
+
+def _environment(traits: Traits, quick: bool) -> _Row:
+    from torchedge import __version__
+
+    return {
+        "row": "environment", "probe": PROBE, "quick": quick, "device": traits.name, "driver": traits.driver,
+        "kind": traits.kind, "warp": traits.warp, "units": traits.units, "max_group": traits.max_group,
+        "local_bytes": traits.local_bytes, "images": traits.images, "torchedge": __version__,
+        "command": "torchedge profile --kernels" + " --quick" * quick,
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+    }  # fmt: skip
+
+
+def _done(journal: Journal, environment: _Row) -> set[tuple[int, str]]:
+    """Return the passes and titles of the rows that a journal has."""
+    done: set[tuple[int, str]] = set()
+    for number, (_, row) in enumerate(journal.rows(), start=1):
+        known: _Row = dict(row)
+        if known.get("row") == "environment":
+            for name in ("probe", "device", "driver", "quick"):
+                if known.get(name) != environment[name]:
+                    raise InputError(
+                        f"{journal.path}: was measured with {name} {str(known.get(name))[:60]}, now "
+                        f"{environment[name]}; choose another --out"
+                    )
+            done.add((0, "environment"))
+            continue
+        if known.get("benchmark") not in UNITS or known.get("pass") not in (1, 2):
+            raise ProfileError(
+                f"{journal.path} line {number}: is no row of `torchedge profile --kernels`; choose another "
+                "--out"
+            )
+        parameters = {key: value for key, value in known.items() if key not in _OUTSIDE_PARAMETERS}
+        done.add((known["pass"], Case(known["benchmark"], tuple(parameters.items())).title))
+    return done
+
+
+_OUTSIDE_PARAMETERS = {"pass", "benchmark", "value", "unit", "reason"}
