@@ -31,6 +31,8 @@ class Target:
     storage: preferred storage of tensors; pattern: the access pattern of images. image_width, image_height:
     largest image in texels; pitch: rows of images made from buffers are a multiple of so many texels.
     shared_pitch: the same of intermediate images made from the arena's buffer; 0: each has memory of its own.
+    serial: one work-item does the work of a work-group, in loops of its own: PoCL compiles them many times
+    faster than it turns a work-group into loops.
     largest_group: work-items of a work-group at most; local_bytes: local memory of a work-group.
     half: large intermediates are stored in half precision; half_weights: so are matrices of weights that the
     step does not update. checks: kernels report accesses outside their
@@ -50,6 +52,7 @@ class Target:
     image_height: int = 16_384
     pitch: int = 64
     shared_pitch: int = 0
+    serial: bool = False
     largest_group: int = 1024
     local_bytes: int = 32 << 10
     half: bool = False
@@ -67,6 +70,7 @@ TARGETS = {
         row_group=1,
         schedule="panel",
         least_group=1,
+        serial=True,
         local_bytes=1 << 20,
     ),
     # A server or desktop GPU: 128-bit accesses; a hundred processors with over a thousand items each.

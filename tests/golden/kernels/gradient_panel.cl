@@ -120,12 +120,19 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_b
 }
 
 
-__kernel void pointwise_617e54f13a(__global float* restrict t0, __global const float* restrict t1) {
-  if (get_global_id(1) >= 9) return;
-  const int d2 = get_global_id(0);
-  const int d1 = get_global_id(1);
+__kernel void pointwise_42b6bae670(__global float* restrict t0, __global const float* restrict t1) {
   const int d0 = get_global_id(2);
+  const int b1 = get_global_id(1) * 2;
+  const int e1 = min(b1 + 2, 9);
+  const int b0 = get_global_id(0) * 18;
+  const int e0 = min(b0 + 18, 18);
 
-  const float16 v1 = *(__global const float16*)(t1 + 3200 * d0 + 320 * d1 + 16 * d2 + 352);
-  *(__global float16*)(t0 + 2592 * d0 + 288 * d1 + 16 * d2) = v1;
+  for (int i1 = b1; i1 < e1; ++i1) {
+    const int d1 = i1;
+    for (int i0 = b0; i0 < e0; ++i0) {
+      const int d2 = i0;
+      const float16 v1 = *(__global const float16*)(t1 + 3200 * d0 + 320 * d1 + 16 * d2 + 352);
+      *(__global float16*)(t0 + 2592 * d0 + 288 * d1 + 16 * d2) = v1;
+    }
+  }
 }

@@ -7,29 +7,41 @@ typedef float2 te_float2 __attribute__((aligned(sizeof(float))));
 #define te_load_float2(p) vload2(0, p)
 #define te_store_float2(v, p) vstore2(v, 0, p)
 #endif
-__kernel void rows_579b5fc56e(__global float* restrict t0, __global const float* restrict t1) {
-  const int r2 = get_global_id(0);
-  const int r1 = get_global_id(1);
-  const int r0 = get_global_id(2);
+__kernel void rows_f3aca1701a(__global float* restrict t0, __global const float* restrict t1) {
+  const int b2 = get_global_id(2) * 4;
+  const int e2 = min(b2 + 4, 32);
+  const int b1 = get_global_id(1) * 4;
+  const int e1 = min(b1 + 4, 4);
+  const int b0 = get_global_id(0) * 4;
+  const int e0 = min(b0 + 4, 4);
 
-  float2 s0_l = (float2)(0.0f);
-  float s0_t = 0.0f;
-  #pragma unroll
+  for (int i2 = b2; i2 < e2; ++i2) {
+    const int r0 = i2;
+    for (int i1 = b1; i1 < e1; ++i1) {
+      const int r1 = i1;
+      for (int i0 = b0; i0 < e0; ++i0) {
+        const int r2 = i0;
+        float2 s0_l = (float2)(0.0f);
+        float s0_t = 0.0f;
+        #pragma unroll
   for (int k0 = 0; k0 < 3; ++k0) {
-    #pragma unroll
+          #pragma unroll
   for (int k1 = 0; k1 < 1; ++k1) {
-      const float2 v1_1 = te_load_float2(t1 + 81 * r0 + 18 * r1 + 9 * k0 + 2 * k1 + 2 * r2);
-      s0_l = s0_l + v1_1;
-    }
-    for (int k1 = 2; k1 < 3; ++k1) {
-      const float v2_1 = t1[81 * r0 + 18 * r1 + 9 * k0 + 2 * r2 + k1];
-      s0_t = s0_t + v2_1;
+            const float2 v1_1 = te_load_float2(t1 + 81 * r0 + 18 * r1 + 9 * k0 + 2 * k1 + 2 * r2);
+            s0_l = s0_l + v1_1;
+          }
+          for (int k1 = 2; k1 < 3; ++k1) {
+            const float v2_1 = t1[81 * r0 + 18 * r1 + 9 * k0 + 2 * r2 + k1];
+            s0_t = s0_t + v2_1;
+          }
+        }
+        float s0_0 = s0_l.s0;
+        float s0_1 = s0_l.s1;
+        s0_0 = s0_0 + s0_1;
+        float s0 = s0_0 + s0_t;
+        const float v3_1 = (s0 / 9.0f);
+        t0[16 * r0 + 4 * r1 + r2] = v3_1;
+      }
     }
   }
-  float s0_0 = s0_l.s0;
-  float s0_1 = s0_l.s1;
-  s0_0 = s0_0 + s0_1;
-  float s0 = s0_0 + s0_t;
-  const float v3_1 = (s0 / 9.0f);
-  t0[16 * r0 + 4 * r1 + r2] = v3_1;
 }

@@ -7,112 +7,116 @@ typedef float16 te_float16 __attribute__((aligned(sizeof(float))));
 #define te_load_float16(p) vload16(0, p)
 #define te_store_float16(v, p) vstore16(v, 0, p)
 #endif
-__kernel void rows_96168150da(__global float* restrict t0, __global const float* restrict t1) {
-  const int r0 = get_global_id(0);
+__kernel void rows_67de1d9e93(__global float* restrict t0, __global const float* restrict t1) {
+  const int b0 = get_global_id(0) * 8;
+  const int e0 = min(b0 + 8, 64);
 
-  float16 s0_l = (float16)((-INFINITY));
-  float s0_t = (-INFINITY);
-  for (int k0 = 0; k0 < 62; ++k0) {
-    // loading slot
-    const float16 v1_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
-    s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
-  }
-  for (int k0 = 992; k0 < 1000; ++k0) {
-    const float v2_1 = t1[1000 * r0 + k0];
-    s0_t = ((v2_1 > s0_t) | (v2_1 != v2_1)) ? v2_1 : s0_t;
-  }
-  float s0_0 = s0_l.s0;
-  float s0_1 = s0_l.s1;
-  float s0_2 = s0_l.s2;
-  float s0_3 = s0_l.s3;
-  float s0_4 = s0_l.s4;
-  float s0_5 = s0_l.s5;
-  float s0_6 = s0_l.s6;
-  float s0_7 = s0_l.s7;
-  float s0_8 = s0_l.s8;
-  float s0_9 = s0_l.s9;
-  float s0_10 = s0_l.sa;
-  float s0_11 = s0_l.sb;
-  float s0_12 = s0_l.sc;
-  float s0_13 = s0_l.sd;
-  float s0_14 = s0_l.se;
-  float s0_15 = s0_l.sf;
-  s0_0 = ((s0_8 > s0_0) | (s0_8 != s0_8)) ? s0_8 : s0_0;
-  s0_1 = ((s0_9 > s0_1) | (s0_9 != s0_9)) ? s0_9 : s0_1;
-  s0_2 = ((s0_10 > s0_2) | (s0_10 != s0_10)) ? s0_10 : s0_2;
-  s0_3 = ((s0_11 > s0_3) | (s0_11 != s0_11)) ? s0_11 : s0_3;
-  s0_4 = ((s0_12 > s0_4) | (s0_12 != s0_12)) ? s0_12 : s0_4;
-  s0_5 = ((s0_13 > s0_5) | (s0_13 != s0_13)) ? s0_13 : s0_5;
-  s0_6 = ((s0_14 > s0_6) | (s0_14 != s0_14)) ? s0_14 : s0_6;
-  s0_7 = ((s0_15 > s0_7) | (s0_15 != s0_15)) ? s0_15 : s0_7;
-  s0_0 = ((s0_4 > s0_0) | (s0_4 != s0_4)) ? s0_4 : s0_0;
-  s0_1 = ((s0_5 > s0_1) | (s0_5 != s0_5)) ? s0_5 : s0_1;
-  s0_2 = ((s0_6 > s0_2) | (s0_6 != s0_6)) ? s0_6 : s0_2;
-  s0_3 = ((s0_7 > s0_3) | (s0_7 != s0_7)) ? s0_7 : s0_3;
-  s0_0 = ((s0_2 > s0_0) | (s0_2 != s0_2)) ? s0_2 : s0_0;
-  s0_1 = ((s0_3 > s0_1) | (s0_3 != s0_3)) ? s0_3 : s0_1;
-  s0_0 = ((s0_1 > s0_0) | (s0_1 != s0_1)) ? s0_1 : s0_0;
-  float s0 = ((s0_t > s0_0) | (s0_t != s0_t)) ? s0_t : s0_0;
-  float16 s1_l = (float16)(0.0f);
-  float s1_t = 0.0f;
-  for (int k0 = 0; k0 < 62; ++k0) {
-    // loading slot
-    const float16 v3_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
-    const float16 v3_2 = (v3_1 - ((float16)(s0)));
-    const float16 v3_3 = exp(v3_2);
-    s1_l = s1_l + v3_3;
-  }
-  for (int k0 = 992; k0 < 1000; ++k0) {
-    const float v4_1 = t1[1000 * r0 + k0];
-    const float v4_2 = (v4_1 - s0);
-    const float v4_3 = exp(v4_2);
-    s1_t = s1_t + v4_3;
-  }
-  float s1_0 = s1_l.s0;
-  float s1_1 = s1_l.s1;
-  float s1_2 = s1_l.s2;
-  float s1_3 = s1_l.s3;
-  float s1_4 = s1_l.s4;
-  float s1_5 = s1_l.s5;
-  float s1_6 = s1_l.s6;
-  float s1_7 = s1_l.s7;
-  float s1_8 = s1_l.s8;
-  float s1_9 = s1_l.s9;
-  float s1_10 = s1_l.sa;
-  float s1_11 = s1_l.sb;
-  float s1_12 = s1_l.sc;
-  float s1_13 = s1_l.sd;
-  float s1_14 = s1_l.se;
-  float s1_15 = s1_l.sf;
-  s1_0 = s1_0 + s1_8;
-  s1_1 = s1_1 + s1_9;
-  s1_2 = s1_2 + s1_10;
-  s1_3 = s1_3 + s1_11;
-  s1_4 = s1_4 + s1_12;
-  s1_5 = s1_5 + s1_13;
-  s1_6 = s1_6 + s1_14;
-  s1_7 = s1_7 + s1_15;
-  s1_0 = s1_0 + s1_4;
-  s1_1 = s1_1 + s1_5;
-  s1_2 = s1_2 + s1_6;
-  s1_3 = s1_3 + s1_7;
-  s1_0 = s1_0 + s1_2;
-  s1_1 = s1_1 + s1_3;
-  s1_0 = s1_0 + s1_1;
-  float s1 = s1_0 + s1_t;
-  for (int k0 = 0; k0 < 62; ++k0) {
-    // loading slot
-    const float16 v5_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
-    const float16 v5_2 = (v5_1 - ((float16)(s0)));
-    const float16 v5_3 = exp(v5_2);
-    const float16 v5_4 = (v5_3 / ((float16)(s1)));
-    te_store_float16(v5_4, t0 + 1000 * r0 + 16 * k0);
-  }
-  for (int k0 = 992; k0 < 1000; ++k0) {
-    const float v6_1 = t1[1000 * r0 + k0];
-    const float v6_2 = (v6_1 - s0);
-    const float v6_3 = exp(v6_2);
-    const float v6_4 = (v6_3 / s1);
-    t0[1000 * r0 + k0] = v6_4;
+  for (int i0 = b0; i0 < e0; ++i0) {
+    const int r0 = i0;
+    float16 s0_l = (float16)((-INFINITY));
+    float s0_t = (-INFINITY);
+    for (int k0 = 0; k0 < 62; ++k0) {
+      // loading slot
+      const float16 v1_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
+      s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
+    }
+    for (int k0 = 992; k0 < 1000; ++k0) {
+      const float v2_1 = t1[1000 * r0 + k0];
+      s0_t = ((v2_1 > s0_t) | (v2_1 != v2_1)) ? v2_1 : s0_t;
+    }
+    float s0_0 = s0_l.s0;
+    float s0_1 = s0_l.s1;
+    float s0_2 = s0_l.s2;
+    float s0_3 = s0_l.s3;
+    float s0_4 = s0_l.s4;
+    float s0_5 = s0_l.s5;
+    float s0_6 = s0_l.s6;
+    float s0_7 = s0_l.s7;
+    float s0_8 = s0_l.s8;
+    float s0_9 = s0_l.s9;
+    float s0_10 = s0_l.sa;
+    float s0_11 = s0_l.sb;
+    float s0_12 = s0_l.sc;
+    float s0_13 = s0_l.sd;
+    float s0_14 = s0_l.se;
+    float s0_15 = s0_l.sf;
+    s0_0 = ((s0_8 > s0_0) | (s0_8 != s0_8)) ? s0_8 : s0_0;
+    s0_1 = ((s0_9 > s0_1) | (s0_9 != s0_9)) ? s0_9 : s0_1;
+    s0_2 = ((s0_10 > s0_2) | (s0_10 != s0_10)) ? s0_10 : s0_2;
+    s0_3 = ((s0_11 > s0_3) | (s0_11 != s0_11)) ? s0_11 : s0_3;
+    s0_4 = ((s0_12 > s0_4) | (s0_12 != s0_12)) ? s0_12 : s0_4;
+    s0_5 = ((s0_13 > s0_5) | (s0_13 != s0_13)) ? s0_13 : s0_5;
+    s0_6 = ((s0_14 > s0_6) | (s0_14 != s0_14)) ? s0_14 : s0_6;
+    s0_7 = ((s0_15 > s0_7) | (s0_15 != s0_15)) ? s0_15 : s0_7;
+    s0_0 = ((s0_4 > s0_0) | (s0_4 != s0_4)) ? s0_4 : s0_0;
+    s0_1 = ((s0_5 > s0_1) | (s0_5 != s0_5)) ? s0_5 : s0_1;
+    s0_2 = ((s0_6 > s0_2) | (s0_6 != s0_6)) ? s0_6 : s0_2;
+    s0_3 = ((s0_7 > s0_3) | (s0_7 != s0_7)) ? s0_7 : s0_3;
+    s0_0 = ((s0_2 > s0_0) | (s0_2 != s0_2)) ? s0_2 : s0_0;
+    s0_1 = ((s0_3 > s0_1) | (s0_3 != s0_3)) ? s0_3 : s0_1;
+    s0_0 = ((s0_1 > s0_0) | (s0_1 != s0_1)) ? s0_1 : s0_0;
+    float s0 = ((s0_t > s0_0) | (s0_t != s0_t)) ? s0_t : s0_0;
+    float16 s1_l = (float16)(0.0f);
+    float s1_t = 0.0f;
+    for (int k0 = 0; k0 < 62; ++k0) {
+      // loading slot
+      const float16 v3_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
+      const float16 v3_2 = (v3_1 - ((float16)(s0)));
+      const float16 v3_3 = exp(v3_2);
+      s1_l = s1_l + v3_3;
+    }
+    for (int k0 = 992; k0 < 1000; ++k0) {
+      const float v4_1 = t1[1000 * r0 + k0];
+      const float v4_2 = (v4_1 - s0);
+      const float v4_3 = exp(v4_2);
+      s1_t = s1_t + v4_3;
+    }
+    float s1_0 = s1_l.s0;
+    float s1_1 = s1_l.s1;
+    float s1_2 = s1_l.s2;
+    float s1_3 = s1_l.s3;
+    float s1_4 = s1_l.s4;
+    float s1_5 = s1_l.s5;
+    float s1_6 = s1_l.s6;
+    float s1_7 = s1_l.s7;
+    float s1_8 = s1_l.s8;
+    float s1_9 = s1_l.s9;
+    float s1_10 = s1_l.sa;
+    float s1_11 = s1_l.sb;
+    float s1_12 = s1_l.sc;
+    float s1_13 = s1_l.sd;
+    float s1_14 = s1_l.se;
+    float s1_15 = s1_l.sf;
+    s1_0 = s1_0 + s1_8;
+    s1_1 = s1_1 + s1_9;
+    s1_2 = s1_2 + s1_10;
+    s1_3 = s1_3 + s1_11;
+    s1_4 = s1_4 + s1_12;
+    s1_5 = s1_5 + s1_13;
+    s1_6 = s1_6 + s1_14;
+    s1_7 = s1_7 + s1_15;
+    s1_0 = s1_0 + s1_4;
+    s1_1 = s1_1 + s1_5;
+    s1_2 = s1_2 + s1_6;
+    s1_3 = s1_3 + s1_7;
+    s1_0 = s1_0 + s1_2;
+    s1_1 = s1_1 + s1_3;
+    s1_0 = s1_0 + s1_1;
+    float s1 = s1_0 + s1_t;
+    for (int k0 = 0; k0 < 62; ++k0) {
+      // loading slot
+      const float16 v5_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
+      const float16 v5_2 = (v5_1 - ((float16)(s0)));
+      const float16 v5_3 = exp(v5_2);
+      const float16 v5_4 = (v5_3 / ((float16)(s1)));
+      te_store_float16(v5_4, t0 + 1000 * r0 + 16 * k0);
+    }
+    for (int k0 = 992; k0 < 1000; ++k0) {
+      const float v6_1 = t1[1000 * r0 + k0];
+      const float v6_2 = (v6_1 - s0);
+      const float v6_3 = exp(v6_2);
+      const float v6_4 = (v6_3 / s1);
+      t0[1000 * r0 + k0] = v6_4;
+    }
   }
 }

@@ -40,7 +40,7 @@ def write_kernel(
         assert isinstance(schedule, RowsSchedule)
         return write_rows(group, nest, layouts, schedule, target)
     assert isinstance(schedule, PointwiseSchedule)
-    return [write_pointwise(group, nest, layouts, schedule, target.checks)]
+    return [write_pointwise(group, nest, layouts, schedule, target)]
 
 
 def beyond_texels(

@@ -87,10 +87,10 @@ def write_pointwise(
     nest: PointwiseNest,
     layouts: Mapping[Node, Layout],
     schedule: PointwiseSchedule,
-    checks: bool = False,
+    target: Target,
 ) -> KernelSource:
     """Return the kernel of an element-wise group."""
-    arguments = arguments_of(group.stored, list(group.reads), layouts, checks)
+    arguments = arguments_of(group.stored, list(group.reads), layouts, target.checks)
     arguments = replace(arguments, in_place=_in_place_pairs(group, arguments))
     body = Body()
     lines = nest.lines(arguments, schedule.vector, body.helpers)
@@ -99,14 +99,12 @@ def write_pointwise(
         last = loops[-1]
         step = counts[last] // schedule.items
         first = Axis("first", last.extent)
-        items = spread((*loops[:-1], first), {first: step}, schedule.group)
-        body.add(*items.statements, "", "#pragma unroll")
-        head = f"for (int {last.name} = first; {last.name} < {counts[last]}; {last.name} += {step})"
-        with body.block(head):
-            body.add(*lines)
+        items = spread((*loops[:-1], first), {first: step}, schedule.group, serial=target.serial)
+        head = f"for (int {last.name} = first; {last.name} < {counts[last]}; {last.name} += {step}) {{"
+        lines = ["#pragma unroll", head, *["  " + line for line in lines], "}"]
     else:
-        items = spread(loops, counts, schedule.group)
-        body.add(*items.statements, "", *lines)
+        items = spread(loops, counts, schedule.group, serial=target.serial)
+    body.spread(items, lines)
     kernel = arguments.kernel(
         body.text("pointwise", arguments),
         "pointwise",

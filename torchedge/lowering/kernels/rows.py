@@ -260,12 +260,12 @@ def _written(
     for stages in _rounds(host.stages, nest.bodies):
         _reduce(text, stages)
     _store(text)
-    items = _work_items(text)
+    items = _work_items(text, target.serial)
     body, attributes = Body(helpers=text.body.helpers), ""
     if text.members > 1:
         attributes = f"__attribute__((reqd_work_group_size({text.group}, 1, 1))) "
         body.add(*[f"__local {a.result_type} {a.name}_s[{text.group}];" for a in text.shared])
-    body.add(*items.statements, "", *text.body.lines)
+    body.spread(items, text.body.lines)
     elements = prod([axis.extent for axis in axes])
     kernel = arguments.kernel(
         body.text("rows", arguments, attributes),
@@ -432,7 +432,7 @@ def _uneven(text: _Text) -> list[Axis]:
     return [axis for axis in text.nest.rows if text.items[axis] % text.share.get(axis, 1)]
 
 
-def _work_items(text: _Text) -> WorkItems:
+def _work_items(text: _Text, serial: bool) -> WorkItems:
     """Spread rows and slices: each work-item has rows of its own, or a work-group shares its rows."""
     nest, items, parts = text.nest, text.items, prod(text.slices.values())
     own = _digits("part", [(f"part_{axis.name}", n) for axis, n in text.slices.items()])
@@ -441,8 +441,8 @@ def _work_items(text: _Text) -> WorkItems:
         loops = nest.rows
         if text.slices:
             loops, group = (Axis(PART.name, parts), *nest.rows), _with_parts(group, len(nest.rows))
-        spread_items = spread(loops, {axis: items[axis] for axis in nest.rows}, group)
-        return replace(spread_items, statements=(*spread_items.statements, *declared(own)))
+        counts = {axis: items[axis] for axis in nest.rows}
+        return spread(loops, counts, group, serial=serial).followed(declared(own))
     share = {axis: text.share[axis] for axis in nest.memory if axis in text.share}
     statements = _digits("get_local_id(0)", [(f"m_{axis.name}", n) for axis, n in share.items()])
     member, row = (_number(share, loops) for loops in (nest.inner, nest.rows))
@@ -453,8 +453,8 @@ def _work_items(text: _Text) -> WorkItems:
         statements += [("member", member), ("slot", f"{within} + {beside}" if row else within)]
     uneven, over = _uneven(text), [axis for axis in nest.memory if axis not in nest.inner]
     blocks = {axis: -(-items[axis] // share.get(axis, 1)) for axis in over}
-    counts = [(f"g_{axis.name}", n) for axis, n in blocks.items()]
-    statements += _digits("get_group_id(0)", [*counts, *([(PART.name, parts)] if parts > 1 else [])])
+    numbers = [(f"g_{axis.name}", n) for axis, n in blocks.items()]
+    statements += _digits("get_group_id(0)", [*numbers, *([(PART.name, parts)] if parts > 1 else [])])
     for axis in over:
         place = f"g_{axis.name} * {share[axis]} + m_{axis.name}" if axis in share else f"g_{axis.name}"
         if axis in uneven:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from torchedge.expressions.indices import Axis
 from torchedge.expressions.sizes import as_arguments, as_literals
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Access, Kernel, LoadClassName
-from torchedge.lowering.schedules import launch_sizes, multiple
+from torchedge.lowering.schedules import launch_sizes
 from torchedge.textures.layouts import Layout
 
 if TYPE_CHECKING:
@@ -138,36 +138,68 @@ def arguments_of(
 
 @dataclass(frozen=True, slots=True)
 class WorkItems:
-    """How loops spread over work-items: the statements that find the loop variables, and the launch sizes."""
+    """How loops spread over work-items: the statements that find the loop variables, and the launch sizes.
+
+    heads: of loops around the kernel's other statements, the outermost one first; statements of each.
+    """
 
     statements: tuple[str, ...]
     global_size: tuple[int, ...]
     local_size: tuple[int, ...]
+    heads: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def followed(self, statements: Sequence[str]) -> WorkItems:
+        """Return the same with statements that need the loop variables."""
+        if not self.heads:
+            return replace(self, statements=(*self.statements, *statements))
+        *outer, (head, own) = self.heads
+        return replace(self, heads=(*outer, (head, (*own, *statements))))
 
 
-def spread(loops: Sequence[Axis], counts: Mapping[Axis, int], group: Sequence[int]) -> WorkItems:
+def spread(
+    loops: Sequence[Axis], counts: Mapping[Axis, int], group: Sequence[int], *, serial: bool = False
+) -> WorkItems:
     """Spread loops (outermost first) over work-items: the two innermost as dimensions 0 and 1, the rest as 2.
 
     counts: work-items of an axis where they are not its extent (vectors). group: the work-group, innermost
-    loop first.
+    loop first. serial: one work-item does the work of a group, in loops.
     """
     order = list(reversed(loops))
-    axes = [(a.name, f"get_global_id({k})") for k, a in enumerate(order[:2])]
+    wanted = launch_sizes([counts.get(a, a.extent) for a in loops])
+    groups = [-(-count // part) for count, part in zip(wanted, group, strict=True)]
+    looped = [serial and part > 1 for part in group]
+    variables = [
+        f"i{k}" if loop else f"get_global_id({k})" for k, loop in zip(range(len(group)), looped, strict=True)
+    ]
+    axes: list[list[tuple[str, str]]] = [[], [], []]
+    for k, axis in enumerate(order[:2]):
+        axes[k].append((axis.name, variables[k]))
     rest, step = order[2:], 1
     for number, axis in enumerate(rest):
-        text = "get_global_id(2)" if step == 1 else f"get_global_id(2) / {step}"
+        text = variables[2] if step == 1 else f"{variables[2]} / {step}"
         size = counts.get(axis, axis.extent)
         last = number == len(rest) - 1
-        axes.append((axis.name, text if last else f"({text}) % {size}"))
+        axes[2].append((axis.name, text if last else f"({text}) % {size}"))
         step *= size
-    wanted = launch_sizes([counts.get(a, a.extent) for a in loops])
-    padded = [multiple(size, part) for size, part in zip(wanted, group, strict=True)]
-    guards = [
-        f"if (get_global_id({k}) >= {size}) return;"
-        for k, (size, p) in enumerate(zip(wanted, padded, strict=True))
-        if p != size
-    ]
-    return WorkItems((*guards, *declared(axes)), tuple(padded), tuple(group))
+    if not serial:
+        guards = [
+            f"if (get_global_id({k}) >= {count}) return;"
+            for k, (count, part) in enumerate(zip(wanted, group, strict=True))
+            if count % part
+        ]
+        padded = [count * part for count, part in zip(groups, group, strict=True)]
+        return WorkItems(
+            (*guards, *declared([axis for part in axes for axis in part])), tuple(padded), tuple(group)
+        )
+    heads, statements = [], []
+    for k in reversed(range(len(group))):
+        if looped[k]:
+            statements.append(f"const int b{k} = get_global_id({k}) * {group[k]};")
+            statements.append(f"const int e{k} = min(b{k} + {group[k]}, {wanted[k]});")
+            heads.append((f"for (int i{k} = b{k}; i{k} < e{k}; ++i{k})", tuple(declared(axes[k]))))
+        else:
+            statements += declared(axes[k])
+    return WorkItems(tuple(statements), tuple(groups), (1,) * len(group), tuple(heads))
 
 
 def declared(axes: Sequence[tuple[str, str]]) -> list[str]:
@@ -195,6 +227,15 @@ class Body:
         yield
         self.depth -= 1
         self.add("}")
+
+    def spread(self, items: WorkItems, lines: Sequence[str]) -> None:
+        """Add statements, as work-items carry them out."""
+        self.add(*items.statements, "")
+        with ExitStack() as stack:
+            for head, statements in items.heads:
+                stack.enter_context(self.block(head))
+                self.add(*statements)
+            self.add(*lines)
 
     def text(self, stem: str, arguments: Arguments, attributes: str = "") -> str:
         """Return the kernel; its name is `stem` and a hash of the text."""
