@@ -8,24 +8,25 @@ public one holds `measurements.csv` with other columns and `topologies.jsonl`. T
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Meta
 
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.profiling.topologies import TopologyModule
 from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.rows import parse_table
 from torchedge.tracing.capturing import capture
 
 MEASUREMENTS, NETWORKS, TOPOLOGIES = "measurements.csv", "networks.jsonl", "topologies.jsonl"
@@ -41,11 +42,17 @@ KINDS = ("product_forward", "product_backward", "depthwise", "norm", "activation
 
 _MOST_BYTES = 256 * 2**20
 _MOST_LAYER_BYTES = 512 * 2**20
-_CAMPAIGN = ("id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms")
-_PUBLIC = (
-    *("network", "pruning_level", "batch_size"),
-    *("memory_fits", "gamma_mb", "allocated_mb", "reserved_mb", "phi_ms"),
-)
+_Figure = Annotated[float, Meta(ge=0, le=1e15)] | None
+_Batch = Annotated[int, Meta(ge=1)]
+_CAMPAIGN: Mapping[str, Any] = {
+    "id": str, "mode": Mode, "batch_size": _Batch, "fits": _Figure, "memory_mib": _Figure,
+    "allocated_mib": _Figure, "reserved_mib": _Figure, "latency_ms": _Figure,
+}  # fmt: skip
+_PUBLIC: Mapping[str, Any] = {
+    "network": str, "pruning_level": int, "batch_size": _Batch, "memory_fits": _Figure, "gamma_mb": _Figure,
+    "allocated_mb": _Figure, "reserved_mb": _Figure, "phi_ms": _Figure,
+}  # fmt: skip
+_SUMS: Mapping[str, Any] = {"id": str, "mode": Mode, "batch_size": int} | dict.fromkeys(KINDS, _Figure)
 _ACTIVATIONS = ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "Hardsigmoid", "Sigmoid", "LeakyReLU", "Mish")
 
 FloatArray = npt.NDArray[np.float64]
@@ -56,8 +63,6 @@ LayerTimes = dict[tuple[str, str, int], FloatArray]
 The probe times every layer. A step's time alone leaves open which work took it; the sums by kind are targets
 of their own for the time model.
 """
-
-_Row = tuple[str, str, int, list[float]]
 
 
 @dataclass(frozen=True)
@@ -136,16 +141,18 @@ def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 2
     public = not _present(root / NETWORKS).exists() and _present(root / TOPOLOGIES).exists()
     files = (_present(root / MEASUREMENTS), _present(root / (TOPOLOGIES if public else NETWORKS)))
     table, described = (read_unpacked(file, max_bytes=_MOST_BYTES) for file in files)
-    rows = _read_rows(files[0], table, _PUBLIC if public else _CAMPAIGN, _public_row if public else _row)
+    rows = list(parse_table(files[0], table, _PUBLIC if public else _CAMPAIGN, "a measured point"))
+    if not rows:
+        raise ProfileError(f"{files[0]} has no rows; expected one a measured point")
     networks = (
         _read_topologies(files[1], described, input_size) if public else _read_networks(files[1], described)
     )
-    figures = np.array([row[3] for row in rows], dtype=float)
+    figures = np.array([row[3:] for row in rows], dtype=float)
     measured_by_us = (root / ENVIRONMENT).is_file()
     return Dataset(
         root.resolve().name,
-        np.array([row[0] for row in rows]),
-        np.array([row[1] for row in rows]),
+        np.array([f"{row[0]}-{row[1]}" if public else row[0] for row in rows]),
+        np.array(["train" if public else row[1] for row in rows]),
         np.array([row[2] for row in rows], dtype=np.int64),
         {name: figures[:, i] for i, name in enumerate(FIGURES)},
         networks,
@@ -160,60 +167,6 @@ def _present(file: Path) -> Path:
     """Return the file, or its compressed form where only that exists."""
     packed = file.with_name(file.name + ".gz")
     return packed if packed.exists() and not file.exists() else file
-
-
-# the table --------------------------------------------------------------------------------------------------
-
-
-def _read_rows(
-    file: Path, data: bytes, columns: tuple[str, ...], read: Callable[[dict[str, str]], _Row]
-) -> list[_Row]:
-    try:
-        text = data.decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{file}: not UTF-8 text ({error}); expected a CSV table") from error
-    reader = csv.DictReader(text)
-    rows: list[_Row] = []
-    try:
-        missing = [c for c in columns if c not in (reader.fieldnames or ())]
-        if missing:
-            raise ProfileError(f"{file}: column {missing[0]!r} is missing; expected {', '.join(columns)}")
-        for row in reader:
-            rows.append(read(row))
-    except (TypeError, ValueError, csv.Error) as error:
-        raise ProfileError(
-            f"{file} line {reader.line_num}: {error}; expected values for {', '.join(columns)}"
-        ) from error
-    if not rows:
-        raise ProfileError(f"{file} has no rows; expected one a measured point")
-    return rows
-
-
-def _row(row: dict[str, str]) -> _Row:
-    mode, batch = row["mode"], int(row["batch_size"])
-    if mode not in ("train", "infer"):
-        raise ValueError(f"mode is {mode!r}, expected train or infer")
-    return row["id"], mode, _positive(batch), [_number(row[c]) for c in _CAMPAIGN[3:]]
-
-
-def _public_row(row: dict[str, str]) -> _Row:
-    name = f"{row['network']}-{int(row['pruning_level'])}"
-    return name, "train", _positive(int(row["batch_size"])), [_number(row[c]) for c in _PUBLIC[3:]]
-
-
-def _positive(batch: int) -> int:
-    if batch < 1:
-        raise ValueError(f"batch_size is {batch}, expected at least 1")
-    return batch
-
-
-def _number(text: str | None) -> float:
-    if text is None:
-        raise ValueError("the line is cut off")
-    number = float(text) if text else math.nan
-    if math.isinf(number) or number < 0:
-        raise ValueError(f"{text} is no measured figure")
-    return number
 
 
 # the networks -----------------------------------------------------------------------------------------------
@@ -292,19 +245,9 @@ def _read_layers(root: Path, networks: Mapping[str, Network]) -> LayerTimes:
 
 
 def _read_sums(file: Path) -> LayerTimes:
-    text = read_unpacked(file, max_bytes=_MOST_LAYER_BYTES).decode("utf-8", "replace")
-    reader = csv.DictReader(text.splitlines())
-    times: LayerTimes = {}
-    try:
-        for row in reader:
-            sums = [float(row[kind]) if row[kind] != "" else math.nan for kind in KINDS]
-            times[row["id"], row["mode"], int(row["batch_size"])] = np.array(sums)
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise ProfileError(
-            f"{file} line {reader.line_num}: not a row of layer times ({error}); "
-            f"expected id, mode, batch_size, {', '.join(KINDS)}"
-        ) from error
-    return times
+    data = read_unpacked(file, max_bytes=_MOST_LAYER_BYTES)
+    rows = parse_table(file, data, _SUMS, "a row of layer times")
+    return {(name, mode, batch): np.array(sums, dtype=float) for name, mode, batch, *sums in rows}
 
 
 def _sum_layers(file: Path, recipes: Mapping[str, Mapping[str, Any]]) -> LayerTimes:
