@@ -22,7 +22,7 @@ _BEYOND_CORE = _names(
     """
     _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
     _adaptive_avg_pool2d _log_softmax _softmax adaptive_max_pool2d addmm addmv dist elu embedding gelu
-    grid_sampler_2d hardtanh leaky_relu native_group_norm native_layer_norm
+    grid_sampler_2d hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm
     """
 )
 _RANDOM = _names(
@@ -88,57 +88,8 @@ def _padded(grad: torch.Tensor, dim: int, before: int, size: int) -> torch.Tenso
     return torch.constant_pad_nd(grad, pad)
 
 
-def _vector_norm(
-    source: torch.Tensor,
-    ord: float = 2,
-    dim: list[int] | int | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    source = source if dtype is None else source.to(dtype)
-    dims = list(range(source.dim())) if dim is None else dim
-    if ord == 2:
-        return (source * source).sum(dims, keepdim).sqrt()
-    size = source.abs()
-    if abs(ord) == math.inf:
-        return size.amax(dims, keepdim) if ord > 0 else size.amin(dims, keepdim)
-    if ord == 0:
-        return (source != 0).to(source.dtype).sum(dims, keepdim)
-    return size.sum(dims, keepdim) if ord == 1 else (size**ord).sum(dims, keepdim) ** (1.0 / ord)
-
-
 def _shrink_backward(grad: torch.Tensor, source: torch.Tensor, lambd: float) -> torch.Tensor:
     return torch.where((source >= -lambd) & (source <= lambd), 0.0, grad)
-
-
-def _share(source: torch.Tensor, target: torch.Tensor, reduction: int) -> float:
-    """Return the weight of one element in a loss (reduction 0: none, 1: mean, 2: sum)."""
-    count = max(1, torch.broadcast_shapes(source.shape, target.shape).numel())
-    return 1.0 / count if reduction == 1 else 1.0
-
-
-def _huber_loss(
-    source: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta: float = 1.0
-) -> torch.Tensor:
-    distance = (source - target).abs()
-    near = distance.clamp(max=delta)
-    loss = near * (distance - near * 0.5)
-    return loss if not reduction else loss.sum() if reduction == 2 else loss.mean()
-
-
-def _huber_loss_backward(
-    grad: torch.Tensor, source: torch.Tensor, target: torch.Tensor, reduction: int, delta: float
-) -> torch.Tensor:
-    return grad * _share(source, target, reduction) * (source - target).clamp(-delta, delta)
-
-
-def _smooth_l1_loss_backward(
-    grad: torch.Tensor, source: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
-) -> torch.Tensor:
-    difference = source - target
-    slope = (difference / beta).clamp(-1.0, 1.0) if beta else difference.sign()
-    return grad * _share(source, target, reduction) * slope
 
 
 def _searchsorted(
@@ -200,7 +151,7 @@ def _put(
 
 
 def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None = None) -> torch.Tensor:
-    return _vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
 def _cdist_backward(
@@ -229,10 +180,7 @@ _OWN: Table = {
     _ATEN.bucketize.Tensor: _bucketize,
     _ATEN.copy.default: _copy,
     _ATEN.hardshrink_backward.default: _shrink_backward,
-    _ATEN.huber_loss.default: _huber_loss,
-    _ATEN.huber_loss_backward.default: _huber_loss_backward,
     _ATEN.kthvalue.default: _kthvalue,
-    _ATEN.linalg_vector_norm.default: _vector_norm,
     _ATEN.median.default: _median_of_all,
     _ATEN.median.dim: _median,
     _ATEN.put.default: _put,
@@ -240,7 +188,6 @@ _OWN: Table = {
     _ATEN.searchsorted.Tensor: _searchsorted,
     _ATEN.select_backward.default: _select_backward,
     _ATEN.slice_backward.default: _slice_backward,
-    _ATEN.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     _ATEN.softshrink_backward.default: _shrink_backward,
     _ATEN.split_with_sizes.default: _split_with_sizes,
 }
