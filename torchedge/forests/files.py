@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from torchedge.errors import ProfileError
 from torchedge.forests.trees import LEAF, MAX_FEATURES, Forest, build_forest, feature_hash
+from torchedge.storage import REBUILD
 from torchedge.storage.codecs import DERIVED, Codec
 from torchedge.storage.documents import parse_json
 from torchedge.storage.tensors import read_tensors, write_tensors
@@ -28,7 +29,6 @@ MAX_FORESTS = 64
 
 _TENSORS = ("feature", "payload", "sizes", "hull")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_REBUILD = "rebuild the profile with `torchedge fit`"
 
 
 def write_forests(path: str | Path, forests: Mapping[str, Forest]) -> None:
@@ -81,25 +81,23 @@ def read_forests(
     """
     tensors, metadata = read_tensors(path, max_bytes=max_bytes)
     if metadata.get("schema") != SCHEMA:
-        raise ProfileError(
-            f"{path}: found schema {metadata.get('schema')!r}, expected {SCHEMA!r}: {_REBUILD}"
-        )
+        raise ProfileError(f"{path}: found schema {metadata.get('schema')!r}, expected {SCHEMA!r}: {REBUILD}")
     present = sorted(set(metadata) - {"schema"})
     if not 1 <= len(present) <= MAX_FORESTS or not all(_NAME.fullmatch(name) for name in present):
         raise ProfileError(
-            f"{path}: found {len(present)} forests, expected 1 to {MAX_FORESTS} well-named: {_REBUILD}"
+            f"{path}: found {len(present)} forests, expected 1 to {MAX_FORESTS} well-named: {REBUILD}"
         )
     if set(tensors) != {f"{name}.{part}" for name in present for part in _TENSORS}:
         raise ProfileError(
             f"{path}: found {len(tensors)} tensors for the forests {', '.join(present)}, "
-            f"expected {', '.join(_TENSORS)} of each: {_REBUILD}"
+            f"expected {', '.join(_TENSORS)} of each: {REBUILD}"
         )
     wanted = present if expected is None else list(expected)
     forests = {}
     for name in wanted:
         if name not in present:
             raise ProfileError(
-                f"{path}: found the forests {', '.join(present)}, expected {name} too: {_REBUILD}"
+                f"{path}: found the forests {', '.join(present)}, expected {name} too: {REBUILD}"
             )
         forest = _forest(f"{path}: forest {name}", name, tensors, metadata[name])
         if expected is not None:
@@ -124,7 +122,7 @@ class _ForestText:
         return feature_hash(self.features)
 
 
-_FORESTS = Codec(_ForestText, "Forest", remedy=_REBUILD, error=ProfileError)
+_FORESTS = Codec(_ForestText, "Forest", remedy=REBUILD, error=ProfileError)
 
 
 def _forest(source: str, name: str, tensors: Mapping[str, NDArray[Any]], text: str) -> Forest:
@@ -155,5 +153,5 @@ def _check_order(source: str, stored: Sequence[str], expected: Sequence[str]) ->
     )
     raise ProfileError(
         f"{source}: the file has {len(stored)} features with hash {feature_hash(stored)}, "
-        f"expected {len(expected)} with hash {feature_hash(expected)}{detail}: {_REBUILD}"
+        f"expected {len(expected)} with hash {feature_hash(expected)}{detail}: {REBUILD}"
     )

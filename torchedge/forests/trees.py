@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.storage import REBUILD
 
 LEAF = -1  # in the arrays given to build_forest and stored on disk
 MAX_DEPTH = 256
@@ -318,9 +319,7 @@ def _check_array(
 
 
 def _bad(source: str, found: str, expected: str) -> ProfileError:
-    return ProfileError(
-        f"{source}: found {found}, expected {expected}: rebuild the profile with `torchedge fit`"
-    )
+    return ProfileError(f"{source}: found {found}, expected {expected}: {REBUILD}")
 
 
 def _frozen(array: Array) -> Array:

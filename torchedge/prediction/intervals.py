@@ -6,13 +6,13 @@ error is divided by the difficulty of its row, so that hard rows get wide interv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import ProfileError
+from torchedge.storage import REBUILD
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -41,8 +41,7 @@ class ErrorModel:
                 or (np.diff(array) < 0).any()
             ):
                 raise ProfileError(
-                    f"the error quantiles {name!r} are not {len(GRID)} rising numbers from 0 on; "
-                    "rebuild the profile with `torchedge fit`"
+                    f"the error quantiles {name!r} are not {len(GRID)} rising numbers from 0 on; {REBUILD}"
                 )
 
     def half_width(self, difficulty: FloatArray) -> FloatArray:
@@ -96,9 +95,7 @@ class DistanceScale:
             and self.slope >= 0
             and len(self.reference)
         ):
-            raise ProfileError(
-                "the distance scale's arrays do not fit together; rebuild the profile with `torchedge fit`"
-            )
+            raise ProfileError(f"the distance scale's arrays do not fit together; {REBUILD}")
 
     def difficulty(self, features: FloatArray) -> FloatArray:
         """Return (R,): the difficulty of each row of features (R, F)."""
@@ -140,24 +137,6 @@ def fit_law(
     slope = float(max(0.0, joint / variance)) if variance > 0 else 0.0
     floor = float(max(mean_error - slope * mean_distance, 0.25 * mean_error, 1e-4))
     return DistanceScale(floor, slope, scale.centre, scale.spread, scale.reference)
-
-
-def read_scale(tensors: Mapping[str, npt.NDArray[np.float64]], prefix: str) -> DistanceScale:
-    """Return a stored scale; raises ProfileError where arrays are missing or do not fit."""
-    try:
-        law, centre, spread, reference = (
-            tensors[f"{prefix}.{n}"] for n in ("law", "centre", "spread", "reference")
-        )
-    except KeyError as error:
-        raise ProfileError(f"tensor {error} is missing; rebuild the profile with `torchedge fit`") from error
-    if law.shape != (2,):
-        raise ProfileError(
-            f"tensor {prefix}.law has shape {law.shape}, expected (2,); "
-            "rebuild the profile with `torchedge fit`"
-        )
-    return DistanceScale(
-        float(law[0]), float(law[1]), centre, spread, np.asarray(reference, dtype=np.float64)
-    )
 
 
 def weighted_quantiles(values: FloatArray, weights: FloatArray, levels: FloatArray) -> FloatArray:

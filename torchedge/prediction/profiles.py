@@ -21,18 +21,17 @@ from torchedge.forests.files import read_forests, write_forests
 from torchedge.forests.trees import Forest, feature_hash
 from torchedge.graphs import Mode
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
-from torchedge.prediction.intervals import ErrorModel, assumed_errors, read_scale
+from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, prior_mean
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
 from torchedge.prediction.memory.settings import AMP_DTYPES
-from torchedge.storage import file_sha256, resolve_inside
+from torchedge.storage import REBUILD, file_sha256, profile_file
 from torchedge.storage.tensors import read_tensors, write_tensors
 
 _MOST_BYTES = 8 * 2**20
 _OWN_FEATURES = {"memory": MEMORY_FEATURES, "latency": SHARE_NAMES}
 _MEMORY_ERRORS = ("memory.errors", "memory.reserved_errors", "memory.allocated_errors")
-_REBUILD = "rebuild the profile with `torchedge fit`"
 Tensors = Mapping[str, npt.NDArray[np.float64]]
 
 MODE_TABLES: Mapping[Mode, str] = MappingProxyType({"train": "training", "infer": "inference"})
@@ -177,21 +176,16 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
     if not isinstance(files, Mapping) or not {tables} <= set(files) <= {tables, forests_file}:
         raise ProfileError(
             f"{device.folder / 'device.toml'}: profile.{MODE_TABLES[mode]}.files must name "
-            f"{tables} and, where there are forests, {forests_file}; {_REBUILD}"
+            f"{tables} and, where there are forests, {forests_file}; {REBUILD}"
         )
     for name, digest in files.items():
-        path = resolve_inside(device.folder, str(name))
-        if file_sha256(path, max_bytes=_MOST_BYTES) != digest:
-            raise ProfileError(
-                f"{path} is not the file that device.toml describes (its sha256 differs); "
-                f"restore it, or {_REBUILD}"
-            )
+        profile_file(device.folder, str(name), digest, max_bytes=_MOST_BYTES)
     tensors, metadata = read_tensors(device.folder / tables, max_bytes=_MOST_BYTES)
     source = str(device.folder / tables)
     if metadata.get("schema") != _schema(mode) or metadata.get("coefficients") != feature_hash(
         COEFFICIENT_NAMES
     ):
-        raise ProfileError(f"{source} was made for another version of torchedge; {_REBUILD}")
+        raise ProfileError(f"{source} was made for another version of torchedge; {REBUILD}")
     expected = _expected_forests(source, metadata, tensors) if forests_file in files else {}
     path = device.folder / forests_file
     forests = read_forests(path, expected=expected, max_bytes=_MOST_BYTES) if expected else {}
@@ -200,7 +194,7 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
     if "latency.coefficients" in tensors:
         latency = _read_latency(source, tensors, forests.get("latency"), metadata.get("latency.amp"))
     if memory is None and latency is None:
-        raise ProfileError(f"{source} holds neither memory.process nor latency.coefficients; {_REBUILD}")
+        raise ProfileError(f"{source} holds neither memory.process nor latency.coefficients; {REBUILD}")
     return FittedModels(memory, latency, _provenance(device, described, mode))
 
 
@@ -229,14 +223,23 @@ def _expected_forests(
         try:
             expected[figure] = _OWN_FEATURES[figure] if chosen == "own" else find_feature_set(chosen).names
         except InputError as error:
-            raise ProfileError(f"{source}: {figure}.features: {error}; or {_REBUILD}") from error
+            raise ProfileError(f"{source}: {figure}.features: {error}; or {REBUILD}") from error
     return expected
 
 
+def _tensor(source: str, tensors: Tensors, name: str, *shape: int) -> npt.NDArray[np.float64]:
+    """Return a tensor of a file; raises ProfileError unless it is there and has this shape (none: any)."""
+    array = tensors.get(name)
+    if array is None or (shape and array.shape != shape):
+        has = "is missing" if array is None else f"has shape {array.shape}, expected {shape}"
+        raise ProfileError(f"{source}: tensor {name} {has}; {REBUILD}")
+    return np.asarray(array, dtype=np.float64)
+
+
 def _read_memory(source: str, tensors: Tensors, forest: Forest | None) -> MemoryModel:
-    process = [float(x) for x in tensors["memory.process"].ravel()]
-    if len(process) != 6 or min(process) < 0:
-        raise ProfileError(f"{source}: memory.process is not six numbers from 0 on; {_REBUILD}")
+    process: list[float] = _tensor(source, tensors, "memory.process", 6).tolist()
+    if min(process) < 0:
+        raise ProfileError(f"{source}: memory.process is not six numbers from 0 on; {REBUILD}")
     gamma, reserved, allocated = (_read_errors(source, tensors, name) for name in _MEMORY_ERRORS)
     constants = Process((process[0], process[1]), (process[2], process[3]), process[4], process[5])
     return MemoryModel(constants, gamma, reserved, allocated, forest)
@@ -245,28 +248,26 @@ def _read_memory(source: str, tensors: Tensors, forest: Forest | None) -> Memory
 def _read_latency(source: str, tensors: Tensors, forest: Forest | None, amp: str | None) -> LatencyModel:
     if amp is not None and amp not in AMP_DTYPES:
         raise ProfileError(
-            f"{source}: latency.amp is {amp[:40]!r}, expected {' or '.join(AMP_DTYPES)}; {_REBUILD}"
+            f"{source}: latency.amp is {amp[:40]!r}, expected {' or '.join(AMP_DTYPES)}; {REBUILD}"
         )
-    coefficients = tensors["latency.coefficients"]
-    if coefficients.shape != (len(COEFFICIENT_NAMES),):
-        raise ProfileError(
-            f"{source}: latency.coefficients has shape {coefficients.shape}, "
-            f"expected ({len(COEFFICIENT_NAMES)},); {_REBUILD}"
-        )
-    scale = read_scale(tensors, "latency.scale")
-    if len(scale.centre) != len(SHARE_NAMES):
-        raise ProfileError(
-            f"{source}: latency.scale has {len(scale.centre)} features, "
-            f"expected {len(SHARE_NAMES)}; {_REBUILD}"
-        )
-    return LatencyModel(coefficients, _read_errors(source, tensors, "latency.errors"), forest, scale, amp)
+    count = len(SHARE_NAMES)
+    shapes: dict[str, tuple[int, ...]] = {
+        "law": (2,), "centre": (count,), "spread": (count,), "reference": ()
+    }  # fmt: skip
+    law, centre, spread, reference = (
+        _tensor(source, tensors, f"latency.scale.{name}", *shape) for name, shape in shapes.items()
+    )
+    return LatencyModel(
+        _tensor(source, tensors, "latency.coefficients", len(COEFFICIENT_NAMES)),
+        _read_errors(source, tensors, "latency.errors"),
+        forest,
+        DistanceScale(float(law[0]), float(law[1]), centre, spread, reference),
+        amp,
+    )
 
 
 def _read_errors(source: str, tensors: Tensors, name: str) -> ErrorModel:
-    try:
-        return ErrorModel(tensors[f"{name}.size"], tensors[f"{name}.above"])
-    except KeyError as error:
-        raise ProfileError(f"{source}: tensor {error} is missing; {_REBUILD}") from error
+    return ErrorModel(*[_tensor(source, tensors, f"{name}.{part}", len(GRID)) for part in ("size", "above")])
 
 
 # models of unmeasured figures ----------------------------------------------------------------------------

@@ -11,13 +11,22 @@ from torchedge.storage.documents import (
     write_json,
     write_toml,
 )
-from torchedge.storage.folders import cache_folder, data_folder, resolve_inside, user_folder
+from torchedge.storage.folders import (
+    REBUILD,
+    cache_folder,
+    data_folder,
+    profile_file,
+    resolve_inside,
+    user_folder,
+)
 
 __all__ = [
+    "REBUILD",
     "Document",
     "cache_folder",
     "data_folder",
     "file_sha256",
+    "profile_file",
     "read_json",
     "read_toml",
     "resolve_inside",

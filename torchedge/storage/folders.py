@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.storage.documents import file_sha256
 
 DataName = Literal["profiles", "hooks", "export"]
 """The data folders that travel with the package."""
@@ -109,5 +110,24 @@ def resolve_inside(folder: Path, name: str) -> Path:
     if not path.is_relative_to(root):
         raise ProfileError(
             f"{folder}/{name}: leads out of its folder, expected a file inside; replace the link by the file"
+        )
+    return path
+
+
+REBUILD = "rebuild the profile with `torchedge fit`"
+"""The next step after a damaged file of a profile."""
+
+
+def profile_file(folder: Path, name: str, digest: object, *, max_bytes: int) -> Path:
+    """Return the path of a file in a profile's folder.
+
+    Raises:
+        ProfileError: the file is missing, larger than `max_bytes`, or its SHA-256 is not `digest`.
+    """
+    path = resolve_inside(folder, name)
+    if file_sha256(path, max_bytes=max_bytes) != digest:
+        raise ProfileError(
+            f"{path} is not the file that device.toml describes (its sha256 differs); "
+            f"restore it, or {REBUILD}"
         )
     return path

@@ -52,7 +52,7 @@ def canvas(width: float, height: float) -> Iterator[Figure]:
         from matplotlib.figure import Figure
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        figure._repr_png_ = partial(picture_bytes, figure)
+        figure._repr_png_ = partial(picture_bytes, figure)  # type: ignore[attr-defined]
         yield figure
 
 

@@ -20,7 +20,7 @@ def parse_table(source: object, data: bytes, columns: Mapping[str, Any], what: s
     Raises:
         ProfileError: the data is no such table; the message names the line.
     """
-    row_type = tuple[tuple(columns.values())]  # type: ignore[misc]
+    row_type: Any = tuple.__class_getitem__(tuple(columns.values()))
     expected = ", ".join(columns)
     try:
         reader = csv.DictReader(data.decode("utf-8").splitlines(), restval="(cut off)")

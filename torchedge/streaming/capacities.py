@@ -17,7 +17,7 @@ from torchedge.forests.files import read_forests, write_forests
 from torchedge.forests.trees import Forest, evaluate, features_outside
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.programs import LoadClassName, Program
-from torchedge.storage import file_sha256, resolve_inside
+from torchedge.storage import file_sha256, profile_file
 from torchedge.streaming.instances import (
     MEBIBYTE,
     Distance,
@@ -197,12 +197,7 @@ def load_model_of(device: Device) -> FittedLoads | None:
 
 @lru_cache(maxsize=16)
 def _loaded(folder: Path, digest: str, source: str) -> FittedLoads:
-    path = resolve_inside(folder, FILE)
-    if file_sha256(path, max_bytes=_MOST_BYTES) != digest:
-        raise ProfileError(
-            f"{path} is not the file that device.toml describes (its sha256 differs); "
-            f"restore it, or {_REBUILD}"
-        )
+    path = profile_file(folder, FILE, digest, max_bytes=_MOST_BYTES)
     read = read_forests(path, expected=dict.fromkeys(THRESHOLDS, LOAD_FEATURES), max_bytes=_MOST_BYTES)
     forests: dict[LoadClassName, Forest] = {name: read[name] for name in THRESHOLDS}
     for name, forest in forests.items():

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.errors import ProfileError
 from torchedge.forests.files import read_forests, write_forests
 from torchedge.forests.trees import Forest, evaluate
-from torchedge.storage import file_sha256, resolve_inside
+from torchedge.storage import file_sha256, profile_file
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -171,7 +170,6 @@ TABLE, FILE = "workspaces", "workspaces.safetensors"
 """`[profile.workspaces]` of device.toml, and the file beside it."""
 
 _MOST_BYTES = 8 * 2**20
-_REBUILD = "rebuild the profile with `torchedge fit`"
 
 
 def load_workspaces(device: Device) -> WorkspaceModel | None:
@@ -187,12 +185,7 @@ def load_workspaces(device: Device) -> WorkspaceModel | None:
 
 @lru_cache(maxsize=16)
 def _loaded(folder: Path, digest: str) -> WorkspaceModel:
-    path = resolve_inside(folder, FILE)
-    if file_sha256(path, max_bytes=_MOST_BYTES) != digest:
-        raise ProfileError(
-            f"{path} is not the file that device.toml describes (its sha256 differs); "
-            f"restore it, or {_REBUILD}"
-        )
+    path = profile_file(folder, FILE, digest, max_bytes=_MOST_BYTES)
     expected = dict.fromkeys(PHASES, WORKSPACE_FEATURES)
     return WorkspaceModel(read_forests(path, expected=expected, max_bytes=_MOST_BYTES))
 
