@@ -2,12 +2,12 @@
 
 For each model: a bundle with random weights is exported to `--folder` (kept, so that a second call goes
 on), then run with all weights preloaded, streamed within `--share` of that memory, and by the naive
-strategies, all by the same executor. Printed: whether outputs are the same bits; memory allocated, and
-predicted; the integrated latency (initialisation and first run, from binaries of kernels that are there) with
-direct reads, past the page cache, and with plain reads of a cached file, and the prediction; and how much
-longer the naive strategies take than the solver's plan within the memory that they take. Latencies are
-medians of `--rounds`, taken in turn. Rows go to `--json` as they are measured, with all figures; models in it
-are skipped. Each model runs in a process of its own.
+strategies, all by the same executor. Printed: whether outputs are the same bits; memory allocated (in
+brackets: what the driver counts more than before), and predicted; the integrated latency (initialisation and
+first run, from binaries of kernels that are there) with direct reads, past the page cache, and with plain
+reads of a cached file, and the prediction; and how much longer the naive strategies take than the solver's
+plan within the memory that they take. Latencies are medians of `--rounds`, taken in turn. Rows go to `--json`
+as they are measured, with all figures; models in it are skipped. Each model runs in a process of its own.
 
 `--bits` runs each model once preloaded and twice streamed, and prints whether the outputs are the same bits,
 the memory, and what the stages before took: building the model, exporting it, and compiling its kernels.
@@ -201,6 +201,7 @@ def run(
             "stall_ms": figures.stall_ms,
             "read_mib": figures.read_bytes / MIB,
             "allocated_mib": figures.allocated_bytes / MIB,
+            **({} if figures.driver is None else {"driver_mib": figures.driver.grown_bytes / MIB}),
             "in_use_peak_mib": memory.peak.total / MIB,
             "in_use_average_mib": memory.average.total / MIB,
             "copies": [(copy.end_ms - copy.start_ms, copy.nbytes) for copy in figures.copies],
@@ -258,11 +259,17 @@ def bits(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "streamed_weights": plan.streamed_weights,
         "limit_mib": limit / MIB,
         "memory_mib": [preloaded["allocated_mib"], streamed["allocated_mib"]],
+        "driver_mib": [preloaded.get("driver_mib"), streamed.get("driver_mib")],
         "latency_ms": [preloaded["latency_ms"], streamed["latency_ms"]],
         **seconds,
         "compiling_s": compiling,
         "planning_s": planning,
     }
+
+
+def memory_text(allocated: float, driver: float | None) -> str:
+    """Return the MiB that a run allocated, and in brackets how many more the driver counted."""
+    return f"{allocated:,.1f}" + ("" if driver is None else f" ({driver:,.1f})")
 
 
 def bits_table(rows: list[dict[str, Any]]) -> str:
@@ -278,10 +285,11 @@ def bits_table(rows: list[dict[str, Any]]) -> str:
             lines.append(f"| {row['model']} | {row['error'][:300]} |")
             continue
         same = ("yes" if row["same_bits"] else "NO") + ("" if row["finite"] else ", not finite")
-        memory, latency = row["memory_mib"], row["latency_ms"]
+        memory = [memory_text(*sizes) for sizes in zip(row["memory_mib"], row["driver_mib"], strict=True)]
+        latency = row["latency_ms"]
         lines.append(
             f"| {row['model']} | {row['weights_mib']:,.0f} | {row['launches']} | {row['kernels']} | "
-            f"{row['streamed_weights']} | {same} | {memory[0]:,.1f} | {memory[1]:,.1f} | {latency[0]:,.0f} | "
+            f"{row['streamed_weights']} | {same} | {memory[0]} | {memory[1]} | {latency[0]:,.0f} | "
             f"{latency[1]:,.0f} | {row['building_s']:.0f} | {row['exporting_s']:.0f} | "
             f"{row['compiling_s']:.0f} | {row['planning_s']:.1f} |"
         )
@@ -382,6 +390,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         full, ours = plans[PRELOADED], plans[STREAMED]
         memory = full["direct"]["allocated_mib"] / ours["direct"]["allocated_mib"]
         cold, warm = (full[reads]["latency_ms"] / ours[reads]["latency_ms"] for reads in ("direct", "plain"))
+        allocated = [
+            memory_text(plan["direct"]["allocated_mib"], plan["direct"].get("driver_mib"))
+            for plan in (full, ours)
+        ]
         naive = [
             plans[strategy]["direct"]["latency_ms"] / plans[f"as {strategy}"]["direct"]["latency_ms"]
             for strategy in ("always-next", "same-type")
@@ -390,7 +402,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             ratios[key].append(ratio)
         lines.append(
             f"| {row['model']} | {row['weights_mib']:,.0f} | {'yes' if ours['same_bits'] else 'NO'} | "
-            f"{full['direct']['allocated_mib']:,.1f} | {ours['direct']['allocated_mib']:,.1f} | "
+            f"{allocated[0]} | {allocated[1]} | "
             f"{memory:.2f} | {ours['predicted_mib']:,.1f} | {full['direct']['latency_ms']:,.0f} | "
             f"{ours['direct']['latency_ms']:,.0f} | {cold:.2f} | {naive[0]:.2f} | {naive[1]:.2f} | "
             f"{ours['predicted_ms']:,.0f} of {ours['direct']['latency_ms']:,.0f} | "

@@ -44,6 +44,13 @@ def test_allocated_is_what_the_schedule_says(run):
     assert measured.memory.average.total <= measured.memory.peak.total
 
 
+def test_the_driver_is_asked(run):
+    _, measured = run
+    assert measured.driver.source == "resident set"  # the tests run on a processor
+    assert measured.driver.after_bytes > 2**20 and measured.document()["driver"]["source"] == "resident set"
+    assert "MiB more in use than before (resident set)" in str(measured)
+
+
 def test_every_byte_is_read_once_and_copied_once(run):
     schedule, measured = run
     copied = {}

@@ -21,9 +21,10 @@ from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_cont
 from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload
+from torchedge.opencl.memory_gauges import memory_gauge
 from torchedge.opencl.platforms import check_process
 from torchedge.runtime.kernel_stores import KernelStore, Slot, slots_of
-from torchedge.runtime.measured_runs import MeasuredRun, measured_run
+from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
 from torchedge.runtime.memory import (
     ArenaMemory,
     Array,
@@ -134,6 +135,8 @@ class Executor:
         self._queue: Any = self.memory.queue
         slots = slots_of(schedule) if schedule is not None and loading == "slot" else {}
         compiled = compile_kernels(self.context, _sources(self.program, slots))
+        self._gauge = memory_gauge(self.context) if self._profile and schedule is not None else None
+        self._before_bytes = 0 if self._gauge is None else self._gauge.read()
         self._tensors = self._residents({} if shared is None else shared._tensors)
         self._arena = self.memory.allocate_arena(self.program, poisoned=self._checks)
         if any(kernel.checks for kernel in self.program.kernels):
@@ -343,8 +346,17 @@ class Executor:
                 "run it"
             )
         store, times = self._store, [(time.start_ns, time.end_ns) for time in self.timings()]
+        driver = None
+        if self._gauge is not None:
+            driver = DriverMemory(self._gauge.source, self._before_bytes, self._gauge.read())
         return measured_run(
-            store.schedule, self.context.device.name, store.preload_log, store.log, times, self.allocated
+            store.schedule,
+            self.context.device.name,
+            store.preload_log,
+            store.log,
+            times,
+            self.allocated,
+            driver,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from torchedge.streaming.simulation import LayerRuns, LoadRuns, MemoryCurve, Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["MeasuredCopy", "MeasuredLaunch", "MeasuredRead", "MeasuredRun", "measured_run"]
+__all__ = ["DriverMemory", "MeasuredCopy", "MeasuredLaunch", "MeasuredRead", "MeasuredRun", "measured_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,30 @@ class MeasuredCopy:
     end_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class DriverMemory:
+    """The driver's figure of the memory in use (`opencl.memory_gauges`): before an executor, and after a run.
+
+    It counts in the driver's own pages, and what the driver and the process take besides.
+    """
+
+    source: str
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def grown_bytes(self) -> int:
+        """What came since the executor was made."""
+        return self.after_bytes - self.before_bytes
+
+
 @dataclass(frozen=True)
 class MeasuredRun:
     """The initialisation of an executor and its last run, one directly after the other (ms).
 
     allocated: bytes by kind ("buffers", "images", "staging"), constant. memory: bytes in use over time, of
     staging memory from the read to the copy, of weights from the first copy to the last use, of other tensors
-    from the first launch that touches them to the last one.
+    from the first launch that touches them to the last one. driver: None where the driver has no figure.
     """
 
     program: str
@@ -81,6 +98,7 @@ class MeasuredRun:
     reads: tuple[MeasuredRead, ...]
     allocated: Mapping[str, int]
     memory: MemoryCurve
+    driver: DriverMemory | None = None
 
     @property
     def latency_ms(self) -> float:
@@ -111,11 +129,15 @@ class MeasuredRun:
         mib = {kind: nbytes / MEBIBYTE for kind, nbytes in self.allocated.items()}
         peak, average = self.memory.peak.total / MEBIBYTE, self.memory.average.total / MEBIBYTE
         parts = ", ".join(f"{size:.1f} {kind}" for kind, size in mib.items() if size)
+        driver = ""
+        if self.driver is not None:
+            grown = self.driver.grown_bytes / MEBIBYTE
+            driver = f"driver: {grown:.1f} MiB more in use than before ({self.driver.source})\n"
         return (
             f"{self.program} on {self.device}: {self.latency_ms:.1f} ms, of these "
             f"{self.initialisation_ms:.1f} initialisation, {self.stall_ms:.1f} waiting for weights\n"
             f"memory: {sum(mib.values()):.1f} MiB allocated ({parts}); in use {peak:.1f} MiB at most, "
-            f"{average:.1f} on average\n"
+            f"{average:.1f} on average\n{driver}"
             f"read: {self.read_bytes / MEBIBYTE:.1f} MiB in {len(self.reads)} reads and {len(self.copies)} "
             "copies"
         )
@@ -190,6 +212,7 @@ class MeasuredRun:
             "allocated_bytes": self.allocated_bytes,
             "allocated": dict(self.allocated),
             "in_use_bytes": {"peak": int(peak.total), "average": round(average.total)},
+            "driver": None if self.driver is None else asdict(self.driver),
         }
 
     def to_json(self, path: str | Path) -> None:
@@ -225,6 +248,7 @@ def measured_run(
     run: LoadLog,
     launch_times: Sequence[tuple[int, int]],
     allocated: Mapping[str, int],
+    driver: DriverMemory | None = None,
 ) -> MeasuredRun:
     """Return the measured run of two logs and the start and end of each launch by the device's clock (ns)."""
     initialisation = (preload.end_ns - preload.start_ns) / 1e6
@@ -248,6 +272,7 @@ def measured_run(
         tuple(reads),
         dict(allocated),
         memory,
+        driver,
     )
 
 
