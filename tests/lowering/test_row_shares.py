@@ -9,10 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.node_runs import run_nodes
+from oracles.node_runs import program_of, run_nodes
 from oracles.rule_checks import apply
 
+from torchedge.expressions.indices import Fetched, of
+from torchedge.lowering.building import RowBuilder, pointwise
 from torchedge.lowering.kernels.accumulators import Accumulator
+from torchedge.lowering.nodes import Stored
 from torchedge.lowering.row_shares import LINE, line_shares, shares_of, slices_of
 from torchedge.lowering.schedules import RowsExtents, RowsSchedule, default_schedule, is_legal
 from torchedge.lowering.targets import TARGETS
@@ -110,3 +113,15 @@ def test_accumulators_know_their_size():
     across = Accumulator("s0", "sum", "float64", "float64", 4, False)
     assert (along.result_type, along.nbytes) == ("float", 4)
     assert (across.result_type, across.nbytes) == ("double4", 32)
+
+
+def test_lanes_follow_what_is_read_most():
+    """Rows of a table that is larger than all that is read of it, found by neighbouring tokens."""
+    table, tokens = Stored((5000, 40), "float32", "table", 0), Stored((64,), "int64", "tokens", 1)
+    rows = pointwise((64, 40), "float32", lambda t, c: table.at(of(Fetched(tokens.at(t), 0, 4999)), c))
+    builder = RowBuilder((64, 40), (1,), "sum")
+    total = builder.reduce("sum", lambda t, c: rows.at(t, c))
+    node = builder.row(lambda *_: total)
+    builder.close()
+    (kernel,) = program_of([node], "gpu", inputs=[table, tokens]).kernels
+    assert "float4" in kernel.source and "vload4" not in kernel.source.split("{", 1)[1]

@@ -134,18 +134,48 @@ def _compiling() -> Iterator[None]:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Select implementations of attention, encoders and recurrent layers that use plain ATen operators."""
+    """Select implementations of attention, encoders and recurrent layers that use plain ATen operators.
+
+    Resampling stays one operator: PyTorch would decompose it into reads at lists of places, whose gradients
+    scatter.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     fast, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     torch._C._set_mkldnn_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), _whole_resampling():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch._C._set_mkldnn_enabled(mkldnn)
+
+
+_RESAMPLING = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+    "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+)  # fmt: skip
+
+
+@contextmanager
+def _whole_resampling() -> Iterator[None]:
+    """Set aside PyTorch's decompositions in Python that apply before autograd records an operator."""
+    packets = [getattr(torch.ops.aten, name) for name in _RESAMPLING]
+    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    before = {op: dict(op.py_kernels) for op in overloads}
+    try:
+        for op in overloads:
+            for key in before[op]:
+                if "Autograd" in str(key):
+                    del op.py_kernels[key]
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernels in before.items():
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
 
 
 def _described(module: GraphModule, count: int) -> JointGraph:

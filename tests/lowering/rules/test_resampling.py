@@ -9,6 +9,8 @@ from oracles.rule_checks import check
 from torchedge.expressions.indices import Fetched, atoms_of
 from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.nodes import Pointwise
+from torchedge.lowering.rules import all_rules
+from torchedge.tracing.steps import capture_step
 
 aten = torch.ops.aten
 
@@ -92,3 +94,25 @@ def test_whole_factors_need_no_arithmetic_on_values():
     assert isinstance(node, Pointwise) and node.is_view
     (load,) = reads_of(node.body)
     assert not any(isinstance(a, Fetched) for i in load.indices for a in atoms_of(i))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_a_step_gathers_the_gradient_of_a_resampling(mode):
+    """Capture keeps the operator: PyTorch's own decomposition scatters into its input."""
+
+    class Larger(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = torch.nn.Conv2d(2, 3, 1)
+
+        def forward(self, x):
+            return torch.nn.functional.interpolate(self.mix(x), scale_factor=2, mode=mode)
+
+    step = capture_step(
+        Larger(), torch.zeros(1, 2, 4, 4), loss=lambda y: (y * y).mean(), keep=frozenset(all_rules())
+    ).step
+    kinds = [op.kind for op in step.ops]
+    assert any(kind.endswith("_backward") and "upsample" in kind for kind in kinds)
+    assert not any("index" in kind for kind in kinds)
+    for name in ("upsample_nearest2d", "upsample_bilinear2d"):
+        assert torch._C.DispatchKey.Autograd in getattr(torch.ops.aten, name).default.py_kernels

@@ -309,9 +309,8 @@ def rows_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
     position = flatten([renamed[a] for a in host.inner], [a.extent for a in host.inner])
     bodies = tuple([substitute(body, renamed) for body in group.bodies])
     searches = any(s.kind.startswith("arg") for s in host.stages)
-    fastest_inner = min([strides.get(a, 1 << 60) for a in host.inner if a.extent > 1], default=1 << 60)
-    fastest_outer = min([strides.get(a, 1 << 60) for a in host.outer if a.extent > 1], default=1 << 60)
-    along = bool(loops) and (fastest_inner < fastest_outer or not rows)
+    fastest = min([a for a in strides if a.extent > 1], key=strides.__getitem__, default=None)
+    along = bool(loops) and (fastest in host.inner or not rows)
     memory = in_memory_order((*rows, *loops), _strides(group.bodies, stores, arguments, renamed))[::-1]
     return RowsNest(
         rows,
@@ -344,19 +343,26 @@ def _strides(
     arguments: Arguments,
     moved: Mapping[Axis, Index] | None = None,
 ) -> dict[Axis, int]:
-    """Return the strides of the host's axes in its largest operand, then in smaller ones, then in results.
+    """Return the strides of the host's axes in the operand that most is read of.
 
-    moved: the host's axes in terms of others, whose strides are wanted.
+    Axes on which it does not depend follow with larger strides, in the order of the other operands and of the
+    results. moved: the host's axes in terms of others, whose strides are wanted.
     """
-    reads = [s for s in walk(*bodies) if isinstance(s, Read)]
-    reads.sort(key=lambda s: -arguments.sites[s.tensor].layout.nbytes(s.tensor.shape, s.dtype))
-    accesses = [(s.tensor, s.indices) for s in reads] + [(node, item.element) for node, item in stores]
+    accesses = [(s.tensor, s.indices) for s in walk(*bodies) if isinstance(s, Read)]
+    accesses += [(node, item.element) for node, item in stores]
+    accesses.sort(key=lambda access: -_points(access[1]))
     strides: dict[Axis, int] = {}
     for tensor, element in accesses:
         offset = offset_of(arguments.sites[tensor], element)
-        for axis, stride in strides_of(offset if moved is None else offset.substitute(moved)).items():
-            strides.setdefault(axis, abs(stride))
+        found = strides_of(offset if moved is None else offset.substitute(moved))
+        beyond = max([stride * axis.extent for axis, stride in strides.items()], default=1)
+        strides |= {axis: abs(stride) * beyond for axis, stride in found.items() if axis not in strides}
     return strides
+
+
+def _points(element: Sequence[Index]) -> int:
+    """Return how many elements of a tensor an access reads or writes, each counted as often as it differs."""
+    return prod([axis.extent for axis in set[Axis]().union(*map(axes_of, element))])
 
 
 def _reduce(text: _Text, stages: Sequence[tuple[Stage, Scalar]]) -> None:
