@@ -107,8 +107,18 @@ def smallest(program):
     return make_schedule(program, instance, plan, LEAST_STAGING_BYTES).memory.total_bytes
 
 
+@pytest.mark.parametrize("limit", [None, 10**6])
+def test_all_is_preloaded_where_that_alone_is_the_fastest(limit):
+    free = budget(CHAIN, limit, lam=0.9).plan()
+    assert not free.plan.loads and free.relaxation == 1
+    alike = budget(CHAIN, limit, lam=0.9, latency=lambda _: 1.0).plan()
+    assert alike.plan.loads and alike.total_bytes <= free.total_bytes
+    most = free.total_bytes - 1
+    assert budget(CHAIN, most, lam=0.9).plan().total_bytes <= most
+
+
 def test_without_a_limit_nothing_is_relaxed():
-    free = budget(CHAIN, None).plan()
+    free = budget(CHAIN, None, latency=lambda _: 1.0).plan()
     assert free.relaxation == 1 and free.plan.status == "OPTIMAL"
     assert free.instance == budget(CHAIN, None).instance
     assert free.schedule.staging_bytes == 6 * 4 * CHUNK  # as much as there is to read

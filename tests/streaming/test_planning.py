@@ -60,7 +60,7 @@ def test_a_plan_comes_back_with_its_run(planned):
     assert planned.timeline.memory.peak.total <= planned.timeline.allocated_bytes
     assert planned.memory_limit is None and planned.relaxation == 1
     assert planned.preloaded_mib == planned.timeline.preloaded_bytes / 2**20
-    weights = 4 * sum(p.numel() for p in mlp().parameters())
+    weights = 4 * sum(p.numel() for p in mlp().parameters() if p.dim() == 2)
     assert planned.weight_bytes == planned.preloading.preloaded_bytes == weights
 
 
@@ -70,7 +70,7 @@ def test_layers_are_launches_of_the_program(planned):
     assert len(planned.instance.layers) == len(program.launches)
     names = [f"{launch.scope} {program.kernels[launch.kernel].name}".strip() for launch in program.launches]
     assert [row.name for row in planned.layers] == names
-    stored = {tensor.name: tensor.nbytes for tensor in program.tensors if tensor.role == "parameter"}
+    stored = {t.name: t.nbytes for t in program.tensors if t.role == "parameter" and "weight" in t.name}
     assert {weight.name: weight.nbytes for weight in planned.instance.weights} == stored
 
 

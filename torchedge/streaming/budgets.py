@@ -13,7 +13,7 @@ from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import STAGING_BYTES
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, StreamingSchedule, least_memory, make_schedule
-from torchedge.streaming.strategies import always_next
+from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.verification import check_plan, verify_plan
 from torchedge.textures.layouts import PAGE_BYTES
 
@@ -99,21 +99,29 @@ class Budget:
         with a lambda as low as works; one whose layers exceed their capacities, as little as needed (soft
         thresholds, FlashMem, section 3.2), so that weights are loaded later; one that loads each weight just
         before its first use, which takes the least memory of all. The last is taken before the others where
-        its predicted latency is as low: where the disk is the bottleneck, preloading gains nothing.
+        its predicted latency is as low: where the disk is the bottleneck, preloading gains nothing. Where
+        nothing else is as fast, as where transfers cost the host more than they hide, all is preloaded.
 
         Raises:
             LimitError: not even that stays within the limit; the message names the smallest limit.
         """
         best = self.filled(self.search())
-        if self.limit is None:
-            return best
-        least = self.least(self.staging())
-        if least.total_bytes > self.limit:
-            return best
-        candidates = [(self.latency(plan), plan) for plan in (best, self.filled(least), least)]
-        fastest = min(latency for latency, _ in candidates)
-        near = [plan for latency, plan in candidates if latency <= NEAR * fastest]
-        return min(near, key=lambda plan: plan.total_bytes)
+        choices = [best]
+        if self.limit is not None:
+            least = self.least(self.staging())
+            choices += [self.filled(least), least] if least.total_bytes <= self.most else []
+        choices.append(self.whole(best))
+        within = [choice for choice in choices if choice.total_bytes <= self.most]
+        timed = [(self.latency(choice), choice) for choice in within]
+        near = [(ms, choice) for ms, choice in timed if ms <= NEAR * min(ms for ms, _ in timed)]
+        return min(near, key=lambda pair: (pair[1].total_bytes, pair[0]))[1]
+
+    def whole(self, best: Budgeted) -> Budgeted:
+        """Return the plan that preloads everything; with the bound of the best plan of the same problem."""
+        bound = best.plan.lower_bound if best.instance == self.instance else None
+        plan = replace(preload_everything(self.instance), lower_bound=bound)
+        schedule = make_schedule(self.program, self.instance, plan, self.staging())
+        return Budgeted(self.instance, plan, schedule)
 
     def filled(self, budgeted: Budgeted) -> Budgeted:
         """Give what a plan leaves of the limit to the staging pool: reads then run further ahead."""

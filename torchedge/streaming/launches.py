@@ -62,8 +62,18 @@ def works_of(program: Program) -> tuple[LaunchWork, ...]:
     return tuple(works)
 
 
+SMALL_BYTES = 2**16
+"""A smaller weight takes longer to hand over than to copy."""
+
+SMALL_SHARE = 0.01
+"""Of the bytes of all weights: small ones that are not streamed take at most so many."""
+
+
 def weights_of(program: Program, chunk_bytes: int) -> tuple[Weight, ...]:
-    """Return the weights that can be streamed, by first use: those that launches read and none writes."""
+    """Return the weights that are worth streaming, by first use: those that launches read and none writes.
+
+    The smallest ones, such as biases, are left out: each would cost a transfer and save next to no memory.
+    """
     fixed = fixed_tensors(program)
     weights = []
     for index, (first, last) in weight_uses(program).items():
@@ -71,7 +81,14 @@ def weights_of(program: Program, chunk_bytes: int) -> tuple[Weight, ...]:
         if index not in fixed and tensor.nbytes:
             chunks = -(-tensor.nbytes // chunk_bytes)
             weights.append(Weight(tensor.name, tensor.nbytes, chunks, first + 1, last + 1))
-    return tuple(weights)
+    left = int(SMALL_SHARE * sum(weight.nbytes for weight in weights))
+    small = set()
+    for weight in sorted(weights, key=lambda weight: weight.nbytes):
+        left -= weight.nbytes
+        if left < 0 or weight.nbytes > SMALL_BYTES:
+            break
+        small.add(weight.name)
+    return tuple([weight for weight in weights if weight.name not in small])
 
 
 def activations_of(program: Program) -> tuple[int, ...]:

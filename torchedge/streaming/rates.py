@@ -19,6 +19,7 @@ __all__ = [
     "STAGING_BYTES",
     "TABLE",
     "THRESHOLDS",
+    "TRANSFER_US",
     "KernelRates",
     "Rates",
     "Roofline",
@@ -45,6 +46,12 @@ THRESHOLDS: Mapping[LoadClassName, float] = MappingProxyType(
 
 TABLE, KERNELS = "loading", "kernels"
 """`[profile.loading.kernels]` of device.toml: a table of `KernelRates` by operator class."""
+
+LAUNCH_US, TRANSFER_US = "launch_us", "transfer_us"
+"""Entries of `[profile.loading]`: the host's time for a launch, and for a transfer."""
+
+ASSUMED_TRANSFER_US = 20.0
+"""What a transfer costs the host where nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +170,9 @@ class Rates:
     """How fast a device moves weights, in GB/s (10^9 bytes) and us, each figure with its provenance.
 
     `disk_read`: from storage to staging buffers; `copy`: from these to the device's memory, on a queue beside
-    the launches; each copy costs `copy_overhead` besides. `staging_bytes` is the size of the staging pool,
-    `request_bytes` the most that one read brings.
+    the launches; each copy costs `copy_overhead` besides. `host_launch`, `host_transfer`: the time of the
+    thread that launches for each launch and each transfer; None: not counted. `staging_bytes` is the size of
+    the staging pool, `request_bytes` the most that one read brings.
 
     Raises:
         InputError: a rate is not above 0, an overhead below 0, a pool or a request below 1.
@@ -175,14 +183,18 @@ class Rates:
     copy_overhead: Figure
     staging_bytes: int = STAGING_BYTES
     request_bytes: int = REQUEST_BYTES
+    host_launch: Figure | None = None
+    host_transfer: Figure | None = None
 
     def __post_init__(self) -> None:
         for name in ("disk_read", "copy"):
             figure: Figure = getattr(self, name)
             if not figure.value > 0:
                 raise InputError(f"{name} is {figure.value} {figure.unit}; expected more than 0")
-        if not self.copy_overhead.value >= 0:
-            raise InputError(f"copy_overhead is {self.copy_overhead.value} us; expected at least 0")
+        for name in ("copy_overhead", "host_launch", "host_transfer"):
+            overhead: Figure | None = getattr(self, name)
+            if overhead is not None and not overhead.value >= 0:
+                raise InputError(f"{name} is {overhead.value} us; expected at least 0")
         for name in ("staging_bytes", "request_bytes"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least 1")
@@ -190,7 +202,18 @@ class Rates:
     @property
     def provenance(self) -> Provenance:
         """The weakest provenance of all figures."""
-        return weakest([figure.provenance for figure in (self.disk_read, self.copy, self.copy_overhead)])
+        known = (self.disk_read, self.copy, self.copy_overhead, self.host_launch, self.host_transfer)
+        return weakest([figure.provenance for figure in known if figure is not None])
+
+    @property
+    def host_launch_ms(self) -> float:
+        """Time of the thread that launches for a launch."""
+        return self.host_launch.value / 1e3 if self.host_launch else 0.0
+
+    @property
+    def host_transfer_ms(self) -> float:
+        """Time of the thread that launches for a transfer."""
+        return self.host_transfer.value / 1e3 if self.host_transfer else 0.0
 
     def read_ms(self, nbytes: int) -> float:
         """Return the time to read some bytes from the disk."""
@@ -217,8 +240,12 @@ class Rates:
 def derive_rates(device: Device, *, staging_bytes: int = STAGING_BYTES) -> Rates:
     """Return the rates of a device from the figures of its profile.
 
+    The host's times are those that `torchedge profile --streaming` measured; without them a launch takes the
+    device's `launch_overhead_us`, and a transfer `ASSUMED_TRANSFER_US`.
+
     Raises:
         DeviceError: the profile gives no `disk_read_gb_s`, or no rate at all between memories.
+        ProfileError: its measured times of the host are damaged.
         InputError: `staging_bytes` is below 1.
     """
     if "disk_read_gb_s" not in device.figures:
@@ -229,4 +256,28 @@ def derive_rates(device: Device, *, staging_bytes: int = STAGING_BYTES) -> Rates
         )
     source = f"{device.name} gives no launch_overhead_us; copies are taken to start at once"
     launch = device.figures.get("launch_overhead_us") or Figure(0.0, "us", Provenance.ASSUMED, source)
-    return Rates(device.figure("disk_read_gb_s"), copy_rate(device), launch, staging_bytes)
+    return Rates(
+        device.figure("disk_read_gb_s"),
+        copy_rate(device),
+        launch,
+        staging_bytes,
+        host_launch=_host_us(device, LAUNCH_US) or launch,
+        host_transfer=_host_us(device, TRANSFER_US)
+        or Figure(
+            ASSUMED_TRANSFER_US, "us", Provenance.ASSUMED, f"{device.name} gives no {TABLE}.{TRANSFER_US}"
+        ),
+    )
+
+
+def _host_us(device: Device, name: str) -> Figure | None:
+    """Return a time of the host that was measured, if it was."""
+    table = device.profile.get(TABLE)
+    value = table.get(name) if isinstance(table, Mapping) else None
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or not 0 <= value < _MOST:
+        raise ProfileError(
+            f"{device.folder}: [profile.{TABLE}] has {name} {value!r:.40}, expected microseconds from 0 on; "
+            "write it anew with `torchedge fit loads`"
+        )
+    return Figure(float(value), "us", Provenance.MEASURED, "torchedge profile --streaming")

@@ -106,8 +106,9 @@ def in_turn(curves: Sequence[MemoryCurve]) -> MemoryCurve:
 class LayerRuns:
     """When each layer (entry 0 is layer 1) starts and ends, ms, and why not sooner.
 
-    A layer waits `waits_ms` for its weights, runs `alone_ms` by itself and takes `slowed_ms` longer because
-    of the copies beside it. In a measured run `alone_ms` is the whole time and `slowed_ms` is 0.
+    A layer waits `waits_ms` for its weights or for the host, runs `alone_ms` by itself and takes `slowed_ms`
+    longer because of the copies beside it. In a measured run `alone_ms` is the whole time and `slowed_ms` is
+    0.
     """
 
     starts_ms: Times
@@ -254,6 +255,9 @@ def simulate_plan(
     1 also when all preloaded weights are. While a copy runs, the layer makes less progress
     (`Rates.slowing`).
 
+    All copies and layers are enqueued by one thread of the host, which takes `host_transfer` and
+    `host_launch` for each, and waits at a layer until the weights that it is the first to use were read.
+
     Weights are in use whole from the start of their first copy to the end of the last layer that uses them
     (preloaded ones: of the run).
     `activation_bytes`: what else is in use while each layer runs: inputs, outputs and intermediates.
@@ -375,7 +379,7 @@ class _Run:
             start = max(start, time)
         self.staged += nbytes
         self.read = start + self.rates.read_ms(nbytes)
-        copy = max(self.copied, self.read, begin)
+        copy = max(self.copied, self.read + self.rates.host_transfer_ms, begin)
         self.copied = copy + self.rates.copy_ms(nbytes)
         self.leaving.append((self.copied, nbytes))
         self.read_starts.append(start)
@@ -407,12 +411,16 @@ def _execute(run: _Run, instance: Instance, pieces: Sequence[_Piece], initialisa
     for piece in pieces:
         by_layer[piece.layer].append(piece)
     ready = [0.0] * (len(instance.layers) + 1)
+    read = [0.0] * (len(instance.layers) + 1)
     rows = []
-    now = initialisation
+    now = host = initialisation
     for number, layer in enumerate(instance.layers, 1):
-        start = max(now, ready[number])
+        host = max(host, read[number]) + run.rates.host_launch_ms
+        start = max(now, ready[number], host)
         for piece in by_layer[number]:
+            host += run.rates.host_transfer_ms
             ready[piece.first_use] = max(ready[piece.first_use], run.load(piece.nbytes, start))
+            read[piece.first_use] = max(read[piece.first_use], run.read)
         end = run.work(start, layer.latency_ms, run.rates.slowing(layer, instance.chunk_bytes))
         rows.append((start, end, layer.latency_ms, start - now, max(0.0, end - start - layer.latency_ms)))
         now = end

@@ -37,11 +37,14 @@ def predict_run(
     problem: Instance, plan: OverlapPlan, schedule: StreamingSchedule, rates: Rates
 ) -> RunTimeline:
     """Return the simulated run of a plan with its schedule."""
+    program, known = schedule.program, {weight.name for weight in problem.weights}
+    others = [program.tensors[index] for index in schedule.preload]
+    staying = sum(tensor.nbytes for tensor in others if tensor.name not in known)
     return simulate_plan(
         problem,
         plan,
         rates,
-        activations_of(schedule.program),
+        [nbytes + staying for nbytes in activations_of(program)],
         allocated_bytes=schedule.memory.total_bytes,
     )
 
@@ -212,11 +215,16 @@ class StreamingPlan:
 
     def sources(self) -> Sequence[str]:
         """Return the sources of the figures behind the plan, with their provenance."""
-        figures = (self.rates.disk_read, self.rates.copy)
-        names = ("disk read", "copy to the device")
+        figures = {
+            "disk read": self.rates.disk_read,
+            "copy to the device": self.rates.copy,
+            "host's time for a launch": self.rates.host_launch,
+            "for a transfer": self.rates.host_transfer,
+        }
         rates = [
             f"{name} {figure.value:g} {figure.unit} ({figure.provenance})"
-            for name, figure in zip(names, figures, strict=True)
+            for name, figure in figures.items()
+            if figure is not None
         ]
         return [f"capacities: {self.capacities.source} ({self.capacities.provenance})", *rates]
 
