@@ -99,7 +99,7 @@ def test_all_weights_are_preloaded_where_the_limit_allows_it(queue, alone):
 def test_the_smallest_limit_works_and_less_does_not(queue, least):
     assert queue.plan(least).schedule.memory.total_bytes <= least
     with pytest.raises(LimitError):
-        queue.plan(least - 8192)
+        queue.plan(least - 2**14)  # the smallest is named in hundredths of a MiB
 
 
 def test_one_bundle_may_come_twice(alone, least):

@@ -69,7 +69,7 @@ def place(monkeypatch, tmp_path):
 def test_one_model(run):
     out = run(*SMALL, "--memory-limit", "6MiB")
     for words in (
-        "nets:small on adreno-750: 6 launches, 12 weights of 6.0 MiB",
+        "nets:small on adreno-750: 6 launches, 6 weights of 6.0 MiB",
         "this plan     preloading everything",
         "memory allocated",
         "proven optimal (lambda 0.9, M_peak 500.0 MiB)",
@@ -120,7 +120,7 @@ def test_json(run):
     assert document["model"] == "nets:small" and document["status"] == "OPTIMAL"
     assert document["allocated"]["total_bytes"] <= document["memory_limit_bytes"] == 6 * 2**20
     assert document["program"] == json.loads(Path("plan.json").read_text())["program"]
-    assert document["weights"] == 12 and "layers" not in document and Path("plan.json").exists()
+    assert document["weights"] == 6 and "layers" not in document and Path("plan.json").exists()
 
 
 def test_no_plan_within_the_limit(run):
