@@ -23,7 +23,7 @@ from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload
 from torchedge.opencl.memory_gauges import memory_gauge
 from torchedge.opencl.platforms import check_process
-from torchedge.runtime.kernel_stores import KernelStore, Slot, slots_of
+from torchedge.runtime.kernel_stores import BoundSlot, KernelStore, Slot, slots_of
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
 from torchedge.runtime.memory import (
     ArenaMemory,
@@ -33,7 +33,7 @@ from torchedge.runtime.memory import (
     check_same,
 )
 from torchedge.runtime.weight_sources import WeightSource
-from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore
+from torchedge.runtime.weight_stores import PRELOADED, StreamingStore, WeightStore, WeightStream
 from torchedge.streaming.schedules import StreamingSchedule
 
 SHARED = frozenset({"parameter", "buffer", "state"})
@@ -165,11 +165,13 @@ class Executor:
     ) -> None:
         """Make the store of a schedule, and load what stays from run to run."""
         targets = {index: self._memory_of(index) for index in (*schedule.preload, *schedule.streamed)}
-        shared = schedule, source, self.memory, self._profile, targets
-        store = StreamingStore(*shared) if loading == "copy" else KernelStore(*shared, slots)
+        stream = WeightStream(schedule, source, targets, self.memory, self._profile)
+        bound = {
+            launch: BoundSlot(slot.tensor, self._calls[launch][0], self._own_arguments(launch))
+            for launch, slot in slots.items()
+        }
+        store = StreamingStore(stream) if loading == "copy" else KernelStore(stream, bound)
         self._store = store
-        if isinstance(store, KernelStore):
-            store.bind({k: (self._calls[k][0], self._own_arguments(k)) for k in slots})
         store.preload()
         for index in schedule.preload:
             self._tensors[schedule.program.tensors[index].name].written = True

@@ -31,11 +31,10 @@ from torchedge.opencl.memory import PAGE_BYTES
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.staging import READERS, Bytes, Place
 from torchedge.runtime.weight_reads import Copy
-from torchedge.runtime.weight_sources import WeightSource
-from torchedge.runtime.weight_stores import StreamingStore
+from torchedge.runtime.weight_stores import StreamingStore, WeightStream
 from torchedge.streaming.schedules import StreamingSchedule
 
-__all__ = ["KernelStore", "Slot", "StagingBuffers", "slots_of"]
+__all__ = ["BoundSlot", "KernelStore", "Slot", "StagingBuffers", "slots_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,15 @@ def _destination(tensor: StoredTensor) -> Destination | None:
         return destination_of(tensor)
     except LoweringError:
         return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundSlot:
+    """A launch's slot: the tensor, pyopencl's kernel, and the position of the slot's first argument."""
+
+    tensor: int
+    kernel: Any
+    first: int
 
 
 class StagingBuffers:
@@ -133,29 +141,21 @@ class StagingBuffers:
 class KernelStore(StreamingStore):
     """A StreamingStore that loads by kernels.
 
-    slots: launches that carry a copy themselves; a launch then waits for its bytes. `bind` takes their
-    kernels before the first run. All other copies are loading kernels on the second queue, or copy commands
-    where bytes lie at no multiple of 16.
+    slots: of the launches that carry a copy themselves, which wait for its bytes. All other copies are
+    loading kernels on the second queue, or copy commands where bytes lie at no multiple of 16.
     """
 
     _pool: StagingBuffers
 
     _joins_launches = False  # a slot carries the bytes of its own launch
 
-    def __init__(
-        self,
-        schedule: StreamingSchedule,
-        source: WeightSource,
-        memory: DeviceMemory,
-        profile: bool,
-        targets: Mapping[int, Any],
-        slots: Mapping[int, Slot],
-    ) -> None:
-        super().__init__(schedule, source, memory, profile, targets)
-        device = memory.context.device
+    def __init__(self, stream: WeightStream, slots: Mapping[int, BoundSlot]) -> None:
+        super().__init__(stream)
+        device = stream.memory.context.device
         self._class: DeviceClass = device_class(device.kind, device.name, device.vendor, device.platform)
         self._slots = slots
-        self._kernels: dict[int, tuple[Any, int]] = {}
+        for slot in slots.values():  # one without a copy loads nothing
+            self._set(slot, self._pool.buffers[0], slot_numbers(self._program.tensors[slot.tensor], 0, 0, 0))
         self._loading: dict[Destination, Any] = {}
         self._carried = self._largest()
         self._carrying = set(self._carried.values())
@@ -177,19 +177,11 @@ class KernelStore(StreamingStore):
     def _new_pool(self, memory: DeviceMemory) -> StagingBuffers:
         return StagingBuffers(memory.context, self.staging_bytes)
 
-    def bind(self, kernels: Mapping[int, tuple[Any, int]]) -> None:
-        """Take the kernel object of each launch with a slot, and the position of the first argument of it."""
-        self._kernels = dict(kernels)
-        for launch, slot in self._slots.items():  # a slot without a copy loads nothing
-            numbers = slot_numbers(self._program.tensors[slot.tensor], 0, 0, 0)
-            self._set(launch, self._pool.buffers[0], numbers)
-
-    def _set(self, launch: int, buffer: Any, numbers: Sequence[int]) -> None:
-        kernel, first = self._kernels[launch]
-        arguments = [buffer, self.targets[self._slots[launch].tensor], *map(np.uint32, numbers)]
+    def _set(self, slot: BoundSlot, buffer: Any, numbers: Sequence[int]) -> None:
+        arguments = [buffer, self._targets[slot.tensor], *map(np.uint32, numbers)]
         with translated("setting the arguments of a slot"):
-            for place, argument in enumerate(arguments, first):
-                kernel.set_arg(place, argument)
+            for place, argument in enumerate(arguments, slot.first):
+                slot.kernel.set_arg(place, argument)
 
     # around launches ---------------------------------------------------------------------------------------
 
@@ -202,7 +194,8 @@ class KernelStore(StreamingStore):
         if self._cursor < self._stream.ends[read]:
             self._advance(self._stream.ends[read], wait=True)
         offset, ready = self._staged.pop(number)
-        self._set(launch, self._pool.buffers[self._stream.places[read]], self._numbers(copy, offset))
+        buffer = self._pool.buffers[self._stream.places[read]]
+        self._set(self._slots[launch], buffer, self._numbers(copy, offset))
         return [*(super().before(launch) or []), ready]
 
     def after(self, launch: int, event: Any) -> None:
@@ -246,7 +239,7 @@ class KernelStore(StreamingStore):
 
     def _enqueue(self, copy: Copy, at: int, offset: int, wait_for: list[Any] | None) -> Any:
         """Enqueue one copy from an unmapped buffer, by a loading kernel where possible."""
-        cl, target, buffer = self._context.cl, self.targets[copy.tensor], self._pool.buffers[at]
+        cl, target, buffer = self._context.cl, self._targets[copy.tensor], self._pool.buffers[at]
         if self._is_loadable(copy):
             kernel = self._kernel(copy.tensor)
             kernel.set_args(buffer, target, *map(np.uint32, self._numbers(copy, offset)))

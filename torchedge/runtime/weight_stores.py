@@ -25,7 +25,16 @@ from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, weight_uses
 from torchedge.textures.layouts import PAGE_BYTES
 
-__all__ = ["PRELOADED", "Load", "LoadLog", "Pass", "PreloadedStore", "StreamingStore", "WeightStore"]
+__all__ = [
+    "PRELOADED",
+    "Load",
+    "LoadLog",
+    "Pass",
+    "PreloadedStore",
+    "StreamingStore",
+    "WeightStore",
+    "WeightStream",
+]
 
 MOST_READ_BYTES = 2**22
 """Largest single read: beyond it, disks are not faster."""
@@ -136,11 +145,22 @@ class Pass:
         self.allowed = list(accumulate(counts))
 
 
-class StreamingStore:
-    """Loads the weights of a schedule from a source: preloaded ones once, streamed ones in every run.
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightStream:
+    """The weights of a schedule, where they come from, and the buffers and images that they go to by tensor.
 
-    memory: allocates the staging pool; its queue is that of the launches. targets: buffers and images of all
-    weights. Calls come from one thread at a time.
+    memory: allocates the staging pool; its queue is that of the launches. profile: measure copies.
+    """
+
+    schedule: StreamingSchedule
+    source: WeightSource
+    targets: Mapping[int, Any]
+    memory: DeviceMemory
+    profile: bool
+
+
+class StreamingStore:
+    """Loads weights: preloaded ones once, streamed ones in every run. Calls come from one thread at a time.
 
     Raises:
         InputError: the source lacks a weight or has it in another size.
@@ -150,19 +170,13 @@ class StreamingStore:
     _joins_launches = True
     """Whether neighbours in the source that belong to several launches are read together."""
 
-    def __init__(
-        self,
-        schedule: StreamingSchedule,
-        source: WeightSource,
-        memory: DeviceMemory,
-        profile: bool,
-        targets: Mapping[int, Any],
-    ) -> None:
+    def __init__(self, stream: WeightStream) -> None:
+        schedule, memory = stream.schedule, stream.memory
         self.schedule, self.staging_bytes = schedule, schedule.staging_bytes
-        self.targets = dict(targets)
-        self._program, self._source, self._context = schedule.program, source, memory.context
-        self._profile = profile
-        self._queue, self._uploads = memory.queue, memory.context.new_queue(profile, own=True)
+        self._targets = dict(stream.targets)
+        self._program, self._source, self._context = schedule.program, stream.source, memory.context
+        self._profile = stream.profile
+        self._queue, self._uploads = memory.queue, memory.context.new_queue(stream.profile, own=True)
         self._pool = self._new_pool(memory)
         whole = [Transfer(i, 0, packed_bytes(schedule.program.tensors[i])) for i in schedule.preload]
         self._preload = self._planned([(PRELOAD, whole)], {})
@@ -170,7 +184,7 @@ class StreamingStore:
         self._starts: list[Callable[..., Any]] = []  # the copies of a run, but for what they wait for
         self._awaited: list[Any] = []  # events of the pass before, after which its staging memory is free
         self._previous: Any = None  # the last launch of the run before
-        self._readers: Readers | None = Readers(source, self._pool)
+        self._readers: Readers | None = Readers(stream.source, self._pool)
         self._pass = self._preload
         self._reset()
         self.preload_log = self.log
@@ -250,7 +264,7 @@ class StreamingStore:
             self._readers.close()
         self._readers = None
         self._launched, self._copied, self._awaited, self._previous = [], [], [], None
-        self._starts, self.targets = [], {}
+        self._starts, self._targets = [], {}
         self._pool.release()
         self._source.close()
 
@@ -328,7 +342,7 @@ class StreamingStore:
 
     def _upload(self, copy: Copy, at: int) -> Callable[..., Any]:
         content = self._pool.view(at, copy.at, copy.at + copy.nbytes)
-        return upload_call(self._context, self._uploads, self.targets[copy.tensor], content, copy.place)
+        return upload_call(self._context, self._uploads, self._targets[copy.tensor], content, copy.place)
 
     def _check(self, copy: Copy, at: int) -> None:
         """Raise ProfileError for booleans that are none."""
