@@ -38,14 +38,13 @@ from torchedge.prediction.latency.roofline import pack, prior_mean
 from torchedge.prediction.profiles import FittedModels
 from torchedge.profiling.accuracy import predict_rows
 from torchedge.profiling.forest_fitting import fit_forest
-from torchedge.profiling.latency_fitting import fit_candidates, fit_coefficients, fit_latency
+from torchedge.profiling.latency_fitting import fit_candidates, fit_coefficients, fit_latency, one_thread
 from torchedge.profiling.memory_fitting import fit_memory
 from torchedge.profiling.profile_folders import (
     KEYS,
     ModeFit,
     check_target,
     describe,
-    one_thread,
     write_profile,
 )
 from torchedge.profiling.samples import (

@@ -30,6 +30,7 @@ from torchedge.devices import Device
 from torchedge.prediction.profiles import MODE_TABLES
 from torchedge.profiling.accuracy import Comparison, Report, compare_profile, compare_unseen
 from torchedge.profiling.datasets import is_dataset
+from torchedge.profiling.latency_fitting import one_thread
 from torchedge.profiling.plots import (
     COLOURS,
     MARKERS,
@@ -39,7 +40,6 @@ from torchedge.profiling.plots import (
     draw_scatter,
     leading_networks,
 )
-from torchedge.profiling.profile_folders import one_thread
 from torchedge.profiling.samples import device_of, measured_device, read_samples
 from torchedge.storage.pictures import canvas, picture_bytes
 

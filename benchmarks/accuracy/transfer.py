@@ -29,9 +29,8 @@ from public_tables import find_public_table, read_public_samples
 from torchedge.devices import Device, Provenance
 from torchedge.prediction.profiles import FittedModels
 from torchedge.profiling.accuracy import TRAINING_LEVELS, predict_rows
-from torchedge.profiling.latency_fitting import fit_latency
+from torchedge.profiling.latency_fitting import fit_latency, one_thread
 from torchedge.profiling.memory_fitting import fit_memory
-from torchedge.profiling.profile_folders import one_thread
 from torchedge.profiling.samples import QUANTITIES, Mask, Samples, device_of, measured_device, read_samples
 from torchedge.profiling.transfer import adapt_models, base_of, select_points
 

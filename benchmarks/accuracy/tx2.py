@@ -40,8 +40,9 @@ from torchedge.profiling.accuracy import (
 )
 from torchedge.profiling.datasets import read_dataset
 from torchedge.profiling.forest_fitting import fit_forest
+from torchedge.profiling.latency_fitting import one_thread
 from torchedge.profiling.memory_fitting import fit_memory
-from torchedge.profiling.profile_folders import KEYS, one_thread, score_all
+from torchedge.profiling.profile_folders import KEYS, score_all
 from torchedge.profiling.samples import Mask, Quantity, Samples, device_of, prepare
 
 FloatArray = npt.NDArray[np.float64]

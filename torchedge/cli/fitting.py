@@ -129,7 +129,8 @@ def _fit_modes(
     """Fit some modes of a dataset, from nothing or from a base; write and print the profile."""
     from torchedge.prediction.profiles import MODE_TABLES
     from torchedge.profiling.datasets import is_dataset, read_dataset
-    from torchedge.profiling.profile_folders import check_target, one_thread
+    from torchedge.profiling.latency_fitting import one_thread
+    from torchedge.profiling.profile_folders import check_target
 
     if base is None:
         for name, value in (("points", points), ("seed", seed)):

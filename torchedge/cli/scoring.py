@@ -118,7 +118,7 @@ def _compare_source(
 def _compare(folder: Path, device: Device, asked: _Asked, progress: Progress) -> Report:
     from torchedge.prediction.profiles import load_models
     from torchedge.profiling.accuracy import compare_profile, compare_unseen, splits
-    from torchedge.profiling.profile_folders import one_thread
+    from torchedge.profiling.latency_fitting import one_thread
     from torchedge.profiling.samples import read_samples
 
     for mode in ("train", "infer"):

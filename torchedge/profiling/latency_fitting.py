@@ -5,7 +5,8 @@ The coefficients are the maximum a posteriori under priors from the hardware's f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,17 @@ LAYERS, RIDGE_LAYERS = 0.3, 0.15
 _LAYERS_DELTA = 0.06
 _BOUND = 6.0
 _ITERATIONS = 200
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: a fit's sums do not depend on the number of cores, nor wait for busy ones."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def predict_latency(model: LatencyModel, samples: Samples, rows: Mask) -> Times:
@@ -207,12 +219,8 @@ def fit_coefficients(
         loss.backward()
         return loss
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the arrays are small: more threads would only wait for each other
-    try:
+    with one_thread():
         optimizer.step(closure)
-    finally:
-        torch.set_num_threads(threads)
     with torch.no_grad():
         return np.asarray(coefficients().numpy(), dtype=np.float64)
 

@@ -237,19 +237,6 @@ def today() -> str:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: a fit's sums do not depend on the number of cores, nor wait for busy ones."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def _temporary(out: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `out`; `out` exists afterwards unless the block fails."""
     temporary: Path | None = None

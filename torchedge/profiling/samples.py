@@ -221,8 +221,8 @@ def measured_device(folder: Path, name: str | None, scratch: Path) -> Device:
     return find_device(scratch)
 
 
-def network_weights(samples: Samples, rows: Mask) -> FloatArray:
-    """Return weights for some rows under which every network counts the same."""
+def network_weights(samples: Samples, rows: Mask | npt.NDArray[np.intp]) -> FloatArray:
+    """Return weights for some rows (a mask, or places) under which every network counts the same."""
     names, inverse, counts = np.unique(samples.network[rows], return_inverse=True, return_counts=True)
     return np.asarray(1.0 / (counts[inverse] * len(names)))
 

@@ -42,7 +42,7 @@ from torchedge.profiling.forest_fitting import fit_forest, predict_left_out
 from torchedge.profiling.latency_fitting import any_scale, fit_coefficients
 from torchedge.profiling.memory_fitting import adapt_process
 from torchedge.profiling.profile_folders import KEYS, ModeFit, describe, score_table
-from torchedge.profiling.samples import Mask, Samples, columns_of, network_groups
+from torchedge.profiling.samples import Mask, Samples, columns_of, network_groups, network_weights
 
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
@@ -173,16 +173,12 @@ def select_points(base: Base, samples: Samples, rows: Mask, count: int, seed: in
         reactions.append(np.concatenate([by_rate, _network_reactions(samples, places)], axis=1))
     if memory.any():
         reactions.append(_memory_reactions(samples.peaks, places))
-    chosen = choose_points(reactions, _weights(samples, places), np.searchsorted(places, candidates), count)
+    chosen = choose_points(
+        reactions, network_weights(samples, places), np.searchsorted(places, candidates), count
+    )
     mask = np.zeros(len(rows), dtype=np.bool_)
     mask[places[chosen]] = True
     return mask
-
-
-def _weights(samples: Samples, places: IndexArray) -> FloatArray:
-    """Every network counts the same."""
-    _, inverse, counts = np.unique(samples.network[places], return_inverse=True, return_counts=True)
-    return np.asarray(1.0 / (counts[inverse] * len(counts)))
 
 
 def _network_reactions(samples: Samples, places: IndexArray) -> FloatArray:

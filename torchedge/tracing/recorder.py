@@ -26,32 +26,12 @@ from torchedge.graphs.sizes import (
 from torchedge.ops import registry
 from torchedge.ops.gradients import extend_needs
 
+_DTYPES = """
+    float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool uint16 uint32
+    uint64 complex64 complex128 complex32
+"""
 DTYPE_NAMES: dict[torch.dtype, str] = {
-    d: str(d).removeprefix("torch.")
-    for d in (
-        getattr(torch, name, None)
-        for name in (
-            "float64",
-            "float32",
-            "float16",
-            "bfloat16",
-            "float8_e4m3fn",
-            "float8_e5m2",
-            "int64",
-            "int32",
-            "int16",
-            "int8",
-            "uint8",
-            "bool",
-            "uint16",
-            "uint32",
-            "uint64",
-            "complex64",
-            "complex128",
-            "complex32",
-        )
-    )
-    if isinstance(d, torch.dtype)
+    dtype: name for name in _DTYPES.split() if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
 
 _MOST_OPS = 100_000
