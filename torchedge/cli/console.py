@@ -128,7 +128,7 @@ class Progress:
     """
 
     def __init__(self, total: int, label: str, *, done: int = 0, remaining: bool = False) -> None:
-        self._total, self._label, self._done = max(total, 1), label, done
+        self._total, self._label, self._done, self._begun = max(total, 1), label, done, False
         self._start = time.monotonic()
         shown = sys.stderr.isatty() and verbosity() >= 0
         self._lines = verbosity() > 0 and not shown
@@ -170,6 +170,13 @@ class Progress:
         elif kind is None:
             self._line(f"done after {round(time.monotonic() - self._start)} s")
 
+    def begin(self, stage: str) -> None:
+        """Show the current stage; count the one before as done, unless a step already did."""
+        if self._begun:
+            self.step()
+        self._begun = True
+        self.doing(stage)
+
     def doing(self, stage: str) -> None:
         """Show what the current step is."""
         self.note(stage)
@@ -188,6 +195,7 @@ class Progress:
 
     def step(self) -> None:
         """Count one step as done."""
+        self._begun = False
         before, self._done = self._done, min(self._done + 1, self._total)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done)

@@ -99,12 +99,6 @@ def export(
     step = _step(model, module, example, training) if mode == "train" else {}
     stages = [stage for stage in STAGES if stage != "model.onnx" or onnx]
     with Progress(len(stages), f"export {label}") as progress, contextlib.redirect_stdout(sys.stderr):
-
-        def tell(stage: str) -> None:
-            if stage != stages[0]:
-                progress.step()
-            progress.doing(stage)
-
         bundle = api.export(
             module,
             example,
@@ -118,7 +112,7 @@ def export(
             precision=precision,
             memory_limit=memory_limit,
             force=force,
-            progress=tell,
+            progress=progress.begin,
             **step,
         )
     if as_json:

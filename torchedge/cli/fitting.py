@@ -171,29 +171,21 @@ def _fit_from_nothing(
     device = device_of(dataset, name)
     problems: list[str] = []
     with Progress(2, "fitting") as progress:
-        progress.doing("reading")
+        progress.begin("reading")
         measured = read_dataset(dataset)
         chosen = _measured(modes, measured.modes or ("train",), dataset)
-        progress.step()
-        progress.doing("workspaces")
+        progress.begin("workspaces")
         workspaces = fit_device_workspaces(dataset)
         settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
-        progress.step()
         progress.more((3 + profile_folders.SCORES * accuracy) * len(chosen))
-
-        def start(stage: str) -> None:
-            progress.step()
-            progress.doing(stage)
-
         fits: dict[Mode, ModeFit] = {}
         for mode in chosen:
-            progress.doing("simulating")
+            progress.begin("simulating")
             samples = prepare(measured, device, settings, mode)
-            models = profile_folders.fit_models(samples, start)
-            progress.step()
+            models = profile_folders.fit_models(samples, progress.begin)
             scores = None
             if accuracy:
-                progress.doing("accuracy")
+                progress.begin("accuracy")
                 scores = profile_folders.score_all(samples, progress.step)
                 problems += scores.problems
             fits[mode] = profile_folders.describe_fit(out, samples, models, scores)
@@ -223,12 +215,11 @@ def _adapt(
     transfers: dict[Mode, Transfer] = {}
     fits: dict[Mode, ModeFit] = {}
     with tempfile.TemporaryDirectory() as scratch, Progress(6, "adapting") as progress:
-        progress.doing("reading")
+        progress.begin("reading")
         device = measured_device(dataset, name, Path(scratch))
         workspaces = fit_device_workspaces(dataset)
         settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
         measured = read_samples(dataset, device, settings)
-        progress.step()
         for mode in _measured(modes, tuple(measured), dataset):
             models = base_of(base, mode)
             if models is None:
@@ -236,8 +227,7 @@ def _adapt(
                 continue
 
             def start(stage: str, mode: Mode = mode) -> None:
-                progress.step()
-                progress.doing(f"{stage} ({MODE_TABLES[mode]})")
+                progress.begin(f"{stage} ({MODE_TABLES[mode]})")
 
             transfer = adapt_mode(models, measured[mode], mode, points, seed, start)
             used = int(transfer.used.sum())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -98,22 +97,8 @@ def profile(
             "`torchedge campaign run NAME --plan PLAN --over WAY`"
         )
     with Progress(len(PROBES), "measuring") as progress:
-        measured = measure_local_cpu(_each_step(progress))
+        measured = measure_local_cpu(progress.begin)
     print_json(device_document(measured)) if as_json else print_device(measured)
-
-
-def _each_step(progress: Progress) -> Callable[[str], None]:
-    """Return a function that takes the name of each step before it is done."""
-    first = True
-
-    def tell(name: str) -> None:
-        nonlocal first
-        if not first:
-            progress.step()
-        first = False
-        progress.doing(name)
-
-    return tell
 
 
 def _profile_streaming(out: Path | None, device: str | None, quick: bool, as_json: bool) -> None:
@@ -123,7 +108,7 @@ def _profile_streaming(out: Path | None, device: str | None, quick: bool, as_jso
     if out is None:
         raise InputError("--streaming needs --out FILE; expected a file for the rows, as loads.jsonl")
     with Progress(count_rows(quick=quick), "measuring") as progress:
-        new = measure_loads(out, device, quick=quick, step=_each_step(progress))
+        new = measure_loads(out, device, quick=quick, step=progress.begin)
     table = read_loads(out)
     way = min(table.ways, key=lambda name: table.ways[name], default="copy")
     figures = {"copy_gb_s": table.copy_gb_s, "disk_gb_s": table.disk_gb_s, "launch_us": table.launch_us}
@@ -161,7 +146,7 @@ def _profile_kernels(out: Path | None, device: str | None, quick: bool, as_json:
     with writing(rows.parent, "choose another --out"):
         rows.parent.mkdir(parents=True, exist_ok=True)
     with Progress(2 * sum(1 for _ in cases(bench.traits, quick=quick)), "measuring") as progress:
-        measure_kernels(rows, bench, quick=quick, step=_each_step(progress))
+        measure_kernels(rows, bench, quick=quick, step=progress.begin)
     if known is None:
         print_wrapped(f"rows in {rows}; next: torchedge fit kernels {rows} --device FOLDER --out FOLDER")
         return

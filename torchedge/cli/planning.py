@@ -243,11 +243,9 @@ def _check_targets(targets: dict[str, Path]) -> None:
 def _lower(text: str, input_size: tuple[int, ...] | None, settings: _Settings, progress: Progress) -> Program:
     from torchedge.lowering.inference import lower_model
 
-    progress.doing(f"lowering {text}")
+    progress.begin(f"lowering {text}")
     with unsuitable_size(input_size):
-        program = lower_model(text, settings.device, input_size=input_size, precision=settings.precision)
-    progress.step()
-    return program
+        return lower_model(text, settings.device, input_size=input_size, precision=settings.precision)
 
 
 def _too_small(error: LimitError, as_json: bool) -> int:
@@ -320,7 +318,7 @@ def _plan_queue(
     try:
         with Progress(2 * len(models) + 1, "planning") as progress:
             programs = [_lower(text, input_size, settings, progress) for text in models]
-            progress.doing("planning each model, then all together")
+            progress.begin("planning each model, then all together")
             queue = plan_queue(
                 programs,
                 settings.device,
@@ -421,7 +419,7 @@ def _plan_sweep(
     settings = _settings(**planning)
     with Progress(1 + SETTINGS, "planning") as progress:
         program = _lower(model, input_size, settings, progress)
-        progress.doing(f"sweeping {program.name}")
+        progress.begin(f"sweeping {program.name}")
         points = trade_off(program, settings.device, progress=progress.step, **settings.shared)
     if plot is not None:
         from torchedge.streaming.figures import draw_tradeoff

@@ -124,20 +124,18 @@ def _compare(folder: Path, device: Device, asked: _Asked, progress: Progress) ->
     for mode in ("train", "infer"):
         load_models(device, mode)  # a damaged profile fails before the work
     with one_thread():
-        progress.doing("reading")
+        progress.begin("reading")
         measured = read_samples(folder, device)
-        progress.step()
         protocol = asked.protocol
         if protocol in (None, "profile"):
-            progress.doing("predicting")
+            progress.begin("predicting")
             report = compare_profile(measured, device)
             several = any(len(samples.networks) > 1 for samples in measured.values())
             protocol = "left-out" if protocol is None and report.seen and several else "profile"
         if protocol != "profile":
-            progress.doing("fitting without the rows that are predicted")
+            progress.begin("fitting without the rows that are predicted")
             progress.more(sum(1 for samples in measured.values() for _ in splits(samples, protocol)) * 2)
             report = compare_unseen(measured, device, protocol, intervals=asked.intervals, step=progress.step)
-        progress.step()
     if not report.comparisons:
         raise InputError(f"{folder}: no run passed, so that there is nothing to compare; measure again")
     return report
