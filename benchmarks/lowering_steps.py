@@ -275,12 +275,12 @@ def measure_torchedge(case: Case, target: str) -> dict[str, object]:
             [
                 medians[k],
                 program.kernels[launches[k].kernel].kind,
-                program.kernels[launches[k].kernel].reference,
+                launches[k].reference,
                 list(launches[k].global_size),
                 list(launches[k].local_size or ()),
                 [list(program.tensors[t].shape) for t in launches[k].tensors][:6],
-                program.kernels[launches[k].kernel].nbytes,
-                program.kernels[launches[k].kernel].flops,
+                launches[k].nbytes,
+                launches[k].flops,
             ]
             for k in slowest
         ],

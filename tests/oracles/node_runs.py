@@ -7,7 +7,7 @@ from torchedge.lowering.assembly import write_kernels
 from torchedge.lowering.fusion import form_groups
 from torchedge.lowering.nodes import Contraction, Pointwise, Rows, Stored, nodes_below
 from torchedge.lowering.placement import as_images, place_tensors
-from torchedge.lowering.programs import Arena, Launch, Program, StoredTensor
+from torchedge.lowering.programs import Arena, Program, StoredTensor
 from torchedge.lowering.schedules import ContractionSchedule, PointwiseSchedule, RowsSchedule
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.translation import Translation
@@ -52,8 +52,7 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
         tuple(tensors),
         tuple(s.kernel for s in sources),
         tuple(
-            Launch(k, tuple(number[t] for t in s.tensors), s.global_size, s.local_size, sizes=s.sizes)
-            for k, s in enumerate(sources)
+            source.launch(k, [number[node] for node in source.tensors]) for k, source in enumerate(sources)
         ),
         (),
         tuple(number[n] for n in fused.outputs),

@@ -20,8 +20,12 @@ def bytes_of(name, count, role="parameter"):
     return tensor(name, (count,), role, "uint8")
 
 
-def kernel(name, load_class, flops, access):
-    return pointwise(name, "", access, load_class=load_class, flops=flops)
+def kernel(name, load_class, access):
+    return pointwise(name, "", access, load_class=load_class)
+
+
+def launch(name, tensors, flops):
+    return name, tensors, (1,), None, "", (), flops
 
 
 PROGRAM = program(
@@ -31,14 +35,14 @@ PROGRAM = program(
         *(bytes_of("y", 40_000, "output"), bytes_of("z", 9999), bytes_of("v", 9000)),
     ],
     [
-        kernel("product", "reusable", 2_000_000, ["read", "read", "read", "write"]),
-        kernel("norm", "hierarchical", 10, ["read", "read", "write"]),
-        kernel("add", "elemental", 10, ["read", "read", "write"]),
+        kernel("product", "reusable", ["read", "read", "read", "write"]),
+        kernel("norm", "hierarchical", ["read", "read", "write"]),
+        kernel("add", "elemental", ["read", "read", "write"]),
     ],
     [
-        ("product", ["x", "w", "b", "y"], (1,)),
-        ("norm", ["z", "g", "y"], (1,)),
-        ("add", ["v", "b", "x"], (1,)),
+        launch("product", ["x", "w", "b", "y"], 2_000_000),
+        launch("norm", ["z", "g", "y"], 10),
+        launch("add", ["v", "b", "x"], 10),
     ],
     ["x"],
     ["y"],

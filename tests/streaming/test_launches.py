@@ -29,10 +29,10 @@ def small():
             tensor("c", (2,), "output"),
         ],
         [
-            pointwise("add", "c[i] = a[i] + b[i];", ["read", "read", "write"], flops=2),
+            pointwise("add", "c[i] = a[i] + b[i];", ["read", "read", "write"]),
             pointwise("fma", "d[i] = a[i] * b[i] + c[i];", ["read"] * 3 + ["write"], load_class="reusable"),
         ],
-        [("add", "awb", (2,), (1,), "first"), ("fma", "bwvc", (2,))],
+        [("add", "awb", (2,), (1,), "first", (), 2), ("fma", "bwvc", (2,))],
         ["a"],
         ["c"],
     )
@@ -84,14 +84,15 @@ def test_the_smallest_weights_are_not_streamed(floats, kept):
 def test_classes_follow_from_kernels(target):
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Softmax(-1), nn.Linear(64, 64))
     made = lowered(model, torch.zeros(4, 64), target=target)
-    works, kernels = works_of(made), [made.kernels[launch.kernel] for launch in made.launches]
+    works = works_of(made)
     assert {w.load_class for w in works} >= {"reusable", "hierarchical"}
-    for work, kernel in zip(works, kernels, strict=True):
+    for work, launch in zip(works, made.launches, strict=True):
+        kernel = made.kernels[launch.kernel]
         contraction = "contraction" in kernel.name and kernel.kind != "sum of slices"
         rows = kernel.name.startswith("rows")
         wanted = "reusable" if contraction else "hierarchical" if rows else "elemental"
-        assert (work.load_class, work.flops) == (wanted, kernel.flops)
-        assert work.bytes_moved == kernel.nbytes
+        assert (work.load_class, work.flops) == (wanted, launch.flops)
+        assert work.bytes_moved == launch.nbytes
     stored = {t.name: t.nbytes for t in made.tensors if t.role in WEIGHT_ROLES}
     streamed = {w.name: w.nbytes for w in weights_of(made, 100)}
     assert streamed.items() <= stored.items() and {"0.weight", "3.weight"} <= streamed.keys()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchedge.errors import InputError
 from torchedge.graphs.steps import Step
@@ -12,7 +12,7 @@ from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.joined_rows import join_rows
 from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
 from torchedge.lowering.kernels.pointwise import gather_updates, write_updates
-from torchedge.lowering.kernels.sources import KernelSource, with_sizes
+from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node, Pointwise
 from torchedge.lowering.placement import (
     as_images,
@@ -21,7 +21,7 @@ from torchedge.lowering.placement import (
     store_half,
     store_weights_half,
 )
-from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor, TensorRole
+from torchedge.lowering.programs import Arena, Kernel, Program, StoredTensor, TensorRole
 from torchedge.lowering.schedules import Schedule, default_schedule
 from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, translate
@@ -96,7 +96,7 @@ def lower_step(
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
     placed = as_images(alone, placed, fixed, device)
     sources = write_kernels(alone, placed, device)
-    sources += [with_sizes(write_updates(batch, placed, device)) for batch in together]
+    sources += [write_updates(batch, placed, device) for batch in together]
     program = _program(step, translation, fused, sources, placed, device)
     return Lowered(program, _fused_launches(alone, sources, translation.names))
 
@@ -150,7 +150,7 @@ def write_kernels(
             layouts[node] = Layout(layouts[node].order)
         drafts.append((group, nest, chosen))
     return [
-        with_sizes(kernel)
+        kernel
         for group, nest, chosen in drafts
         for kernel in write_kernel(group, nest, layouts, chosen, target)
     ]
@@ -202,18 +202,18 @@ def _program(
     target: Target,
 ) -> Program:
     tensors, number = _tensors(step, translation, fused, sources, layouts)
-    kernels: dict[str, tuple[int, Kernel]] = {}
-    launches = []
+    kernels: dict[str, Kernel] = {}
     for source in sources:
-        place, _ = kernels.setdefault(source.kernel.source, (len(kernels), source.kernel))
-        arguments = tuple([number[t] for t in source.tensors])
-        launches.append(
-            Launch(place, arguments, source.global_size, source.local_size, source.scope, source.sizes)
-        )
+        kernel = kernels.setdefault(source.kernel.name, source.kernel)
+        if kernel.in_place != source.kernel.in_place:  # other sizes: what holds for all of them
+            pairs = tuple([pair for pair in kernel.in_place if pair in source.kernel.in_place])
+            kernels[kernel.name] = replace(kernel, in_place=pairs)
+    place = {name: k for k, name in enumerate(kernels)}
+    launches = [s.launch(place[s.kernel.name], [number[t] for t in s.tensors]) for s in sources]
     program = Program(
         step.name,
         tuple(tensors),
-        tuple([kernel for _, kernel in kernels.values()]),
+        tuple(kernels.values()),
         tuple(launches),
         tuple([number[translation.stored[i]] for i in step.inputs]),
         tuple([number[n] for n in fused.outputs]),

@@ -70,13 +70,12 @@ class Kernel:
     """One OpenCL C 1.2 kernel: `source` defines exactly one `__kernel` called `name`.
 
     access: use of each argument, in order. kind: the node or template it comes from. load_class: of its
-    template: contractions are reusable, kernels over rows hierarchical, all others elemental. flops and
-    nbytes: arithmetic and least traffic of one launch. reference: its computation in the words of PyTorch.
-    checks: it has one more argument, an int buffer of 4 elements that it writes (1 + the argument's position,
-    index, low, high) when an access lies outside a tensor. sizes: number of int arguments behind all others,
-    whose values a launch has (extents, strides, offsets of its tensors). in_place: (argument read, argument
-    written) that may be the same memory: each work-item reads an element before it writes that one, and no
-    other work-item reads it. local_bytes: local memory of a work-group.
+    template: contractions are reusable, kernels over rows hierarchical, all others elemental. checks: it has
+    one more argument, an int buffer of 4 elements that it writes (1 + the argument's position, index, low,
+    high) when an access lies outside a tensor. sizes: number of int arguments behind all others, whose values
+    a launch has (extents, strides, offsets of its tensors). in_place: (argument read, argument written) that
+    may be the same memory: each work-item reads an element before it writes that one, and no other work-item
+    reads it. local_bytes: local memory of a work-group.
     """
 
     name: Annotated[
@@ -98,9 +97,6 @@ class Kernel:
     access: Annotated[tuple[Access, ...], Meta(max_length=MAX_ARGUMENTS)]
     kind: Annotated[Text, REQUIRED] = "pointwise"
     load_class: Annotated[LoadClassName, REQUIRED] = "elemental"
-    flops: Amount = 0
-    nbytes: Amount = 0
-    reference: Annotated[str, Meta(max_length=10_000, pattern=PRINTABLE)] = ""
     checks: bool = False
     in_place: Annotated[tuple[tuple[Argument, Argument], ...], Meta(max_length=MAX_ITEMS)] = ()
     local_bytes: Size = 0
@@ -116,7 +112,8 @@ class Kernel:
 class Launch:
     """One enqueued kernel: its tensors (indices into `Program.tensors`) in the order of its arguments.
 
-    sizes: the values of the kernel's last arguments, as many as `Kernel.sizes`.
+    sizes: the values of the kernel's last arguments, as many as `Kernel.sizes`. flops and nbytes: arithmetic
+    and least traffic. reference: its computation in the words of PyTorch.
     """
 
     kernel: Index
@@ -125,6 +122,9 @@ class Launch:
     local_size: WorkItems | None = None
     scope: OptionalText = ""
     sizes: Annotated[tuple[Number, ...], Meta(max_length=MAX_ARGUMENTS)] = ()
+    flops: Amount = 0
+    nbytes: Amount = 0
+    reference: Annotated[str, Meta(max_length=10_000, pattern=PRINTABLE)] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def works_of(program: Program) -> tuple[LaunchWork, ...]:
             LaunchWork(
                 f"{launch.scope} {kernel.name}".strip(),
                 kernel.load_class,
-                kernel.flops,
+                launch.flops,
                 sum(sizes[t] for t in reads),
                 sum(sizes[t] for t in writes),
                 prod(launch.global_size),

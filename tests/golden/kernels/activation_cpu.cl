@@ -1,5 +1,5 @@
 
-__kernel void pointwise_9dfa4b913e(__global float* t0, __global const float* t1, __global const float* restrict t2) {
+__kernel void pointwise_50f52d2473(__global float* t0, __global const float* t1, __global const float* restrict t2) {
   const int b1 = get_global_id(1) * 18;
   const int e1 = min(b1 + 18, 144);
   const int b0 = get_global_id(0) * 2;

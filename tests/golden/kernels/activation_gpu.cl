@@ -1,5 +1,5 @@
 
-__kernel void pointwise_cf7a7cfaac(__global float* t0, __global const float* t1, __global const float* restrict t2) {
+__kernel void pointwise_59abae41b6(__global float* t0, __global const float* t1, __global const float* restrict t2) {
   const int d1 = get_global_id(0);
   const int d0 = get_global_id(1);
 

@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_60c07275d1(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_efdc5fd8fb(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
   __local float a_block[2176] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
   const int lid = get_local_id(0), number = get_group_id(0) % 1;

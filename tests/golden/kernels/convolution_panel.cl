@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_84aea319a0(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_3e72c7ced6(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
   __local float a_block[4320] __attribute__((aligned(128)));
   __local float b_block[4608] __attribute__((aligned(128)));
   __local float tile[960] __attribute__((aligned(128)));

@@ -1,5 +1,5 @@
 __constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
-__kernel void contraction_register_8e11051743(__global float* restrict t0, __global const float* restrict t1, read_only image2d_t t2, __global const float* restrict t3) {
+__kernel void contraction_register_c7ab7ab598(__global float* restrict t0, __global const float* restrict t1, read_only image2d_t t2, __global const float* restrict t3) {
   const int col0 = get_global_id(0) * 8, row0 = get_global_id(1) * 4;
   if (col0 >= 32 || row0 >= 50) return;
   const int batch = get_global_id(2) / 1, part = get_global_id(2) % 1;

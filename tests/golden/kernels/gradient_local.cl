@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_38f3570452(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_837b2f5e01(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
   __local float a_block[2048] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
   const int lid = get_local_id(0), number = get_group_id(0) % 2;
@@ -192,7 +192,7 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
 }
 
 
-__kernel void pointwise_fb21f16cdb(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void pointwise_04b0cc54e5(__global float* restrict t0, __global const float* restrict t1) {
   if (get_global_id(0) >= 72) return;
   const int d2 = get_global_id(0);
   const int d1 = get_global_id(1);

@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_b994878a7e(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_f5ee95ecbe(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
   __local float a_block[1920] __attribute__((aligned(128)));
   __local float b_block[4096] __attribute__((aligned(128)));
   __local float tile[1920] __attribute__((aligned(128)));
@@ -120,7 +120,7 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_b
 }
 
 
-__kernel void pointwise_42b6bae670(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void pointwise_5099c626df(__global float* restrict t0, __global const float* restrict t1) {
   const int d0 = get_global_id(2);
   const int b1 = get_global_id(1) * 2;
   const int e1 = min(b1 + 2, 9);

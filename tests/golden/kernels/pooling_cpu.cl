@@ -7,7 +7,7 @@ typedef float2 te_float2 __attribute__((aligned(sizeof(float))));
 #define te_load_float2(p) vload2(0, p)
 #define te_store_float2(v, p) vstore2(v, 0, p)
 #endif
-__kernel void rows_f3aca1701a(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void rows_57fd387a4c(__global float* restrict t0, __global const float* restrict t1) {
   const int b2 = get_global_id(2) * 4;
   const int e2 = min(b2 + 4, 32);
   const int b1 = get_global_id(1) * 4;

@@ -7,7 +7,7 @@ typedef float16 te_float16 __attribute__((aligned(sizeof(float))));
 #define te_load_float16(p) vload16(0, p)
 #define te_store_float16(v, p) vstore16(v, 0, p)
 #endif
-__kernel void rows_67de1d9e93(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void rows_8607cb9991(__global float* restrict t0, __global const float* restrict t1) {
   const int b0 = get_global_id(0) * 8;
   const int e0 = min(b0 + 8, 64);
 

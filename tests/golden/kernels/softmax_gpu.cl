@@ -1,5 +1,5 @@
 
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_cd0024ed52(__global float* restrict t0, __global const float* restrict t1) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void rows_ad57531bbd(__global float* restrict t0, __global const float* restrict t1) {
   __local float s0_s[64];
   __local float s1_s[64];
   const int m_k0 = (uint)get_local_id(0) % 16;

@@ -1,4 +1,4 @@
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_282fe1800d(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_0b609280ef(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
   __local float a_block[1024] __attribute__((aligned(128)));
   __local float b_block[2048] __attribute__((aligned(128)));
   __local float tile[512] __attribute__((aligned(128)));
@@ -89,7 +89,7 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_2
   }
 }
 
-__kernel void contraction_sum_1da8b94507(__global float* t0, __global const float* restrict t1) {
+__kernel void contraction_sum_4930272b75(__global float* t0, __global const float* restrict t1) {
   const int c = get_global_id(0) * 8, r = get_global_id(1), batch = get_global_id(2);
   if (c >= 24 || r >= 10) return;
   const int r0 = (uint)(r);

@@ -1,5 +1,5 @@
 __constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
-__kernel void contraction_register_4dc9f1ef87(__global float* t0, __global const float* restrict t1, read_only image2d_t t2) {
+__kernel void contraction_register_1d6ecc3a6d(__global float* t0, __global const float* restrict t1, read_only image2d_t t2) {
   const int col0 = get_global_id(0) * 4, row0 = get_global_id(1) * 4;
   if (col0 >= 24 || row0 >= 10) return;
   const int batch = get_global_id(2) / 1, part = get_global_id(2) % 1;

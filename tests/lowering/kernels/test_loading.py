@@ -16,7 +16,7 @@ from torchedge.lowering.fusion import form_groups
 from torchedge.lowering.kernels.loading import TURN, loading_size, slot_numbers, with_slot
 from torchedge.lowering.kernels.pointwise import write_updates
 from torchedge.lowering.nodes import Stored
-from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
+from torchedge.lowering.programs import Arena, Kernel, Program, StoredTensor
 from torchedge.lowering.schedules import NARROW, SMALL, TILE, ContractionSchedule
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.translation import Translation
@@ -124,7 +124,7 @@ def test_small_updates_load(runs):
     groups = form_groups(Translation((), updates, {w.index: w for w in stored}), TARGETS["gpu"]).groups
     source = write_updates(groups, {w: row_major(1) for w in stored}, TARGETS["gpu"])
     tensors = [StoredTensor(w.name, w.shape, w.dtype, "parameter", row_major(1)) for w in source.tensors]
-    launch = Launch(0, tuple(range(len(tensors))), source.global_size, source.local_size)
+    launch = source.launch(0, range(len(tensors)))
     program = Program("updates", tuple(tensors), (source.kernel,), (launch,), (), (), Arena(0))
     assert source.kernel.source.count("return;") == 3
     runs.compare(program, LARGE, 0, LARGE.nbytes)

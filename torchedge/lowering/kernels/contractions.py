@@ -117,15 +117,16 @@ def _main(
         local_arrays=filling.local_arrays,
         **filling.values,
     )
-    kernel = arguments.kernel(
+    return arguments.launch(
         source,
         host.name,
+        (filling.global_size, filling.local_size),
         host.flops + work_of(values) * host.numel,
         f"{host.name} as {batch} x [{rows}, {inner}] @ [{inner}, {cols}]",
+        group.scope,
         max(4, ITEM_SIZES[host.dtype]) * sum(filling.local_arrays.values()),
         "reusable",
     )
-    return KernelSource(kernel, arguments.tensors, filling.global_size, filling.local_size, group.scope)
 
 
 def _sum(
@@ -160,15 +161,16 @@ def _sum(
         epilogue=epilogue,
     )
     elements = batch * rows * cols
-    kernel = arguments.kernel(
-        source,
-        "sum of slices",
-        (schedule.slices + work_of(values)) * elements,
-        f"the sum of {schedule.slices} slices of {elements} elements",
-    )
     local = min(64, 1 << (cols // width).bit_length() - 1)
     sizes = (-(-(cols // width) // local) * local, rows, batch)
-    return KernelSource(kernel, arguments.tensors, sizes, (local, 1, 1), group.scope)
+    return arguments.launch(
+        source,
+        "sum of slices",
+        (sizes, (local, 1, 1)),
+        (schedule.slices + work_of(values)) * elements,
+        f"the sum of {schedule.slices} slices of {elements} elements",
+        group.scope,
+    )
 
 
 def _epilogue(product: Product, texts: Texts, column: str, vector: int) -> OperandText:

@@ -105,13 +105,14 @@ def write_pointwise(
     else:
         items = spread(loops, counts, schedule.group, serial=target.serial)
     body.spread(items, lines)
-    kernel = arguments.kernel(
+    return arguments.launch(
         body.text("pointwise", arguments),
         "pointwise",
+        (items.global_size, items.local_size),
         nest.flops,
         f"element by element for {group.scope or 'the step'}",
+        group.scope,
     )
-    return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 
 
 def _in_place_pairs(group: FusionGroup, arguments: Arguments) -> tuple[tuple[int, int], ...]:
@@ -193,12 +194,12 @@ def write_updates(
             body.add(*declared(axes), *lines, "return;")
         body.add(f"item -= {items};")
         total, flops = total + items, flops + nest.flops
-    text, reference = body.text("updates", arguments), f"{len(batch)} small updates, element by element"
     size = min(group_size(total, target), total)
-    return KernelSource(
-        arguments.kernel(text, "updates", flops, reference),
-        arguments.tensors,
-        (-(-total // size) * size,),
-        (size,),
+    return arguments.launch(
+        body.text("updates", arguments),
+        "updates",
+        ((-(-total // size) * size,), (size,)),
+        flops,
+        f"{len(batch)} small updates, element by element",
         batch[0].scope,
     )

@@ -267,15 +267,16 @@ def _written(
         body.add(*[f"__local {a.result_type} {a.name}_s[{text.group}];" for a in text.shared])
     body.spread(items, text.body.lines)
     elements = prod([axis.extent for axis in axes])
-    kernel = arguments.kernel(
+    return arguments.launch(
         body.text("rows", arguments, attributes),
         host.name,
+        (items.global_size, items.local_size),
         (work_of(nest.bodies) + len(host.stages)) * elements,
         f"{host.name} over rows of {elements // max(1, host.numel)} elements",
+        group.scope,
         text.group * sum(a.nbytes for a in text.shared),
         "hierarchical",
     )
-    return KernelSource(kernel, arguments.tensors, items.global_size, items.local_size, group.scope)
 
 
 def _rounds(stages: Sequence[Stage], bodies: Sequence[Scalar]) -> list[list[tuple[Stage, Scalar]]]:

@@ -17,14 +17,15 @@ from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.sizes import as_arguments, as_literals
 from torchedge.lowering.nodes import Node, Stored
-from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Access, Kernel, LoadClassName
+from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Access, Kernel, Launch, LoadClassName
 from torchedge.lowering.schedules import launch_sizes
 from torchedge.textures.layouts import Layout
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_NAME = "KERNEL_NAME"
+_HASH = "_HASH"
+"""Ending of a name, for which a hash of the text is put."""
 _SLOT_BYTES = 64
 """Bytes of arguments that a loading slot adds, at most."""
 
@@ -33,7 +34,7 @@ _SLOT_BYTES = 64
 class KernelSource:
     """A launch in the making: the kernel, its tensors (nodes, in the order of arguments), its work-items.
 
-    sizes: values of the kernel's last arguments (`with_sizes`).
+    sizes: values of the kernel's last arguments. flops, nbytes, reference: as in `Launch`.
     """
 
     kernel: Kernel
@@ -42,6 +43,23 @@ class KernelSource:
     local_size: tuple[int, ...] | None
     scope: str = ""
     sizes: tuple[int, ...] = ()
+    flops: int = 0
+    nbytes: int = 0
+    reference: str = ""
+
+    def launch(self, kernel: int, tensors: Sequence[int]) -> Launch:
+        """Return the launch of a Program whose kernels and tensors have these numbers."""
+        return Launch(
+            kernel,
+            tuple(tensors),
+            self.global_size,
+            self.local_size,
+            self.scope,
+            self.sizes,
+            self.flops,
+            self.nbytes,
+            self.reference,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +101,41 @@ class Arguments:
         sites = [self.sites[node] for node in self.tensors]
         return sum(site.layout.nbytes(site.shape, site.dtype) for site in sites)
 
-    def kernel(
+    def launch(
         self,
-        source: str,
+        text: str,
         kind: str,
+        items: tuple[tuple[int, ...], tuple[int, ...]],
         flops: int,
         reference: str,
+        scope: str,
         local_bytes: int = 0,
         load_class: LoadClassName = "elemental",
-    ) -> Kernel:
-        """Return the kernel with these arguments and a text."""
-        return Kernel(
+    ) -> KernelSource:
+        """Return the launch of a kernel with these arguments.
+
+        text: its marked numbers (`expressions.sizes`) become arguments, unless they would take more bytes
+        than every device has. items: global and local size.
+        """
+        stem = _name_in(text).rpartition("_")[0]
+        source, sizes = as_arguments(text)
+        if 8 * len(self.access) + 4 * len(sizes) > MAX_ARGUMENT_BYTES - _SLOT_BYTES:
+            source, sizes = as_literals(text), ()
+        end = source.index(")", source.index("__kernel void "))
+        parameters = "".join([f", const int n{place}" for place in range(len(sizes))])
+        source = _named(source[:end] + parameters + source[end:], stem)
+        kernel = Kernel(
             _name_in(source),
             source,
             self.access,
             kind,
             load_class,
-            flops,
-            self.nbytes,
-            reference,
             self.checks,
             self.in_place,
             local_bytes,
+            len(sizes),
         )
+        return KernelSource(kernel, self.tensors, *items, scope, sizes, flops, self.nbytes, reference)
 
 
 def arguments_of(
@@ -238,10 +268,10 @@ class Body:
             self.add(*lines)
 
     def text(self, stem: str, arguments: Arguments, attributes: str = "") -> str:
-        """Return the kernel; its name is `stem` and a hash of the text."""
+        """Return the kernel; it is called `stem` and will be named by a hash of its text, too."""
         lines = [f"  {line}" if line else "" for line in self.lines]
-        head = f"\n{''.join(self.helpers)}{attributes}__kernel void {_NAME}({arguments.text}) {{"
-        return _named("\n".join([head, *lines, "}\n"]), stem)
+        head = f"\n{''.join(self.helpers)}{attributes}__kernel void {stem}{_HASH}({arguments.text}) {{"
+        return "\n".join([head, *lines, "}\n"])
 
 
 @cache
@@ -264,29 +294,9 @@ def _name_in(source: str) -> str:
 
 
 def fill(template: str, **values: Any) -> str:  # noqa: ANN401 - any value of a template
-    """Return the kernel of a template; its name is the template's and a hash of the text."""
-    text = _environment().get_template(f"{template}.cl.jinja").render(name=_NAME, **values)
-    return _named(text, template)
+    """Return the kernel of a template, which is called as the template and will be named by a hash, too."""
+    return _environment().get_template(f"{template}.cl.jinja").render(name=template + _HASH, **values)
 
 
 def _named(text: str, stem: str) -> str:
-    return text.replace(_NAME, f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:10]}")
-
-
-def with_sizes(source: KernelSource) -> KernelSource:
-    """Return a launch whose kernel takes its marked numbers (`expressions.sizes`) as arguments.
-
-    They stay in the text where the arguments would take more bytes than every device has.
-    """
-    kernel = source.kernel
-    text, sizes = as_arguments(kernel.source)
-    if not sizes:
-        return source
-    if 8 * len(kernel.access) + 4 * len(sizes) > MAX_ARGUMENT_BYTES - _SLOT_BYTES:
-        text, sizes = as_literals(kernel.source), ()
-    end = text.index(")", text.index("__kernel void "))
-    parameters = "".join([f", const int n{place}" for place in range(len(sizes))])
-    text = (text[:end] + parameters + text[end:]).replace(kernel.name, _NAME)
-    text = _named(text, kernel.name.rpartition("_")[0])
-    named = replace(kernel, name=_name_in(text), source=text, sizes=len(sizes))
-    return replace(source, kernel=named, sizes=sizes)
+    return text.replace(stem + _HASH, f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:10]}")
