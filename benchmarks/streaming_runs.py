@@ -35,8 +35,10 @@ from torchedge.bundles.bundle import Bundle, Runner
 from torchedge.devices import Device, Figure, Provenance, find_device
 from torchedge.errors import LimitError, TorchedgeError
 from torchedge.opencl import compile_kernels, open_context
+from torchedge.profiling.load_measuring import host_us
 from torchedge.runtime.weight_sources import Reads
 from torchedge.streaming.planning import plan_program
+from torchedge.streaming.rates import LAUNCH_US, TABLE, TRANSFER_US
 from torchedge.streaming.strategies import STRATEGIES
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.paper_models import PAPER_MODELS
@@ -170,13 +172,19 @@ def setting(text: str) -> tuple[str, int, int | None]:
     return name, int(batch), int(length) if length else None
 
 
-def measured_device(device: Device, rates: Mapping[str, float]) -> Device:
-    """Return a profile with the rates that were measured just before."""
+def measured_device(
+    device: Device, rates: Mapping[str, float], host: tuple[float, float] | None = None
+) -> Device:
+    """Return a profile with the rates, and the host's times (us), that were measured just before."""
     figures = {
         name: Figure(value, "GB/s", Provenance.MEASURED, "benchmarks/streaming_runs.py")
         for name, value in rates.items()
     }
-    return replace(device, figures={**device.figures, **figures})
+    profile = device.profile
+    if host is not None:
+        times = dict(zip((LAUNCH_US, TRANSFER_US), host, strict=True))
+        profile = {**profile, TABLE: {**profile.get(TABLE, {}), **times}}
+    return replace(device, figures={**device.figures, **figures}, profile=profile)
 
 
 def run(
@@ -315,7 +323,8 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "disk_read_gb_s": disk,
         "unified_to_texture_gb_s": sum(nbytes for _, nbytes in first["copies"]) / copying / 1e6,
     }
-    known = measured_device(device, rates)
+    host = host_us(open_context(options.opencl))
+    known = measured_device(device, rates, host)
     limit = int(options.share * probe.schedule.memory.total_bytes)
     settings: dict[str, Any] = {"launch_ms": first["launch_ms"], "m_peak": None}
     started = time.perf_counter()
@@ -337,6 +346,7 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "weights_mib": bundle.manifest.files["weights.safetensors"].nbytes / MIB,
         "kernels_ms": sum(first["launch_ms"]),
         **rates,
+        "host_us": host,
         "limit_mib": limit / MIB,
         "planning_s": planning,
         "status": plans[STREAMED].status,

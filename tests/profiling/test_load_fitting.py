@@ -25,7 +25,7 @@ from torchedge.streaming.capacities import (
     rate_capacities,
 )
 from torchedge.streaming.launches import works_of
-from torchedge.streaming.rates import roofline_of
+from torchedge.streaming.rates import derive_rates, roofline_of
 
 ENVIRONMENT = {
     "row": "environment",
@@ -265,7 +265,8 @@ def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):
         times = {"bytes": 8, "alone": 1.0, "copy": 1.5, "kernel": 2.0, "slot": 1.25}
         lines[place]["ways"] = {**times, "copy": 1.5 if place == 1 else 6.0}
     disk = {"row": "disk", "bytes": 2 * 10**9, "ms": 1000.0, "direct": True}
-    file = write(tmp_path / "loads.jsonl", [*lines, disk, {"row": "launch", "us": 7.5}])
+    host = [{"row": "launch", "us": 7.5}, {"row": "transfer", "us": 12.5}]
+    file = write(tmp_path / "loads.jsonl", [*lines, disk, *host])
     table = read_loads(file)
     assert table.disk_gb_s == pytest.approx(2) and table.launch_us == 7.5
     assert {way: np.exp(mean) for way, mean in table.ways.items()} == pytest.approx(
@@ -277,7 +278,11 @@ def test_rates_and_the_fastest_way_go_into_the_profile(tmp_path, monkeypatch):
     assert device.figure("disk_read_gb_s").provenance is Provenance.MEASURED
     assert device.value("unified_to_texture_gb_s") == pytest.approx(COPY_MS / 1e6)
     told = device.profile["loading"]
-    assert (told["way"], told["launch_us"]) == ("slot", 7.5)
+    assert (told["way"], told["launch_us"], told["transfer_us"]) == ("slot", 7.5, 12.5)
+    rates = derive_rates(device)
+    assert (rates.host_launch_ms, rates.host_transfer_ms) == (0.0075, 0.0125)
+    assert rates.host_transfer.provenance is Provenance.MEASURED
+    assert derive_rates(before).host_transfer.provenance is Provenance.ASSUMED
     assert dict(told["slowed_by"]) == {"copy": 200.0, "kernel": 100.0, "slot": 25.0}
     assert (loading_way(device), loading_way(before)) == ("slot", "copy")
     assert dict(told["kernels"]["reusable"]) == asdict(fit_rates(table.of_class("reusable")))

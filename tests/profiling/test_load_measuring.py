@@ -44,13 +44,13 @@ def few(monkeypatch):
 def test_rows_are_read_and_a_second_start_measures_what_is_missing(few, tmp_path, capsys):
     out = tmp_path / "loads.jsonl"
     names = []
-    assert measure_loads(out, quick=True, step=names.append) == 16
-    assert names[0] == "gelu 8 1024" and names[-4:] == [
-        "copy by copy 65536", "copy by kernel 65536", "disk", "launch",
+    assert measure_loads(out, quick=True, step=names.append) == 17
+    assert names[0] == "gelu 8 1024" and names[-5:] == [
+        "copy by copy 65536", "copy by kernel 65536", "disk", "launch", "transfer",
     ]  # fmt: skip
     lines = out.read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    assert rows[0]["row"] == "environment" and len(rows) == 17
+    assert rows[0]["row"] == "environment" and len(rows) == 18
     for case, row in zip(few, rows[1:13], strict=True):
         assert (row["kernel"], row["size"]) == (case.kernel, list(case.size))
         ratios = [extra / row["input_bytes"] for extra, _, _ in row["loads"]]
@@ -61,12 +61,13 @@ def test_rows_are_read_and_a_second_start_measures_what_is_missing(few, tmp_path
     assert all(row["class"] == classes[row["kernel"]] for row in rows[1:13])
     assert rows[1]["input_bytes"] == 4 * 8 * 1024 and rows[3]["flops"] >= 2 * 64**3
     out.write_text("\n".join(lines[:6]) + "\n" + lines[6][:40])  # killed while it wrote
-    assert measure_loads(out, quick=True) == 11
+    assert measure_loads(out, quick=True) == 12
     again = out.read_text().splitlines()
-    assert again[:6] == lines[:6] and len(again) == 17
+    assert again[:6] == lines[:6] and len(again) == 18
     table = read_loads(out)
     assert len(table.cases) <= 12 and table.points == sum(len(row["loads"]) for row in rows[1:13])
     assert table.copy_gb_s > 0 and table.disk_gb_s > 0 and table.launch_us > 0
+    assert table.transfer_us > 0
     assert set(table.ways) == {"copy", "kernel", "slot"}
     assert main(["profile", "--streaming", "--quick", "--out", str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

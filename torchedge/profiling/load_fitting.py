@@ -31,7 +31,7 @@ from torchedge.streaming.capacities import (
     load_features,
 )
 from torchedge.streaming.instances import LoadClassName
-from torchedge.streaming.rates import KERNELS, THRESHOLDS, KernelRates
+from torchedge.streaming.rates import KERNELS, LAUNCH_US, THRESHOLDS, TRANSFER_US, KernelRates
 
 DISTURBED = 1.5
 """A point whose median run takes over so many times its shortest run was disturbed and is omitted."""
@@ -70,7 +70,7 @@ class LoadCase:
 
 @dataclass(frozen=True)
 class LoadTable:
-    """Measurements of one device: cases, the rates of copies and of the disk (GB/s), a launch (us).
+    """Measurements of one device: cases, rates of copies and the disk (GB/s), a launch and a transfer (us).
 
     `environment` names the device, its driver, the texture's kind, the probe's command and the date. Of the
     `points` measured, `disturbed` are omitted. `ways`: by way of loading, the mean logarithm of the time of a
@@ -84,6 +84,7 @@ class LoadTable:
     disturbed: int
     disk_gb_s: float | None = None
     launch_us: float | None = None
+    transfer_us: float | None = None
     ways: Mapping[str, float] = field(default_factory=dict)
 
     def of_class(self, load_class: LoadClassName) -> tuple[LoadCase, ...]:
@@ -115,8 +116,8 @@ def read_loads(file: str | Path) -> LoadTable:
                 environment = environment or reported
             elif row.get("row") == "disk":
                 rates["disk"] = _number(row["bytes"], 1) / _number(row["ms"]) / 1e6
-            elif row.get("row") == "launch":
-                rates["launch"] = _number(row["us"])
+            elif row.get("row") in ("launch", "transfer"):
+                rates[row["row"]] = _number(row["us"])
             elif row["kernel"] == "copy":
                 copies.append((_number(row["size"][0], 1), _number(row["ms"])))
             elif "reason" not in row:
@@ -133,7 +134,7 @@ def read_loads(file: str | Path) -> LoadTable:
     means = {way: float(np.mean(logs)) for way, logs in ways.items()}
     return LoadTable(
         environment, tuple(cases), _rate(copies), points, points - calm, rates.get("disk"),
-        rates.get("launch"), means,
+        rates.get("launch"), rates.get("transfer"), means,
     )  # fmt: skip
 
 
@@ -243,8 +244,9 @@ def fit_device_loads(
     if table.ways:
         described[WAY] = min(table.ways, key=lambda way: table.ways[way])
         described["slowed_by"] = {way: round(100 * (exp(mean) - 1), 1) for way, mean in table.ways.items()}
-    if table.launch_us is not None:
-        described["launch_us"] = table.launch_us
+    for name, value in ((LAUNCH_US, table.launch_us), (TRANSFER_US, table.transfer_us)):
+        if value is not None:
+            described[name] = value
     return PartFit(forests, described, _figures(table))
 
 

@@ -6,7 +6,8 @@ memory of weights, the cost of a launch, and which way of loading beside a kerne
 
 Results are rows of a journal, which a second start continues: "environment" first; for each kernel its time
 alone and under each load ("loads": bytes, median and shortest of interleaved runs, ms), and the time of a
-kernel and a load together by each way ("ways", ms); stand-alone copies (kernel "copy"); "disk"; "launch".
+kernel and a load together by each way ("ways", ms); stand-alone copies (kernel "copy"); "disk"; "launch"; the
+host's time for a "transfer".
 `load_fitting` reads them.
 """
 
@@ -43,11 +44,16 @@ from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.memory import upload, upload_call
+from torchedge.runtime.executors import Executor
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
+from torchedge.runtime.weight_sources import ArraysSource
 from torchedge.storage.journals import Journal
 from torchedge.streaming.capacities import LOADING_WAYS
-from torchedge.streaming.launches import LaunchWork, works_of
+from torchedge.streaming.instances import Instance, Layer
+from torchedge.streaming.launches import LaunchWork, weights_of, works_of
+from torchedge.streaming.schedules import WEIGHT_ROLES, make_schedule
+from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.textures.layouts import PAGE_BYTES, Layout
 
 PROBE = "torchedge streaming 1"
@@ -64,6 +70,8 @@ _REPEATS = 9
 _LAUNCHES = 200
 _MOST_TOGETHER = 16 << 20
 """Largest load of which ways are compared."""
+
+_HOST_LAYERS, _HOST_WIDTH, _LEAST_US = 64, 64, 0.01
 
 _TEXELS = PAGE_BYTES // 16
 """Texels in a row of the image that is filled."""
@@ -276,7 +284,7 @@ _Row = dict[str, Any]
 
 def count_rows(*, quick: bool = False) -> int:
     """Return the number of rows of a whole journal without the environment."""
-    return len(cases(quick=quick)) + 2 * len(_COPIES) + 2
+    return len(cases(quick=quick)) + 2 * len(_COPIES) + 3
 
 
 def measure_loads(
@@ -327,6 +335,7 @@ def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, 
             yield (f"copy by {way}", (size,)), partial(_copy_row, bench, way, size)
     yield ("disk", ()), partial(disk_row, folder)
     yield ("launch", ()), lambda: {"row": "launch", "us": _rounded(bench.launch_us())}
+    yield ("transfer", ()), lambda: {"row": "transfer", "us": _rounded(host_us(bench.context)[1])}
 
 
 def _environment(bench: LoadBench, quick: bool) -> _Row:
@@ -463,6 +472,40 @@ def disk_row(folder: Path, nbytes: int = _DISK_BYTES) -> dict[str, Any]:
             "make room, or choose another --out"
         ) from error
     return {"row": "disk", "bytes": nbytes, "ms": _rounded(statistics.median(times)), "direct": bool(direct)}
+
+
+def host_us(context: DeviceContext) -> tuple[float, float]:
+    """Return the time that the thread that launches takes for a launch, and for a transfer beside it, us.
+
+    Small products run with all weights preloaded, and streamed from main memory through a staging pool that
+    has room for all of them, so that nothing is waited for but the hand-over.
+    """
+    model = nn.Sequential(*[nn.Linear(_HOST_WIDTH, _HOST_WIDTH, bias=False) for _ in range(_HOST_LAYERS)])
+    step = capture_inference_step(model, (torch.zeros(1, _HOST_WIDTH),))
+    program = lower_inference(step, target_for(context.device))
+    arrays = {
+        tensor.name: tensor.layout.pack(np.zeros(tensor.shape, tensor.dtype))
+        for tensor in program.tensors
+        if tensor.role in WEIGHT_ROLES
+    }
+    layers = tuple([Layer(str(number), 2**31, 1.0, "reusable") for number in range(len(program.launches))])
+    problem = Instance(PAGE_BYTES, layers, weights_of(program, PAGE_BYTES))
+    staging = 2 * sum(array.nbytes + PAGE_BYTES for array in arrays.values()) // PAGE_BYTES * PAGE_BYTES
+    shortest, transfers = [], 0
+    for solve in (preload_everything, always_next):
+        schedule = make_schedule(program, problem, solve(problem), staging)
+        transfers = sum(map(len, schedule.transfers))
+        with Executor(schedule, context.device, source=ArraysSource(arrays)) as executor:
+            executor.run(np.zeros((1, _HOST_WIDTH), np.float32))
+            times = []
+            for _ in range(_REPEATS):
+                begun = time.perf_counter()
+                executor.launch()
+                times.append(1e6 * (time.perf_counter() - begun))
+                executor.finish()
+            shortest.append(min(times))
+    preloaded, streamed = shortest
+    return preloaded / len(layers), max(_LEAST_US, (streamed - preloaded) / transfers)
 
 
 def _read_ms(handle: int, nbytes: int) -> float:

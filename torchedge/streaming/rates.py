@@ -14,6 +14,7 @@ from torchedge.streaming.launches import LaunchWork
 
 __all__ = [
     "KERNELS",
+    "LAUNCH_US",
     "RATIO",
     "REQUEST_BYTES",
     "STAGING_BYTES",
