@@ -1,0 +1,246 @@
+"""Every schedule that the tuner considers for a kernel, as arrays.
+
+A set of N candidates is one schedule whose fields hold (N,) arrays; a field that all share may be one number.
+The first candidate of the first set is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.expressions.dialect import LANES
+from torchedge.lowering.schedules import (
+    DEPTH,
+    DEPTH_OF_A_SLICE,
+    ContractionExtents,
+    ContractionSchedule,
+    Extents,
+    PointwiseExtents,
+    PointwiseSchedule,
+    RowsExtents,
+    RowsSchedule,
+    Schedule,
+    default_schedule,
+    is_legal,
+    launch_sizes,
+    multiple,
+    row_counts,
+)
+from torchedge.lowering.targets import Target
+
+Array = npt.NDArray[Any]
+
+PANEL_TILES = ((8, 2), (8, 3), (10, 2), (16, 1), (4, 4), (6, 4), (12, 2), (4, 2), (8, 1), (4, 1))
+"""Register tiles of a processor: rows and vectors."""
+PANEL_ROWS, PANEL_COLS = (32, 64, 128, 208), (64, 128, 256, 512)
+LOCAL_BLOCKS = (
+    # rows, columns, depth, rows and vectors of a work-item's tile, band
+    (256, 128, 8, 16, 2, 4),
+    (128, 128, 16, 8, 2, 1),
+    (128, 128, 8, 16, 2, 1),
+    (128, 64, 16, 8, 2, 1),
+    (64, 128, 16, 8, 2, 1),
+    (64, 64, 16, 8, 2, 1),
+    (64, 64, 16, 8, 1, 1),
+    (64, 32, 16, 8, 1, 1),
+    (32, 64, 16, 4, 2, 1),
+    (32, 32, 16, 4, 1, 1),
+)
+"""Blocks of a GPU whose operands pass through local memory."""
+TILES = ((1, 1), (2, 1), (4, 1), (4, 2), (8, 1), (8, 2))
+"""Rows and vectors of a work-item that multiplies straight from memory."""
+GROUPS = ((8, 8), (16, 4), (4, 16), (16, 8), (32, 4), (64, 1), (1, 64), (16, 16), (32, 8))
+"""Largest work-groups of it, along columns and along rows."""
+SLICES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """N schedules of one kind of kernel (and one template): `schedules` has (N,) arrays in its fields."""
+
+    schedules: Any
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def pick(self, number: int) -> Schedule:
+        """Return one schedule, with plain numbers."""
+        schedule: Schedule = _taken(self.schedules, number)
+        return schedule
+
+
+def candidates_of(extents: Extents, target: Target) -> list[Candidates]:
+    """Return the candidates of a kernel on a device class, a set for each template; all are legal."""
+    default = default_schedule(extents, target)
+    if isinstance(extents, RowsExtents):
+        sets: list[Any] = [_rows(extents, target)]
+    elif isinstance(extents, PointwiseExtents):
+        sets = [_pointwise(extents, target)]
+    elif target.schedule == "panel":
+        sets = [_panels(extents, target)]
+    elif target.schedule == "local":
+        sets = [_locals(extents), _registers(extents, target)]
+    else:
+        sets = [_registers(extents, target)]
+    first, *others = [_legal(schedules, extents, target) for schedules in sets]
+    return [_with_first(default, first), *[found for found in others if len(found)]]
+
+
+def _panels(extents: ContractionExtents, target: Target) -> ContractionSchedule:
+    default = default_schedule(extents, target)
+    assert isinstance(default, ContractionSchedule)
+    tiles = np.array(PANEL_TILES)
+    rows = np.array(sorted({min(n, extents.rows) for n in (*PANEL_ROWS, default.block_rows)}))
+    cols = np.array(sorted({min(n, extents.cols) for n in (*PANEL_COLS, default.block_cols)}))
+    deep = max(1, extents.inner // DEPTH)
+    slices = [n for n in {*SLICES[:4], default.slices} if n <= min(deep, target.work_items)] or [1]
+    tile, row, col, part = _grid(np.arange(len(tiles)), rows, cols, np.array(sorted(slices)))
+    height, vectors = tiles[tile, 0], tiles[tile, 1]
+    # A tile no higher than the product, and no wider than its columns need.
+    useful = ((height <= 4) | (height <= multiple(extents.rows, 2))) & (
+        (vectors == 1) | ((vectors - 1) * default.vector < extents.cols)
+    )
+    height, vectors, row, col, part = (a[useful] for a in (height, vectors, row, col, part))
+    return ContractionSchedule(
+        "panel",
+        _multiple(row, height),
+        _multiple(col, vectors * default.vector),
+        DEPTH,
+        height,
+        vectors,
+        default.vector,
+        part,
+        default.rows_first,
+    )
+
+
+def _locals(extents: ContractionExtents) -> ContractionSchedule:
+    blocks = np.array(LOCAL_BLOCKS)
+    slices = np.array([n for n in SLICES if n == 1 or extents.inner // n >= DEPTH_OF_A_SLICE // 2])
+    number, part = _grid(np.arange(len(blocks)), slices)
+    rows, cols, depth, tile_rows, vectors, band = blocks[number].T
+    return ContractionSchedule("local", rows, cols, depth, tile_rows, vectors, LANES, part, True, band)
+
+
+def _registers(extents: ContractionExtents, target: Target) -> ContractionSchedule:
+    tiles = np.array([tile for tile in TILES if tile[1] == 1 or extents.cols > LANES])
+    groups = np.array([group for group in GROUPS if prod(group) <= target.group])
+    slices = np.array([n for n in SLICES[::2] if n == 1 or extents.inner // n >= DEPTH_OF_A_SLICE // 4])
+    tile, group, unroll, part = _grid(np.arange(len(tiles)), np.arange(len(groups)), np.array([1, 2]), slices)
+    tile_rows, vectors = tiles[tile].T
+    return ContractionSchedule(
+        "register", tile_rows, vectors * LANES, LANES, tile_rows, vectors, LANES, part,
+        group=tuple(groups[group].T), unroll=unroll,
+    )  # fmt: skip
+
+
+def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
+    """Lanes along the row or across rows; rows for each work-item, or shared by a group."""
+    vectors = np.array([n for n in (1, 2, 4, 8, 16) if n <= target.vector])
+    members = np.array([n for n in (1, 8, 16, 32, 64, 128, 256) if n == 1 or n <= prod(extents.inner) // 2])
+    sizes = np.array([n for n in (1, 4, 16, 32, 64, 128, 256) if target.least_group <= n or n == 1])
+    vector, along, member, size = _grid(vectors, np.array([False, True]), members, sizes)
+    useful = (member == 1) | (size == sizes[0])
+    vector, along, member, size = (a[useful] for a in (vector, along, member, size))
+    if extents.rows:
+        counts = row_counts(extents, along.astype(int), vector)
+        group = _filled(counts, size)
+    else:
+        group = (np.ones_like(size),)
+    shared = member > 1
+    group = (np.where(shared, member, group[0]), *[np.where(shared, 1, g) for g in group[1:]])
+    return RowsSchedule(vector, along, member, group)  # type: ignore[arg-type]
+
+
+def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
+    vectors = np.array([n for n in (1, 2, 4, 8, 16) if n <= target.vector])
+    sizes = np.array([n for n in (1, 4, 16, 32, 64, 128, 256, 512) if n >= target.least_group])
+    vector, items, size = _grid(vectors, np.array([1, 2, 4, 8]), sizes)
+    *others, last = extents.loops or (1,)
+    counts: list[Any] = [*others, np.maximum(1, last // (vector * items))]
+    return PointwiseSchedule(vector, items, _filled(counts, size))  # type: ignore[arg-type]
+
+
+def _filled(counts: Sequence[Any], sizes: Array) -> tuple[Array, ...]:
+    """Return work-groups of these sizes, as wide as possible along the innermost loop."""
+    group, left = [], sizes
+    for wanted in _launch_columns(counts):
+        part = np.minimum(np.where(wanted <= 64, wanted, _power(wanted)), left)
+        group.append(part)
+        left = left // part
+    return tuple(group)
+
+
+def _launch_columns(counts: Sequence[Any]) -> list[Array]:
+    """Return `launch_sizes` of columns."""
+    return [np.asarray(size) for size in launch_sizes(counts)]
+
+
+def _power(numbers: Array) -> Array:
+    """Return the largest powers of two that are not above numbers."""
+    return 2 ** np.floor(np.log2(np.maximum(numbers, 1))).astype(int)
+
+
+def _multiple(numbers: Array, steps: Array) -> Array:
+    return -(-numbers // steps) * steps
+
+
+def _grid(*axes: Array) -> list[Array]:
+    """Return the columns of all combinations."""
+    return [axis.reshape(-1) for axis in np.meshgrid(*axes, indexing="ij")]
+
+
+def _legal(schedules: Any, extents: Extents, target: Target) -> Candidates:  # noqa: ANN401
+    """Return those candidates that are legal, each once."""
+    legal = np.atleast_1d(is_legal(schedules, extents, target))
+    columns = np.stack([np.broadcast_to(column, legal.shape) for column in _columns(schedules)], axis=1)
+    _, first = np.unique(columns, axis=0, return_index=True)
+    chosen = np.sort(first[legal[first]])
+    return Candidates(_taken(schedules, chosen), len(chosen))
+
+
+def _columns(schedules: Any) -> list[Array]:  # noqa: ANN401
+    """Return the numeric fields of a schedule, those of tuples one by one."""
+    columns = []
+    for item in fields(schedules):
+        value = getattr(schedules, item.name)
+        if not isinstance(value, str):
+            columns += [np.asarray(v, int) for v in (value if isinstance(value, tuple) else (value,))]
+    return columns
+
+
+def _with_first(default: Any, candidates: Candidates) -> Candidates:  # noqa: ANN401
+    """Return the candidates with the default before them, and only there."""
+    columns = [np.broadcast_to(c, (len(candidates),)) for c in _columns(candidates.schedules)]
+    same = np.all([c == d for c, d in zip(columns, _columns(default), strict=True)], axis=0)
+    others = _taken(candidates.schedules, np.flatnonzero(~same))
+
+    def joined(first: Any, column: Any) -> Any:  # noqa: ANN401
+        if isinstance(first, str):
+            return first
+        if isinstance(first, tuple):
+            return tuple([joined(f, c) for f, c in zip(first, column, strict=True)])
+        return np.concatenate([[first], np.broadcast_to(column, (int((~same).sum()),))])
+
+    merged = {f.name: joined(getattr(default, f.name), getattr(others, f.name)) for f in fields(default)}
+    return Candidates(replace(default, **merged), int((~same).sum()) + 1)
+
+
+def _taken(schedules: Any, number: Any) -> Any:  # noqa: ANN401
+    """Return one candidate as a schedule of plain numbers, or several as one of arrays."""
+
+    def take(value: Any) -> Any:  # noqa: ANN401
+        if isinstance(value, tuple):
+            return tuple([take(v) for v in value])
+        if isinstance(value, np.ndarray):
+            return value[number].item() if np.ndim(number) == 0 else value[number]
+        return value
+
+    return replace(schedules, **{f.name: take(getattr(schedules, f.name)) for f in fields(schedules)})

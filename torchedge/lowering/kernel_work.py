@@ -1,0 +1,466 @@
+"""The work of a kernel's candidates, from its loops alone: what the cost model of `textures.model` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.expressions.dialect import LANES
+from torchedge.expressions.indices import Axis
+from torchedge.expressions.scalars import Local, Read, reads_of, walk
+from torchedge.lowering.candidates import Candidates
+from torchedge.lowering.kernels.loops import work_of
+from torchedge.lowering.kernels.nests import Nest
+from torchedge.lowering.kernels.pointwise import PointwiseNest
+from torchedge.lowering.kernels.products import Product, last_of, widest
+from torchedge.lowering.kernels.rows import RowsNest
+from torchedge.lowering.nodes import Node
+from torchedge.lowering.schedules import PAD, launch_sizes, row_counts
+from torchedge.lowering.targets import Target
+from torchedge.lowering.walks import Access, Digit, Walk, access_work, accesses_of
+from torchedge.textures.coefficients import KernelCoefficients
+from torchedge.textures.layouts import Layout
+from torchedge.textures.work import STRIDE_FEATURES, KernelWork, ReadWork
+
+Array = npt.NDArray[Any]
+
+ADDRESSES = 80
+"""Bytes of registers for addresses and counters of a work-item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """The launch of N candidates without the places of their operands.
+
+    columns: of `KernelWork`. reads, writes: (walk, access) of each operand. slices: (N,) copies of the
+    results that are written. scratch: what the launch reads besides tensors.
+    """
+
+    candidates: int
+    columns: Mapping[str, Any]
+    reads: tuple[tuple[Walk, Access], ...]
+    writes: tuple[tuple[Walk, Access], ...]
+    slices: Any = 1
+    scratch: tuple[ReadWork, ...] = ()
+
+    def work(self, layouts: Mapping[Node, Layout], coefficients: KernelCoefficients) -> KernelWork:
+        """Return the work where the operands lie in these layouts."""
+        reads, writes = (
+            tuple(
+                [self.access(walk, access, layouts[access.tensor], coefficients) for walk, access in operands]
+            )
+            for operands in (self.reads, self.writes)
+        )
+        writes = tuple(
+            [replace(write, distinct_bytes=write.distinct_bytes * self.slices) for write in writes]
+        )
+        return KernelWork(**self.columns, reads=(*self.scratch, *reads), writes=writes)
+
+    def access(
+        self, walk: Walk, access: Access, layout: Layout, coefficients: KernelCoefficients
+    ) -> ReadWork:
+        """Return the work of one operand that lies in a layout."""
+        return access_work(access, walk, layout, self.candidates, coefficients)
+
+
+def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tuple[Sketch, Any]]:
+    """Return the launches of a kernel's candidates: (launch, share), share 1 for candidates that need it,
+    else 0.
+
+    A contraction in slices has a second launch, which adds them.
+    """
+    if isinstance(nest, Product):
+        product = _contraction(nest, candidates)
+        slices = candidates.schedules.slices
+        if np.max(slices) == 1:
+            return [(product, 1.0)]
+        return [(product, 1.0), (_sum(nest, candidates, target), np.asarray(slices) > 1)]
+    if isinstance(nest, RowsNest):
+        return [(_rows(nest, candidates), 1.0)]
+    return [(_pointwise(nest, candidates), 1.0)]
+
+
+def _over(amount: Any, step: Any) -> Any:  # noqa: ANN401 - numbers or arrays
+    return -(-amount // step)
+
+
+# element by element ---------------------------------------------------------------------------------------------
+
+
+def _launch_walk(loops: Sequence[Axis], group: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, ...]:
+    """Return (roles, lanes, group) of loops spread over the dimensions of a launch, the innermost loop first.
+    """
+    order = list(reversed(loops))
+    roles = {"x": tuple(order[:1]), "y": tuple(order[1:2]), "z": tuple(reversed(order[2:]))}
+    names = [name for name, axes in roles.items() if axes]
+    lanes = tuple([Digit(n, g, w) for n, g, w in zip(names, group, weights, strict=False)])
+    covered = {n: np.asarray(g) * w for n, g, w in zip(names, group, weights, strict=False)}
+    return roles, lanes, covered
+
+
+def _padded(counts: Sequence[Any], group: Sequence[Any]) -> Any:  # noqa: ANN401
+    """Return the work-items of a launch, padding to whole work-groups included."""
+    return prod([_over(np.asarray(n), g) * g for n, g in zip(launch_sizes(counts), group, strict=True)])
+
+
+def _three(group: Sequence[Any], candidates: int) -> Array:
+    """Return (N, 3) work-group sizes."""
+    columns = [np.broadcast_to(np.asarray(g, float), (candidates,)) for g in (*group, 1, 1)[:3]]
+    return np.stack(columns, axis=1)
+
+
+def _pointwise(nest: PointwiseNest, candidates: Candidates) -> Sketch:
+    schedule = candidates.schedules
+    vector, items = schedule.vector, schedule.items
+    roles, lanes, group = _launch_walk(nest.loops, schedule.group, (vector, 1, 1))
+    last = nest.loops[-1] if nest.loops else None
+    step = (last.extent if last else 1) // items
+    time = (Digit("x", items, step),) if last else ()
+    walked = Walk(roles, time, lanes, {**group, "x": group.get("x", 1) * items})
+    values = [item.value for _, item in nest.stores]
+    extents = [axis.extent for axis in nest.loops]
+    counts = [*extents[:-1], extents[-1] // (vector * items)] if extents else []
+    columns = {
+        "items": _padded(counts, schedule.group) * np.ones(len(candidates)),
+        "group": _three(schedule.group, len(candidates)),
+        "flops": (work_of(values) + 1) * vector * items,
+        "registers": ADDRESSES + 4 * vector * (1 + len(reads_of(*values))) * np.minimum(items, 4),
+        "vector": vector,
+        "chains": items,
+    }
+    reads = [(walked, a) for a in accesses_of(reads_of(*values), last, vector, items)]
+    return Sketch(len(candidates), columns, tuple(reads), _writes(nest.stores, walked, last, vector, items))
+
+
+def _writes(
+    stores: Iterable[Any],
+    walked: Walk,
+    lane: Axis | None,
+    width: Any,  # noqa: ANN401
+    count: Any,  # noqa: ANN401
+) -> tuple[tuple[Walk, Access], ...]:
+    written = [(node, item) for node, item in stores]
+    return tuple(
+        [(walked, Access(node, item.element, node.dtype, lane, width, count)) for node, item in written]
+    )
+
+
+# rows -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(nest: RowsNest, candidates: Candidates) -> Sketch:
+    schedule, count = candidates.schedules, len(candidates)
+    vector, along = np.asarray(schedule.vector), np.asarray(schedule.along)
+    members, extents = np.asarray(schedule.members), nest.extents
+    down, across = np.where(along, 1, vector), np.where(along, vector, 1)
+    shared = members > 1
+    group = [np.where(shared, 1, g) for g in schedule.group]
+    roles, lanes, covered = _launch_walk(nest.rows, group, (down, 1, 1))
+    points = prod(extents.inner)
+    rounds = _over(points, across * members)
+    walked = Walk(
+        {**roles, "inner": nest.inner},
+        (Digit("inner", rounds, across * members),),
+        (Digit("inner", members, across), *lanes),
+        covered,
+    )
+    by_element, by_row = nest.split_stores()
+    counts = row_counts(extents, along.astype(int), vector) if extents.rows else []
+    items = np.where(shared, prod(extents.rows) * members, _padded(counts, group)) * np.ones(count)
+    values = [item.value for _, item in by_element]
+    levels = 1 + any(_reads_stages(body) for body in nest.bodies)
+    flops = (work_of(nest.bodies) + 4 * len(nest.bodies) + work_of(values)) * rounds * vector
+    sizes = np.where(shared[:, None], _three((members,), count), _three(group, count))
+    steps = np.log2(np.maximum(members, 1))
+    columns = {
+        "items": items,
+        "group": sizes,
+        "flops": flops,
+        "registers": ADDRESSES + 4 * vector * (2 + 2 * len(nest.bodies)),
+        "local_bytes": np.where(shared, 4 * members * len(nest.bodies), 0),
+        "local_traffic": np.where(shared, 12 * steps * len(nest.bodies), 0),
+        "barriers": np.where(shared, (1 + steps) * len(nest.bodies), 0),
+        "vector": vector,
+        "chains": np.ones(count) / 4.0 * levels,
+    }
+    reads: list[tuple[Walk, Access]] = []
+    for body in nest.bodies:
+        reads += [(walked, a) for a in _row_accesses(nest, reads_of(body), along, vector, rounds)]
+    reads += [(walked, a) for a in _row_accesses(nest, reads_of(*values), along, vector, rounds)]
+    writes = [
+        (walked, Access(node, item.element, node.dtype, _lane_of(nest, along), vector, rounds))
+        for node, item in by_element
+    ]
+    writes += [
+        (walked, Access(node, item.element, node.dtype, None, 1, np.where(along, 1, vector)))
+        for node, item in by_row
+    ]
+    return Sketch(count, columns, tuple(reads), tuple(writes))
+
+
+def _row_accesses(
+    nest: RowsNest, reads: Sequence[Read], along: Array, vector: Array, rounds: Array
+) -> list[Access]:
+    return accesses_of(reads, _lane_of(nest, along), vector, rounds)
+
+
+def _lane_of(nest: RowsNest, along: Array) -> Axis | None:
+    """Return the loop of the lanes; where candidates differ, that of the default."""
+    mostly = bool(along.all()) or (nest.along and bool(along.any()))
+    return nest.lane(mostly)
+
+
+def _reads_stages(body: Any) -> bool:  # noqa: ANN401
+    return any(isinstance(part, Local) for part in walk(body))
+
+
+# contractions -----------------------------------------------------------------------------------------------
+
+
+def _widths(axis: Axis, *limits: Any) -> Any:  # noqa: ANN401
+    """Return `products.widest` of columns: the widest power of two that divides a loop and all limits."""
+    width: Any = 1
+    for power in (2, 4, 8, 16):
+        fits = np.asarray(axis.extent % power == 0)
+        for limit in limits:
+            fits = fits & (np.asarray(limit) % power == 0)
+        width = np.where(fits & (width == power // 2), power, width)
+    return width
+
+
+def _contraction(product: Product, candidates: Candidates) -> Sketch:
+    sketch = {"panel": _panel, "local": _local, "register": _register}[candidates.schedules.kind]
+    return sketch(product, candidates)
+
+
+def _roles(product: Product) -> dict[str, tuple[Axis, ...]]:
+    return {"batch": product.batch, "rows": product.rows, "cols": product.cols, "inner": product.inner}
+
+
+def _operand(product: Product, rows: bool) -> tuple[Any, tuple[Axis, ...], frozenset[Axis], str]:
+    if rows:
+        return product.a, product.rows, product.a_contiguous, "rows"
+    return product.b, product.cols, product.b_contiguous, "cols"
+
+
+def _results(
+    product: Product,
+    walked: Walk,
+    elements: Any,  # noqa: ANN401
+    width: int,
+) -> tuple[tuple[tuple[Walk, Access], ...], tuple[tuple[Walk, Access], ...]]:
+    """Return reads and writes of the epilogue, which each work-item does for so many elements."""
+    last = last_of(product.cols)
+    values = [item.value for _, item in product.stores]
+    count = elements / width
+    reads = [(walked, a) for a in accesses_of(reads_of(*values), last, width, count)]
+    return tuple(reads), _writes(product.stores, walked, last, width, count)
+
+
+def _register(product: Product, candidates: Candidates) -> Sketch:
+    s, count = candidates.schedules, len(candidates)
+    batch, rows, cols, inner = product.sizes
+    tile_rows, tile_cols = np.asarray(s.tile_rows), np.asarray(s.vectors) * s.vector
+    across, down = _over(cols, tile_cols), _over(rows, tile_rows)
+    group = [np.minimum(g, _power_above(n)) for g, n in zip(s.group, (across, down), strict=True)]
+    lanes = (Digit("cols", group[0], tile_cols), Digit("rows", group[1], tile_rows))
+    covered = {"cols": group[0] * tile_cols, "rows": group[1] * tile_rows, "inner": _over(inner, s.slices)}
+    deepest, tiles = last_of(product.inner), []
+    for is_rows in (True, False):
+        _, loops, contiguous, _ = _operand(product, is_rows)
+        last, extent = last_of(loops), tile_rows if is_rows else tile_cols
+        along_inner = last not in contiguous
+        lane = deepest if along_inner else last
+        fits = lane in contiguous and lane.extent % LANES == 0
+        width = np.where(fits & (along_inner | (extent % LANES == 0)), LANES, 1)
+        tiles.append((lane, along_inner, width, extent))
+    depths = [np.where(along, width, 1) for _, along, width, _ in tiles]
+    step = np.maximum(*depths) * s.unroll
+    reads: list[tuple[Walk, Access]] = []
+    points = inner / s.slices
+    for is_rows, (lane, along_inner, width, extent), depth in zip((True, False), tiles, depths, strict=True):
+        operand, _, _, role = _operand(product, is_rows)
+        wide = np.where(along_inner, 1, width)
+        time = (
+            Digit("inner", step // depth, depth),
+            Digit(role, extent // wide, wide),
+            Digit("inner", 1 << 30, step),
+        )
+        if not is_rows:  # columns are read point by point
+            time = (time[1], time[0], time[2])
+        walked = Walk(_roles(product), time, lanes, covered)
+        each = extent / wide * points / depth
+        reads += [(walked, a) for a in accesses_of(reads_of(operand), lane, width, each)]
+    whole = Walk(
+        _roles(product),
+        (Digit("cols", tile_cols // LANES, LANES), Digit("rows", tile_rows, 1)),
+        lanes,
+        covered,
+    )
+    width = widest(last_of(product.cols), LANES)
+    more, writes = _results(product, whole, tile_rows * tile_cols, width)
+    held = tile_rows * tile_cols + step * (tile_rows + tile_cols)
+    columns = {
+        "items": _over(across, group[0])
+        * group[0]
+        * _over(down, group[1])
+        * group[1]
+        * batch
+        * s.slices
+        * np.ones(count),
+        "group": _three(group, count),
+        "flops": 2.0 * tile_rows * tile_cols * points,
+        "registers": ADDRESSES + 4 * held,
+        "vector": s.vector,
+        "chains": tile_rows * np.asarray(s.vectors),
+    }
+    return Sketch(count, columns, (*reads, *more), writes, s.slices)
+
+
+def _power_above(numbers: Any) -> Any:  # noqa: ANN401
+    return 2 ** np.ceil(np.log2(np.maximum(numbers, 1))).astype(int)
+
+
+def _local(product: Product, candidates: Candidates) -> Sketch:
+    s, count = candidates.schedules, len(candidates)
+    batch, rows, cols, inner = product.sizes
+    depth, threads, tile_rows = np.asarray(s.depth), s.threads, np.asarray(s.tile_rows)
+    tile_cols, deepest = np.asarray(s.vectors) * s.vector, last_of(product.inner)
+    chunks = _over(_over(deepest.extent, depth) * (inner // deepest.extent), s.slices)
+    covered = {"rows": s.block_rows, "cols": s.block_cols, "inner": _over(inner, s.slices)}
+    reads: list[tuple[Walk, Access]] = []
+    fetched: Any = 0
+    for is_rows in (True, False):
+        operand, loops, contiguous, role = _operand(product, is_rows)
+        extent = np.asarray(s.block_rows if is_rows else s.block_cols)
+        last = last_of(loops)
+        along_inner = last not in contiguous
+        lane = deepest if along_inner else last
+        share = extent * depth // threads
+        width = (
+            _widths(lane, LANES, share) * np.ones(count, int) if lane in contiguous else np.ones(count, int)
+        )
+        short = (depth if along_inner else extent) // width
+        beside = Digit("inner" if along_inner else role, short, width)
+        below = Digit(role if along_inner else "inner", _over(threads, short), 1)
+        rounds = share // width
+        advance = Digit(below.role, rounds, _over(threads, short))
+        walked = Walk(_roles(product), (advance, Digit("inner", 1 << 30, depth)), (beside, below), covered)
+        reads += [(walked, a) for a in accesses_of(reads_of(operand), lane, width, rounds * chunks)]
+        fetched = fetched + rounds * width
+    across = np.asarray(s.block_cols) // tile_cols
+    lanes = (Digit("cols", across, LANES), Digit("rows", threads // across, LANES))
+    time = (Digit("cols", s.vectors, across * LANES), Digit("rows", tile_rows, 1))
+    more, writes = _results(
+        product,
+        Walk(_roles(product), time, lanes, covered),
+        tile_rows * tile_cols,
+        widest(last_of(product.cols), LANES),
+    )
+    blocks = batch * _over(rows, s.block_rows) * _over(cols, s.block_cols)
+    points = chunks * depth
+    columns = {
+        "items": blocks * threads * s.slices * np.ones(count),
+        "group": _three((threads,), count),
+        "flops": 2.0 * tile_rows * tile_cols * points,
+        "registers": ADDRESSES + 4 * (tile_rows * tile_cols + tile_rows + tile_cols + fetched),
+        "local_bytes": 2.0 * depth * (s.block_rows + s.block_cols + 2 * PAD) * product.itemsize,
+        "local_traffic": 4.0 * (points * (tile_rows + tile_cols) + chunks * fetched),
+        "barriers": chunks + 1,
+        "vector": s.vector,
+        "chains": tile_rows * np.asarray(s.vectors),
+    }
+    return Sketch(count, columns, (*reads, *more), writes, s.slices)
+
+
+def _panel(product: Product, candidates: Candidates) -> Sketch:
+    s, count = candidates.schedules, len(candidates)
+    batch, rows, cols, inner = product.sizes
+    tile_rows, vectors, vector = np.asarray(s.tile_rows), np.asarray(s.vectors), np.asarray(s.vector)
+    tile_cols, deepest = vectors * vector, last_of(product.inner)
+    height, breadth = np.minimum(s.block_rows, rows), np.minimum(s.block_cols, cols)
+    blocks_down, blocks_across = _over(rows, s.block_rows), _over(cols, s.block_cols)
+    points = inner / np.asarray(s.slices)
+    chunks = np.maximum(1.0, points / np.minimum(s.depth, points))
+    covered = {"rows": height, "cols": breadth, "inner": _over(inner, s.slices)}
+    reads: list[tuple[Walk, Access]] = []
+    for is_rows, extent in ((True, height), (False, breadth)):
+        operand, loops, contiguous, role = _operand(product, is_rows)
+        last = last_of(loops)
+        along_inner = (
+            deepest in contiguous or last not in contiguous
+            if is_rows
+            else deepest in contiguous and last not in contiguous
+        )
+        lane = deepest if along_inner else last
+        limits = (vector,) if along_inner == is_rows else (vector, tile_rows if is_rows else tile_cols)
+        width = _widths(lane, *limits) * np.ones(count, int)
+        deep = Digit(
+            "inner",
+            _over(np.minimum(s.depth, inner), width if along_inner else 1),
+            width if along_inner else 1,
+        )
+        wide = Digit(role, _over(extent, 1 if along_inner else width), 1 if along_inner else width)
+        time = (deep, wide) if along_inner or is_rows else (wide, deep)
+        walked = Walk(_roles(product), time, (), covered)
+        reads += [(walked, a) for a in accesses_of(reads_of(operand), lane, width, extent * points / width)]
+    # Whole tiles are computed; the last block of a row or column of blocks has fewer.
+    padded_rows = _over(rows, tile_rows) * tile_rows / blocks_down
+    padded_cols = _over(cols, tile_cols) * tile_cols / blocks_across
+    tiles = (padded_rows / tile_rows) * (padded_cols / tile_cols)
+    width = widest(last_of(product.cols), int(np.max(vector)))
+    more, writes = _results(
+        product,
+        Walk(_roles(product), (Digit("cols", _over(breadth, width), width),), (), covered),
+        height * breadth,
+        width,
+    )
+    lane_bytes = 4.0 * vector
+    # Each round of a tile loads its columns, and one value of each row into all lanes.
+    traffic = tiles * (points * (tile_rows + vectors) + 2 * chunks * tile_rows * vectors) * lane_bytes
+    columns = {
+        "items": batch * blocks_down * blocks_across * np.asarray(s.slices, float) * np.ones(count),
+        "group": np.ones(3),
+        "flops": 2.0 * padded_rows * padded_cols * points,
+        "registers": lane_bytes * (tile_rows * vectors + vectors + 1),
+        "local_bytes": 4.0 * (np.asarray(s.depth) * (s.block_rows + np.asarray(s.block_cols))),
+        "local_traffic": traffic + (height + breadth) * points * 8.0,
+        "vector": vector,
+        "chains": tile_rows * vectors,
+    }
+    return Sketch(count, columns, (*reads, *more), writes, s.slices)
+
+
+def _sum(product: Product, candidates: Candidates, target: Target) -> Sketch:
+    """The launch that adds the slices of contractions."""
+    s, count = candidates.schedules, len(candidates)
+    batch, rows, cols, _ = product.sizes
+    slices = np.asarray(s.slices)
+    width = widest(last_of(product.cols), target.vector)
+    across = min(64, 1 << (cols // width).bit_length() - 1)
+    whole = Walk(_roles(product), (), (Digit("cols", across, width),), {"cols": across * width, "rows": 1})
+    reads, writes = _results(product, whole, width, width)
+    nbytes = float(batch * rows * cols * product.itemsize)
+    slice_reads = ReadWork(
+        image=np.zeros(count, bool),
+        count=slices.astype(float),
+        nbytes=np.full(count, float(width * product.itemsize)),
+        distinct_bytes=slices * nbytes,
+        strides=np.zeros((count, len(STRIDE_FEATURES))),
+        reuse=np.zeros(count),
+        warp_lines=np.full(count, max(1.0, across * width * product.itemsize / 128)),
+        warp_share=np.full(count, float(across)),
+    )
+    columns = {
+        "items": _over(cols // width, across) * across * rows * batch * np.ones(count),
+        "group": np.array([float(across), 1.0, 1.0]),
+        "flops": slices * float(width),
+        "registers": ADDRESSES + 8.0 * width,
+        "vector": float(width),
+    }
+    return Sketch(count, columns, reads, writes, scratch=(slice_reads,))

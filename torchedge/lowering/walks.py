@@ -1,0 +1,302 @@
+"""The places that a kernel's work-items read and write, found by evaluating its index expressions over numpy.
+
+A walk says which loops a work-item runs through, in its order, and how neighbouring work-items lie beside
+each other, for N candidates at once. No kernel text is needed. (TMModel, 3.1 step III and section 4: the
+access pattern's histogram H, reuse distance s and the lines that a warp touches.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.expressions.dialect import LANES
+from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Remainder, axes_of
+from torchedge.expressions.scalars import Read, reads_of
+from torchedge.graphs import ITEM_SIZES
+from torchedge.textures.coefficients import KernelCoefficients
+from torchedge.textures.layouts import Layout
+from torchedge.textures.strides import cross_block_strides, distinct_lines, lines_of, reuse_distances
+from torchedge.textures.work import ReadWork
+
+Array = npt.NDArray[Any]
+
+SEQUENCE = 32
+"""Accesses of a work-item whose places are evaluated."""
+MOMENTS = 2
+"""Points in time at which the places of a whole warp are evaluated."""
+UNIT_BYTES = 16
+"""Bytes of a texel of four floats: the unit of places in buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """A loop of a walk: in each of its `count` rounds the position of `role` grows by `weight`; (N,) arrays.
+    """
+
+    role: str
+    count: Any
+    weight: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How the work-items of N candidates run through the loops of a nest.
+
+    roles: by name the loops that one flat position stands for, from the outermost to the innermost one. time:
+    the loops of a work-item around one access; lanes: the work-items of a work-group; both innermost first.
+    group: how many positions of each role a work-group covers, (N,).
+    """
+
+    roles: Mapping[str, tuple[Axis, ...]]
+    time: tuple[Digit, ...]
+    lanes: tuple[Digit, ...]
+    group: Mapping[str, Any]
+
+    def extent(self, role: str) -> int:
+        """Return the number of positions of a role."""
+        return prod([axis.extent for axis in self.roles[role]])
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One operand's access: its element in terms of the loops, and its lanes.
+
+    lane: the loop along which `width` (N,) neighbours are accessed at once. count: (N,) vectors that a
+    work-item accesses.
+    """
+
+    tensor: Any
+    indices: tuple[Index, ...]
+    dtype: str
+    lane: Axis | None
+    width: Any
+    count: Any
+
+
+def access_work(
+    access: Access, walk: Walk, layout: Layout, candidates: int, coefficients: KernelCoefficients
+) -> ReadWork:
+    """Return how N candidates access one operand that lies in a layout."""
+    image = layout.storage != "buffer"
+    path = coefficients.image if image else coefficients.buffer
+    line_units = max(1, path.line_bytes // UNIT_BYTES)
+    columns = _distinct(access, walk, candidates)
+    first, group = columns
+    few, width = _taken(walk, first, candidates), _rows(access.width, first, candidates)
+    split = _accesses(access, few, layout, width)
+    time = few.time
+    if access.lane is not None and (split > 1).any():
+        role = next((r for r, loops in walk.roles.items() if access.lane in loops), None)
+        if role is not None:
+            time = (Digit(role, split, 1), *time)
+    x, y, _ = _places(access, replace(few, time=time), layout, _steps(time, SEQUENCE), {})
+    strides, reuse = cross_block_strides(x, y), reuse_distances(lines_of(x, y, line_units))
+    lanes = _steps(few.lanes, coefficients.warp)
+    lines, share = [], []
+    for moment in range(MOMENTS):
+        positions = _steps(few.time, 1, moment * 7)
+        x, y, z = _places(access, few, layout, lanes, positions)
+        lines.append(distinct_lines(lines_of(x, y, line_units)))
+        share.append(distinct_lines((y << 36) + x * LANES + (0 if image else z)))
+    itemsize = ITEM_SIZES[access.dtype]
+    nbytes = (
+        LANES * itemsize if image else np.where(split > 1, 1, _moved(access, few, layout, width)) * itemsize
+    )
+    used = _used(access, walk)
+    distinct = min(prod(access.tensor.shape), used) * itemsize
+    share_of_group = np.ones(candidates)
+    in_use = set[Axis]().union(*map(axes_of, access.indices))
+    for role, loops in walk.roles.items():
+        if in_use & set(loops):
+            share_of_group = share_of_group * np.minimum(1.0, walk.group.get(role, 1) / walk.extent(role))
+
+    def whole(values: Any) -> Array:  # noqa: ANN401
+        return np.broadcast_to(np.asarray(values), (len(first),))[group]
+
+    count = np.broadcast_to(np.asarray(access.count, float), (candidates,)) * whole(split)
+    return ReadWork(
+        image=np.full(candidates, image),
+        count=count,
+        nbytes=whole(nbytes).astype(float),
+        distinct_bytes=np.full(candidates, float(distinct)),
+        strides=strides[group],
+        reuse=np.where(count > 1, reuse[group], 0.0),
+        warp_lines=np.mean(lines, axis=0)[group],
+        warp_share=np.mean(share, axis=0)[group],
+        group_bytes=np.maximum(share_of_group * distinct, itemsize),
+    )
+
+
+def evaluate(index: Index, values: Mapping[Axis, Array], known: dict[Any, Array]) -> Array:
+    """Return the numbers that an index is where the loops have these values. known: results for its atoms."""
+    total: Array = np.asarray(index.const)
+    for atom, coefficient in index.terms:
+        if atom not in known:
+            if isinstance(atom, Axis):
+                known[atom] = values.get(atom, np.asarray(0))
+            elif isinstance(atom, Floor):
+                known[atom] = evaluate(atom.index, values, known) // atom.divisor
+            elif isinstance(atom, Remainder):
+                known[atom] = evaluate(atom.index, values, known) % atom.divisor
+            else:
+                known[atom] = _scattered(atom, values, known)
+        total = total + coefficient * known[atom]
+    return total
+
+
+def _scattered(atom: Fetched, values: Mapping[Axis, Array], known: dict[Any, Array]) -> Array:
+    """Return numbers in the place of indices that lie in memory: scattered over their range."""
+    seed: Array = np.asarray(0)
+    for read in reads_of(atom.value):
+        for index in read.indices:
+            seed = seed * 31 + evaluate(index, values, known)
+    return atom.low + (seed * 2654435761 % 2**32) % (atom.high - atom.low + 1)
+
+
+def _distinct(access: Access, walk: Walk, candidates: int) -> tuple[Array, Array]:
+    """Return candidates that walk differently: the first of each kind, and by candidate its kind."""
+    columns = [access.width]
+    for digit in (*walk.time, *walk.lanes):
+        columns += [digit.count, digit.weight]
+    table = np.stack([np.broadcast_to(np.asarray(c, np.int64), (candidates,)) for c in columns])
+    keys = np.zeros(candidates, np.int64)
+    for column in table:  # a hash of all columns; collisions of 64 bits do not matter for a cost
+        keys = (keys ^ column) * 0x100000001B3 + 0x9E3779B9
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    return first, group.reshape(-1)
+
+
+def _rows(column: Any, rows: Array, candidates: int) -> Array:  # noqa: ANN401
+    return np.broadcast_to(np.asarray(column), (candidates,))[rows]
+
+
+def _taken(walk: Walk, rows: Array, candidates: int) -> Walk:
+    def taken(digits: Sequence[Digit]) -> tuple[Digit, ...]:
+        return tuple(
+            [
+                Digit(d.role, _rows(d.count, rows, candidates), _rows(d.weight, rows, candidates))
+                for d in digits
+            ]
+        )
+
+    return replace(walk, time=taken(walk.time), lanes=taken(walk.lanes))
+
+
+def _steps(digits: Sequence[Digit], length: int, start: int = 0) -> dict[str, Array]:
+    """Return by role by how much positions grow: (N, length). The outermost digit has no end."""
+    moved: dict[str, Array] = {}
+    left: Array = np.arange(start, start + length)[None, :]
+    for number, digit in enumerate(digits):
+        count = np.maximum(np.asarray(digit.count), 1).reshape(-1, 1)
+        value = left if number == len(digits) - 1 else left % count
+        left = left // count
+        step = value * np.asarray(digit.weight).reshape(-1, 1)
+        moved[digit.role] = moved[digit.role] + step if digit.role in moved else step
+    return moved
+
+
+def _places(
+    access: Access, walk: Walk, layout: Layout, first: Mapping[str, Array], second: Mapping[str, Array]
+) -> tuple[Array, Array, Array]:
+    """Return (x, y, element within a unit) of accesses whose positions grow by two sums of steps."""
+    values: dict[Axis, Array] = {}
+    for role, loops in walk.roles.items():
+        position = _middle(walk.extent(role)) + first.get(role, 0) + second.get(role, 0)
+        for axis in reversed(loops):
+            values[axis] = np.asarray(position % axis.extent)
+            position = position // axis.extent
+    known: dict[Any, Array] = {}
+    element = [evaluate(index, values, known) for index in access.indices]
+    return _texels(element, access, layout)
+
+
+def _texels(element: Sequence[Array], access: Access, layout: Layout) -> tuple[Array, Array, Array]:
+    shape, itemsize = access.tensor.shape, ITEM_SIZES[access.dtype]
+    inside = [np.clip(e, 0, max(0, n - 1)) for e, n in zip(element, shape, strict=True)]
+    if layout.storage == "buffer":
+        offset: Array = np.asarray(0)
+        for place, stride in zip(inside, layout.strides(shape), strict=True):
+            offset = offset + place * stride
+        offset = np.atleast_2d(offset * itemsize)
+        return offset // UNIT_BYTES, np.zeros_like(offset), offset % UNIT_BYTES // itemsize
+    sizes = list(layout.sizes(shape))
+    ordered = [inside[d] for d in layout.order]
+    channel = ordered[-1] % LANES
+    ordered[-1], sizes[-1] = ordered[-1] // LANES, -(-sizes[-1] // LANES)
+    line, step = (
+        _flat(ordered[part], sizes[part]) for part in (slice(layout.split), slice(layout.split, None))
+    )
+    x, y = layout.place(step, line, shape)
+    x, y, channel = np.broadcast_arrays(*[np.atleast_2d(v) for v in (x, y, channel)])
+    return x, y, channel
+
+
+def _flat(element: Sequence[Array], sizes: Sequence[int]) -> Array:
+    position: Array = np.asarray(0)
+    for place, size in zip(element, sizes, strict=True):
+        position = position * size + place
+    return position
+
+
+def _lane_places(access: Access, walk: Walk, layout: Layout) -> tuple[Array, Array, Array] | None:
+    """Return the places of the first lanes of a vector, None where no lane moves it."""
+    role = next((r for r, loops in walk.roles.items() if access.lane in loops), None)
+    if access.lane is None or role is None:
+        return None
+    return _places(access, walk, layout, {role: np.arange(LANES)[None, :]}, {})
+
+
+def _middle(size: int) -> int:
+    """Return a position in the middle of a loop, where no access is at an edge; aligned to vectors and tiles.
+    """
+    half = size // 2
+    return half - half % min(64, 1 << max(half, 1).bit_length() - 1)
+
+
+def _accesses(access: Access, walk: Walk, layout: Layout, width: Array) -> Array:
+    """Return (U,) accesses that one vector takes: 1 where its elements are neighbours, or one element."""
+    places = _lane_places(access, walk, layout)
+    if places is None:
+        return np.ones_like(width)
+    x, y, z = (p[0] for p in places)
+    if layout.storage == "buffer":
+        offsets = x * (UNIT_BYTES // ITEM_SIZES[access.dtype]) + z
+        steps = np.diff(offsets)
+        together = bool((steps == 1).all() or (steps == 0).all())
+    else:
+        together = bool((np.diff(x) == 0).all() and (np.diff(y) == 0).all())
+        wide = np.where(width <= LANES, 1, width // LANES)
+        return wide if together else width
+    return np.ones_like(width) if together else width
+
+
+def _moved(access: Access, walk: Walk, layout: Layout, width: Array) -> Array:
+    """Return (U,) elements that one access of a buffer moves."""
+    places = _lane_places(access, walk, layout)
+    if places is None:
+        return np.ones_like(width)
+    x, _, z = (p[0] for p in places)
+    same = bool((np.diff(x) == 0).all() and (np.diff(z) == 0).all())
+    return np.ones_like(width) if same else width
+
+
+def _used(access: Access, walk: Walk) -> int:
+    """Return how many elements of an operand the loops reach, at most."""
+    axes = set[Axis]().union(*map(axes_of, access.indices))
+    loops = {axis for group in walk.roles.values() for axis in group}
+    return prod([axis.extent for axis in axes & loops]) if not _fetches(access.indices) else 1 << 60
+
+
+def _fetches(indices: Sequence[Index]) -> bool:
+    return any(isinstance(atom, Fetched) for index in indices for atom, _ in index.terms)
+
+
+def accesses_of(reads: Sequence[Read], lane: Axis | None, width: Any, count: Any) -> list[Access]:  # noqa: ANN401
+    """Return the accesses of reads that a work-item executes `count` times, `width` neighbours at once."""
+    return [Access(read.tensor, read.indices, read.dtype, lane, width, count) for read in reads]
