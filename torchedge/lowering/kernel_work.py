@@ -93,8 +93,7 @@ def _over(amount: Any, step: Any) -> Any:  # noqa: ANN401 - numbers or arrays
 
 
 def _launch_walk(loops: Sequence[Axis], group: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, ...]:
-    """Return (roles, lanes, group) of loops spread over the dimensions of a launch, the innermost loop first.
-    """
+    """Return (roles, lanes, group) of loops spread over the dimensions of a launch, the innermost loop first."""
     order = list(reversed(loops))
     roles = {"x": tuple(order[:1]), "y": tuple(order[1:2]), "z": tuple(reversed(order[2:]))}
     names = [name for name, axes in roles.items() if axes]

@@ -36,8 +36,7 @@ UNIT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """A loop of a walk: in each of its `count` rounds the position of `role` grows by `weight`; (N,) arrays.
-    """
+    """A loop of a walk: in each of its `count` rounds the position of `role` grows by `weight`; (N,) arrays."""
 
     role: str
     count: Any
@@ -96,12 +95,14 @@ def access_work(
         if role is not None:
             time = (Digit(role, split, 1), *time)
     x, y, _ = _places(access, replace(few, time=time), layout, _steps(time, SEQUENCE), {})
+    x, y = (np.broadcast_to(place, (len(first), place.shape[1])) for place in (x, y))
     strides, reuse = cross_block_strides(x, y), reuse_distances(lines_of(x, y, line_units))
     lanes = _steps(few.lanes, coefficients.warp)
     lines, share = [], []
     for moment in range(MOMENTS):
         positions = _steps(few.time, 1, moment * 7)
-        x, y, z = _places(access, few, layout, lanes, positions)
+        places = _places(access, few, layout, lanes, positions)
+        x, y, z = (np.broadcast_to(place, (len(first), place.shape[1])) for place in places)
         lines.append(distinct_lines(lines_of(x, y, line_units)))
         share.append(distinct_lines((y << 36) + x * LANES + (0 if image else z)))
     itemsize = ITEM_SIZES[access.dtype]
@@ -253,8 +254,7 @@ def _lane_places(access: Access, walk: Walk, layout: Layout) -> tuple[Array, Arr
 
 
 def _middle(size: int) -> int:
-    """Return a position in the middle of a loop, where no access is at an edge; aligned to vectors and tiles.
-    """
+    """Return a position in the middle of a loop, where no access is at an edge; aligned to vectors and tiles."""
     half = size // 2
     return half - half % min(64, 1 << max(half, 1).bit_length() - 1)
 
