@@ -48,6 +48,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "campaign": ("measuring:campaign", "Measure a device, point by point, until its plan is done."),
         "fit": ("fitting:fit", "Fit a device's profile to measurements."),
         "accuracy": ("scoring:accuracy", "Compare predictions with the measurements of a dataset."),
+        "bench": ("benchmarking:bench", "Measure how good the library's own choices are on a device."),
     },
     "Shell": {
         "completion": ("completing:completion", "Print the completion script of a shell."),

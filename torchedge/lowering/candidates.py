@@ -80,7 +80,13 @@ def candidates_of(extents: Extents, target: Target) -> list[Candidates]:
     """Return the candidates of a kernel on a device class, a set for each template; all are legal."""
     default = default_schedule(extents, target)
     if isinstance(extents, RowsExtents):
-        sets: list[Any] = [_rows(extents, target)]
+        assert isinstance(default, RowsSchedule)
+        sets: list[Any] = [
+            *_rows(extents, default, target, extents.along),
+            *_rows(extents, default, target, not extents.along),
+        ]
+        shared = default.members > 1 and len(sets) > 1
+        sets = [sets[shared], *[s for s in sets if s is not sets[shared]]]
     elif isinstance(extents, PointwiseExtents):
         sets = [_pointwise(extents, target)]
     elif target.schedule == "panel":
@@ -123,7 +129,7 @@ def _panels(extents: ContractionExtents, target: Target) -> ContractionSchedule:
 
 def _locals(extents: ContractionExtents) -> ContractionSchedule:
     blocks = np.array(LOCAL_BLOCKS)
-    slices = np.array([n for n in SLICES if n == 1 or extents.inner // n >= DEPTH_OF_A_SLICE // 2])
+    slices: Any = np.array([n for n in SLICES if n == 1 or extents.inner // n >= DEPTH_OF_A_SLICE // 2])
     number, part = _grid(np.arange(len(blocks)), slices)
     rows, cols, depth, tile_rows, vectors, band = blocks[number].T
     return ContractionSchedule("local", rows, cols, depth, tile_rows, vectors, LANES, part, True, band)
@@ -132,7 +138,7 @@ def _locals(extents: ContractionExtents) -> ContractionSchedule:
 def _registers(extents: ContractionExtents, target: Target) -> ContractionSchedule:
     tiles = np.array([tile for tile in TILES if tile[1] == 1 or extents.cols > LANES])
     groups = np.array([group for group in GROUPS if prod(group) <= target.group])
-    slices = np.array([n for n in SLICES[::2] if n == 1 or extents.inner // n >= DEPTH_OF_A_SLICE // 4])
+    slices: Any = np.array([n for n in SLICES[::2] if n == 1 or extents.inner // n >= DEPTH_OF_A_SLICE // 4])
     tile, group, unroll, part = _grid(np.arange(len(tiles)), np.arange(len(groups)), np.array([1, 2]), slices)
     tile_rows, vectors = tiles[tile].T
     return ContractionSchedule(
@@ -141,22 +147,28 @@ def _registers(extents: ContractionExtents, target: Target) -> ContractionSchedu
     )  # fmt: skip
 
 
-def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
-    """Lanes along the row or across rows; rows for each work-item, or shared by a group."""
-    vectors = np.array([n for n in (1, 2, 4, 8, 16) if n <= target.vector])
-    members = np.array([n for n in (1, 8, 16, 32, 64, 128, 256) if n == 1 or n <= prod(extents.inner) // 2])
-    sizes = np.array([n for n in (1, 4, 16, 32, 64, 128, 256) if target.least_group <= n or n == 1])
-    vector, along, member, size = _grid(vectors, np.array([False, True]), members, sizes)
-    useful = (member == 1) | (size == sizes[0])
-    vector, along, member, size = (a[useful] for a in (vector, along, member, size))
-    if extents.rows:
-        counts = row_counts(extents, along.astype(int), vector)
-        group = _filled(counts, size)
-    else:
-        group = (np.ones_like(size),)
-    shared = member > 1
-    group = (np.where(shared, member, group[0]), *[np.where(shared, 1, g) for g in group[1:]])
-    return RowsSchedule(vector, along, member, group)  # type: ignore[arg-type]
+def _rows(extents: RowsExtents, default: RowsSchedule, target: Target, along: bool) -> list[RowsSchedule]:
+    """Rows of a work-item's own, and rows that a work-group shares; lanes along the row or across rows."""
+    lane = (extents.inner or (1,))[-1] if along else (extents.rows or (1,))[-1]
+    vectors = [n for n in (1, 2, 4, 8, 16) if n <= min(target.vector, max(lane, 1))]
+    if extents.searches and along:
+        vectors = [1]
+    cuts = sorted({1, default.slices, *([4, 16, 64] if extents.slices else [])})
+    cuts = [n for n in cuts if n == 1 or n * 8 <= prod(extents.inner)]
+    sizes = [n for n in (1, 4, 16, 32, 64, 128, 256) if target.least_group <= n or n == 1]
+    vector, size, cut = _grid(np.array(vectors), np.array(sizes), np.array(cuts))
+    counts = row_counts(extents, np.full(len(vector), int(along)), vector) if extents.rows else []
+    group = _filled(counts, size) if extents.rows else (np.ones_like(size),)
+    own = RowsSchedule(vector, along, 1, group, slices=cut)
+    if target.row_group == 1:
+        return [own]
+    members = np.array([n for n in (8, 16, 32, 64, 128, 256) if n <= prod(extents.inner) // 2])
+    vector, member, across, cut = _grid(
+        np.array(vectors), members, np.array([1, 2, 4, 8, 32]), np.array(cuts)
+    )
+    whole = member * across <= min(256, target.largest_group)
+    vector, member, across, cut = (a[whole] for a in (vector, member, across, cut))
+    return [own, RowsSchedule(vector, along, member, (member * across,), slices=cut)]
 
 
 def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
@@ -165,10 +177,10 @@ def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
     vector, items, size = _grid(vectors, np.array([1, 2, 4, 8]), sizes)
     *others, last = extents.loops or (1,)
     counts: list[Any] = [*others, np.maximum(1, last // (vector * items))]
-    return PointwiseSchedule(vector, items, _filled(counts, size))  # type: ignore[arg-type]
+    return PointwiseSchedule(vector, items, _filled(counts, size))
 
 
-def _filled(counts: Sequence[Any], sizes: Array) -> tuple[Array, ...]:
+def _filled(counts: Sequence[Any], sizes: Array) -> tuple[Any, ...]:
     """Return work-groups of these sizes, as wide as possible along the innermost loop."""
     group, left = [], sizes
     for wanted in _launch_columns(counts):
@@ -188,11 +200,11 @@ def _power(numbers: Array) -> Array:
     return 2 ** np.floor(np.log2(np.maximum(numbers, 1))).astype(int)
 
 
-def _multiple(numbers: Array, steps: Array) -> Array:
+def _multiple(numbers: Any, steps: Any) -> Any:  # noqa: ANN401
     return -(-numbers // steps) * steps
 
 
-def _grid(*axes: Array) -> list[Array]:
+def _grid(*axes: Array) -> list[Any]:
     """Return the columns of all combinations."""
     return [axis.reshape(-1) for axis in np.meshgrid(*axes, indexing="ij")]
 
@@ -200,6 +212,8 @@ def _grid(*axes: Array) -> list[Array]:
 def _legal(schedules: Any, extents: Extents, target: Target) -> Candidates:  # noqa: ANN401
     """Return those candidates that are legal, each once."""
     legal = np.atleast_1d(is_legal(schedules, extents, target))
+    if not legal.any():
+        return Candidates(schedules, 0)
     columns = np.stack([np.broadcast_to(column, legal.shape) for column in _columns(schedules)], axis=1)
     _, first = np.unique(columns, axis=0, return_index=True)
     chosen = np.sort(first[legal[first]])
@@ -218,12 +232,14 @@ def _columns(schedules: Any) -> list[Array]:  # noqa: ANN401
 
 def _with_first(default: Any, candidates: Candidates) -> Candidates:  # noqa: ANN401
     """Return the candidates with the default before them, and only there."""
+    if not len(candidates):
+        return Candidates(_arrays(default), 1)
     columns = [np.broadcast_to(c, (len(candidates),)) for c in _columns(candidates.schedules)]
     same = np.all([c == d for c, d in zip(columns, _columns(default), strict=True)], axis=0)
     others = _taken(candidates.schedules, np.flatnonzero(~same))
 
     def joined(first: Any, column: Any) -> Any:  # noqa: ANN401
-        if isinstance(first, str):
+        if isinstance(first, (str, bool)):
             return first
         if isinstance(first, tuple):
             return tuple([joined(f, c) for f, c in zip(first, column, strict=True)])
@@ -231,6 +247,17 @@ def _with_first(default: Any, candidates: Candidates) -> Candidates:  # noqa: AN
 
     merged = {f.name: joined(getattr(default, f.name), getattr(others, f.name)) for f in fields(default)}
     return Candidates(replace(default, **merged), int((~same).sum()) + 1)
+
+
+def _arrays(schedule: Any) -> Any:  # noqa: ANN401
+    """Return one schedule as one of arrays."""
+
+    def array(value: Any) -> Any:  # noqa: ANN401
+        if isinstance(value, (str, bool)):
+            return value
+        return tuple(map(array, value)) if isinstance(value, tuple) else np.array([value])
+
+    return replace(schedule, **{f.name: array(getattr(schedule, f.name)) for f in fields(schedule)})
 
 
 def _taken(schedules: Any, number: Any) -> Any:  # noqa: ANN401

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torchedge.expressions.dialect import LANES
 from torchedge.expressions.indices import Axis
-from torchedge.expressions.scalars import Local, Read, reads_of, walk
+from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.candidates import Candidates
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest
@@ -20,7 +20,7 @@ from torchedge.lowering.kernels.pointwise import PointwiseNest
 from torchedge.lowering.kernels.products import Product, last_of, widest
 from torchedge.lowering.kernels.rows import RowsNest
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.schedules import PAD, launch_sizes, row_counts
+from torchedge.lowering.schedules import PAD, RowsExtents, launch_sizes
 from torchedge.lowering.targets import Target
 from torchedge.lowering.walks import Access, Digit, Walk, access_work, accesses_of
 from torchedge.textures.coefficients import KernelCoefficients
@@ -69,8 +69,7 @@ class Sketch:
 
 
 def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tuple[Sketch, Any]]:
-    """Return the launches of a kernel's candidates: (launch, share), share 1 for candidates that need it,
-    else 0.
+    """Return the launches of a kernel's candidates: (launch, 1 for candidates that need it, else 0).
 
     A contraction in slices has a second launch, which adds them.
     """
@@ -81,7 +80,9 @@ def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tupl
             return [(product, 1.0)]
         return [(product, 1.0), (_sum(nest, candidates, target), np.asarray(slices) > 1)]
     if isinstance(nest, RowsNest):
-        return [(_rows(nest, candidates), 1.0)]
+        rows = [(_rows(nest, candidates), np.ones(len(candidates)))]
+        cut = np.asarray(candidates.schedules.slices) > 1
+        return [*rows, (_join(nest, candidates), cut)] if np.any(cut) else rows
     return [(_pointwise(nest, candidates), 1.0)]
 
 
@@ -89,11 +90,11 @@ def _over(amount: Any, step: Any) -> Any:  # noqa: ANN401 - numbers or arrays
     return -(-amount // step)
 
 
-# element by element ---------------------------------------------------------------------------------------------
+# element by element -----------------------------------------------------------------------------------------
 
 
 def _launch_walk(loops: Sequence[Axis], group: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, ...]:
-    """Return (roles, lanes, group) of loops spread over the dimensions of a launch, the innermost loop first."""
+    """Return (roles, lanes, group) of loops spread over a launch, the innermost loop first."""
     order = list(reversed(loops))
     roles = {"x": tuple(order[:1]), "y": tuple(order[1:2]), "z": tuple(reversed(order[2:]))}
     names = [name for name, axes in roles.items() if axes]
@@ -149,73 +150,105 @@ def _writes(
     )
 
 
-# rows -----------------------------------------------------------------------------------------------------------
+# rows -------------------------------------------------------------------------------------------------------
 
 
 def _rows(nest: RowsNest, candidates: Candidates) -> Sketch:
-    schedule, count = candidates.schedules, len(candidates)
-    vector, along = np.asarray(schedule.vector), np.asarray(schedule.along)
-    members, extents = np.asarray(schedule.members), nest.extents
-    down, across = np.where(along, 1, vector), np.where(along, vector, 1)
-    shared = members > 1
-    group = [np.where(shared, 1, g) for g in schedule.group]
-    roles, lanes, covered = _launch_walk(nest.rows, group, (down, 1, 1))
-    points = prod(extents.inner)
-    rounds = _over(points, across * members)
+    """Describe reductions: each work-item has rows of its own, or a work-group shares its rows."""
+    s, count, extents = candidates.schedules, len(candidates), nest.extents
+    vector, lane = np.asarray(s.vector), nest.lane(s.along)
+    loops = (*nest.rows, *nest.inner)
+    weight = {axis.name: vector if axis is lane else 1 for axis in loops}
+    rounds = {axis.name: axis.extent // weight[axis.name] for axis in loops}
+    shares, cuts = _shares(candidates, extents)
+    share = {axis.name: shares[:, k] for k, axis in enumerate(loops)}
+    cut = {axis.name: cuts[:, k] for k, axis in enumerate(loops)}
+    shared = bool(np.max(s.members) > 1)
+    if shared:
+        roles = {axis.name: (axis,) for axis in loops}
+        lanes = tuple([Digit(a.name, share[a.name], weight[a.name]) for a in nest.memory])
+        covered = {a.name: share[a.name] * weight[a.name] for a in nest.rows}
+        group = _three(s.group, count)
+        blocks = prod([_over(rounds[a.name], share[a.name]) for a in nest.rows])
+        items = blocks * np.prod(group, axis=1)
+    else:
+        below = vector if not s.along else 1
+        roles, lanes, covered = _launch_walk(nest.rows, s.group, (below, 1, 1))
+        roles |= {axis.name: (axis,) for axis in nest.inner}
+        group = _three(s.group, count)
+        counts = [rounds[axis.name] for axis in nest.rows]
+        items = _padded(counts, s.group) * np.ones(count)
+    slices = np.prod(cuts, axis=1)
+    own = {a.name: _over(rounds[a.name], share[a.name] * cut[a.name]) for a in nest.inner}
+    time = tuple([Digit(a.name, own[a.name], share[a.name] * weight[a.name]) for a in reversed(nest.inner)])
     walked = Walk(
-        {**roles, "inner": nest.inner},
-        (Digit("inner", rounds, across * members),),
-        (Digit("inner", members, across), *lanes),
-        covered,
+        roles, time, lanes, {**covered, **{a.name: _over(a.extent, cut[a.name]) for a in nest.inner}}
     )
+    times = prod(own.values()) if own else np.ones(count)
     by_element, by_row = nest.split_stores()
-    counts = row_counts(extents, along.astype(int), vector) if extents.rows else []
-    items = np.where(shared, prod(extents.rows) * members, _padded(counts, group)) * np.ones(count)
-    values = [item.value for _, item in by_element]
-    levels = 1 + any(_reads_stages(body) for body in nest.bodies)
-    flops = (work_of(nest.bodies) + 4 * len(nest.bodies) + work_of(values)) * rounds * vector
-    sizes = np.where(shared[:, None], _three((members,), count), _three(group, count))
+    values, stages = [item.value for _, item in by_element], len(nest.bodies)
+    members = np.asarray(s.members)
     steps = np.log2(np.maximum(members, 1))
     columns = {
-        "items": items,
-        "group": sizes,
-        "flops": flops,
-        "registers": ADDRESSES + 4 * vector * (2 + 2 * len(nest.bodies)),
-        "local_bytes": np.where(shared, 4 * members * len(nest.bodies), 0),
-        "local_traffic": np.where(shared, 12 * steps * len(nest.bodies), 0),
-        "barriers": np.where(shared, (1 + steps) * len(nest.bodies), 0),
+        "items": items * slices,
+        "group": group,
+        "flops": (work_of(nest.bodies) + 4 * stages + work_of(values)) * times * vector,
+        "registers": ADDRESSES + 4 * vector * (2 + 2 * stages),
+        "local_bytes": np.where(members > 1, np.prod(group, axis=1) * extents.sum_bytes, 0),
+        "local_traffic": np.where(members > 1, 12 * steps * stages, 0),
+        "barriers": np.where(members > 1, (1 + steps) * stages, 0),
         "vector": vector,
-        "chains": np.ones(count) / 4.0 * levels,
+        # A sum waits for the one before it; compensated sums are four operations in a row.
+        "chains": 0.25,
     }
-    reads: list[tuple[Walk, Access]] = []
-    for body in nest.bodies:
-        reads += [(walked, a) for a in _row_accesses(nest, reads_of(body), along, vector, rounds)]
-    reads += [(walked, a) for a in _row_accesses(nest, reads_of(*values), along, vector, rounds)]
-    writes = [
-        (walked, Access(node, item.element, node.dtype, _lane_of(nest, along), vector, rounds))
-        for node, item in by_element
+    reads = [
+        (walked, access)
+        for part in (*[[body] for body in nest.bodies], values)
+        for access in accesses_of(reads_of(*part), lane, vector, times)
     ]
-    writes += [
-        (walked, Access(node, item.element, node.dtype, None, 1, np.where(along, 1, vector)))
-        for node, item in by_row
-    ]
-    return Sketch(count, columns, tuple(reads), tuple(writes))
+    writes = [(walked, Access(n, c.element, n.dtype, lane, vector, times)) for n, c in by_element]
+    once = 1 if s.along else vector
+    writes += [(walked, Access(n, c.element, n.dtype, None, 1, once / members)) for n, c in by_row]
+    return Sketch(count, columns, tuple(reads), tuple(writes), slices)
 
 
-def _row_accesses(
-    nest: RowsNest, reads: Sequence[Read], along: Array, vector: Array, rounds: Array
-) -> list[Access]:
-    return accesses_of(reads, _lane_of(nest, along), vector, rounds)
+def _shares(candidates: Candidates, extents: RowsExtents) -> tuple[Array, Array]:
+    """Return (N, loops) work-items of a group along each loop, and slices of each loop."""
+    s, count = candidates.schedules, len(candidates)
+    keys = np.stack(
+        [np.broadcast_to(c, (count,)) for c in (s.vector, s.members, prod(s.group), s.slices)], axis=1
+    )
+    _, first, place = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    schedules = [candidates.pick(int(k)) for k in first]  # of each kind once
+    shares = np.array([schedule.shares(extents) for schedule in schedules])  # type: ignore[union-attr]
+    cuts = np.array([schedule.cuts(extents) for schedule in schedules])  # type: ignore[union-attr]
+    place = place.reshape(-1)
+    return shares[place].reshape(count, -1), cuts[place].reshape(count, -1)
 
 
-def _lane_of(nest: RowsNest, along: Array) -> Axis | None:
-    """Return the loop of the lanes; where candidates differ, that of the default."""
-    mostly = bool(along.all()) or (nest.along and bool(along.any()))
-    return nest.lane(mostly)
-
-
-def _reads_stages(body: Any) -> bool:  # noqa: ANN401
-    return any(isinstance(part, Local) for part in walk(body))
+def _join(nest: RowsNest, candidates: Candidates) -> Sketch:
+    """Describe the launch that joins the results of slices of rows."""
+    count, extents = len(candidates), nest.extents
+    _, cuts = _shares(candidates, extents)
+    rows, slices = max(1, prod(extents.rows)), np.prod(cuts, axis=1)
+    read = ReadWork(
+        image=np.zeros(count, bool),
+        count=slices.astype(float),
+        nbytes=np.full(count, float(extents.sum_bytes)),
+        distinct_bytes=slices * float(rows * extents.sum_bytes),
+        strides=np.zeros((count, len(STRIDE_FEATURES))),
+        reuse=np.zeros(count),
+        warp_lines=np.ones(count),
+        warp_share=np.full(count, min(32.0, rows)),
+    )
+    columns = {
+        "items": np.full(count, float(rows)),
+        "group": np.array([min(64.0, rows), 1.0, 1.0]),
+        "flops": 4.0 * slices,
+        "registers": ADDRESSES,
+        "chains": 0.25,
+    }
+    return Sketch(count, columns, (), (), scratch=(read,))
 
 
 # contractions -----------------------------------------------------------------------------------------------
@@ -301,8 +334,7 @@ def _register(product: Product, candidates: Candidates) -> Sketch:
         lanes,
         covered,
     )
-    width = widest(last_of(product.cols), LANES)
-    more, writes = _results(product, whole, tile_rows * tile_cols, width)
+    more, writes = _results(product, whole, tile_rows * tile_cols, widest(last_of(product.cols), LANES))
     held = tile_rows * tile_cols + step * (tile_rows + tile_cols)
     columns = {
         "items": _over(across, group[0])

@@ -1,7 +1,7 @@
-"""The tuner: which schedule every kernel takes, and where its operands lie, by the predicted cost of all candidates.
+"""The tuner: which schedule every kernel takes, and where its operands lie, by predicted cost.
 
-TMModel, sections 4 and 5: all combinations of access patterns, tiles, work-groups and unrolling are scored, no kernel is
-written or run. The default stays where the model predicts no clear gain over it.
+TMModel, sections 4 and 5: all combinations of access patterns, tiles, work-groups and unrolling are scored;
+no kernel is written or run. The default stays where the model predicts no clear gain over it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Choice:
 class Scores:
     """All candidates of one kernel: C choices of layouts, and N schedules for each.
 
-    ms: (C, N) predicted times, infinite where a result's image cannot be written. thread_ns, warp_ns, pure_ms,
-    reuse_ms: (C, N) those of the ablations and of the reuse-distance baseline. The default is (0, 0).
+    ms: (C, N) predicted times, infinite where a result's image cannot be written. thread_ns, warp_ns,
+    pure_ms, reuse_ms: (C, N) those of the ablations and of the reuse-distance baseline. The default is (0,
+    0).
     """
 
     sets: tuple[Candidates, ...]
@@ -90,7 +91,8 @@ def score(
 ) -> Scores:
     """Return the predicted cost of all candidates of a kernel.
 
-    options: layouts to choose among, by tensor; the first one is the default. All others stay as in `layouts`.
+    options: layouts to choose among, by tensor; the first one is the default. All others stay as in
+    `layouts`.
     """
     sets = candidates_of(nest.extents, target)
     choices = [dict(zip(options or {}, chosen, strict=True)) for chosen in product(*(options or {}).values())]

@@ -36,7 +36,7 @@ UNIT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """A loop of a walk: in each of its `count` rounds the position of `role` grows by `weight`; (N,) arrays."""
+    """A loop of a walk: in each of `count` rounds the position of `role` grows by `weight`; (N,) each."""
 
     role: str
     count: Any
@@ -254,7 +254,7 @@ def _lane_places(access: Access, walk: Walk, layout: Layout) -> tuple[Array, Arr
 
 
 def _middle(size: int) -> int:
-    """Return a position in the middle of a loop, where no access is at an edge; aligned to vectors and tiles."""
+    """Return a position in the middle of a loop, not at an edge; aligned to vectors and tiles."""
     half = size // 2
     return half - half % min(64, 1 << max(half, 1).bit_length() - 1)
 

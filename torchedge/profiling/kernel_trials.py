@@ -1,7 +1,7 @@
 """Kernels by many schedules, timed on an OpenCL device: what the tuner's choices are judged by.
 
-Each candidate is compiled and launched by itself, with memory that all candidates of a kernel share. Times are the
-device's own (profiling events), the least of several launches.
+Each candidate is compiled and launched by itself, with memory that all candidates of a kernel share. Times
+are the device's own (profiling events), the least of several launches.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The nine operators of TMModel's evaluation over its shapes (Table 3), each as one kernel to choose a schedule for.
+"""The nine operators of TMModel's evaluation over its shapes (Table 3), each as one kernel to tune.
 
-The paper gives ranges: sides of 2^4 to 2^12 for products, softmax and layer norm; sides of 2^4 to 2^9 and windows of 3
-to 7 for convolutions. It gives no channels: here 16 (three dimensions: 8), and shapes with more arithmetic or memory
-than a limit are left out.
+The paper gives ranges: sides of 2^4 to 2^12 for products, softmax and layer norm; sides of 2^4 to 2^9 and
+windows of 3 to 7 for convolutions. It gives no channels: here 16 (three dimensions: 8), and shapes with more
+arithmetic or memory than a limit are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -36,7 +36,8 @@ SIDES, LONG_SIDES, WINDOWS = (16, 32, 64, 128, 256, 512), tuple([2**n for n in r
 class OperatorCase:
     """One operator at one shape.
 
-    sizes: (rows, columns, inner) of MatMul, (rows, columns) of SoftMax and LayerNorm, (side, window) of the others.
+    sizes: (rows, columns, inner) of MatMul, (rows, columns) of SoftMax and LayerNorm, (side, window) of the
+    others.
     """
 
     operator: str
@@ -97,7 +98,7 @@ def _convolution(sizes: tuple[int, ...], kind: type[nn.Module], stride: int, **m
     return kind(channels, channels, window, stride=stride, padding=window // 2, bias=False, **more)
 
 
-_MODULES = MappingProxyType(
+_MODULES: Mapping[str, Callable[[tuple[int, ...]], nn.Module]] = MappingProxyType(
     {
         "MatMul": lambda s: _Product(s[2], s[1]),
         "Conv2Ds1": lambda s: _convolution(s, nn.Conv2d, 1),

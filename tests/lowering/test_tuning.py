@@ -1,0 +1,150 @@
+"""Candidates are legal, their work follows from the loops, and the tuner keeps to its rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from torchedge.expressions.indices import Axis, of
+from torchedge.lowering.candidates import candidates_of
+from torchedge.lowering.kernel_work import sketches_of
+from torchedge.lowering.nodes import Node, Stored
+from torchedge.lowering.schedules import (
+    ContractionExtents,
+    PointwiseExtents,
+    RowsExtents,
+    default_schedule,
+    is_legal,
+)
+from torchedge.lowering.targets import TARGETS
+from torchedge.lowering.tuning import layout_options, score
+from torchedge.lowering.walks import Access, Digit, Walk, access_work, evaluate
+from torchedge.profiling.operator_cases import OperatorCase, operator_kernel
+from torchedge.textures.coefficients import default_coefficients
+from torchedge.textures.layouts import Layout, row_major
+from torchedge.textures.work import STRIDE_FEATURES
+
+EXTENTS = [
+    ContractionExtents(1, 512, 300, 512, innermost=512),
+    ContractionExtents(2, 3, 5, 7, innermost=7),
+    RowsExtents((512,), (300,), True, slices=True),
+    RowsExtents((4, 30), (3, 3), False),
+    RowsExtents((), (1000,), True),
+    RowsExtents((6,), (40,), True, searches=True),
+    PointwiseExtents((100, 48)),
+    PointwiseExtents(()),
+]
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.parametrize("extents", EXTENTS, ids=str)
+def test_candidates_are_legal_and_the_first_is_the_default(extents, name):
+    target = TARGETS[name]
+    sets = candidates_of(extents, target)
+    assert sets[0].pick(0) == default_schedule(extents, target)
+    schedules = [candidates.pick(k) for candidates in sets for k in range(len(candidates))]
+    assert len(set(schedules)) == len(schedules)
+    assert all(is_legal(schedule, extents, target) for schedule in schedules)
+
+
+def test_indices_over_arrays_are_indices_one_by_one():
+    i, j = Axis("i", 12), Axis("j", 5)
+    index = (of(i) * 7 + of(j)) // 4 * 3 + (of(i) + 2 * of(j) + 1) % 6
+    a, b = np.meshgrid(np.arange(12), np.arange(5))
+    expected = (a * 7 + b) // 4 * 3 + (a + 2 * b + 1) % 6
+    np.testing.assert_array_equal(evaluate(index, {i: a, j: b}, {}), expected)
+
+
+def walked(layout, along):
+    """Return the work of reading a 64 x 256 tensor, along its rows or down its columns."""
+    rows, cols = Axis("r", 64), Axis("c", 256)
+    tensor = Stored((64, 256), "float32", "x", 0)
+    roles = {"r": (rows,), "c": (cols,)}
+    time = (Digit("c", 64, 4),) if along else (Digit("r", 64, 1),)
+    walk = Walk(roles, time, (Digit("r" if along else "c", 32, 1 if along else 4),), {"r": 32, "c": 256})
+    access = Access(tensor, (of(rows), of(cols)), "float32", cols, 4, 64)
+    return access_work(access, walk, layout, 2, default_coefficients("gpu"))
+
+
+def test_reads_of_a_buffer_in_the_order_of_memory_and_across_it():
+    work = walked(row_major(2), along=True)
+    x2 = STRIDE_FEATURES.index("x2")
+    assert work.nbytes.tolist() == [16.0, 16.0] and work.count.tolist() == [64.0, 64.0]
+    assert work.strides[0, x2] == pytest.approx(0.5, abs=0.05)  # every other vector leaves a block of two
+    assert work.warp_lines[0] == 32  # neighbours read other rows
+    assert work.distinct_bytes[0] == 64 * 256 * 4 and work.group_bytes[0] == 32 * 256 * 4
+    across = walked(row_major(2), along=False)
+    assert across.strides[0, STRIDE_FEATURES.index("x64")] == 1.0
+    assert across.warp_lines[0] == 4  # 32 neighbours of 16 bytes in lines of 128
+
+
+def test_reads_of_an_image_follow_its_pattern():
+    texture = Layout((0, 1), "image", split=1)
+    row = walked(texture, along=True)
+    assert row.image.all() and row.nbytes[0] == 16
+    assert row.strides[0, STRIDE_FEATURES.index("y1")] == 0.0
+    column = walked(replace(texture, pattern="column"), along=True)
+    assert column.strides[0, STRIDE_FEATURES.index("y1")] == 1.0
+    block = walked(replace(texture, pattern="block-4"), along=True)
+    assert block.strides[0, STRIDE_FEATURES.index("x1")] == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.parametrize(
+    "case",
+    [
+        OperatorCase("MatMul", (64, 64, 256)),
+        OperatorCase("Conv2Ds1", (16, 3)),
+        OperatorCase("SoftMax", (64, 64)),
+    ],
+    ids=lambda case: case.name,
+)
+def test_work_counts_the_arithmetic_and_the_bytes(name, case):
+    target, coefficients = TARGETS[name], default_coefficients(name)
+    kernel = operator_kernel(case, target)
+    for candidates in candidates_of(kernel.nest.extents, target):
+        sketch, _ = sketches_of(kernel.nest, candidates, target)[0]
+        work = sketch.work(kernel.layouts, coefficients)
+        flops = work.items * work.flops
+        assert (flops >= 0.99 * case.flops * (case.operator != "SoftMax")).all()
+        tensors = [access.tensor for _, access in sketch.reads]
+        for tensor, read in zip(tensors, work.reads, strict=True):
+            assert (read.distinct_bytes <= tensor.numel * 4).all()
+            assert (read.group_bytes <= read.distinct_bytes + 4).all()
+            assert (work.items * read.count * read.nbytes >= 0.99 * read.distinct_bytes).all()
+
+
+def test_the_choice_is_the_same_each_time_and_never_predicted_worse_than_the_default():
+    target, coefficients = TARGETS["mobile"], default_coefficients("mobile")
+    kernel = operator_kernel(OperatorCase("Conv2Ds1", (32, 3)), target)
+    options = {n: layout_options(n, kernel.layouts[n], target) for n in kernel.group.reads}
+    first, second = (score(kernel.nest, kernel.layouts, target, coefficients, options) for _ in range(2))
+    np.testing.assert_array_equal(first.ms, second.ms)
+    chosen = first.choice(first.best())
+    assert chosen.ms <= first.ms[0, 0]
+    assert first.best(margin=1e9) == 0
+    assert first.ms[0, 0] == first.choice(0).ms
+    assert first.choice(0).schedule == default_schedule(kernel.nest.extents, target)
+
+
+def test_results_lie_in_images_only_where_a_schedule_writes_whole_texels():
+    target, coefficients = TARGETS["cpu"], default_coefficients("cpu")
+    kernel = operator_kernel(OperatorCase("SoftMax", (16, 64)), target)
+    (result,) = kernel.group.stored
+    image = Layout((0, 1), "image", split=1)
+    options = {result: [kernel.layouts[result], image]}
+    scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
+    widths = np.concatenate([np.broadcast_to(c.schedules.vector, len(c)) for c in scores.sets])
+    along = np.concatenate([np.broadcast_to(c.schedules.along, len(c)) for c in scores.sets])
+    np.testing.assert_array_equal(np.isfinite(scores.ms[1]), (widths == 4) & along)
+    assert np.isfinite(scores.ms[0]).all()
+
+
+def test_layouts_to_choose_among_start_with_the_present_one():
+    options = layout_options(Node((2, 8, 5, 5), "float32"), Layout((0, 2, 3, 1)), TARGETS["mobile"])
+    assert options[0] == Layout((0, 2, 3, 1))
+    assert [o.pattern for o in options[1:]] == ["row", "column", "block-2", "block-4", "block-8"]
+    odd = layout_options(Node((2, 7), "float32"), Layout((0, 1)), TARGETS["mobile"])
+    assert odd == [Layout((0, 1))]

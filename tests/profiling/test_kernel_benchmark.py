@@ -1,0 +1,79 @@
+"""The kernel benchmark: summaries from made-up times in closed form, and a small run that is resumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from torchedge.errors import InputError
+from torchedge.lowering.targets import TARGETS
+from torchedge.profiling import kernel_benchmark
+from torchedge.profiling.kernel_benchmark import (
+    bench_kernels,
+    rank_correlation,
+    summarize,
+    times_of,
+)
+from torchedge.profiling.operator_cases import OPERATORS, OperatorCase, all_cases
+from torchedge.textures.coefficients import default_coefficients
+
+
+def row(ms, chosen, operator="MatMul", predicted=None):
+    ways = ("tuner", "pure", "warp", "thread", "reuse distance")
+    return {
+        "case": f"{operator} {ms}", "operator": operator, "candidates": len(ms), "tuning_s": 0.01,
+        "places": list(range(len(ms))), "ms": ms, "predicted": predicted or ms, "groups": [0, 1],
+        "chosen": {"default": 0, **dict.fromkeys(ways, chosen)}, "top": [chosen],
+    }  # fmt: skip
+
+
+def test_summaries_in_closed_form():
+    rows = [row([2.0, 3.0, 1.0], 2), row([1.0, 4.0, 2.0], 2, "SoftMax")]
+    summary = summarize(rows)
+    ways = {way.way: way for way in summary.ways}
+    assert ways["tuner"].regret == pytest.approx((0 + 1) / 2)
+    assert ways["tuner"].accuracy == 0.5
+    assert ways["tuner"].speedup == pytest.approx((2 * 0.5) ** 0.5)
+    assert ways["tuner"].slowest == 0.5
+    assert ways["default"].regret == pytest.approx((1 + 0) / 2)
+    assert ways["top 3 measured"].slowest == 1.0  # the default is measured, too
+    assert ways["work-group search"].regret == pytest.approx((1 + 0) / 2)
+    assert summary.cases == {"MatMul": 1, "SoftMax": 1}
+    assert summary.exhaustive == 2
+
+
+def test_candidates_that_do_not_run_never_count_as_fast():
+    assert times_of(row([2.0, -1.0, 3.0], 1))["tuner"] == 3.0
+
+
+def test_rank_correlation():
+    assert rank_correlation(row([1.0, 2.0, 3.0], 0, predicted=[10.0, 20.0, 21.0])) == pytest.approx(1)
+    assert rank_correlation(row([1.0, 2.0, 3.0], 0, predicted=[3.0, 2.0, 1.0])) == pytest.approx(-1)
+    assert rank_correlation(row([1.0, 2.0], 0, predicted=[1.0, 1.0])) == 0.0
+
+
+def test_cases_are_the_papers_within_limits():
+    names = {case.operator for case in all_cases()}
+    assert names == set(OPERATORS) and len(OPERATORS) == 9
+    assert all(case.flops <= 1e6 for case in all_cases(most_flops=1e6))
+    with pytest.raises(InputError, match="expected one of MatMul"):
+        all_cases(("Pooling",))
+
+
+def test_a_run_continues_where_it_was(tmp_path, monkeypatch):
+    pytest.importorskip("pyopencl")
+    from torchedge.opencl import open_context
+
+    monkeypatch.setattr(kernel_benchmark, "PASSES", 1)
+    context, target = open_context(), replace(TARGETS["cpu"], vector=4)
+    cases = [OperatorCase("SoftMax", (16, 16)), OperatorCase("MatMul", (16, 16, 16))]
+    more = (tmp_path, context, target, default_coefficients("cpu"))
+    (first,) = bench_kernels(cases[:1], *more, among=4)
+    again, second = bench_kernels(cases, *more, among=4)
+    assert again == json.loads(json.dumps(first))
+    assert len(second["places"]) >= 2 and all(ms > 0 for ms in second["ms"])
+    assert set(second["chosen"].values()) <= set(second["places"])
+    with pytest.raises(InputError, match="choose another folder"):
+        bench_kernels(cases, *more, among=5)

@@ -1,0 +1,143 @@
+"""`torchedge bench`: how good the library's own choices are on a device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from torchedge.cli.console import Progress, print_json, print_table, print_wrapped
+from torchedge.cli.options import PATH, Command, Group, Whole
+from torchedge.errors import InputError
+
+if TYPE_CHECKING:
+    from torchedge.profiling.kernel_benchmark import BenchSummary
+
+__all__ = ["bench"]
+
+
+@click.group("bench", cls=Group)
+def bench() -> None:
+    """Measure how good the library's own choices are on a device."""
+
+
+@bench.command(
+    "kernels",
+    cls=Command,
+    examples=[
+        "torchedge bench kernels --quick --out bench",
+        "torchedge bench kernels --device 1 --out bench --seconds 420 --picture bench.png",
+    ],
+)
+@click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Folder of the results.")
+@click.option("--device", "-d", help="OpenCL device, by its number, type or a part of its name.")
+@click.option(
+    "--profile", "profile_", help="Device whose coefficients the tuner takes. [default: the class's]"
+)
+@click.option("--operators", help="Operators, separated by commas. [default: all nine]")
+@click.option(
+    "--candidates", type=Whole(2), default=50, show_default=True, help="Candidates measured for a case."
+)
+@click.option(
+    "--seconds", type=Whole(1), help="Begin no case after so many seconds; start again to continue."
+)
+@click.option("--gflop", type=float, default=4.0, show_default=True, help="Skip shapes with more arithmetic.")
+@click.option(
+    "--storage", type=click.Choice(["buffer", "image"]), help="Preferred storage. [default: the class's]"
+)
+@click.option("--quick", is_flag=True, help="Few shapes and candidates (three minutes on two cores).")
+@click.option("--picture", type=PATH, metavar="FILE", help="Draw the results (.png, .svg, .pdf).")
+def _kernels(
+    out: Path,
+    device: str | None,
+    profile_: str | None,
+    operators: str | None,
+    candidates: int,
+    seconds: int | None,
+    gflop: float,
+    storage: str | None,
+    quick: bool,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Judge the tuner over TMModel's nine operators.
+
+    For each shape, candidates are compiled and timed; the tuner's choice is compared with the best of them,
+    with the defaults, and with other ways to choose. An interrupted run continues: results lie in
+    FOLDER/kernels.jsonl.
+    """
+    from torchedge.lowering.targets import target_for
+    from torchedge.opencl import open_context
+    from torchedge.profiling.kernel_benchmark import bench_kernels, summarize
+    from torchedge.profiling.operator_cases import OPERATORS, all_cases
+    from torchedge.storage.pictures import check_picture
+    from torchedge.textures.coefficients import coefficients_of, default_coefficients
+
+    if picture is not None:
+        check_picture("--picture", picture)
+    names = tuple([name.strip() for name in operators.split(",")]) if operators else OPERATORS
+    cases = all_cases(names, (min(gflop, 0.2) if quick else gflop) * 1e9)
+    if not cases:
+        raise InputError(f"--gflop is {gflop}; every shape has more arithmetic: give a larger number")
+    if quick:
+        cases = [case for name in names for case in [c for c in cases if c.operator == name][1::5][:2]]
+        candidates = min(candidates, 16)
+    context = open_context(device)
+    target = target_for(context.device)
+    target = replace(target, storage=cast(Any, storage)) if storage else target
+    if profile_ is None:
+        coefficients = default_coefficients(target.name)
+    else:
+        from torchedge.devices import find_device
+
+        coefficients = coefficients_of(find_device(profile_))
+    with Progress(len(cases), "measuring") as progress:
+
+        def step(name: str) -> None:
+            progress.doing(name)
+            progress.step()
+
+        limit = float(seconds) if seconds is not None else float("inf")
+        rows = bench_kernels(
+            cases, out, context, target, coefficients, among=candidates, seconds=limit, step=step
+        )
+    summary = summarize(rows)
+    if picture is not None:
+        from torchedge.profiling.kernel_plots import draw_bench
+
+        draw_bench(rows, picture)
+    if as_json:
+        print_json({"device": context.device.name, "of_cases": len(cases), **asdict(summary)})
+        return
+    _print(context.device.name, summary, len(cases))
+    if picture is not None:
+        print_wrapped(f"written to {picture}")
+
+
+def _print(device: str, summary: BenchSummary, wanted: int) -> None:
+    measured = sum(summary.cases.values())
+    print_wrapped(
+        f"{device}: {measured} of {wanted} cases, {summary.measured} candidates measured "
+        f"(all of them in {summary.exhaustive} cases)"
+    )
+    head = ["choice", "regret %", "95th %", "within 5 % of best", "over default", "least"]
+    rows: list[list[Any]] = [
+        [
+            way.way,
+            f"{100 * way.regret:.1f}",
+            f"{100 * way.regret_95:.1f}",
+            f"{100 * way.accuracy:.1f} %",
+            f"{way.speedup:.2f} x",
+            f"{way.slowest:.2f} x",
+        ]
+        for way in summary.ways
+    ]
+    print_table(head, rows)
+    print_wrapped(
+        f"rank correlation {summary.correlation:.2f}; tuning {summary.tuning_s:.2f} s in all, "
+        f"{summary.stride_1_s:.2f} s for the convolutions of stride 1"
+    )
+    if measured < wanted:
+        print_wrapped("start the same command again to continue")

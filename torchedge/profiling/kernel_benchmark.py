@@ -1,0 +1,296 @@
+"""How good the tuner's choices are: against exhaustive measurement, its ablations and other ways to choose.
+
+TMModel, section 6.4, Fig. 9 and 10, and Table 5. Coefficients come from micro-benchmarks alone; the times of
+the operators' own kernels only judge. Results are rows of a journal, one a case, which a second start
+continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.errors import InputError
+from torchedge.lowering.nodes import Stored
+from torchedge.lowering.targets import Target
+from torchedge.lowering.tuning import Scores, layout_options, score
+from torchedge.opencl.contexts import DeviceContext
+from torchedge.profiling.kernel_trials import Trials
+from torchedge.profiling.operator_cases import OperatorCase, OperatorKernel, operator_kernel
+from torchedge.storage.journals import Journal
+from torchedge.textures.coefficients import KernelCoefficients
+
+PROBE = "torchedge bench kernels 1"
+PASSES = 2
+"""Times that every candidate is measured, far apart; the least counts."""
+AMONG = 50
+"""Candidates of a case that are measured, unless there are fewer."""
+CLOSE = 1.05
+"""A choice is right where it takes at most so much of the best one's time (the paper's accuracy)."""
+
+WAYS = (
+    "tuner",
+    "top 3 measured",
+    "pure",
+    "warp",
+    "thread",
+    "default",
+    "work-group search",
+    "reuse distance",
+    "random",
+)
+"""Ways to choose a candidate. pure, warp, thread: eq. 7, eq. 3 and eq. 1 alone (Fig. 10)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaySummary:
+    """How one way to choose does over all cases.
+
+    regret: mean time over the best measured one's, less 1; regret_95: its 95th percentile; accuracy: share of
+    cases within 5 % of the best; speedup: geometric mean over the default; slowest: the least of these
+    speed-ups.
+    """
+
+    way: str
+    regret: float
+    regret_95: float
+    accuracy: float
+    speedup: float
+    slowest: float
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSummary:
+    """All ways over all cases.
+
+    cases: by operator. correlation: mean rank correlation of predicted and measured times. tuning_s: seconds
+    to score all cases; stride_1_s: all convolutions of stride 1 (Table 5), on one core. measured: candidates.
+    """
+
+    ways: tuple[WaySummary, ...]
+    cases: Mapping[str, int]
+    correlation: float
+    tuning_s: float
+    stride_1_s: float
+    measured: int
+    exhaustive: int
+
+
+def bench_kernels(
+    cases: Sequence[OperatorCase],
+    folder: Path,
+    context: DeviceContext,
+    target: Target,
+    coefficients: KernelCoefficients,
+    *,
+    among: int = AMONG,
+    seconds: float = float("inf"),
+    step: Callable[[str], None] = lambda name: None,
+) -> list[dict[str, Any]]:
+    """Return the rows of all cases that are measured; measure those that the folder's journal lacks.
+
+    among: candidates that are measured for a case. seconds: no new case begins after so long. step: gets each
+    case's name before it is measured.
+
+    Raises:
+        InputError: the journal in the folder is of another device, target or number of candidates.
+        ProfileError: the journal is damaged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        "kind": "environment",
+        "probe": PROBE,
+        "device": context.device.name,
+        "driver": context.device.driver,
+        "target": target.name,
+        "storage": target.storage,
+        "among": among,
+    }
+    began = time.monotonic()
+    with Journal(folder / "kernels.jsonl") as journal:
+        rows = [row for _, row in journal.rows()]
+        if not rows:
+            journal.append(environment)
+        elif rows[0] != environment:
+            raise InputError(
+                f"{journal.path}: is of {rows[0].get('device')}, {rows[0].get('storage')}s and "
+                f"{rows[0].get('among')} candidates; expected the same as now: choose another folder"
+            )
+        known = {row.get("case"): row for row in rows[1:]}
+        for case in cases:
+            step(case.name)
+            if case.name in known or time.monotonic() - began > seconds:
+                continue
+            row = measure_case(case, context, target, coefficients, among)
+            journal.append(row)
+            known[case.name] = row
+    return [known[case.name] for case in cases if case.name in known]
+
+
+def measure_case(
+    case: OperatorCase, context: DeviceContext, target: Target, coefficients: KernelCoefficients, among: int
+) -> dict[str, Any]:
+    """Return the measured times of a case's candidates, and which of them each way chooses."""
+    kernel = operator_kernel(case, target)
+    options = _options(kernel, target)
+    begin = time.process_time()
+    scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
+    best = scores.best()
+    tuning = time.process_time() - begin
+    chosen = {
+        "tuner": best,
+        "default": 0,
+        "pure": int(scores.order(scores.pure_ms)[0]),
+        "warp": int(scores.order(scores.warp_ns)[0]),
+        "thread": int(scores.order(scores.thread_ns)[0]),
+        "reuse distance": int(scores.order(scores.reuse_ms)[0]),
+    }
+    top = [int(place) for place in scores.order()[:3]]
+    groups = _same_but_group(scores)
+    places = _sampled(scores, [*chosen.values(), *top, *groups], case.name, among)
+    candidates = [scores.choice(place) for place in places]
+    tried = [(choice.schedule, choice.layouts) for choice in candidates]
+    with Trials(context, kernel, target) as trials:
+        ms = np.min([trials.times(tried) for _ in range(PASSES)], axis=0)
+    finite = np.where(np.isfinite(ms), ms, -1.0)
+    return {
+        "kind": "case",
+        "case": case.name,
+        "operator": case.operator,
+        "flops": case.flops,
+        "candidates": int(np.isfinite(scores.ms).sum()),
+        "tuning_s": round(tuning, 5),
+        "places": places,
+        "ms": [round(float(value), 6) for value in finite],
+        "predicted": [round(choice.ms, 6) for choice in candidates],
+        "schedules": [_described(choice.schedule, choice.layouts, options) for choice in candidates],
+        "chosen": chosen,
+        "top": top,
+        "groups": groups,
+    }
+
+
+def _options(kernel: OperatorKernel, target: Target) -> dict[Any, Any]:
+    """Return the layouts of the operands that may lie in images."""
+    if target.storage == "buffer" and target.name == "cpu":
+        return {}
+    reads = [node for node in kernel.group.reads if isinstance(node, Stored)]
+    large = sorted(reads, key=lambda node: -node.numel)[:2]
+    return {node: layout_options(node, kernel.layouts[node], target) for node in large}
+
+
+def _same_but_group(scores: Scores) -> list[int]:
+    """Return the places of the default with every work-group: what MNN and CLML search."""
+    default = scores.choice(0).schedule
+    same = [0]
+    for place in range(1, len(scores.sets[0])):
+        schedule = scores.choice(place).schedule
+        others = [f.name for f in fields(default) if f.name != "group"]
+        if type(schedule) is type(default) and all(
+            getattr(schedule, name) == getattr(default, name) for name in others
+        ):
+            same.append(place)
+    return same
+
+
+def _sampled(scores: Scores, wanted: Sequence[int], name: str, among: int) -> list[int]:
+    """Return the places to measure: all, or those wanted and some drawn; the case gives the seed."""
+    places = scores.order()
+    first = list(dict.fromkeys(wanted))
+    if len(places) <= among:
+        return sorted({*first, *map(int, places)})
+    others = np.setdiff1d(places, first)
+    seed = sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 2**32
+    drawn = np.random.default_rng(seed).permutation(others)[: max(0, among - len(first))]
+    return [*first, *map(int, drawn)]
+
+
+def _described(schedule: Any, layouts: Mapping[Any, Any], options: Mapping[Any, Any]) -> str:  # noqa: ANN401
+    values = [f"{f.name}={getattr(schedule, f.name)}" for f in fields(schedule)]
+    stored = [layouts[node] for node in options]
+    kinds = [layout.storage if layout.storage == "buffer" else layout.pattern for layout in stored]
+    return " ".join([*values, *kinds])
+
+
+# results ----------------------------------------------------------------------------------------------------
+
+
+def times_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the time of every way's choice in a case, and "best"; ms."""
+    ms = {place: value for place, value in zip(row["places"], row["ms"], strict=True) if value > 0}
+    worst = max(ms.values())
+
+    def least(places: Sequence[int]) -> float:
+        return float(min([ms.get(place, worst) for place in places]))
+
+    times = {way: ms.get(place, worst) for way, place in row["chosen"].items()}
+    drawn = [value for place, value in ms.items() if place not in row["groups"]] or list(ms.values())
+    return {
+        **times,
+        "top 3 measured": least([*row["top"], row["chosen"]["default"]]),
+        "work-group search": least(row["groups"]),
+        "random": float(np.mean(drawn)),
+        "best": min(ms.values()),
+    }
+
+
+def summarize(rows: Sequence[Mapping[str, Any]]) -> BenchSummary:
+    """Return the summary of measured cases.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not rows:
+        raise InputError("no case is measured yet; give the benchmark more time")
+    table = [times_of(row) for row in rows]
+    best, default = (np.array([times[way] for times in table]) for way in ("best", "default"))
+    ways = []
+    for way in WAYS:
+        ms = np.array([times[way] for times in table])
+        regret, speedup = ms / best - 1, default / ms
+        ways.append(
+            WaySummary(
+                way,
+                float(regret.mean()),
+                float(np.percentile(regret, 95)),
+                float((ms <= CLOSE * best).mean()),
+                float(np.exp(np.log(speedup).mean())),
+                float(speedup.min()),
+            )
+        )
+    cases: dict[str, int] = {}
+    for row in rows:
+        cases[row["operator"]] = cases.get(row["operator"], 0) + 1
+    return BenchSummary(
+        tuple(ways),
+        cases,
+        float(np.mean([rank_correlation(row) for row in rows])),
+        sum(row["tuning_s"] for row in rows),
+        sum(row["tuning_s"] for row in rows if row["operator"] == "Conv2Ds1"),
+        sum(len(row["places"]) for row in rows),
+        sum(len(row["places"]) >= row["candidates"] for row in rows),
+    )
+
+
+def rank_correlation(row: Mapping[str, Any]) -> float:
+    """Return Spearman's correlation of predicted and measured times of a case's candidates; 0 for one."""
+    ms, predicted = np.array(row["ms"]), np.array(row["predicted"])
+    valid = ms > 0
+    if valid.sum() < 2:
+        return 0.0
+    x, y = _ranks(ms[valid]), _ranks(predicted[valid])
+    deviation = float(x.std() * y.std())
+    return float(((x - x.mean()) * (y - y.mean())).mean() / deviation) if deviation else 0.0
+
+
+def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return ranks; equal values share the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts + 1) / 2)[place.reshape(-1)]
