@@ -70,13 +70,13 @@ def walked(layout, along):
 
 def test_reads_of_a_buffer_in_the_order_of_memory_and_across_it():
     work = walked(row_major(2), along=True)
-    x2 = STRIDE_FEATURES.index("x2")
+    x2 = STRIDE_FEATURES.index("x 2x1")
     assert work.nbytes.tolist() == [16.0, 16.0] and work.count.tolist() == [64.0, 64.0]
     assert work.strides[0, x2] == pytest.approx(0.5, abs=0.05)  # every other vector leaves a block of two
     assert work.warp_lines[0] == 32  # neighbours read other rows
     assert work.distinct_bytes[0] == 64 * 256 * 4 and work.group_bytes[0] == 32 * 256 * 4
     across = walked(row_major(2), along=False)
-    assert across.strides[0, STRIDE_FEATURES.index("x64")] == 1.0
+    assert across.strides[0, STRIDE_FEATURES.index("x 64x64")] == 1.0
     assert across.warp_lines[0] == 4  # 32 neighbours of 16 bytes in lines of 128
 
 
@@ -84,11 +84,13 @@ def test_reads_of_an_image_follow_its_pattern():
     texture = Layout((0, 1), "image", split=1)
     row = walked(texture, along=True)
     assert row.image.all() and row.nbytes[0] == 16
-    assert row.strides[0, STRIDE_FEATURES.index("y1")] == 0.0
+    assert row.strides[0, STRIDE_FEATURES.index("y 1x1")] == 0.0
     column = walked(replace(texture, pattern="column"), along=True)
-    assert column.strides[0, STRIDE_FEATURES.index("y1")] == 1.0
+    assert column.strides[0, STRIDE_FEATURES.index("y 1x1")] == 1.0
     block = walked(replace(texture, pattern="block-4"), along=True)
-    assert block.strides[0, STRIDE_FEATURES.index("x1")] == pytest.approx(0.25, abs=0.05)
+    x4 = STRIDE_FEATURES.index("x 4x4")  # a block of 16 texels holds 16 steps of block-4, four of a row
+    assert row.strides[0, x4] == pytest.approx(1 / 4, abs=0.05)
+    assert block.strides[0, x4] == pytest.approx(1 / 16, abs=0.05)
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
@@ -108,7 +110,7 @@ def test_work_counts_the_arithmetic_and_the_bytes(name, case):
         sketch, _ = sketches_of(kernel.nest, candidates, target)[0]
         work = sketch.work(kernel.layouts, coefficients)
         flops = work.items * work.flops
-        assert (flops >= 0.99 * case.flops * (case.operator != "SoftMax")).all()
+        assert (flops >= 0.99 * case.flops).all()
         tensors = [access.tensor for _, access in sketch.reads]
         for tensor, read in zip(tensors, work.reads, strict=True):
             assert (read.distinct_bytes <= tensor.numel * 4).all()
