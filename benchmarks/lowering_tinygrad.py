@@ -148,7 +148,7 @@ def torchedge_step(name: str, batch: int, size: int) -> Callable[[], float]:
     device = choose_device()
     executor = Executor(lower(captured.step, target_for(device)), device)
     executor.load(captured.tensors)
-    return lambda: float(executor.step(images, labels)[0])
+    return lambda: float(executor.run(images, labels)[0])
 
 
 def save_start(name: str, batch: int, size: int, path: Path) -> None:

@@ -221,7 +221,7 @@ def run_on_opencl(step: Step, constants: dict[str, torch.Tensor], tensors: Tenso
     """Return a step's outputs on the default OpenCL device."""
     executor = Executor(lower(step))
     executor.load({name: tensor.numpy() for name, tensor in constants.items()})
-    return executor.step(*[tensor.contiguous().numpy() for tensor in tensors])
+    return executor.run(*[tensor.contiguous().numpy() for tensor in tensors])
 
 
 def compare(call: Call, found: list[np.ndarray], expected: Tensors) -> str:

@@ -69,8 +69,8 @@ def test_parameters_and_states_stay_from_step_to_step():
     with Executor(sgd()) as executor:
         executor.load({"w": np.arange(10, dtype=np.float32)})
         executor.set("lr", 0.5)
-        assert executor.step(np.ones(10, np.float32))[0] == 45
-        assert executor.step(np.ones(10, np.float32), read=False) == []
+        assert executor.run(np.ones(10, np.float32))[0] == 45
+        executor.run(np.ones(10, np.float32))
         np.testing.assert_array_equal(executor.read("w"), np.arange(10) - 1)
         assert executor.read("steps") == 7 and executor.read("steps").dtype == np.int64
         executor.set("lr", 0)

@@ -321,7 +321,7 @@ class Runner:
         completes = (self.batches + 1) % self.bundle.manifest.accumulation == 0
         accumulating = None if completes else self.accumulating
         self._last = accumulating or self.executor
-        outputs = self._last.step(*inputs)
+        outputs = self._last.run(*inputs)
         self.batches += 1
         return outputs
 

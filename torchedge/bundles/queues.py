@@ -163,7 +163,7 @@ class QueueRunner:
             InputError: too few or many arrays, a wrong shape or dtype.
             ProfileError: weights cannot be read. OpenCLError: the driver fails.
         """
-        return self.executor.step(*inputs)
+        return self.executor.run(*inputs)
 
     def measured(self) -> QueueRun:
         """Return times and memory of the initialisation and the last run; raises InputError without one."""

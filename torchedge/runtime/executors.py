@@ -262,14 +262,7 @@ class Executor:
             self.memory.write_packed(self._find(name), packed)
 
     def run(self, *inputs: object) -> list[Array]:
-        """Run one step and return its outputs; see `step`."""
-        return self.step(*inputs)
-
-    def step(self, *inputs: object, read: bool = True) -> list[Array]:
-        """Run one step on `inputs`, in the program's order without hyperparameters.
-
-        read: wait for the outputs and return them; otherwise the launches are only enqueued, and the list is
-        empty.
+        """Run the program on `inputs`, in its order without hyperparameters, and return its outputs.
 
         Raises:
             InputError: too few or many inputs, a wrong shape or dtype, or a parameter that was never loaded.
@@ -281,9 +274,6 @@ class Executor:
             for tensor, array in zip(self._fed, inputs, strict=True):
                 self.memory.write(tensor, array)
             self._enqueue()
-            if not read:
-                self._queue.flush()
-                return []
             return [self.memory.read(tensor) for tensor in self._returned]
 
     def place(self, name: str, memory: Any) -> None:

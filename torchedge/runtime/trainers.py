@@ -125,7 +125,7 @@ class Trainer:
         executor = programs.updating if completes else programs.accumulating
         assert executor is not None
         self._send_rates(executor)
-        (loss,) = executor.step(*batch.arrays())
+        (loss,) = executor.run(*batch.arrays())
         self.batches += 1
         self._settings.count_step()
         return float(loss)
@@ -139,12 +139,12 @@ class Trainer:
         """Return what the model returns for a batch in eval mode, with the weights as they are now."""
         batch = _batch_of(inputs)
         program = self._inference_on(batch, None)
-        return program.rebuild([torch.from_numpy(a) for a in program.executor.step(*batch.arrays())])
+        return program.rebuild([torch.from_numpy(a) for a in program.executor.run(*batch.arrays())])
 
     def evaluate(self, inputs: Any, targets: Any = ()) -> float:
         """Return the loss of a batch in eval mode, with the weights as they are now."""
         batch = _batch_of(inputs, targets)
-        (loss,) = self._inference_on(batch, self._loss).executor.step(*batch.arrays())
+        (loss,) = self._inference_on(batch, self._loss).executor.run(*batch.arrays())
         return float(loss)
 
     @property

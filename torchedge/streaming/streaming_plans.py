@@ -238,11 +238,6 @@ class StreamingPlan:
         """Bytes of all weights that may be streamed."""
         return sum(weight.nbytes for weight in self.problem.weights)
 
-    @property
-    def preloaded_mib(self) -> float:
-        """MiB of weights loaded before the first layer."""
-        return self.timeline.preloaded_bytes / MEBIBYTE
-
 
 _WIDTH = 80
 _INDENT = 15
