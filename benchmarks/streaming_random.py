@@ -3,10 +3,13 @@
     python benchmarks/streaming_random.py                       # 1,000 tiny instances
     python benchmarks/streaming_random.py --count 5000 --first-seed 10000 --strategy lc-opg
     python benchmarks/streaming_random.py --any-size --count 2000
+    python benchmarks/streaming_random.py --tight --count 50
 
 Every plan goes through the verifier. If an instance is tiny, its objective, its lower bound and the claim
 that it has no plan are held against exhaustive search. Instances of any size have 1 to 100,000 layers and
-weights of up to 10^9 chunks, with all options. Without --strategy the exit status is 1 where a plan is
+weights of up to 10^9 chunks, with all options. Tight ones have little room in flight: 7 to 36 layers and 43
+to 56 weights of up to 100 chunks, with either residency, and 2 layers with 300 weights of 10^6 to 10^9
+chunks; so many of each of the three kinds are drawn. Without --strategy the exit status is 1 where a plan is
 refused, an OPTIMAL one is not the best, a bound is above the optimum, a FEASIBLE one is below it, or a plan
 takes more than 12 s of the processor. A strategy for comparison may miss the optimum and break the limits:
 it is only counted.
@@ -19,10 +22,13 @@ import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import get_args
 
 import oracle_path  # noqa: F401 - for oracles
 from oracles.exhaustive_plans import best_plan
-from oracles.random_instances import any_instance, random_instance
+from oracles.random_instances import Tight, any_instance, random_instance, tight_instance
 
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan
@@ -71,6 +77,39 @@ def judge(instance: Instance, plan: OverlapPlan, seconds: float) -> list[str]:
     return said
 
 
+def run(
+    solve: Callable[[Instance], OverlapPlan],
+    draw: Callable[[int], Instance],
+    seeds: range,
+    *,
+    report: bool,
+) -> bool:
+    """Plan instances and print what is counted of the plans, each mismatch too if `report`; True: none."""
+    counts: Counter[str] = Counter()
+    times: list[tuple[float, int]] = []
+    gaps: list[tuple[float, int]] = []
+    for seed in seeds:
+        instance = draw(seed)
+        start = time.process_time()
+        plan = solve(instance)
+        took = time.process_time() - start
+        times.append((took, seed))
+        if plan.gap is not None:
+            gaps.append((plan.gap, seed))
+        said = judge(instance, plan, took)
+        counts.update(said)
+        if report and set(said) & set(MISMATCHES):
+            problems = "; ".join(verify_plan(instance, plan).problems)
+            print(f"seed {seed}: {', '.join(said[1:])}; {took:.1f} s; {problems}", flush=True)
+    for name in COUNTS:
+        print(f"{name:<34}{counts[name]:>8,}")
+    print(f"{'seconds of the processor':<34}{sum(took for took, _ in times):>8.1f}")
+    print("{:<34}{:>8.1f} (seed {})".format("slowest", *max(times)))
+    if gaps:
+        print("{:<34}{:>8.2%} (seed {})".format("widest gap", *max(gaps)))
+    return not any(counts[name] for name in MISMATCHES)
+
+
 def main() -> None:
     """Draw, plan, verify, compare, count."""
     parser = argparse.ArgumentParser(
@@ -78,7 +117,9 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=1000, help="instances (default 1000)")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--any-size", action="store_true", help="draw instances of all sizes, not tiny ones")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--any-size", action="store_true", help="draw instances of all sizes, not tiny ones")
+    kind.add_argument("--tight", action="store_true", help="draw instances with little room in flight")
     parser.add_argument("--strategy", help="one of overlap_strategies in place of the solver")
     arguments = parser.parse_args()
     if arguments.strategy is None:
@@ -87,27 +128,17 @@ def main() -> None:
         from overlap_strategies import STRATEGIES
 
         solve = STRATEGIES[arguments.strategy]
-    counts: Counter[str] = Counter()
-    seconds = slowest = 0.0
-    slowest_seed = None
-    for seed in range(arguments.first_seed, arguments.first_seed + arguments.count):
-        instance = any_instance(seed) if arguments.any_size else random_instance(seed)
-        start = time.process_time()
-        plan = solve(instance)
-        took = time.process_time() - start
-        seconds += took
-        if took > slowest:
-            slowest, slowest_seed = took, seed
-        said = judge(instance, plan, took)
-        counts.update(said)
-        if arguments.strategy is None and set(said) & set(MISMATCHES):
-            problems = "; ".join(verify_plan(instance, plan).problems)
-            print(f"seed {seed}: {', '.join(said[1:])}; {took:.1f} s; {problems}", flush=True)
-    for name in COUNTS:
-        print(f"{name:<34}{counts[name]:>8,}")
-    print(f"{'seconds of the processor':<34}{seconds:>8.1f}")
-    print(f"{'slowest':<34}{slowest:>8.1f} (seed {slowest_seed})")
-    sys.exit(arguments.strategy is None and any(counts[name] for name in MISMATCHES))
+    draws: dict[str, Callable[[int], Instance]] = {
+        "": any_instance if arguments.any_size else random_instance
+    }
+    if arguments.tight:
+        draws = {f"tight, {kind}": partial(tight_instance, kind=kind) for kind in get_args(Tight)}
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.count)
+    matches = True
+    for title, draw in draws.items():
+        print(title, end="\n" if title else "", flush=True)
+        matches &= run(solve, draw, seeds, report=arguments.strategy is None)
+    sys.exit(arguments.strategy is None and not matches)
 
 
 if __name__ == "__main__":

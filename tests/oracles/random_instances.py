@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torchedge.streaming.instances import Distance, Instance, Layer, LoadClassName, Residency, Weight
 
 Size = Literal["tiny", "small", "medium"]
+Tight = Literal["weights", "chunks", "large"]
 
 SIZES: dict[Size, tuple[int, int, int]] = {"tiny": (7, 5, 4), "small": (24, 14, 12), "medium": (150, 90, 60)}
 """Most layers, weights, chunks a weight."""
@@ -97,6 +98,35 @@ def any_instance(seed: int) -> Instance:
         residency=get_args(Residency)[int(rng.integers(2))],
         distance=get_args(Distance)[int(rng.integers(2))],
         name=f"any-{seed}",
+    )
+
+
+def tight_instance(seed: int, kind: Tight = "weights") -> Instance:
+    """An instance with little in flight, of 7 to 36 layers and 43 to 56 weights.
+
+    kind: the residency, or "large" for 2 layers and 300 weights of 10^6 to 10^9 chunks.
+    """
+    rng = np.random.default_rng([seed, 7])
+    if kind == "large":
+        count, sizes = 2, (10 ** rng.uniform(6, 9, 300)).astype(np.int64)
+    else:
+        count, sizes = int(rng.integers(7, 37)), rng.integers(1, 101, int(rng.integers(43, 57)))
+    first = rng.integers(1, count + 1, len(sizes))
+    last = np.where(rng.random(len(sizes)) < 0.1, rng.integers(first, count + 1), first)
+    total = int(sizes.sum())
+    mean = total / count * rng.uniform(0.3, 2)
+    return Instance(
+        1,
+        tuple(layer(n, min(int(c), 2**31)) for n, c in enumerate(rng.exponential(mean, count), 1)),
+        tuple(
+            Weight(f"w{n}", int(c), int(c), int(i), int(j))
+            for n, (c, i, j) in enumerate(zip(sizes, first, last, strict=True))
+        ),
+        m_peak_chunks=int(total * rng.uniform(0.02, 0.15)),
+        lam=float(rng.choice(LAMBDAS[1:])),
+        memory_chunks=int(total * rng.uniform(0.8, 1)) if kind != "large" and rng.random() < 0.3 else None,
+        residency="chunks" if kind == "chunks" else "weights",
+        name=f"tight-{kind}-{seed}",
     )
 
 

@@ -10,15 +10,12 @@ from torchedge.streaming.solving.labels import Limits, search
 from torchedge.streaming.solving.prices import Flow, Guide, Tables, ascend
 from torchedge.streaming.solving.problems import (
     ORDERS,
-    Subproblem,
     Work,
     make_problem,
     pack,
     residency,
     segments,
-    whole_chunks,
 )
-from torchedge.streaming.solving.programmes import choose
 
 SEEDS = range(80)
 ENDLESS = 1e12
@@ -134,46 +131,3 @@ def test_a_flow_without_prices_counts_the_fewest_preloads(seed):
             assert sum(job.chunks for job in part.jobs if job.weight in preloaded) == fewest
             kept = [job for job in part.jobs if job.weight not in preloaded]
             assert max(residency(problem, kept)) <= limit
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_the_programme_bounds_what_is_shared_and_what_counts_whole(seed):
-    problem = make_problem(random_instance(seed, "small"))
-    jobs = problem.jobs[:7]
-    if not jobs or len({job.late for job in jobs}) != 1:
-        return
-    part = Subproblem(min(job.release for job in jobs), problem.layers, jobs)
-    tables = Tables(problem, part)
-    prices = np.zeros(part.end - part.start)
-    falling = np.linspace(1, 0, len(tables.slots))
-    prices[tables.slots - part.start] = falling
-    own = tables.preload_cost
-    for streaming, by_slot in (
-        (tables.evaluate(0 * falling)[2], 0 * prices),
-        (tables.evaluate(falling)[2], prices),
-    ):
-        for whole in (False, True):
-            limit = max(job.chunks for job in jobs) + 2
-            work = Work(ENDLESS)
-            bound, _ = choose(
-                problem, part, limit, streaming, own, by_slot, work, whole=whole, most_preloaded=None
-            )
-            assert bound <= within(problem, part, limit, whole) + 1e-6
-            if whole:
-                flow = Flow(problem, part, limit, streaming, own, by_slot, whole=True)
-                assert flow.bound <= within(problem, part, limit, whole) + 1e-6
-
-
-def within(problem, part, limit, whole):
-    """The least cost of any subset in any order of service that keeps a limit."""
-    costs = []
-    for preloaded in subsets(part.jobs):
-        jobs = [job for job in part.jobs if job not in preloaded]
-        for order in ORDERS.values():
-            packing = pack(problem, jobs, order, end=part.end)
-            if packing.unfinished:
-                continue
-            counted = whole_chunks(problem, jobs, packing) if whole else residency(problem, jobs)
-            if max(counted) <= limit:
-                costs.append(packing.cost + sum(job.preload_cost for job in preloaded))
-    return min(costs)

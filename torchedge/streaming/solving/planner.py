@@ -22,6 +22,7 @@ from torchedge.streaming.solving.prices import NEVER, Flow, Guide, Tables, ascen
 from torchedge.streaming.solving.problems import (
     ORDERS,
     Job,
+    Order,
     Packing,
     Problem,
     Subproblem,
@@ -33,7 +34,7 @@ from torchedge.streaming.solving.problems import (
     segments,
     whole_chunks,
 )
-from torchedge.streaming.solving.programmes import MOST_JOBS, choose
+from torchedge.streaming.solving.programmes import Ends, Programme, make_programme
 
 __all__ = ["Choice", "Smallest", "Solved", "solve", "solve_part"]
 
@@ -62,7 +63,7 @@ class Choice:
 
     cost: int
     preloaded: frozenset[int]
-    order: str
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class _Part:
         for order in self.orders:
             self._try(frozenset(), order)
         premium, guide = self._price()
+        if not self._done():
+            self._programme()
         limits = replace(self.limits, premium=premium)
         width, steps, stalled = WIDTH, 0, 0
         while self.size <= MOST_SEARCHED and width <= MOST_WIDTH and not self._done():
@@ -131,7 +134,7 @@ class _Part:
         bound = self.bound if self.best is None else min(self.bound, self.best.cost)
         return Solved(self.best, bound, method)
 
-    def _offer(self, preloaded: frozenset[int], order: str) -> int | None:
+    def _offer(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Take a set of preloads if it keeps the limits and is the best; return its cost."""
         jobs, limits = self.part.jobs, self.limits
         if limits.preloaded is not None and limits.preloaded < sum(
@@ -140,7 +143,7 @@ class _Part:
             return None
         self.work.spend(12 * self.size)
         streamed = [job for job in jobs if job.weight not in preloaded]
-        packing = pack(self.problem, streamed, ORDERS[order], end=self.part.end)
+        packing = pack(self.problem, streamed, order, end=self.part.end)
         if packing.unfinished or self._exceeds(streamed, packing):
             return None
         cost = packing.cost + sum(job.preload_cost for job in jobs if job.weight in preloaded)
@@ -164,7 +167,7 @@ class _Part:
         admitted = admit(
             self.problem, self.part, preloaded, ORDERS[order], self.work, limit=limit, whole=whole
         )
-        self._offer(admitted, order)
+        self._offer(admitted, ORDERS[order])
 
     def _search(
         self,
@@ -187,17 +190,37 @@ class _Part:
             best=upper,
         )
         if labels.preloaded is not None:
-            self._offer(labels.preloaded, order)
+            self._offer(labels.preloaded, ORDERS[order])
         if self.exact:
             upper = self.known if self.best is None else self.best.cost
             self._raise(min(labels.bound, NOTHING if upper is None else upper))
         return self.exact and labels.bound == np.inf
 
+    def _programme(self) -> None:
+        """Solve the mixed-integer programme of a small part without a limit on preloads."""
+        part, limits = self.part, self.limits
+        programme = None
+        if limits.preloaded is None and self.work.left > 0:
+            programme = make_programme(self.problem, part, whole=limits.whole, in_flight=limits.in_flight)
+        if programme is None:
+            return
+        upper = self.known if self.best is None else self.best.cost
+        value = programme.solve(self._offer_ends, upper, self.work)
+        upper = self.known if self.best is None else self.best.cost
+        self._raise(value if upper is None else min(value, upper))
+
+    def _offer_ends(self, ends: Ends) -> int | None:
+        preloaded = frozenset(job.weight for job in self.part.jobs) - ends.slots.keys()
+        cost = self._offer(preloaded, ends)
+        if cost is None:
+            self._try(preloaded, self.orders[0])
+        return cost
+
     def _price(self) -> tuple[float, Guide | None]:
         """Bound the cost from below; offer what the prices suggest; return a premium and a guide."""
         tables = Tables(self.problem, self.part)
         if not len(tables.slots):
-            self._offer(frozenset(job.weight for job in self.part.jobs), self.orders[0])
+            self._offer(frozenset(job.weight for job in self.part.jobs), ORDERS[self.orders[0]])
             self.bound = 0 if self.best is None else self.best.cost
             return 0.0, None
         own = tables.preload_cost
@@ -230,10 +253,7 @@ class _Part:
         if limit is None:
             limit = max(residency(self.problem, part.jobs)[max(0, part.start - 1) : part.end])
         binds = self.limits.in_flight is not None
-        tied = any(job.last < job.release - 1 for job in part.jobs)
-        inexact = binds and self.size <= MOST_JOBS and (tied or self.limits.whole)
-        own = tables.preload_cost - premium * self.chunks
-        if self.size <= MOST_SEARCHED and (binds or work.left > 8 * flow_effort(part, limit)):
+        if self.size <= MOST_SEARCHED and work.left > 8 * flow_effort(part, limit) * (not binds):
             prices = np.zeros(part.end - part.start)
             none = prices.copy()
             prices[tables.slots - part.start] = climbed.prices
@@ -252,20 +272,6 @@ class _Part:
                 self._raise(flow.bound - returned)
                 if flow.bound < np.inf:
                     candidates.append(np.array(flow.choice(), dtype=np.int64))
-                if inexact:
-                    value, chosen = choose(
-                        self.problem,
-                        part,
-                        limit,
-                        streaming,
-                        own,
-                        by_slot,
-                        work,
-                        whole=self.limits.whole,
-                        most_preloaded=self.limits.slack,
-                    )
-                    self._raise(value)
-                    candidates.insert(0, chosen)
         for candidate in candidates:
             for order in self.orders:
                 self._try(frozenset(part.jobs[k].weight for k in candidate), order)
@@ -276,8 +282,12 @@ class _Part:
         return preloaded, Guide(self.problem, part, tables, climbed.prices, flow)
 
     def _raise(self, value: float) -> None:
-        if value > 0:
-            self.bound = max(self.bound, NOTHING if value >= NEVER else ceil(value - 1e-6 * max(1.0, value)))
+        self.bound = max(self.bound, _rounded_up(value))
+
+
+def _rounded_up(value: float) -> int:
+    """A bound of whole numbers from one of floats."""
+    return NOTHING if value >= NEVER else ceil(max(0.0, value - 1e-6 * max(1.0, value)))
 
 
 NOTHING = 2**62
@@ -310,6 +320,7 @@ class _Memory:
         self.part = Subproblem(start, problem.layers, problem.jobs)
         self.chunks = np.array([job.chunks for job in problem.jobs], dtype=np.int64)
         self.total = int(self.chunks.sum())
+        self.every = frozenset(job.weight for job in problem.jobs)
         most = self.total if whole else max(residency(problem, problem.jobs), default=0)
         self.most = most if problem.in_flight is None else min(most, problem.in_flight)
         self.flows: dict[int, Flow] = {}
@@ -328,11 +339,11 @@ class _Memory:
             self.work.spend(self.flows[limit].effort)
         return self.flows[limit]
 
-    def needed(self, preloaded: frozenset[int], order: str) -> int | None:
+    def needed(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Memory (chunks) of a set of preloads, beside the fixed ones; None: the others do not fit."""
         self.work.spend(14 * (len(self.chunks) + self.part.end))
         jobs = [job for job in self.problem.jobs if job.weight not in preloaded]
-        packing = pack(self.problem, jobs, ORDERS[order])
+        packing = pack(self.problem, jobs, order)
         if packing.unfinished:
             return None
         peak = max(
@@ -343,7 +354,7 @@ class _Memory:
             return None
         return peak + self.total - sum(job.chunks for job in jobs)
 
-    def smallest(self, share: float, enough: int = 0) -> Smallest:
+    def smallest(self, share: float, enough: int) -> Smallest:
         """Find the smallest memory that works, beside the fixed chunks; stop at what is `enough`.
 
         share: of the work that is left, that this may take.
@@ -351,8 +362,23 @@ class _Memory:
         Each range of chunks in flight takes at least its lowest number and what must be preloaded with its
         highest.
         """
-        best = Smallest(self.total, frozenset(job.weight for job in self.problem.jobs), False)
-        ranges, proven, least_work = [(0, -1, self.most)], True, self.work.left * (1 - share)
+        best = Smallest(self.total, self.every, False)
+        proven, least_work = True, self.work.left * (1 - share)
+        bound = max(residency(self.problem, self.problem.jobs), default=0)  # preloads would only add to it
+        programme = self._programme(smallest=True)
+        if programme is not None:
+
+            def offer(ends: Ends) -> int | None:
+                nonlocal best
+                preloaded = self.every - ends.slots.keys()
+                chunks = self.needed(preloaded, ends)
+                if chunks is not None and chunks < best.chunks:
+                    best = Smallest(chunks, preloaded, False)
+                return chunks
+
+            value = programme.solve(offer, best.chunks, self.work)
+            bound = max(bound, min(best.chunks, _rounded_up(value)))
+        ranges = [(bound, -1, self.most)]
         while ranges and ranges[0][0] < best.chunks and best.chunks > enough:
             least, low, high = heappop(ranges)
             flow = self.fewest(high)
@@ -369,7 +395,7 @@ class _Memory:
                         limit=high,
                         whole=self.whole,
                     )
-                    chunks = self.needed(admitted, order)
+                    chunks = self.needed(admitted, ORDERS[order])
                     if chunks is not None and chunks < best.chunks:
                         best = Smallest(chunks, admitted, False)
             if least >= best.chunks:
@@ -388,12 +414,31 @@ class _Memory:
         assert self.problem.memory is not None
         budget = self.problem.memory - self.problem.fixed_chunks
         best = min(
-            (c for order in ORDERS if (c := self._priced(smallest.preloaded, order, budget)) is not None),
+            (
+                c
+                for order in ORDERS.values()
+                if (c := self._priced(smallest.preloaded, order, budget)) is not None
+            ),
             key=lambda choice: choice.cost,
             default=None,
         )
         if smallest.proven and smallest.chunks > budget:
             return None, NOTHING
+        bound = 0
+        programme = self._programme(memory=budget)
+        if programme is not None:
+
+            def offer(ends: Ends) -> int | None:
+                nonlocal best
+                choice = self._priced(self.every - ends.slots.keys(), ends, budget)
+                if choice is not None and (best is None or choice.cost < best.cost):
+                    best = choice
+                return None if choice is None else choice.cost
+
+            value = programme.solve(offer, None if best is None else best.cost, self.work)
+            bound = min(NOTHING if best is None else best.cost, _rounded_up(value))
+            if bound == NOTHING or (best is not None and best.cost - bound <= programme.gap * best.cost):
+                return best, bound
         edges = sorted({self.most * k // FLIGHTS for k in range(FLIGHTS + 1)})
         ranges = [(0, low, high) for low, high in zip([-1, *edges], edges, strict=False)]
         closed, share = NOTHING, self.work.left / (1.5 * len(ranges))
@@ -418,21 +463,31 @@ class _Memory:
             if ranges or not done or best is None or self.work.left < share:
                 continue
             done.sort()
-            bound, low, high = done[0]
-            if high - low > 1 and best.cost - bound > CLOSE * best.cost:
+            least, low, high = done[0]
+            if high - low > 1 and best.cost - least > CLOSE * best.cost:
                 middle = (low + high) // 2
-                ranges = [(bound, low, middle), (bound, middle, high)]
+                ranges = [(least, low, middle), (least, middle, high)]
                 done = done[1:]
-        return best, min([closed, *(bound for bound, _, _ in done)])
+        return best, max(bound, min([closed, *(bound for bound, _, _ in done)]))
 
-    def _priced(self, preloaded: frozenset[int], order: str, budget: int) -> Choice | None:
+    def _programme(self, memory: int | None = None, *, smallest: bool = False) -> Programme | None:
+        return make_programme(
+            self.problem,
+            self.part,
+            whole=self.whole,
+            in_flight=self.problem.in_flight,
+            memory=memory,
+            smallest=smallest,
+        )
+
+    def _priced(self, preloaded: frozenset[int], order: Order, budget: int) -> Choice | None:
         """A set of preloads with its cost; None if it needs more memory."""
         needed = self.needed(preloaded, order)
         if needed is None or needed > budget:
             return None
         jobs = [job for job in self.problem.jobs if job.weight not in preloaded]
         lost = sum(job.preload_cost for job in self.problem.jobs if job.weight in preloaded)
-        return Choice(pack(self.problem, jobs, ORDERS[order]).cost + lost, preloaded, order)
+        return Choice(pack(self.problem, jobs, order).cost + lost, preloaded, order)
 
 
 # the whole instance -----------------------------------------------------------------------------------------
@@ -481,12 +536,10 @@ def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
         return plan
     assert problem.memory is not None
     memory = _Memory(problem, whole, work)
-    smallest = memory.smallest(0.3, enough=problem.memory - problem.fixed_chunks)
+    smallest = memory.smallest(0.5, enough=problem.memory - problem.fixed_chunks)
     choice, bound = memory.solve(smallest)
     if choice is None:
-        # Within the limit, weights larger than it are preloaded for good; within another one they are not.
-        problem = make_problem(replace(instance, memory_chunks=None))
-        return _infeasible(instance, problem, _Memory(problem, whole, work).smallest(0.7), work)
+        return _infeasible(instance, problem, smallest, work)
     bound = max(bound + problem.fixed_cost, draft.bound)
     return _plan(instance, problem, _Draft(((memory.part, choice),), bound, Counter({"divided": 1})), work)
 
@@ -548,15 +601,25 @@ def _limited(problem: Problem, part: Subproblem, limits: Limits, work: Work) -> 
     if not limits.whole:
         return solve_part(problem, part, limits, work)
     assert limits.in_flight is not None
+    if make_programme(problem, part, whole=True, in_flight=limits.in_flight) is not None:
+        return solve_part(problem, part, limits, work)
+    singly = replace(limits, whole=False)
     with work.share(0.3) as own:
-        first = solve_part(problem, part, replace(limits, whole=False), own)
-    assert first.choice is not None
-    jobs = [job for job in part.jobs if job.weight not in first.choice.preloaded]
-    packing = pack(problem, jobs, ORDERS[first.choice.order], end=part.end)
-    if max(whole_chunks(problem, jobs, packing)) <= limits.in_flight:
+        first = solve_part(problem, part, singly, own)
+    whole = not _fits_whole(problem, part, first, limits)
+    if not whole and first.close:
         return first
-    second = solve_part(problem, part, limits, work)
-    return replace(second, bound=max(first.bound, second.bound))
+    second = solve_part(problem, part, limits if whole else singly, work)
+    best = second if whole or _fits_whole(problem, part, second, limits) else first
+    return replace(best, bound=max(first.bound, second.bound))
+
+
+def _fits_whole(problem: Problem, part: Subproblem, solved: Solved, limits: Limits) -> bool:
+    """Whether a choice keeps the limit in flight also where weights count whole."""
+    assert solved.choice is not None and limits.in_flight is not None
+    jobs = [job for job in part.jobs if job.weight not in solved.choice.preloaded]
+    packing = pack(problem, jobs, solved.choice.order, end=part.end)
+    return max(whole_chunks(problem, jobs, packing)) <= limits.in_flight
 
 
 def _signature(problem: Problem, part: Subproblem, limits: Limits) -> object:
@@ -568,15 +631,19 @@ def _signature(problem: Problem, part: Subproblem, limits: Limits) -> object:
 
 def _renamed(solved: Solved, names: dict[int, int]) -> Solved:
     assert solved.choice is not None
-    preloaded = frozenset(names[x] for x in solved.choice.preloaded)
-    return replace(solved, choice=replace(solved.choice, preloaded=preloaded))
+    choice = solved.choice
+    preloaded = frozenset(names[x] for x in choice.preloaded)
+    order = choice.order
+    if isinstance(order, Ends):
+        order = Ends({names[weight]: slot for weight, slot in order.slots.items()})
+    return replace(solved, choice=replace(choice, preloaded=preloaded, order=order))
 
 
 def _plan(instance: Instance, problem: Problem, draft: _Draft, work: Work) -> OverlapPlan:
     streamed: dict[str, dict[int, int]] = {}
     for part, choice in draft.parts:
         jobs = [job for job in part.jobs if job.weight not in choice.preloaded]
-        packing = pack(problem, jobs, ORDERS[choice.order], end=part.end, record=True)
+        packing = pack(problem, jobs, choice.order, end=part.end, record=True)
         for slot, weight, chunks in packing.served:
             loads = streamed.setdefault(instance.weights[weight].name, {})
             loads[problem.layer(slot)] = loads.get(problem.layer(slot), 0) + chunks

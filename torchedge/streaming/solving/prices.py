@@ -263,7 +263,7 @@ class Flow:
         # Rounding may let a unit too many wait: capacity is rounded up in its running total only.
         most = limit // self.unit + (self.unit > 1)
         total = -(-np.cumsum(problem.capacity) // self.unit)
-        self.capacity = [min(most + 1, int(c)) for c in np.diff(total, prepend=0)]
+        self.capacity: list[int] = np.minimum(most + 1, np.diff(total, prepend=0)).tolist()
         self.prices, self.most, self.whole_capacity = prices, most, problem.capacity
         self.sets = 0
         self.jobs: dict[int, list[_Entry]] = {}

@@ -23,6 +23,7 @@ __all__ = [
     "ORDERS",
     "Ints",
     "Job",
+    "Order",
     "Packing",
     "Problem",
     "Subproblem",
@@ -116,11 +117,11 @@ def make_problem(instance: Instance) -> Problem:
     preload_price, distance_price, _ = instance.prices
     capacity = np.array([layer.capacity_chunks for layer in reversed(instance.layers)], dtype=np.int64)
     before = np.concatenate([[0], np.cumsum(capacity[::-1])])  # chunks that layers 1..k can load
-    limits = [x for x in (instance.m_peak_chunks, instance.memory_chunks) if x is not None]
+    most = np.inf if instance.m_peak_chunks is None else instance.m_peak_chunks
     jobs, cost, chunks = [], 0, 0
     for place, weight in enumerate(instance.weights):
         preload_cost = preload_price * weight.chunks
-        if before[weight.first_use - 1] < weight.chunks or any(weight.chunks > x for x in limits):
+        if weight.chunks > min(before[weight.first_use - 1], most):
             cost += preload_cost
             chunks += weight.chunks
             continue
