@@ -3,12 +3,12 @@
 // Follows strides in x and y (TMModel, 3.1, step II). The paper keeps a stride in the pixel itself; a walk
 // that meets a pixel twice could then not take another stride, so that strides lie in a list of their own,
 // read one step ahead.
-__kernel void walk(MEMORY from, __global const uchar2 *strides, int steps, __global float *out)
+__kernel void walk(MEMORY from, __global const char2 *strides, int steps, __global float *out)
 {
     int x = 0, y = 0;
-    uchar2 stride = strides[0];
+    char2 stride = strides[0];
     for (int step = 0; step < steps; step++) {
-        const uchar2 next = strides[step + 1];
+        const char2 next = strides[step + 1];
         x = (x + stride.x) & (SIDE - 1);
         y = (y + stride.y) & (SIDE - 1);
         const int zero = (int)READ(from, x, y).x;

@@ -110,16 +110,21 @@ def stride_walk(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return (x, y), (steps,) each: a walk with random strides over SIDE x SIDE texels (TMModel, step I).
 
-    Strides in x and in y follow multinomial distributions that the seed draws. Strides are added modulo SIDE,
-    so that the walk goes forward.
+    Strides in x and in y follow multinomial distributions that the seed draws. The walk goes forward and does
+    not meet its own places: past the end of a row or column it goes on 61 further. Of some walks each place
+    is a column of 2, 4 or 8 texels, read downwards, as the block patterns read: other walks cannot tell
+    blocks of a row that differ in width by strides in y.
     """
     generator = np.random.default_rng(seed)
     sparse = generator.choice([0.05, 0.3, 1.0], 2)  # few strides prevail, or all are about as frequent
     along_x, along_y = (generator.dirichlet(np.full(len(_STRIDES), alpha)) for alpha in sparse)
     still = generator.choice(4)  # of four walks one stays in its row, one in its column
-    dx = generator.choice(_STRIDES, _WALK_STEPS, p=along_x) * (still != 1)
-    dy = generator.choice(_STRIDES, _WALK_STEPS, p=along_y) * (still != 0)
-    return np.cumsum(dx) % SIDE, np.cumsum(dy) % SIDE
+    rows = int(generator.choice([1, 1, 2, 4, 8]))
+    places = _WALK_STEPS // rows
+    x = np.cumsum(generator.choice(_STRIDES, places, p=along_x) * (still != 1))
+    y = np.cumsum((generator.choice(_STRIDES, places, p=along_y) + (rows - 1)) * (still != 0))
+    x, y = (x + 61 * (y // SIDE)) % SIDE, (y + 61 * (x // SIDE)) % SIDE
+    return np.repeat(x, rows), (np.repeat(y, rows) + np.tile(np.arange(rows), places)) % SIDE
 
 
 def cases(traits: Traits, *, quick: bool = False) -> Iterator[Case]:
@@ -156,7 +161,7 @@ def cases(traits: Traits, *, quick: bool = False) -> Iterator[Case]:
     for way in ("buffer-image", "image-buffer", "buffer-buffer") if traits.images else ("buffer-buffer",):
         yield case("copy", way=way)
     warps = 2 if traits.kind == "gpu" else 1  # units of desktop GPUs hold more warps than groups
-    for registers in (8, 16, 32, 48):
+    for registers in (4, 8, 16, 32, 48):
         for groups in _group_counts(traits, quick):
             yield case("waves", registers=registers, warps=warps, groups=groups)
 
@@ -178,5 +183,6 @@ def _thread_counts(traits: Traits, quick: bool) -> list[int]:
 
 def _group_counts(traits: Traits, quick: bool) -> list[int]:
     """Return numbers of work-groups: multiples of the compute units, to beyond what they hold."""
-    multiples = [1, 2, 4, 8, 12, 16, 24, 32] if quick else list(range(1, 33))
+    most = {"cpu": 8, "gpu": 32, "mobile": 64}[traits.kind]
+    multiples = [1, 2, 4, 8] if quick else range(1, most + 1)
     return [traits.units * multiple for multiple in multiples]

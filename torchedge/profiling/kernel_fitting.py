@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
@@ -154,15 +154,35 @@ class StrideFit:
 def fit_strides(histograms: FloatArray, latencies: FloatArray) -> StrideFit:
     """Fit eq. 1 by non-negative least squares of relative errors (TMModel, 3.1, step IV).
 
-    histograms: (n, F) cross-block strides per access. latencies: (n,) ns per access.
+    histograms: (n, F) cross-block strides per access. latencies: (n,) ns per access. Features that many
+    block shapes share are hard to tell apart: as long as the Bayesian information criterion improves, the
+    feature is dropped that explains least.
 
     Raises:
         MissingExtraError: scipy is not installed.
     """
     with needed("scipy", extra="fit", purpose="fitting micro-benchmarks"):
         from scipy.optimize import nnls
-    columns = np.column_stack([np.ones(len(latencies)), histograms]) / latencies[:, None]
-    solution, _ = nnls(columns, np.ones(len(latencies)))
+    count = len(latencies)
+    columns = np.column_stack([np.ones(count), histograms]) / latencies[:, None]
+
+    def fit(features: list[int]) -> tuple[float, FloatArray]:
+        weights, error = nnls(columns[:, features], np.ones(count))
+        return count * log(max(error**2 / count, 1e-12)) + len(features) * log(count), weights
+
+    used = list(range(columns.shape[1]))
+    criterion, weights = fit(used)
+    used = [feature for feature, weight in zip(used, weights, strict=True) if weight > 0 or feature == 0]
+    criterion, weights = fit(used)
+    while len(used) > 1:
+        trials = [(fit([f for f in used if f != left_out]), left_out) for left_out in used[1:]]
+        (least, fewer), left_out = min(trials, key=lambda trial: trial[0][0])
+        if least > criterion:
+            break
+        criterion, weights = least, fewer
+        used.remove(left_out)
+    solution = np.zeros(columns.shape[1])
+    solution[used] = weights
     hit = max(float(solution[0]), 0.05 * float(latencies.min()))
     across = tuple([_rounded(value) for value in solution[1:]])
     errors = np.abs((hit + histograms @ solution[1:]) / latencies - 1)
@@ -370,25 +390,23 @@ def _fit_path(
 
 
 def _fit_path_scans(measured: _Results, storage: str, traits: Traits, expected: float) -> ScanFit:
-    """Return C and D: slowdowns beyond what the first-level cache's bandwidth explains.
+    """Return C and D: slowdowns beyond those of column-major work-items.
 
-    Column-major work-items use each line at once and contend for bandwidth alone: the slope of their time at
-    the most work-items is the time of one more access. On a processor work-items take turns, without
-    contention.
+    These use each line at once, so that they contend for bandwidth alone. On a processor work-items take
+    turns, without contention.
     """
     expected = max(1.0, expected)
     by_pattern = {name: measured.by("threads", "scan", storage=storage, pattern=name) for name in REUSE}
     columns = by_pattern["column"]
     if traits.kind == "cpu" or not columns:
         return ScanFit(round(expected), 1.0, 0.0)
-    most = max(columns)
-    slope = columns[most] / most
     live, slowdowns = [], []
     for name, times in by_pattern.items():
         for threads, ns in times.items():
-            if REUSE[name]:
+            if REUSE[name] and threads in columns:
+                growth = max(1.0, columns[threads] / columns[min(columns)])
                 live.append(threads * REUSE[name])
-                slowdowns.append(ns / max(times[min(times)], slope * threads))
+                slowdowns.append(ns / times[min(times)] / growth)
     return fit_scans(np.array(live, float), np.array(slowdowns), expected)
 
 
@@ -420,18 +438,22 @@ def _second_level(measured: _Results, default: int) -> int:
 
 
 def _line_bytes(latencies: Mapping[int, float], default: int) -> int:
-    """Return the line size that explains latencies by stride: a + b min(1, stride / line)."""
+    """Return the line size that explains latencies by stride: a + b min(1, stride / line).
+
+    Larger blocks (pages, DRAM rows) may cost more on top: the smallest size with a good part of it all.
+    """
     if len(latencies) < 3:
         return default
+    from scipy.optimize import nnls
+
+    sizes = (16, 32, 64, 128, 256, 512)
     strides, ns = np.array(list(latencies), float), np.array(list(latencies.values()))
-    best: tuple[float, int] | None = None
-    for line in (16, 32, 64, 128, 256):
-        columns = np.column_stack([np.ones(len(ns)), np.minimum(1, strides / line)])
-        solution, *_ = np.linalg.lstsq(columns / ns[:, None], np.ones(len(ns)), rcond=None)
-        error = float((((columns @ solution) / ns - 1) ** 2).mean())
-        if solution[1] > 0.1 * abs(solution[0]) and (best is None or error < best[0]):
-            best = error, line
-    return default if best is None else best[1]
+    columns = np.column_stack([np.ones(len(ns)), *(np.minimum(1, strides / size) for size in sizes)])
+    weights, _ = nnls(columns / ns[:, None], np.ones(len(ns)))
+    steps = weights[1:]
+    if steps.sum() < 0.1 * weights[0]:
+        return default
+    return next(size for size, step in zip(sizes, steps, strict=True) if step >= 0.3 * steps.sum())
 
 
 def _fit_occupancy(measured: _Results, traits: Traits) -> tuple[WavesFit, float]:

@@ -27,7 +27,7 @@ from torchedge.storage.journals import Journal
 
 __all__ = ["PROBE", "OpenCLBench", "measure_kernels"]
 
-PROBE = "torchedge kernels 1"
+PROBE = "torchedge kernels 2"
 
 _WARPS: Mapping[str, int] = {"cpu": 1, "gpu": 32, "mobile": 64}
 _GROUPS: Mapping[str, int] = {"cpu": 16, "gpu": 256, "mobile": 128}
@@ -150,9 +150,9 @@ class OpenCLBench:
     def _walk(self, case: Case) -> float:
         storage = str(case["storage"])
         x, y = stride_walk(case.number("seed"))
-        strides = np.zeros((len(x) + 1, 2), np.uint8)
-        strides[: len(x), 0] = np.diff(x, prepend=0) % SIDE
-        strides[: len(y), 1] = np.diff(y, prepend=0) % SIDE
+        places = np.stack([x, y], axis=-1)
+        strides = np.zeros((len(x) + 1, 2), np.int8)
+        strides[1:-1] = (np.diff(places, axis=0) + SIDE // 2) % SIDE - SIDE // 2
         steps = self._uploaded("strides", strides)
         kernel = self._on(storage, "chases.cl", "walk")
         kernel.set_args(self._memory(storage, SIDE), steps, np.int32(len(x)), self._out)

@@ -24,23 +24,22 @@ def cross_block_strides(x: npt.ArrayLike, y: npt.ArrayLike) -> FloatArray:
     """Return the histograms of cross-block strides of sequences of accesses.
 
     x, y: (..., R) texels that a work-item accesses, in its order. Returns (..., F), `STRIDE_FEATURES`: the
-    share of the R - 1 strides that enter another block, for each block shape; 0 for a single access. A stride
-    counts along y if the row of blocks changes, otherwise along x, so that both add up to the strides that
-    leave their block. The paper counts every such stride; here one back into a block of the last `RECENT`
-    accesses does not count: a walk down four rows and back up reads four lines, each again and again, and
-    what that costs when work-items contend is the matter of the reuse distance (eq. 2).
+    share of the accesses that enter another block, for each block shape. The first access enters one along
+    x. An access counts along y if the row of blocks changes, otherwise along x, so that both add up to the
+    accesses that enter a block. The paper counts every stride to another block; here one back into a block
+    of the last `RECENT` accesses does not count: a walk down four rows and back up reads four lines, each
+    again and again, and the cost when work-items contend is the matter of the reuse distance (eq. 2).
     """
     x, y = np.broadcast_arrays(np.asarray(x, np.int64), np.asarray(y, np.int64))
-    if x.shape[-1] < 2:
-        return np.zeros((*x.shape[:-1], 2 * len(BLOCK_SHAPES)))
     along_x, along_y = [], []
     for width, height in BLOCK_SHAPES:
         column, row = x // width, y // height
         block = (row << 32) + column
-        new = block[..., 1:] != block[..., :-1]
-        for back in range(2, min(RECENT, x.shape[-1] - 1) + 1):
-            new[..., back - 1 :] &= block[..., back:] != block[..., :-back]
-        down = row[..., 1:] != row[..., :-1]
+        new = np.ones(x.shape, bool)
+        for back in range(1, min(RECENT, x.shape[-1] - 1) + 1):
+            new[..., back:] &= block[..., back:] != block[..., :-back]
+        down = np.zeros(x.shape, bool)
+        down[..., 1:] = row[..., 1:] != row[..., :-1]
         along_x.append((new & ~down).mean(-1))
         along_y.append((new & down).mean(-1))
     return np.stack(along_x + along_y, axis=-1)
