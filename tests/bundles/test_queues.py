@@ -173,6 +173,7 @@ def test_queues_run_on_the_command_line(words, alone, least, tmp_path, capsys):
     assert main([*words, *files, *options, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["allocated_bytes"] <= document["memory_limit_bytes"] <= least + 600_000
+    assert 0 < document["average_bytes"] <= document["allocated_bytes"]
     runs = [(run["iteration"], run["model"]) for run in document["runs"]]
     assert runs == [(k, f"model{m}") for k in range(1, 11) for m in range(3)]
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -22,7 +22,7 @@ from torchedge.lowering.joining import join_programs
 from torchedge.lowering.placement import part_images
 from torchedge.lowering.programs import Program
 from torchedge.streaming.figures import Lane, draw_lanes
-from torchedge.streaming.simulation import in_turn
+from torchedge.streaming.simulation import MemoryCurve, in_turn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -209,6 +209,11 @@ class QueueRun:
     measured: MeasuredRun
 
     @cached_property
+    def memory(self) -> MemoryCurve:
+        """Memory in use during the run, without the initialisation."""
+        return self.measured.memory.between(self.measured.initialisation_ms, self.measured.latency_ms)
+
+    @cached_property
     def models(self) -> tuple[ModelRun, ...]:
         """What each model took, in turn."""
         run, count = self.measured, len(self.names)
@@ -247,12 +252,11 @@ def draw_runs(runs: Sequence[QueueRun], limit_bytes: int | None = None) -> Figur
     curves = [runs[0].measured.memory.between(0.0, begin)]
     spans: list[tuple[str, float, float]] = []
     for run in runs:
-        measured = run.measured
-        curves.append(measured.memory.between(measured.initialisation_ms, measured.latency_ms))
+        curves.append(run.memory)
         for model in run.models:
             start = begin + model.start_ms
             spans.append((model.model, start, start + model.latency_ms))
-        begin += measured.execution_ms
+        begin += run.measured.execution_ms
     allocated = runs[0].measured.allocated_bytes
     return draw_lanes([Lane("measured", in_turn(curves), tuple(spans), allocated)], limit_bytes=limit_bytes)
 

@@ -418,6 +418,7 @@ def _run_queue(queue: BundleQueue, arrays: Arrays, options: _Options) -> tuple[A
                 "preloaded_bytes": plan.schedule.memory.preloaded_bytes,
                 "allocated_bytes": last.allocated_bytes,
                 "allocated": dict(last.allocated),
+                "average_bytes": round(statistics.mean(run.memory.average.total for run in runs)),
                 "runs": [
                     {"iteration": iteration, **asdict(model)}
                     for iteration, run in enumerate(runs, 1)
@@ -453,7 +454,7 @@ def _print_queue(result: dict[str, Any]) -> None:
         f"{number(statistics.median(result['iteration_ms']))} ms (median; predicted "
         f"{number(result['predicted_ms'])}); memory {number(result['allocated_bytes'] / MIB)} MiB allocated "
         f"of {number(result['memory_limit_bytes'] / MIB)}, {number(result['preloaded_bytes'] / MIB)} of it "
-        "preloaded weights"
+        f"preloaded weights, {number(result['average_bytes'] / MIB)} in use on average"
     )
     _print_outputs(result["outputs"])
     if "kernels" in result:
