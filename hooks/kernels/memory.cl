@@ -1,4 +1,5 @@
-// Memory of RGBA texels, as an image2d or as a buffer. Defines: IMAGE (or not), WIDTH, HEIGHT (powers of two).
+// Memory of RGBA texels, as an image2d or as a buffer. Defines: IMAGE (or not), WIDTH (a power of two).
+// Rows of a buffer begin WIDTH + 8 texels apart: at a power of two they would share few sets of a cache.
 
 #ifdef IMAGE
 #define MEMORY __read_only image2d_t
@@ -8,7 +9,7 @@ __constant sampler_t NEAREST = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP |
 #define WRITE(memory, x, y, value) write_imagef(memory, (int2)(x, y), value)
 #else
 #define MEMORY __global const float4 *
-#define READ(memory, x, y) memory[(y) * WIDTH + (x)]
+#define READ(memory, x, y) memory[(y) * (WIDTH + 8) + (x)]
 #define TARGET __global float4 *
-#define WRITE(memory, x, y, value) memory[(y) * WIDTH + (x)] = value
+#define WRITE(memory, x, y, value) memory[(y) * (WIDTH + 8) + (x)] = value
 #endif

@@ -10,6 +10,7 @@ __kernel void sweep(__global const FLOATS *from, int mask, int shift, int rounds
     const int pace = get_global_size(0) + 64;
     int at = get_global_id(0);
     FLOATS sum = 0;
+#pragma unroll 4
     for (int round = 0; round < rounds; round++) {
         const int place = at & mask;
 #ifdef IMAGE

@@ -135,7 +135,7 @@ def test_without_contention_d_is_1():
 
 def test_waves_are_counted_at_the_jump():
     assert count_waves({1: 10, 2: 10.1, 3: 10.2, 4: 20.3}, 2) == 6
-    assert count_waves({1: 10, 2: 11, 3: 12}, 2) is None
+    assert count_waves({1: 10, 2: 10.2, 3: 10.4}, 2) is None
 
 
 # journals ---------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_profile_with_coefficients_is_written_and_read(tmp_path):
 def test_a_journal_of_another_device_is_refused(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(
-        json.dumps({"row": "environment", "probe": "torchedge kernels 2", "device": "other"}) + "\n"
+        json.dumps({"row": "environment", "probe": "torchedge kernels 3", "device": "other"}) + "\n"
     )
     with pytest.raises(InputError, match="choose another --out"):
         measure_kernels(file, Counting(), quick=True)

@@ -233,37 +233,35 @@ class WavesFit:
 def count_waves(times: Mapping[int, float], warps: int) -> int | None:
     """Return the warps of a unit that run at once: times by work-groups a unit, which jump beyond them.
 
-    None: the times do not jump.
+    None: the times do not jump. A jump is small where later rounds meet warm caches.
     """
     multiples = sorted(times)
-    alone = times[multiples[0]]
-    for before, after in pairwise(multiples):
-        if times[after] - times[before] > 0.5 * alone:
-            return before * warps
+    for place in range(1, len(multiples)):
+        before = max(times[multiple] for multiple in multiples[:place])
+        if min(times[multiple] for multiple in multiples[place:]) > 1.05 * before:
+            return multiples[place - 1] * warps
     return None
 
 
-def fit_waves(waves: Mapping[int, int | None], most: int, warp: int) -> WavesFit:
+def fit_waves(waves: Mapping[int, int | None], most: int, warp: int, step: int = 1) -> WavesFit:
     """Fit eq. 4 to the waves observed at several register footprints.
 
-    waves: by bytes of data in registers of a work-item; None: as many as were tried (`most`).
+    waves: by bytes of data in registers of a work-item; None: as many as were tried (`most`). step: waves
+    were observed in multiples of it. The fit with the least relative errors is returned; of equal ones that
+    with the smallest register file.
     """
-    seen = {nbytes: most if count is None else count for nbytes, count in waves.items()}
-    cap = max(seen.values())
-    limited = {nbytes: count for nbytes, count in seen.items() if count < cap}
-    if not limited:
+    observed = np.array([most if count is None else count for count in waves.values()], float)
+    cap = int(observed.max())
+    if (observed == cap).all():
         return WavesFit(_NO_LIMIT, 0, cap, 0.0)
-    best: tuple[int, int, int] | None = None
-    for base in range(0, 164, 4):
-        for kib in range(4, 1025, 4):
-            wrong = sum(
-                min(cap, kib * 1024 // ((nbytes + base) * warp)) != count for nbytes, count in seen.items()
-            )
-            if best is None or wrong < best[0]:
-                best = wrong, base, kib
-    assert best is not None
-    wrong, base, kib = best
-    return WavesFit(kib * 1024, base, cap, _percent(wrong / len(seen)))
+    footprints = np.array(list(waves), float)
+    base, file_bytes = np.meshgrid(np.arange(0, 164, 4), np.arange(4, 1025, 4) * 1024, indexing="ij")
+    fitting = file_bytes[..., None] // ((footprints + base[..., None]) * warp) // step * step
+    predicted = np.clip(fitting, step, cap)
+    errors = np.abs(predicted / observed - 1).mean(-1)
+    place = np.unravel_index(np.argmin(errors), errors.shape)
+    residual = _percent(float(errors[place]))
+    return WavesFit(int(file_bytes[place]), int(base[place]), cap, residual)
 
 
 # the whole fit ----------------------------------------------------------------------------------------------
@@ -458,7 +456,7 @@ def _line_bytes(latencies: Mapping[int, float], default: int) -> int:
 
 def _fit_occupancy(measured: _Results, traits: Traits) -> tuple[WavesFit, float]:
     seen: dict[int, int | None] = {}
-    most = 1
+    most = warps = 1
     for case, _ in list(measured.of("waves")):
         registers, warps = case.number("registers"), case.number("warps")
         times = measured.by("groups", "waves", registers=registers)
@@ -467,7 +465,7 @@ def _fit_occupancy(measured: _Results, traits: Traits) -> tuple[WavesFit, float]
         most = max(most, max(per_unit) * warps)
     if traits.kind == "cpu" or not seen:  # work-groups take turns on a core
         return WavesFit(_NO_LIMIT, 0, 1, 0.0), 0.0
-    fit = fit_waves(seen, most, traits.warp)
+    fit = fit_waves(seen, most, traits.warp, warps)
     return fit, fit.residual
 
 

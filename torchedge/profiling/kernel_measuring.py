@@ -27,7 +27,7 @@ from torchedge.storage.journals import Journal
 
 __all__ = ["PROBE", "OpenCLBench", "measure_kernels"]
 
-PROBE = "torchedge kernels 2"
+PROBE = "torchedge kernels 3"
 
 _WARPS: Mapping[str, int] = {"cpu": 1, "gpu": 32, "mobile": 64}
 _GROUPS: Mapping[str, int] = {"cpu": 16, "gpu": 256, "mobile": 128}
@@ -104,13 +104,13 @@ class OpenCLBench:
 
     def _on(self, storage: str, file: str, name: str, side: int = SIDE, **defines: object) -> Any:  # noqa: ANN401
         image = {"IMAGE": 1} if storage == "image" else {}
-        return self._kernel(file, name, WIDTH=side, HEIGHT=side, **{"FLOATS": "float4", **image, **defines})
+        return self._kernel(file, name, WIDTH=side, **{"FLOATS": "float4", **image, **defines})
 
     def _memory(self, storage: str, side: int) -> Any:  # noqa: ANN401
         """Return zeros: side x side texels."""
         key = storage, side
         if key not in self._memories:
-            zeros = np.zeros((side, side, 4), np.float32)
+            zeros = np.zeros((side, side + 8 * (storage == "buffer"), 4), np.float32)
             if storage == "image":
                 memory = allocate_image(self.context, side, side, "float32", "benchmark image")
             else:
@@ -166,11 +166,14 @@ class OpenCLBench:
         return memory
 
     def _loop(self, case: Case) -> float:
-        """Many rounds of a small footprint: the first one, which loads the caches, hardly counts."""
+        """Rounds of a small footprint after the first one, which loads caches; one round of a large one."""
         nbytes = case.number("bytes")
         trip = self._trip("loop", str(case["storage"]), nbytes, case.number("stride"))
-        steps = trip.accesses * (max(16, _CHAIN_STEPS // trip.accesses) if nbytes < 2**20 else 1)
-        return trip.ns(steps) / steps
+        if nbytes >= 2**20:
+            return trip.ns(trip.accesses) / trip.accesses
+        rounds = max(16, _CHAIN_STEPS // trip.accesses)
+        later = trip.ns(trip.accesses * (rounds + 1)) - trip.ns(trip.accesses)
+        return max(later, 1.0) / (trip.accesses * rounds)
 
     def _line(self, case: Case) -> float:
         """Neighbouring places, each once."""
@@ -190,7 +193,7 @@ class OpenCLBench:
         texels = max(nbytes // 16, 1)
         side = SIDE if texels <= SIDE * SIDE else self._far_side
         texels = min(texels, side * side)
-        stride = max(stride // 16, -(-texels // _MOST_ACCESSES), 1)
+        stride = max(stride // 16, 1 if name == "line" else -(-texels // _MOST_ACCESSES))
         accesses = max(1, texels // stride)
         near = 1 if name == "line" else int(accesses * 0.618) or 1
         jump = next(n for n in range(near, accesses + 2) if gcd(n, accesses) == 1)
@@ -241,7 +244,7 @@ class OpenCLBench:
             self._memories[key] = (
                 allocate_image(self.context, side, side, "float32", "benchmark image")
                 if storage == "image"
-                else allocate_buffer(self.context, 16 * side * side, "benchmark buffer")
+                else allocate_buffer(self.context, 16 * side * (side + 8), "benchmark buffer")
             )
         kernel.set_args(self._memories[key], np.int32(rounds))
         return items * rounds * 16 / self._ns(kernel, items, group)
