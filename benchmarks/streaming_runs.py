@@ -38,7 +38,6 @@ from torchedge.opencl import compile_kernels, open_context
 from torchedge.profiling.load_measuring import host_us
 from torchedge.runtime.weight_sources import Reads
 from torchedge.streaming.planning import plan_program
-from torchedge.streaming.rates import LAUNCH_US, TABLE, TRANSFER_US
 from torchedge.streaming.strategies import STRATEGIES
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.paper_models import PAPER_MODELS
@@ -51,6 +50,7 @@ ROOM = 1.1
 """Of the smallest memory limit that works, where `--share` is too little."""
 NOMINAL_GB_S = 1.0
 """Of a disk, until it is measured."""
+HOST = "host_launch_us", "host_transfer_us"
 STREAMED, PRELOADED = "streamed", "preload-all"
 
 
@@ -176,15 +176,13 @@ def measured_device(
     device: Device, rates: Mapping[str, float], host: tuple[float, float] | None = None
 ) -> Device:
     """Return a profile with the rates, and the host's times (us), that were measured just before."""
+    values = [(name, value, "GB/s") for name, value in rates.items()]
+    values += [(name, value, "us") for name, value in zip(HOST, host or (), strict=False)]
     figures = {
-        name: Figure(value, "GB/s", Provenance.MEASURED, "benchmarks/streaming_runs.py")
-        for name, value in rates.items()
+        name: Figure(value, unit, Provenance.MEASURED, "benchmarks/streaming_runs.py")
+        for name, value, unit in values
     }
-    profile = device.profile
-    if host is not None:
-        times = dict(zip((LAUNCH_US, TRANSFER_US), host, strict=True))
-        profile = {**profile, TABLE: {**profile.get(TABLE, {}), **times}}
-    return replace(device, figures={**device.figures, **figures}, profile=profile)
+    return replace(device, figures={**device.figures, **figures})
 
 
 def run(

@@ -65,6 +65,8 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
         "clock_mhz": FigureRule("MHz", "highest clock of the compute units"),
         "compute_units": _count("compute units: SMs, shader processors, shader cores, CPU cores"),
         "launch_overhead_us": FigureRule("us", "time of one kernel launch that no other work hides"),
+        "host_launch_us": FigureRule("us", "time of the host's thread for one launch of a program", low=0),
+        "host_transfer_us": FigureRule("us", "time of the host's thread for one streamed transfer", low=0),
         "step_time_ratio": FigureRule(
             "1", "measured training steps over the analytic estimate from the other figures"
         ),

@@ -31,7 +31,7 @@ from torchedge.streaming.capacities import (
     load_features,
 )
 from torchedge.streaming.instances import LoadClassName
-from torchedge.streaming.rates import KERNELS, LAUNCH_US, THRESHOLDS, TRANSFER_US, KernelRates
+from torchedge.streaming.rates import KERNELS, THRESHOLDS, KernelRates
 
 DISTURBED = 1.5
 """A point whose median run takes over so many times its shortest run was disturbed and is omitted."""
@@ -70,11 +70,12 @@ class LoadCase:
 
 @dataclass(frozen=True)
 class LoadTable:
-    """Measurements of one device: cases, rates of copies and the disk (GB/s), a launch and a transfer (us).
+    """Measurements of one device: cases, the rates of copies and of the disk (GB/s), a launch (us).
 
     `environment` names the device, its driver, the texture's kind, the probe's command and the date. Of the
     `points` measured, `disturbed` are omitted. `ways`: by way of loading, the mean logarithm of the time of a
-    kernel and a load together over the kernel's alone. None, or empty: not measured.
+    kernel and a load together over the kernel's alone. `host_us`: the host's times of a launch and of a
+    transfer. None, or empty: not measured.
     """
 
     environment: Mapping[str, str]
@@ -84,7 +85,7 @@ class LoadTable:
     disturbed: int
     disk_gb_s: float | None = None
     launch_us: float | None = None
-    transfer_us: float | None = None
+    host_us: tuple[float, float] | None = None
     ways: Mapping[str, float] = field(default_factory=dict)
 
     def of_class(self, load_class: LoadClassName) -> tuple[LoadCase, ...]:
@@ -103,6 +104,7 @@ def read_loads(file: str | Path) -> LoadTable:
     cases: list[LoadCase] = []
     copies: list[tuple[float, float]] = []
     rates: dict[str, float] = {}
+    host: tuple[float, float] | None = None
     ways: dict[str, list[float]] = {}
     points = calm = 0
     expected = "what `torchedge profile --streaming` writes"
@@ -116,8 +118,10 @@ def read_loads(file: str | Path) -> LoadTable:
                 environment = environment or reported
             elif row.get("row") == "disk":
                 rates["disk"] = _number(row["bytes"], 1) / _number(row["ms"]) / 1e6
-            elif row.get("row") in ("launch", "transfer"):
-                rates[row["row"]] = _number(row["us"])
+            elif row.get("row") == "launch":
+                rates["launch"] = _number(row["us"])
+            elif row.get("row") == "host":
+                host = _number(row["launch_us"]), _number(row["transfer_us"])
             elif row["kernel"] == "copy":
                 copies.append((_number(row["size"][0], 1), _number(row["ms"])))
             elif "reason" not in row:
@@ -134,7 +138,7 @@ def read_loads(file: str | Path) -> LoadTable:
     means = {way: float(np.mean(logs)) for way, logs in ways.items()}
     return LoadTable(
         environment, tuple(cases), _rate(copies), points, points - calm, rates.get("disk"),
-        rates.get("launch"), rates.get("transfer"), means,
+        rates.get("launch"), host, means,
     )  # fmt: skip
 
 
@@ -244,28 +248,30 @@ def fit_device_loads(
     if table.ways:
         described[WAY] = min(table.ways, key=lambda way: table.ways[way])
         described["slowed_by"] = {way: round(100 * (exp(mean) - 1), 1) for way, mean in table.ways.items()}
-    for name, value in ((LAUNCH_US, table.launch_us), (TRANSFER_US, table.transfer_us)):
-        if value is not None:
-            described[name] = value
+    if table.launch_us is not None:
+        described["launch_us"] = table.launch_us
     return PartFit(forests, described, _figures(table))
 
 
 def _figures(table: LoadTable) -> dict[str, dict[str, Any]]:
     """Return the figures of a profile that a table measures."""
+    launch, transfer = table.host_us or (None, None)
     measured = {
-        _RATE: (table.copy_gb_s, "stand-alone copy from a buffer to {texture}"),
-        _DISK: (table.disk_gb_s, "a temporary file, read past the page cache"),
+        _RATE: (table.copy_gb_s, "GB/s", "stand-alone copy from a buffer to {texture}"),
+        _DISK: (table.disk_gb_s, "GB/s", "a temporary file, read past the page cache"),
+        "host_launch_us": (launch, "us", "small products, all weights preloaded"),
+        "host_transfer_us": (transfer, "us", "small products, each weight streamed from main memory"),
     }
     return {
         name: {
             "value": float(f"{value:.4g}"),
-            "unit": "GB/s",
+            "unit": unit,
             "provenance": str(Provenance.MEASURED),
             "source": f"{{command}} on {{date}}: {what}, {{device}}, driver {{driver}}".format(
                 **table.environment
             ),
         }
-        for name, (value, what) in measured.items()
+        for name, (value, unit, what) in measured.items()
         if value is not None
     }
 

@@ -7,7 +7,7 @@ memory of weights, the cost of a launch, and which way of loading beside a kerne
 Results are rows of a journal, which a second start continues: "environment" first; for each kernel its time
 alone and under each load ("loads": bytes, median and shortest of interleaved runs, ms), and the time of a
 kernel and a load together by each way ("ways", ms); stand-alone copies (kernel "copy"); "disk"; "launch"; the
-host's time for a "transfer".
+times of the "host".
 `load_fitting` reads them.
 """
 
@@ -335,7 +335,7 @@ def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, 
             yield (f"copy by {way}", (size,)), partial(_copy_row, bench, way, size)
     yield ("disk", ()), partial(disk_row, folder)
     yield ("launch", ()), lambda: {"row": "launch", "us": _rounded(bench.launch_us())}
-    yield ("transfer", ()), lambda: {"row": "transfer", "us": _rounded(host_us(bench.context)[1])}
+    yield ("host", ()), partial(_host_row, bench.context)
 
 
 def _environment(bench: LoadBench, quick: bool) -> _Row:
@@ -472,6 +472,11 @@ def disk_row(folder: Path, nbytes: int = _DISK_BYTES) -> dict[str, Any]:
             "make room, or choose another --out"
         ) from error
     return {"row": "disk", "bytes": nbytes, "ms": _rounded(statistics.median(times)), "direct": bool(direct)}
+
+
+def _host_row(context: DeviceContext) -> _Row:
+    launch, transfer = host_us(context)
+    return {"row": "host", "launch_us": _rounded(launch), "transfer_us": _rounded(transfer)}
 
 
 def host_us(context: DeviceContext) -> tuple[float, float]:

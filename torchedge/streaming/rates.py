@@ -14,13 +14,11 @@ from torchedge.streaming.launches import LaunchWork
 
 __all__ = [
     "KERNELS",
-    "LAUNCH_US",
     "RATIO",
     "REQUEST_BYTES",
     "STAGING_BYTES",
     "TABLE",
     "THRESHOLDS",
-    "TRANSFER_US",
     "KernelRates",
     "Rates",
     "Roofline",
@@ -48,10 +46,7 @@ THRESHOLDS: Mapping[LoadClassName, float] = MappingProxyType(
 TABLE, KERNELS = "loading", "kernels"
 """`[profile.loading.kernels]` of device.toml: a table of `KernelRates` by operator class."""
 
-LAUNCH_US, TRANSFER_US = "launch_us", "transfer_us"
-"""Entries of `[profile.loading]`: the host's time for a launch, and for a transfer."""
-
-ASSUMED_TRANSFER_US = 20.0
+TRANSFER_US = 20.0
 """What a transfer costs the host where nothing was measured."""
 
 
@@ -241,12 +236,11 @@ class Rates:
 def derive_rates(device: Device, *, staging_bytes: int = STAGING_BYTES) -> Rates:
     """Return the rates of a device from the figures of its profile.
 
-    The host's times are those that `torchedge profile --streaming` measured; without them a launch takes the
-    device's `launch_overhead_us`, and a transfer `ASSUMED_TRANSFER_US`.
+    The host's times are its `host_launch_us` and `host_transfer_us`, which `torchedge profile --streaming`
+    measures; without them a launch takes its `launch_overhead_us`, and a transfer `TRANSFER_US`.
 
     Raises:
         DeviceError: the profile gives no `disk_read_gb_s`, or no rate at all between memories.
-        ProfileError: its measured times of the host are damaged.
         InputError: `staging_bytes` is below 1.
     """
     if "disk_read_gb_s" not in device.figures:
@@ -257,28 +251,12 @@ def derive_rates(device: Device, *, staging_bytes: int = STAGING_BYTES) -> Rates
         )
     source = f"{device.name} gives no launch_overhead_us; copies are taken to start at once"
     launch = device.figures.get("launch_overhead_us") or Figure(0.0, "us", Provenance.ASSUMED, source)
+    assumed = Figure(TRANSFER_US, "us", Provenance.ASSUMED, f"{device.name} gives no host_transfer_us")
     return Rates(
         device.figure("disk_read_gb_s"),
         copy_rate(device),
         launch,
         staging_bytes,
-        host_launch=_host_us(device, LAUNCH_US) or launch,
-        host_transfer=_host_us(device, TRANSFER_US)
-        or Figure(
-            ASSUMED_TRANSFER_US, "us", Provenance.ASSUMED, f"{device.name} gives no {TABLE}.{TRANSFER_US}"
-        ),
+        host_launch=device.figures.get("host_launch_us", launch),
+        host_transfer=device.figures.get("host_transfer_us", assumed),
     )
-
-
-def _host_us(device: Device, name: str) -> Figure | None:
-    """Return a time of the host that was measured, if it was."""
-    table = device.profile.get(TABLE)
-    value = table.get(name) if isinstance(table, Mapping) else None
-    if value is None:
-        return None
-    if not isinstance(value, (int, float)) or not 0 <= value < _MOST:
-        raise ProfileError(
-            f"{device.folder}: [profile.{TABLE}] has {name} {value!r:.40}, expected microseconds from 0 on; "
-            "write it anew with `torchedge fit loads`"
-        )
-    return Figure(float(value), "us", Provenance.MEASURED, "torchedge profile --streaming")
