@@ -291,6 +291,24 @@ def test_onnx_slices_like_numpy(tmp_path):
         assert graph.values[graph.outputs[0]].at(2)[1] == len(range(7)[start:low:step])
 
 
+def test_onnx_arithmetic_on_shapes_is_computed(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    nodes = [
+        ("Shape", ["x"], ["sizes"]),
+        ("Gather", ["sizes", "last"], ["width"]),
+        ("Div", ["width", "five"], ["two"]),  # 12 / 5, whole numbers
+        ("Div", ["width", "two"], ["six"]),
+        ("Concat", ["zero", "six", "two"], ["shape"], {"axis": 0}),
+        ("Reshape", ["x", "shape"], ["y"]),
+        ("Gather", ["y", "places"], ["z"], {"axis": 1}),
+    ]
+    known = {"last": [-1], "five": [5], "zero": [0], "places": [[0, 1], [5, 2], [3, 3]]}
+    arrays = [(name, numpy.array(value, dtype=numpy.int64)) for name, value in known.items()]
+    graph = capture(loaded(made(nodes, [("x", ["b", 12])], ["z"], arrays), tmp_path), mode="infer")
+    assert graph.values[graph.outputs[0]].at(7) == (7, 3, 2, 2)
+    assert {op.kind for op in graph.ops} <= {"reshape", "view", "getitem", "index"}
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\x01broken", b"{}"])
 def test_broken_onnx(tmp_path, content):
     pytest.importorskip("onnx")

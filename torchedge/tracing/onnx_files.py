@@ -1,29 +1,31 @@
 """Reads ONNX files as modules to capture: their operators become calls into PyTorch on stand-ins.
 
-Initializers become parameters (floating point) or constants; numpy folds arithmetic on shapes. Values are
+Initializers become parameters (floating point) or constants; arithmetic on shapes is computed. Values are
 read of small integer tensors only, and data outside the file is never opened.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from torchedge.errors import CaptureError, InputError, needed
 from torchedge.graphs.graph import last_uses
-from torchedge.tracing.onnx_nodes import FOLDS, Node
-from torchedge.tracing.onnx_operators import LAYERS, OPERATORS, TORCH_DTYPES, tensor_of
+from torchedge.tracing.onnx_nodes import DTYPES, Node, is_known, numbers, read_tensor, values
+from torchedge.tracing.onnx_operators import LAYERS, OPERATORS, integers
 from torchedge.tracing.programs import MAX_NODES, MAX_SIZE, FileProgram, scope
 
 MAX_FILE_BYTES = 2 << 30
 _LARGEST_FOLDED = 1_000_000
 _BIASED = frozenset(("Conv", "ConvTranspose", "Gemm"))
 _TRAINED = frozenset(("BatchNormalization", "Dropout"))
+_OF_SHAPES = frozenset(("Shape", "Size"))
+"""Operators whose results are known although the values of their input are not."""
+
 _STATISTICS = {"BatchNormalization": (3, 4)}
 _READ_VALUES = {"Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "Pad": (1, 2, 3),
                 "Slice": (1, 2, 3, 4), "Tile": (1,),
@@ -65,24 +67,22 @@ class OnnxProgram(FileProgram):
 
     def __init__(self, title: str, graph: Any) -> None:
         nodes = [Node.read(proto) for proto in graph.node]
-        unknown = sorted(
-            {n.title for n in nodes if n.title not in OPERATORS | LAYERS | FOLDS and n.title != "Constant"}
-        )
+        unknown = sorted({n.title for n in nodes if n.title not in OPERATORS | LAYERS})
         if unknown:
             raise CaptureError(
                 f"{title} uses ONNX operators that torchedge does not support: {', '.join(unknown)}"
             )
         if len(nodes) > MAX_NODES:
             raise CaptureError(f"{title} holds {len(nodes)} operators; expected at most {MAX_NODES}")
-        constants: dict[str, np.ndarray[Any, Any]] = {}
+        constants: dict[str, torch.Tensor] = {}
         weights: list[tuple[str, torch.Tensor, bool]] = []
         statistics = _names_at(nodes, _STATISTICS)
         read = _names_at(nodes, _READ_VALUES)
         for proto in graph.initializer:
-            tensor = torch.empty(_checked(proto.dims), dtype=TORCH_DTYPES[proto.data_type], device="meta")
+            tensor = torch.empty(_checked(proto.dims), dtype=DTYPES[proto.data_type], device="meta")
             small = tensor.numel() <= _LARGEST_FOLDED and proto.data_location == 0
             if small and (not tensor.is_floating_point() or not tensor.dim() or proto.name in read):
-                constants[proto.name] = _array(proto)
+                constants[proto.name] = read_tensor(proto)
             else:
                 trainable = tensor.is_floating_point() and proto.name not in statistics
                 weights.append((proto.name, tensor, trainable))
@@ -121,9 +121,9 @@ class OnnxProgram(FileProgram):
             raise InputError(
                 f"{self.title} takes {len(self._inputs)} inputs, not {len(fed)}; pass all with example="
             )
-        values: dict[str, Any] = {"": None, **self._constants}
-        values.update((name, self.weight(name)) for name in self.names)
-        values.update((name, tensor) for (name, _, _), tensor in zip(self._inputs, fed, strict=True))
+        tensors: dict[str, Any] = {"": None, **self._constants}
+        tensors.update((name, self.weight(name)) for name in self.names)
+        tensors.update((name, tensor) for (name, _, _), tensor in zip(self._inputs, fed, strict=True))
         if not self._open and recorder.fixed_batch is None:
             recorder.note(
                 f"{self.title} fixes the batch size; dimension 0 of its input is taken as the batch"
@@ -135,66 +135,48 @@ class OnnxProgram(FileProgram):
         spent = last_uses([node.inputs for node in self._nodes], {*self._returned, ""})
         for node, names in zip(self._nodes, spent, strict=True):
             with scope(recorder, node.scope):
-                results = self._run(node, [values[name] for name in node.inputs], recorder.batch)
-            values.update(zip(node.outputs, results, strict=False))
+                results = self._run(node, [tensors[name] for name in node.inputs], recorder.batch)
+            tensors.update(zip(node.outputs, results, strict=False))
             for name in names:
-                values.pop(name, None)
-        return tuple([values[name] for name in self._returned if isinstance(values[name], torch.Tensor)])
+                tensors.pop(name, None)
+        return tuple([tensors[name] for name in self._returned if not is_known(tensors[name])])
 
     def _run(self, node: Node, inputs: list[Any], batch: int) -> tuple[Any, ...]:
-        """Return the results of one operator: numpy arrays if all its inputs are arrays, else stand-ins."""
-        if node.title == "Constant":
-            return (node.constant(),)
-        if node.title == "Shape" and isinstance(inputs[0], torch.Tensor):
-            sizes = np.array(tuple(inputs[0].shape), dtype=np.int64)
-            return (sizes[slice(node.get("start", 0), node.get("end", None))],)
-        fold = FOLDS.get(node.title)
-        layer: Callable[..., Any] | None = OPERATORS.get(node.title) or LAYERS.get(node.title)
+        """Return the results of one operator: known tensors if all its inputs are known, else stand-ins."""
         if self.training and node.title in _TRAINED:
             node = dataclasses.replace(node, attributes={**node.attributes, "training_mode": 1})
-        known = not any(isinstance(i, torch.Tensor) for i in inputs)
-        if fold is not None and known:
-            result: Any = fold(node, *inputs)
-            if result.dtype == np.float64 and not any(np.asarray(i).dtype == np.float64 for i in inputs):
-                result = result.astype(np.float32)  # numpy widens where ONNX does not
-        elif layer is not None:
+        operator = OPERATORS.get(node.title)
+        if operator is not None and (node.title in _OF_SHAPES or all(map(is_known, inputs))):
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                result = operator(node, *inputs)
+        elif operator is not None:
             if node.title == "Reshape" and not self._open:
                 inputs = _with_batch(inputs, batch)
-            if node.title in LAYERS and node.title not in _READ_VALUES:
-                inputs = [_layer_input(i, node.title in _BIASED and k == 2) for k, i in enumerate(inputs)]
-            result = layer(node, *inputs)
+            result = operator(node, *inputs)
         else:
-            raise CaptureError(
-                f"{self.title}: {node.title} ({node.name}) works on values that are known only when running"
-            )
+            if node.title not in _READ_VALUES:
+                inputs = [_layer_input(i, node.title in _BIASED and k == 2) for k, i in enumerate(inputs)]
+            result = LAYERS[node.title](node, *inputs)
         return result if isinstance(result, tuple) else (result,)
 
 
 def _layer_input(item: Any, bias: bool) -> Any:
-    """Return a weight that the file computes from constants as a constant tensor; None for a zero bias."""
-    if not isinstance(item, np.ndarray) or item.dtype.kind != "f" or not item.ndim:
-        return item
-    return None if bias and not item.any() else tensor_of(item)
+    """Return an input of a layer: None for a known bias of zeros."""
+    return None if bias and is_known(item) and item is not None and not any(values(item, "a bias")) else item
 
 
 def _with_batch(inputs: list[Any], batch: int) -> list[Any]:
     """Keep the batch if a reshape keeps dimension 0, in a file with a fixed batch size."""
     tensor, shape = inputs
-    first = tensor.shape[0] if tensor.dim() else None
-    if first == batch and len(shape) and shape[0] == 1 and shape.dtype == np.int64:
-        return [tensor, np.array([batch, *shape[1:]], dtype=np.int64)]
+    sizes = numbers(shape, "a shape")
+    if sizes and sizes[0] == 1 and tensor.dim() and tensor.shape[0] == batch:
+        return [tensor, integers([batch, *sizes[1:]])]
     return inputs
 
 
 def _names_at(nodes: list[Node], places: Mapping[str, tuple[int, ...]]) -> set[str]:
     """Return the names at these input positions of these operators."""
     return {n.inputs[k] for n in nodes for k in places.get(n.title, ()) if k < len(n.inputs)}
-
-
-def _array(proto: Any) -> np.ndarray[Any, Any]:
-    from onnx import numpy_helper
-
-    return np.asarray(numpy_helper.to_array(proto))
 
 
 def _checked(sizes: Any) -> list[int]:
@@ -212,4 +194,4 @@ def _described(proto: Any) -> tuple[list[int | str], torch.dtype]:
         else _checked([d.dim_value])[0]
         for axis, d in enumerate(kind.shape.dim)
     ]
-    return sizes, TORCH_DTYPES[kind.elem_type]
+    return sizes, DTYPES[kind.elem_type]

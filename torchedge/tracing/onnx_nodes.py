@@ -1,13 +1,13 @@
-"""Operators of an ONNX graph as plain data, and constant folding with numpy."""
+"""Operators of an ONNX graph as plain data, and the tensors whose values are known before running."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from torchedge.errors import CaptureError
 
@@ -43,24 +43,22 @@ class Node:
             return value.decode("utf-8", "replace")
         return tuple(value) if isinstance(value, list) else value
 
-    def constant(self) -> np.ndarray[Any, Any]:
-        """Return the array of a Constant node."""
-        from onnx import numpy_helper
-
+    def constant(self) -> torch.Tensor:
+        """Return the tensor of a Constant node."""
         for name, value in self.attributes.items():
             if name == "value":
-                return np.asarray(numpy_helper.to_array(value))
+                return read_tensor(value)
             if name in ("value_float", "value_floats"):
-                return np.asarray(value, dtype=np.float32)
+                return torch.tensor(value, dtype=torch.float32)
             if name in ("value_int", "value_ints"):
-                return np.asarray(value, dtype=np.int64)
+                return torch.tensor(value, dtype=torch.int64)
         raise CaptureError(
             f"the constant {self.name} contains neither a tensor nor numbers; export the model again"
         )
 
     def axes(self, operand: Any) -> tuple[int, ...] | None:
         """Return axes from an input (newer opsets) or the attribute `axes` (older ones)."""
-        axes = self.get("axes", None) if operand is None else [int(i) for i in np.atleast_1d(operand)]
+        axes = self.get("axes", None) if operand is None else numbers(operand, f"the axes of {self.name}")
         return None if axes is None else tuple(axes)
 
 
@@ -74,101 +72,42 @@ def _scope(proto: Any) -> str:
     return parts[-2] if len(parts) > 1 else ""
 
 
-Array = np.ndarray[Any, Any]
-_LARGEST = 10_000_000
 DTYPES = {
-    1: np.float32, 2: np.uint8, 3: np.int8, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_,
-    10: np.float16,
-    11: np.float64, 12: np.uint32, 13: np.uint64,
+    1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64,
+    9: torch.bool, 10: torch.float16, 11: torch.float64, 12: torch.uint32, 13: torch.uint64,
+    16: torch.bfloat16,
 }  # fmt: skip
 
 
-def _check_size(shape: tuple[int, ...]) -> None:
-    if math.prod(shape) > _LARGEST:
-        raise CaptureError(
-            f"a constant of shape {shape} follows from the batch size, which cannot be captured"
-        )
-
-
-def _bounded(array: Array) -> Array:
-    _check_size(array.shape)
-    return array
-
-
-def _size(sizes: Any) -> tuple[int, ...]:
-    shape = tuple(int(s) for s in np.atleast_1d(sizes))
-    _check_size(shape)
-    return shape
-
-
-def _slice(
-    node: Node, data: Array, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
-) -> Array:
-    starts = node.get("starts", ()) if starts is None else starts
-    ends = node.get("ends", ()) if ends is None else ends
-    axes = node.get("axes", range(len(starts))) if axes is None else axes
-    steps = [1] * len(starts) if steps is None else steps
-    index: list[slice] = [slice(None)] * data.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        low = None if step < 0 and end < -data.shape[axis] else int(end)
-        index[int(axis)] = slice(int(start), low, int(step))
-    return data[tuple(index)]
-
-
-def _divide(node: Node, a: Array, b: Array) -> Array:
-    integral = np.issubdtype(np.asarray(a).dtype, np.integer)
-    if not integral:
-        return np.asarray(a / b)
-    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero, as in C
-
-
-def _filled(node: Node, shape: Array) -> Array:
+def read_tensor(proto: Any) -> torch.Tensor:
+    """Return a TensorProto as a tensor in main memory."""
     from onnx import numpy_helper
 
-    value = node.attributes.get("value")
-    number = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
-    return np.full(_size(shape) if len(shape) else (), number[0], dtype=number.dtype)
+    array = np.array(numpy_helper.to_array(proto))
+    if DTYPES[proto.data_type] is torch.bfloat16:
+        return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
-def _range(node: Node, start: Array, stop: Array, step: Array) -> Array:
-    _size((int(stop) - int(start)) // int(step or 1))
-    return np.asarray(np.arange(start.item(), stop.item(), step.item()), dtype=start.dtype)
+def is_known(item: Any) -> bool:
+    """Return whether an input's values are known: it is absent, or a tensor in main memory."""
+    return item is None or (type(item) is torch.Tensor and item.device.type == "cpu")
 
 
-def _reduce(function: Callable[..., Any]) -> Callable[..., Array]:
-    def reduce(node: Node, data: Array, axes: Any = None) -> Array:
-        return np.asarray(function(data, axis=node.axes(axes), keepdims=bool(node.get("keepdims", 1))))
-
-    return reduce
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Array]:
-    return lambda node, *arrays: _bounded(np.asarray(function(*arrays)))
+def values(item: Any, title: str) -> list[Any]:
+    """Return the numbers of a tensor that must be known before running."""
+    if not is_known(item):
+        raise CaptureError(f"{title} depends on values that are known only when running")
+    with torch._C.DisableTorchFunction():
+        return list(item.reshape(-1).tolist())
 
 
-FOLDS: dict[str, Callable[..., Array]] = {
-    "Identity": _plain(lambda a: a), "Add": _plain(np.add), "Sub": _plain(np.subtract),
-    "Mul": _plain(np.multiply), "Div": _divide, "Neg": _plain(np.negative), "Abs": _plain(np.abs),
-    "Floor": _plain(np.floor), "Ceil": _plain(np.ceil), "Sqrt": _plain(np.sqrt), "Pow": _plain(np.power),
-    "Max": _plain(lambda *a: np.maximum.reduce(a)), "Min": _plain(lambda *a: np.minimum.reduce(a)),
-    "Mod": _plain(np.mod), "Equal": _plain(np.equal), "Less": _plain(np.less), "Greater": _plain(np.greater),
-    "Not": _plain(np.logical_not), "And": _plain(np.logical_and), "Or": _plain(np.logical_or),
-    "Where": _plain(np.where), "Exp": _plain(np.exp), "Log": _plain(np.log),
-    "Reciprocal": _plain(np.reciprocal), "Round": _plain(np.round), "Sign": _plain(np.sign),
-    "Cast": lambda node, a: np.asarray(a).astype(DTYPES[node.get("to", 1)]),
-    "Shape": lambda node, a: np.array(a.shape, np.int64)[slice(node.get("start", 0), node.get("end", None))],
-    "Size": lambda node, a: np.asarray(a.size, dtype=np.int64),
-    "Gather": lambda node, a, i: np.take(a, i, axis=node.get("axis", 0)),
-    "Concat": lambda node, *arrays: np.concatenate(list(map(np.atleast_1d, arrays)), node.get("axis", 0)),
-    "Slice": _slice,
-    "Squeeze": lambda node, a, axes=None: np.squeeze(a, node.axes(axes)),
-    "Unsqueeze": lambda node, a, axes=None: np.expand_dims(a, node.axes(axes) or ()),
-    "Reshape": lambda node, a, shape: a.reshape(
-        [a.shape[i] if s == 0 else int(s) for i, s in enumerate(shape)]
-    ),
-    "Transpose": lambda node, a: np.transpose(a, node.get("perm", None)),
-    "Expand": lambda node, a, shape: np.broadcast_to(a, np.broadcast_shapes(a.shape, _size(shape))),
-    "Tile": lambda node, a, repeats: _bounded(np.tile(a, _size(repeats))),
-    "ConstantOfShape": _filled, "Range": _range, "ReduceProd": _reduce(np.prod), "ReduceSum": _reduce(np.sum),
-    "ReduceMax": _reduce(np.max), "ReduceMin": _reduce(np.min),
-}  # fmt: skip
+def numbers(item: Any, title: str) -> list[int]:
+    """Return whole numbers that must be known before running."""
+    return [int(number) for number in values(item, title)]
+
+
+def scalar(item: Any, default: float) -> float:
+    """Return one number that must be known before running."""
+    number: float = default if item is None else values(item, "a limit or factor")[0]
+    return number

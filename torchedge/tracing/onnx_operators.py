@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from torchedge.errors import CaptureError
-from torchedge.tracing.onnx_nodes import DTYPES, Node
+from torchedge.tracing.onnx_nodes import DTYPES, Node, is_known, numbers, read_tensor, scalar, values
 
-TORCH_DTYPES = {code: torch.from_numpy(np.zeros(0, dtype)).dtype for code, dtype in DTYPES.items()}
-TORCH_DTYPES[16] = torch.bfloat16
 Handler = Callable[..., Any]
+_LARGEST = 10_000_000
 
 
 def operand(item: Any) -> Any:
-    """Return an operand for PyTorch: a number for a scalar array, a constant tensor for a larger one."""
-    if not isinstance(item, np.ndarray | np.generic):
-        return item
-    array = np.asarray(item)
-    return array.item() if array.ndim == 0 else torch.from_numpy(np.array(array))
+    """Return an operand for PyTorch: a number for a known scalar."""
+    return item.item() if is_known(item) and not item.dim() else item
 
 
-def tensor_of(item: Any) -> torch.Tensor:
-    """Return a tensor, also for a scalar array."""
-    return item if isinstance(item, torch.Tensor) else torch.from_numpy(np.array(item))
-
-
-def numbers(item: Any, title: str) -> list[int]:
-    """Return whole numbers that must be known before running."""
-    if isinstance(item, torch.Tensor):
-        raise CaptureError(f"{title} depends on values that are known only when running")
-    return [int(i) for i in np.atleast_1d(item)]
-
-
-def scalar(item: Any, default: float) -> float:
-    """Return one number that must be known before running."""
-    if item is None:
-        return default
-    if isinstance(item, torch.Tensor):
-        raise CaptureError("a limit or factor depends on values that are known only when running")
-    return float(np.asarray(item).reshape(-1)[0])
+def _check_size(shape: Sequence[int]) -> None:
+    if math.prod(shape) > _LARGEST:
+        raise CaptureError(
+            f"a constant of shape {tuple(shape)} follows from the batch size, which cannot be captured"
+        )
 
 
 def _unary(function: Handler) -> Handler:
@@ -52,18 +35,14 @@ def _unary(function: Handler) -> Handler:
 
 def _binary(function: Handler) -> Handler:
     def apply(node: Node, a: Any, b: Any) -> Any:
-        left, right = operand(a), operand(b)
-        return function(left if isinstance(left, torch.Tensor) else tensor_of(a), right)
+        return function(a, operand(b))
 
     return apply
 
 
 def _folded(function: Handler) -> Handler:
     def apply(node: Node, *items: Any) -> Any:
-        total = tensor_of(items[0])
-        for item in items[1:]:
-            total = function(total, tensor_of(item))
-        return total
+        return reduce(function, items)
 
     return apply
 
@@ -88,6 +67,17 @@ def _reduce(function: Handler) -> Handler:
     return apply
 
 
+def _divide(a: Any, b: Any) -> Any:
+    whole = not (a.is_floating_point() or isinstance(b, float))
+    return torch.div(a, b, rounding_mode="trunc" if whole else None)
+
+
+def _product(x: Any, dims: tuple[int, ...], keep: bool) -> Any:
+    for dim in sorted([d % x.dim() for d in dims], reverse=True):
+        x = torch.prod(x, dim, keep)
+    return x
+
+
 def _arg(function: Handler) -> Handler:
     return lambda node, x: function(x, node.get("axis", 0), bool(node.get("keepdims", 1)))
 
@@ -103,7 +93,7 @@ def _flatten(node: Node, x: Any) -> Any:
     axis = axis + x.dim() if axis < 0 else axis
     if axis == 1 and x.dim() > 1:
         return torch.flatten(x, 1)
-    return x.reshape([int(np.prod(x.shape[:axis], dtype=object)), -1])
+    return x.reshape([math.prod(x.shape[:axis]), -1])
 
 
 def _squeeze(node: Node, x: Any, axes: Any = None) -> Any:
@@ -130,7 +120,7 @@ def _split(node: Node, x: Any, split: Any = None) -> tuple[Any, ...]:
 def _sequence(node: Node, x: Any, split: Any = None) -> tuple[Any]:
     axis = node.get("axis", 0)
     parts = [1] if split is None else numbers(split, f"the parts of {node.name}")
-    return (list(torch.split(x, parts[0] if np.ndim(split) == 0 else parts, axis)),)
+    return (list(torch.split(x, parts[0] if split is None or not split.dim() else parts, axis)),)
 
 
 def _slice(
@@ -154,25 +144,53 @@ def _slice(
 
 def _gather(node: Node, x: Any, indices: Any) -> Any:
     axis = node.get("axis", 0)
-    if isinstance(indices, np.ndarray | np.generic):
-        array = np.asarray(indices)
-        return (
-            x.select(axis, int(array))
-            if array.ndim == 0
-            else tensor_of(x).index_select(axis, tensor_of(array.reshape(-1)))
-        )
+    if is_known(indices) and indices.dim() < 2:
+        places = [i % x.shape[axis] for i in numbers(indices, "an index")]
+        return x.index_select(axis, integers(places)) if indices.dim() else x.select(axis, places[0])
     if axis == 0 and isinstance(x, torch.nn.Parameter) and x.dim() == 2:
         return F.embedding(indices, x)
-    index: list[Any] = [slice(None)] * x.dim() if isinstance(x, torch.Tensor) else [slice(None)] * np.ndim(x)
+    index: list[Any] = [slice(None)] * x.dim()
     index[axis] = indices
-    return tensor_of(x)[tuple(index)]
+    return x[tuple(index)]
+
+
+def integers(values: Sequence[int]) -> torch.Tensor:
+    """Return whole numbers as a known tensor."""
+    with torch._C.DisableTorchFunction():
+        return torch.tensor(values, dtype=torch.int64)
 
 
 def _expand(node: Node, x: Any, shape: Any) -> Any:
-    x = tensor_of(x)
-    return x.expand(
-        torch.broadcast_shapes(tuple(x.shape), tuple(numbers(shape, f"the shape of {node.name}")))
-    )
+    sizes = torch.broadcast_shapes(tuple(x.shape), tuple(numbers(shape, f"the shape of {node.name}")))
+    if is_known(x):
+        _check_size(sizes)
+    return x.expand(sizes)
+
+
+def _tile(node: Node, x: Any, repeats: Any) -> Any:
+    times = numbers(repeats, f"the repeats of {node.name}")
+    if is_known(x):
+        _check_size([*x.shape, *times])
+    return x.repeat(times)
+
+
+def _range(node: Node, *limits: Any) -> Any:
+    start, stop, step = [scalar(item, 1) for item in limits]
+    _check_size([int((stop - start) / (step or 1))])
+    return torch.arange(start, stop, step, dtype=limits[0].dtype)
+
+
+def _filled(node: Node, shape: Any) -> Any:
+    sizes = numbers(shape, f"the shape of {node.name}")
+    _check_size(sizes)
+    value = node.attributes.get("value")
+    number = torch.zeros(1) if value is None else read_tensor(value)
+    return number.expand(sizes) if sizes else number[0]
+
+
+def _concat(node: Node, *items: Any) -> Any:
+    known = all(map(is_known, items))
+    return torch.cat([i.reshape(1) if known and not i.dim() else i for i in items], node.get("axis", 0))
 
 
 def _pad(node: Node, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
@@ -192,17 +210,6 @@ def _pad(node: Node, x: Any, pads: Any = None, value: Any = None, axes: Any = No
     return F.pad(x, padding, mode, scalar(value, 0.0) if mode == "constant" else None)
 
 
-def _cast_like(node: Node, x: Any, like: Any) -> Any:
-    if isinstance(x, torch.Tensor):
-        return x.to(tensor_of(like).dtype)
-    name = str(like.dtype).removeprefix("torch.")
-    return np.asarray(x).astype("float32" if name == "bfloat16" else name)
-
-
-def _filled(node: Node, shape: Any) -> Any:
-    raise CaptureError(f"the shape of {node.name} depends on values that are known only when running")
-
-
 def _dropout(node: Node, x: Any, ratio: Any = None, *ignored: Any) -> Any:
     rate = node.get("ratio", 0.5) if ratio is None else scalar(ratio, 0.5)
     return F.dropout(x, rate, bool(node.get("training_mode", 0)))
@@ -213,7 +220,8 @@ def _softmax(function: Handler) -> Handler:
 
 
 OPERATORS: dict[str, Handler] = {
-    "Identity": lambda node, x: x, "Dropout": _dropout, "Relu": _unary(F.relu),
+    "Constant": lambda node: node.constant(), "Identity": lambda node, x: x, "Dropout": _dropout,
+    "Relu": _unary(F.relu),
     "Sigmoid": _unary(torch.sigmoid), "Tanh": _unary(torch.tanh), "HardSwish": _unary(F.hardswish),
     "Gelu": lambda node, x: F.gelu(x, approximate=node.get("approximate", "none")),
     "Softplus": _unary(F.softplus), "Softsign": _unary(F.softsign), "Mish": _unary(F.mish),
@@ -228,7 +236,7 @@ OPERATORS: dict[str, Handler] = {
     "HardSigmoid": _unary(F.hardsigmoid), "PRelu": lambda node, x, w: F.prelu(x, w.reshape(-1)),
     "ThresholdedRelu": lambda node, x: F.threshold(x, node.get("alpha", 1.0), 0.0),
     "Add": _binary(torch.add), "Sub": _binary(torch.sub), "Mul": _binary(torch.mul),
-    "Div": _binary(torch.div), "Pow": _binary(torch.pow), "Mod": _binary(torch.remainder),
+    "Div": _binary(_divide), "Pow": _binary(torch.pow), "Mod": _binary(torch.remainder),
     "Equal": _binary(torch.eq), "Less": _binary(torch.lt), "LessOrEqual": _binary(torch.le),
     "Greater": _binary(torch.gt), "GreaterOrEqual": _binary(torch.ge), "And": _folded(torch.logical_and),
     "Or": _folded(torch.logical_or), "Xor": _folded(torch.logical_xor), "Max": _folded(torch.maximum),
@@ -238,7 +246,7 @@ OPERATORS: dict[str, Handler] = {
     "ReduceL2": _reduce(lambda x, dims, keep: torch.linalg.vector_norm(x, 2, dims, keep)),
     "ReduceL1": _reduce(lambda x, dims, keep: torch.linalg.vector_norm(x, 1, dims, keep)),
     "ReduceSumSquare": _reduce(lambda x, dims, keep: torch.sum(torch.square(x), dims, keep)),
-    "ReduceProd": _reduce(lambda x, dims, keep: torch.prod(x, dims[0], keep)), "ArgMax": _arg(torch.argmax),
+    "ReduceProd": _reduce(_product), "ArgMax": _arg(torch.argmax),
     "ArgMin": _arg(torch.argmin),
     "CumSum": lambda node, x, axis: torch.cumsum(x, numbers(axis, "an axis")[0]),
     "TopK": lambda node, x, k: torch.topk(
@@ -247,25 +255,27 @@ OPERATORS: dict[str, Handler] = {
     "Softmax": _softmax(torch.softmax),
     "LogSoftmax": _softmax(torch.log_softmax), "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze, "Split": _split,
-    "Transpose": lambda node, x: tensor_of(x).permute(node.get("perm", tuple(reversed(range(x.dim()))))),
-    "Concat": lambda node, *items: torch.cat([tensor_of(i) for i in items], node.get("axis", 0)),
+    "Transpose": lambda node, x: x.permute(node.get("perm", tuple(reversed(range(x.dim()))))),
+    "Concat": _concat,
     "Slice": _slice, "Gather": _gather, "Expand": _expand, "Pad": _pad,
-    "Where": lambda node, condition, a, b: torch.where(tensor_of(condition), operand(a), operand(b)),
-    "Cast": lambda node, x: x.to(TORCH_DTYPES[node.get("to", 1)]),
-    "GatherElements": lambda node, x, i: torch.gather(x, node.get("axis", 0), tensor_of(i)),
-    "Tile": lambda node, x, repeats: tensor_of(x).repeat(numbers(repeats, "the repeats of Tile")),
+    "Where": lambda node, condition, a, b: torch.where(condition, operand(a), operand(b)),
+    "Cast": lambda node, x: x.to(DTYPES[node.get("to", 1)]),
+    "GatherElements": lambda node, x, i: torch.gather(x, node.get("axis", 0), i),
+    "Tile": _tile, "Range": _range,
     "ConstantOfShape": _filled,
     "OneHot": lambda node, indices, depth, values: F.one_hot(indices, int(scalar(depth, 1))),
     "DepthToSpace": lambda node, x: F.pixel_shuffle(x, node.get("blocksize", 1)),
     "Trilu": lambda node, x, k=None: (torch.triu if node.get("upper", 1) else torch.tril)(
-        tensor_of(x), int(scalar(k, 0))
+        x, int(scalar(k, 0))
     ),
-    "Einsum": lambda node, *items: torch.einsum(node.get("equation", ""), *map(tensor_of, items)),
+    "Einsum": lambda node, *items: torch.einsum(node.get("equation", ""), *items),
     "SpaceToDepth": lambda node, x: F.pixel_unshuffle(x, node.get("blocksize", 1)),
-    "CastLike": _cast_like, "SplitToSequence": _sequence,
+    "CastLike": lambda node, x, like: x.to(like.dtype), "SplitToSequence": _sequence,
     "SequenceAt": lambda node, items, at: items[numbers(at, "a place")[0]],
-    "Size": lambda node, x: np.asarray(x.numel(), dtype=np.int64),
-    "Shape": lambda node, x: np.array(tuple(x.shape), dtype=np.int64),
+    "Size": lambda node, x: torch.tensor(math.prod(x.shape)),
+    "Shape": lambda node, x: torch.tensor(
+        x.shape[node.get("start", 0) : node.get("end", None)], dtype=torch.int64
+    ),
 }  # fmt: skip
 
 
@@ -358,41 +368,31 @@ def _batch_norm(node: Node, x: Any, scale: Any, bias: Any, mean: Any, var: Any) 
 
 
 def _instance_norm(node: Node, x: Any, scale: Any, bias: Any) -> Any:
-    return F.instance_norm(
-        x, None, None, tensor_of(scale), tensor_of(bias), True, 0.1, node.get("epsilon", 1e-5)
-    )
+    return F.instance_norm(x, None, None, scale, bias, True, 0.1, node.get("epsilon", 1e-5))
 
 
 def _layer_norm(node: Node, x: Any, scale: Any = None, bias: Any = None) -> Any:
     shape = tuple(x.shape[node.get("axis", -1) :])
-    weight = None if scale is None else tensor_of(scale)
-    return F.layer_norm(
-        x, shape, weight, None if bias is None else tensor_of(bias), node.get("epsilon", 1e-5)
-    )
+    weight = None if scale is None else scale
+    return F.layer_norm(x, shape, weight, None if bias is None else bias, node.get("epsilon", 1e-5))
 
 
 def _group_norm(node: Node, x: Any, scale: Any, bias: Any) -> Any:
-    return F.group_norm(
-        x, node.get("num_groups", 1), tensor_of(scale), tensor_of(bias), node.get("epsilon", 1e-5)
-    )
+    return F.group_norm(x, node.get("num_groups", 1), scale, bias, node.get("epsilon", 1e-5))
 
 
 def _resize(node: Node, x: Any, *operands: Any) -> Any:
     """Resize (roi, scales, sizes) and the older Upsample (scales)."""
     present = [
-        r for r in (operands if node.title == "Upsample" else operands[1:]) if r is not None and np.size(r)
+        r for r in (operands if node.title == "Upsample" else operands[1:]) if r is not None and r.numel()
     ]
     if not present:
         raise CaptureError(f"{node.name}: a resize without a size")
     last = present[-1]
     spatial = x.dim() - 2
-    if np.issubdtype(np.asarray(last).dtype, np.integer):
-        size: list[int] = numbers(last, f"the size of {node.name}")[-spatial:]
-    else:
-        size = [
-            int(s * f)
-            for s, f in zip(x.shape[2:], np.asarray(last).reshape(-1)[-spatial:].tolist(), strict=True)
-        ]
+    size = values(last, f"the size of {node.name}")[-spatial:]
+    if last.is_floating_point():
+        size = [int(s * f) for s, f in zip(x.shape[2:], size, strict=True)]
     mode = node.get("mode", "nearest")
     if mode == "nearest":
         return F.interpolate(x, size)
@@ -428,7 +428,7 @@ def _recurrent(function: Callable[..., Any], gates: int) -> Callable[..., Any]:
 
 LAYERS: dict[str, Callable[..., Any]] = {
     "Conv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
-    "MatMul": lambda node, a, b: torch.matmul(tensor_of(a), tensor_of(b)),
+    "MatMul": lambda node, a, b: torch.matmul(a, b),
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
     "GlobalAveragePool": lambda node, x: _WHOLE_AVERAGES[x.dim() - 2](x, (1,) * (x.dim() - 2)),
@@ -436,7 +436,7 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,
     "LayerNormalization": _layer_norm, "GroupNormalization": _group_norm,
     "RMSNormalization": lambda node, x, scale: F.rms_norm(
-        x, tuple(x.shape[node.get("axis", -1):]), tensor_of(scale), node.get("epsilon", 1e-5)
+        x, tuple(x.shape[node.get("axis", -1):]), scale, node.get("epsilon", 1e-5)
     ),
     "LRN": lambda node, x: F.local_response_norm(
         x, node.get("size", 5), node.get("alpha", 1e-4), node.get("beta", 0.75), node.get("bias", 1.0)
