@@ -124,6 +124,13 @@ def _atom(atom, grid, *state):
 
 
 def _value(scalar, grid, local, data, known):
+    memo, key = grid.setdefault("values", {}), (scalar, _GUARD in local)
+    if key not in memo:
+        memo[key] = _computed(scalar, grid, local, data, known)
+    return memo[key]
+
+
+def _computed(scalar, grid, local, data, known):
     state = (grid, local, data, known)
     if isinstance(scalar, Constant):
         return np.asarray(scalar.value)

@@ -87,7 +87,7 @@ class Renderer:
     def integer(self, index: Index, guard: str = "", lane: int | None = None) -> str:
         """Return an index (already widened, without lanes) as a C expression."""
         parts: list[str] = []
-        for atom, coefficient in sorted(index.terms, key=lambda t: (-abs(t[1]), str(t[0]))):
+        for atom, coefficient in sorted(index.terms, key=lambda t: (-abs(t[1]), _order(t[0]))):
             text = self._atom(atom, guard, lane)
             sign = "-" if coefficient < 0 else "+"
             body = text if abs(coefficient) == 1 else f"{abs(coefficient)} * {text}"
@@ -481,6 +481,16 @@ def writes_texels(site: Site, indices: Sequence[Index], lane: Axis | None, width
     """Return whether a kernel whose `width` lanes lie along a loop writes an image by whole texels."""
     renderer = Renderer(lambda _: site, lane if width > 1 else None, width)
     return renderer.fills_texels(site, [renderer.widened(index) for index in indices])
+
+
+def _order(atom: Atom) -> str:
+    """Return the place of an atom in a sum, which does not depend on sizes."""
+    if isinstance(atom, Axis):
+        return atom.name
+    if isinstance(atom, Fetched):
+        return "~"
+    inner = " ".join(sorted([_order(inner) for inner, _ in atom.index.terms]))
+    return f"{'/' if isinstance(atom, Floor) else '%'}{inner}"
 
 
 def texel_of(site: Site, indices: Sequence[Index]) -> tuple[Index, Index, Index]:

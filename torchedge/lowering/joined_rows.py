@@ -52,7 +52,7 @@ def join_rows(roots: Sequence[Node]) -> None:
         below = _computed_of(results[host], readers, kept, host.numel)
         expander = Expander(kept - {node for node in below if node.numel == host.numel})
         for node in below:
-            if node in kept:
+            if node in kept and _has_elements_of(node, host):
                 _join(host, node, expander.expand(node.body), place)
 
 
@@ -77,11 +77,17 @@ def _computed_of(
     return list(nodes)
 
 
+def _has_elements_of(node: Pointwise, host: Rows) -> bool:
+    """Return whether a node has as many elements as all rows, the innermost dimension being a row."""
+    (inner,) = [axis for axis in host.inner if axis.extent > 1]
+    return (
+        node.numel == host.numel * inner.extent and bool(node.axes) and node.axes[-1].extent == inner.extent
+    )
+
+
 def _join(host: Rows, node: Pointwise, body: Scalar, place: Mapping[Node, int]) -> None:
     """Make a node an output of a reduction, unless its elements are not those of the rows."""
     (inner,) = [axis for axis in host.inner if axis.extent > 1]
-    if node.numel != host.numel * inner.extent or not node.axes or node.axes[-1].extent != inner.extent:
-        return
     reads = reads_of(body)
     results = [read for read in reads if isinstance(read.tensor, RowsResult) and read.tensor.rows is host]
     others = [read.tensor for read in reads if read not in results]

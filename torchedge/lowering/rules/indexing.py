@@ -3,7 +3,8 @@
 Places outside hold NaN (or 0).
 
 Several sources may go to one row. No kernel adds to what another kernel wrote: each row finds its own sources
-in their order, so that each run gives the same bits.
+in their order, so that each run gives the same bits. Few sources are searched by each row; many are sorted by
+their rows first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from math import inf, prod
 import numpy as np
 
 from torchedge.errors import LoweringError
-from torchedge.expressions.indices import Fetched, Index, of
+from torchedge.expressions.indices import Fetched, Index, flatten, of, unflatten
 from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, constant, guarded, where
 from torchedge.lowering.building import (
     Operand,
@@ -32,8 +33,14 @@ from torchedge.lowering.nodes import Node, ReduceKind
 from torchedge.lowering.rules.elementwise import div
 from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.registry import Result, rule
+from torchedge.lowering.rules.sorting import Order, in_order
 
 Element = Callable[..., Scalar]
+
+MOST_SEARCHED = 1 << 20
+"""Most pairs of an element and a source for every element to look at every source."""
+GATHERED = 32
+"""Sources of one row that are joined at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +69,6 @@ class Sources:
 
 def added(shape: Sequence[int], dtype: str, sources: Sources, base: Element | None) -> Node:
     """Return base(*index), or zero, plus all the sources of each element."""
-    rows, tail = shape[0], prod(shape[1:])
-    if not sources.varies and rows * sources.count + sources.count**2 * tail < rows * sources.count * tail:
-        sources = _merged(shape, dtype, sources)
-        return replaced(shape, dtype, sources, base, add=True)
     return combined(shape, dtype, sources, "sum", 0, lambda total, *at: _plus(total, base, dtype, at))
 
 
@@ -82,6 +85,8 @@ def combined(
     finish: Element,
 ) -> Node:
     """Return `finish(reduction of the element's sources, *index)` for every element."""
+    if prod(shape) * sources.count > MOST_SEARCHED:
+        return _combined_in_order(shape, dtype, sources, kind, neutral, finish)
     compute = arithmetic_dtype(dtype)
     builder = RowBuilder((*shape, sources.count), (len(shape),), "scatter")
 
@@ -96,26 +101,96 @@ def combined(
     return made
 
 
-def _merged(shape: Sequence[int], dtype: str, sources: Sources) -> Sources:
-    """Return sources of which each holds the sum of all that go to the same row."""
-    compute = arithmetic_dtype(dtype)
-    builder = RowBuilder((sources.count, *shape[1:], sources.count), (len(shape),), "scatter")
-
-    def same(source: Index, *rest: Index) -> Scalar:
-        *tail, other = rest
-        alike = sources.row(source).equals(sources.row(other))
-        return where(alike, cast(sources.value(other, *tail), compute), 0)
-
-    total = builder.reduce("sum", same)
-    sums = builder.row(lambda *_: total)
-    builder.close()
-    return Sources(sources.count, sources.row, lambda source, *tail: sums.at(source, *tail), sources.reach)
-
-
-def replaced(
-    shape: Sequence[int], dtype: str, sources: Sources, base: Element | None, add: bool = False
+def _combined_in_order(
+    shape: Sequence[int],
+    dtype: str,
+    sources: Sources,
+    kind: ReduceKind,
+    neutral: float | int,
+    finish: Element,
 ) -> Node:
-    """Return base(*index), or zero, with each element's last source in its place (`add`: added to it)."""
+    """Return what `combined` does, from the sources in the order of their rows.
+
+    Those of one row stand together. Each place joins the next `GATHERED` of its row, then as many of these
+    results, and so on: the first place of a row ends with all of it.
+    """
+    if sources.varies:
+        flat = _flattened(shape, sources)
+
+        def one(total: Scalar, row: Index) -> Scalar:
+            return finish(total, *unflatten(row, shape))
+
+        made = _combined_in_order((prod(shape),), dtype, flat, kind, neutral, one)
+        return reshaped(made, shape)
+    compute, order = arithmetic_dtype(dtype), in_order(sources.row, sources.count)
+
+    def joined(place: Index, *tail: Index) -> Scalar:
+        return cast(sources.value(order.position(place), *tail), compute)
+
+    step = 1
+    while step < sources.count:
+        count = min(GATHERED, -(-sources.count // step))
+        joined = _of_same_row(order, joined, (*shape[1:], count), step, kind, neutral)
+        step *= count
+    first = _first_places(shape[0], order)
+
+    def element(row: Index, *tail: Index) -> Scalar:
+        place = of(Fetched(first.at(row), -1, sources.count - 1))
+        total = guarded([(place, 0, sources.count)], joined(place, *tail), neutral)
+        return finish(total, row, *tail)
+
+    return pointwise(shape, dtype, element)
+
+
+def _of_same_row(
+    order: Order, value: Element, inner: Sequence[int], step: int, kind: ReduceKind, neutral: float | int
+) -> Element:
+    """Return for each place the reduction of those of its row that follow at a distance.
+
+    inner: extents of the tail, and the number of places that are joined, each `step` behind the one before.
+    """
+    builder = RowBuilder((order.count, *inner), (len(inner),), "scatter")
+
+    def mine(place: Index, *rest: Index) -> Scalar:
+        *tail, number = rest
+        other = place + number * step
+        apart = of(Fetched(order.key(other) - order.key(place), 0, 2**31 - 1))
+        own = guarded([(apart, 0, 1)], value(other, *tail), neutral)
+        return guarded([(other, 0, order.count)], own, neutral)
+
+    total = builder.reduce(kind, mine)
+    made = builder.row(lambda *_: total)
+    builder.close()
+    return made.at
+
+
+def _first_places(rows: int, order: Order) -> Node:
+    """Return the first place of each row in the order, -1 for rows without one."""
+
+    def first(row: Index) -> Scalar:
+        place = order.first(row)
+        there = order.key(of(Fetched(apply("minimum", place, order.count - 1), 0, order.count - 1)))
+        return where(there.equals(Position(row, "int32")), place, -1)
+
+    return pointwise((rows,), "int32", first)
+
+
+def _flattened(shape: Sequence[int], sources: Sources) -> Sources:
+    """Return sources of single elements, where the row of a source depends on its place in the tail."""
+    reach = shape[1:] if sources.reach is None else sources.reach
+    sizes = (sources.count, *reach)
+
+    def row(source: Index) -> Scalar:
+        at, *tail = unflatten(source, sizes)
+        place = cast(sources.row(at, *tail), "int32")
+        within = place * prod(shape[1:]) + Position(flatten(tail, shape[1:]), "int32")
+        return where((place >= 0) & (place < shape[0]), within, -1)
+
+    return Sources(prod(sizes), row, lambda source: sources.value(*unflatten(source, sizes)))
+
+
+def replaced(shape: Sequence[int], dtype: str, sources: Sources, base: Element | None) -> Node:
+    """Return base(*index), or zero, with each element's last source in its place."""
     previous = base or (lambda *_: constant(0, dtype))
     if not sources.count:
         return pointwise(shape, dtype, previous)
@@ -124,7 +199,7 @@ def replaced(
     def element(row: Index, *tail: Index) -> Scalar:
         found = last.at(row, *tail) if sources.varies else last.at(row)
         source = of(Fetched(found, -1, sources.count - 1))
-        new = _plus(sources.value(source, *tail), base if add else None, dtype, (row, *tail))
+        new = cast(sources.value(source, *tail), dtype)
         return guarded([(source, 0, sources.count), *sources.within(tail)], new, previous(row, *tail))
 
     return pointwise(shape, dtype, element)
@@ -132,18 +207,9 @@ def replaced(
 
 def _last_sources(shape: Sequence[int], sources: Sources) -> Node:
     """Return, for every row (and place in the tail, where that matters), its last source or -1."""
-    domain = (*(shape if sources.varies else shape[:1]), sources.count)
-    builder = RowBuilder(domain, (len(domain) - 1,), "scatter")
-
-    def mine(row: Index, *rest: Index) -> Scalar:
-        *tail, source = rest
-        place = where(sources.is_at(row, source, tail), Position(source, "int32"), -1)
-        return guarded(sources.within(tail) if sources.varies else [], place, -1)
-
-    last = builder.reduce("max", mine)
-    made = builder.row(lambda *_: last)
-    builder.close()
-    return made
+    whole = shape if sources.varies else shape[:1]
+    numbers = replace(sources, value=lambda source, *_: Position(source, "int32"))
+    return combined(whole, "int32", numbers, "max", -1, lambda last, *_: last)
 
 
 def counted(index: Scalar, size: int) -> Scalar:
