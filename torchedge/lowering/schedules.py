@@ -168,9 +168,13 @@ class RowsSchedule:
 
 @dataclass(frozen=True, slots=True)
 class PointwiseExtents:
-    """The loops of an element-wise kernel, from the outermost to the innermost one."""
+    """The loops of an element-wise kernel, from the outermost to the innermost one.
+
+    fetches: neighbours read at places of their own, which tensors hold.
+    """
 
     loops: Sizes
+    fetches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +281,9 @@ def _rows(extents: RowsExtents, target: Target) -> RowsSchedule:
 
 
 def _pointwise(extents: PointwiseExtents, target: Target) -> PointwiseSchedule:
-    """Return the default of element-wise work: the widest vector, one for each work-item."""
+    """Return the default of element-wise work: the widest vector that is read whole, one a work-item."""
     *others, last = extents.loops or (1,)
-    vector = width_of(last, target.vector)
+    vector = 1 if extents.fetches else width_of(last, target.vector)
     return PointwiseSchedule(
         vector, 1, default_group([*others, last // vector] if extents.loops else [], target)
     )

@@ -60,7 +60,7 @@ CASES = {
         aten.index_put.default,
         (BASE, [torch.randperm(40, generator=G)], normal(40, 30)),
     ),
-    "index_add": (aten.index_add.default, (BASE, 0, places(40, 333), normal(333, 30))),
+    "index_add": (aten.index_add.default, (BASE, 0, places(40, 99), normal(99, 30))),
 }
 
 
@@ -72,17 +72,24 @@ def test_sorted_sources(name, monkeypatch):
     check(target, *args, **(more[0] if more else {}))
 
 
-@pytest.mark.parametrize("name", ["embedding", "one token", "scatter_add", "largest"])
-def test_sorted_sources_on_a_device(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("embedding", "cpu"),
+        pytest.param("one token", "gpu", marks=pytest.mark.slow),
+        pytest.param("scatter_add", "cpu", marks=pytest.mark.slow),
+        pytest.param("largest", "mobile", marks=pytest.mark.slow),
+    ],
+)
+def test_sorted_sources_on_a_device(name, device, monkeypatch):
     pytest.importorskip("pyopencl")
     from oracles.device_checks import run_on_device
 
     monkeypatch.setattr(indexing, "MOST_SEARCHED", 64)
     target, args, *more = CASES[name]
     want = target(*args, **(more[0] if more else {})).numpy()
-    for device in ("cpu", "gpu", "mobile"):
-        (found,) = run_on_device(target, args, more[0] if more else {}, [torch.tensor(want)], device)
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+    (found,) = run_on_device(target, args, more[0] if more else {}, [torch.tensor(want)], device)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,7 +108,7 @@ def test_order(keys, wanted, block):
     known, data = {}, {"keys": given_keys}
     positions = pointwise((count,), "int32", lambda place: _position(order, place))
     np.testing.assert_array_equal(compute(positions, data, known), np.argsort(given_keys, kind="stable"))
-    first = pointwise((1,), "int32", lambda _: order.first(constant_index(wanted)))
+    first = pointwise((1,), "int32", lambda _: order.first(_constant(wanted)))
     assert compute(first, data, known)[0] == np.searchsorted(np.sort(given_keys), wanted)
 
 
@@ -111,7 +118,7 @@ def _position(order, place):
     return Position(order.position(place), "int32")
 
 
-def constant_index(number):
+def _constant(number):
     from torchedge.expressions.indices import constant
 
     return constant(number)

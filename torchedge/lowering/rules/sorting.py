@@ -17,14 +17,13 @@ from torchedge.lowering.nodes import Node
 BLOCK = 256
 """Elements that are sorted by counting, for each, how many are smaller."""
 _BITS = 32
-_LAST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """The positions 0 to `count` - 1 in the order of their keys, equal keys in the order of positions.
 
-    packed: (at least `count`,) of int64, key · 2³² + position, rising; the largest number behind the end.
+    packed: (at least `count`,) of int64, key · 2³² + position, rising; behind the end the largest key.
     """
 
     packed: Node
@@ -57,7 +56,7 @@ def in_order(key: Callable[[Index], Scalar], count: int) -> Order:
 
     def packed(position: Index) -> Scalar:
         number = cast(key(position), "int64") * 2**_BITS + Position(position, "int64")
-        return guarded([(position, 0, count)], number, _LAST)
+        return guarded([(position, 0, count)], number, ((2**31 - 1) << _BITS) + count - 1)
 
     runs = _sorted_blocks(pointwise((size,), "int64", packed), block)
     while block < size:
