@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from torchedge.bundles.bundle import Array, Bundle
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.lowering.kernels.loading import LoadingWay
     from torchedge.opencl import ClDevice
+    from torchedge.runtime import Executor
     from torchedge.runtime.measured_runs import MeasuredRun
     from torchedge.runtime.weight_sources import Reads
     from torchedge.streaming.streaming_plans import StreamingPlan
@@ -118,43 +118,32 @@ class BundleQueue:
     ) -> QueueRunner:
         """Plan the queue and return its runner on an OpenCL device; options as of `Bundle.place`.
 
-        Raises what `plan` and `Executor` raise.
+        Raises what `plan`, `Executor` and `Bundle.open_source` raise.
         """
         # Reading a bundle needs no OpenCL.
         from torchedge.opencl import open_context
-
-        chosen = open_context(device).device
-        plan = self.plan(memory_limit, own_images=not chosen.image_from_buffer)
-        return QueueRunner(self, plan, chosen, reads=reads, loading=loading, checks=checks)
-
-
-class QueueRunner:
-    """Runs the bundles of a queue in turn, as planned; preloaded weights stay from run to run.
-
-    Raises what `Executor` and `Bundle.source` raise.
-    """
-
-    def __init__(
-        self,
-        queue: BundleQueue,
-        plan: StreamingPlan,
-        device: ClDevice | str | int | None = None,
-        *,
-        reads: Reads = "plain",
-        loading: LoadingWay = "copy",
-        checks: bool = False,
-    ) -> None:
         from torchedge.runtime import Executor
         from torchedge.runtime.weight_sources import JoinedSource
 
-        self.queue, self.plan = queue, plan
-        source = JoinedSource([bundle.open_source(reads) for bundle in queue.bundles])
-        self.executor = Executor(
-            plan.schedule, device, source=source, loading=loading, profile=True, checks=checks
+        chosen = open_context(device).device
+        plan = self.plan(memory_limit, own_images=not chosen.image_from_buffer)
+        source = JoinedSource([bundle.open_source(reads) for bundle in self.bundles])
+        executor = Executor(
+            plan.schedule, chosen, source=source, loading=loading, profile=True, checks=checks
         )
-        for place, bundle in enumerate(queue.bundles, 1):
+        for place, bundle in enumerate(self.bundles, 1):
             for name, packed in bundle.packed_states():
-                self.executor.load_packed([(f"{place}/{name}", packed)])
+                executor.load_packed([(f"{place}/{name}", packed)])
+        return QueueRunner(self, plan, executor)
+
+
+@dataclass(frozen=True, eq=False)
+class QueueRunner:
+    """Runs the bundles of a queue in turn, as planned; preloaded weights stay from run to run."""
+
+    queue: BundleQueue
+    plan: StreamingPlan
+    executor: Executor
 
     def step(self, *inputs: object) -> list[Array]:
         """Run all bundles once, on arrays in the order of `BundleQueue.inputs`; return all outputs.
@@ -176,9 +165,7 @@ class QueueRunner:
     def __enter__(self) -> QueueRunner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from torchedge.devices import Provenance
 from torchedge.errors import InputError
-from torchedge.lowering.arenas import in_place_pairs, lifetimes_of
 from torchedge.lowering.programs import Program
 from torchedge.runtime.weight_reads import PRELOAD
 from torchedge.runtime.weight_stores import LoadLog
 from torchedge.storage.documents import Document, write_json
 from torchedge.streaming.figures import draw_memory
 from torchedge.streaming.instances import MEBIBYTE, Instance
+from torchedge.streaming.launches import activations_of
 from torchedge.streaming.schedules import StreamingSchedule, weight_uses
 from torchedge.streaming.simulation import LayerRuns, LoadRuns, MemoryCurve, RunTimeline
 
@@ -87,7 +87,7 @@ class MeasuredRun:
 
     allocated: bytes by kind ("buffers", "images", "staging"), constant. memory: bytes in use over time, of
     staging memory from the read to the copy, of weights from the first copy to the last use, of other tensors
-    from the first launch that touches them to the last one. driver: None where the driver has no figure.
+    from the first launch that touches them to the one after the last. driver: None where it has no figure.
     """
 
     program: str
@@ -350,15 +350,12 @@ def _memory(
         if tensor.name in arrival and tensor.role != "intermediate":
             leaves = launches[uses[index][1]].end_ms if index in streamed else None
             weights.add(tensor.nbytes, arrival[tensor.name], leaves)
-        elif tensor.role in ("input", "output", "state"):
-            others.add(tensor.nbytes, 0.0, None)
-    lives = lifetimes_of(tensors, program.kernels, program.launches, program.outputs)
-    ends = {index: launches[stop - 1].end_ms for index, (_, stop) in lives.items()}
-    for dying, born in in_place_pairs(tensors, program.kernels, program.launches, lives):
-        if program.arena.offset[dying] == program.arena.offset[born]:
-            ends[dying] = launches[lives[born][0]].start_ms
-    for index, (first, _) in lives.items():
-        others.add(tensors[index].nbytes, launches[first].start_ms, ends[index])
+    before = ports = schedule.memory.ports_bytes
+    others.add(ports, 0.0, None)
+    for launch, nbytes in zip(launches, activations_of(program), strict=True):
+        others.add(nbytes - before, launch.start_ms, None)
+        before = nbytes
+    others.add(ports - before, end, None)
     times = np.unique(np.array([0.0, end, *staging.times, *weights.times, *others.times]))
     return MemoryCurve(times, *[kind.at(times) for kind in changes])
 
