@@ -39,7 +39,7 @@ Element = Callable[..., Scalar]
 
 MOST_SEARCHED = 1 << 20
 """Most pairs of an element and a source for every element to look at every source."""
-GATHERED = 32
+GATHERED = 8
 """Sources of one row that are joined at once."""
 
 
