@@ -294,7 +294,7 @@ class OpenCLBench:
         memories = [self._memory(source, SIDE), self._copied(target)]
         whole = {"origin": (0, 0), "region": (SIDE, SIDE)}
         options: dict[str, Any] = {
-            "buffer-buffer": {},
+            "buffer-buffer": {"byte_count": _COPY_BYTES},
             "buffer-image": {"offset": 0, **whole},
             "image-buffer": {"offset": 0, **whole},
         }[str(case["way"])]
