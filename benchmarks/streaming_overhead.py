@@ -3,11 +3,12 @@
 A chain of tiny kernels, each with a weight of its own, runs with all weights preloaded and with each weight
 streamed beside the launch before it (always-next), by the same executor, from a file that the page cache
 holds. Printed for each size of weights: reads, copies, the time of a step each way (the least of `--rounds`,
-taken in turn), and how much longer a streamed transfer takes. The last lines fit
+taken in turn), how much longer it takes for each transfer, and how much longer the thread that launches is
+busy. The last lines fit
 
-    extra time of a step = transfers * (host time of a transfer) + bytes * (time to read and copy a byte)
+    extra time of a step = transfers * (time of a transfer) + bytes * (time to read and copy a byte)
 
-over all sizes, and give the host time of a launch each way.
+over all sizes, and give the times that `torchedge profile --streaming` measures for predictions.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from oracles.small_programs import pointwise, program, tensor
 from oracles.streaming_programs import data_of, instance_of, packed_data
 
 from torchedge.lowering.programs import Program
+from torchedge.opencl import open_context
+from torchedge.profiling.load_measuring import host_us
 from torchedge.runtime import Executor
 from torchedge.runtime.weight_sources import FileSource
 from torchedge.streaming.schedules import make_schedule
@@ -44,25 +47,28 @@ def main() -> None:
     parser.add_argument("--loading", choices=["copy", "kernel"], default="copy")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    print("| weight, KiB | reads | copies | preloaded, ms | streamed, ms | ratio | us more a transfer |")
-    print("|" + "---|" * 7)
+    print(
+        "| weight, KiB | reads | copies | preloaded, ms | streamed, ms | ratio | us more a transfer | "
+        "us of the launching thread |"
+    )
+    print("|" + "---|" * 8)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for kib in options.kib:
             rows.append(measure(kib, options, Path(folder)))
-            preloaded, streamed, transfers, _, reads = rows[-1]
+            preloaded, streamed, transfers, _, reads, busy = rows[-1]
             more = (streamed - preloaded) / transfers
             print(
                 f"| {kib} | {reads} | {transfers} | {preloaded * 1e3:.2f} | {streamed * 1e3:.2f} | "
-                f"{preloaded / streamed:.2f} | {more * 1e6:.1f} |",
+                f"{preloaded / streamed:.2f} | {more * 1e6:.1f} | {busy / transfers * 1e6:.1f} |",
                 flush=True,
             )
     extra = np.array([streamed - preloaded for preloaded, streamed, *_ in rows])
-    terms = np.array([[transfers, nbytes] for *_, transfers, nbytes, _ in rows], np.float64)
+    terms = np.array([[transfers, nbytes] for _, _, transfers, nbytes, *_ in rows], np.float64)
     (each, byte), *_ = np.linalg.lstsq(terms, extra, rcond=None)
-    launch = min(preloaded for preloaded, *_ in rows) / options.launches
-    print(f"a launch, all weights preloaded: {launch * 1e6:.1f} us")
     print(f"a streamed transfer: {each * 1e6:.1f} us more, and its bytes at {1e-9 / byte:.2f} GB/s")
+    launch, transfer = host_us(open_context(options.device))
+    print(f"for predictions: a launch {launch:.1f} us of the host, a transfer {transfer:.1f} us")
 
 
 def chain_of(launches: int, floats: int) -> Program:
@@ -76,8 +82,12 @@ def chain_of(launches: int, floats: int) -> Program:
     return program(tensors, [add], calls, ["x"], ["z"])
 
 
-def measure(kib: int, options: argparse.Namespace, folder: Path) -> tuple[float, float, int, int, int]:
-    """Return (preloaded step, streamed step (s), transfers, bytes, reads) of one size of weights."""
+def measure(kib: int, options: argparse.Namespace, folder: Path) -> tuple[float, float, int, int, int, float]:
+    """Return figures of one size of weights.
+
+    They are the time of a step preloaded and streamed (s), transfers, bytes, reads, and how much longer the
+    launching thread is busy (s).
+    """
     chain = chain_of(options.launches, kib * KIB // FLOAT)
     instance = instance_of(chain)
     path = folder / f"{kib}.bin"
@@ -94,18 +104,20 @@ def measure(kib: int, options: argparse.Namespace, folder: Path) -> tuple[float,
         )
         for strategy in ("preload-all", "always-next")
     ]
-    least = [float("inf")] * 2
+    least, busy = [float("inf")] * 2, [float("inf")] * 2
     for number in range(options.rounds + 1):
         for place, executor in enumerate(executors):
-            begun = time.perf_counter()
+            begun, ran = time.perf_counter(), time.thread_time()
             executor.run(x)
             if number:
                 least[place] = min(least[place], time.perf_counter() - begun)
+                busy[place] = min(busy[place], time.thread_time() - ran)
     reads = executors[1]._store._stream.reads
     copies = [copy for read in reads for copy in read.copies]
     for executor in executors:
         executor.close()
-    return least[0], least[1], len(copies), sum(copy.nbytes for copy in copies), len(reads)
+    nbytes = sum(copy.nbytes for copy in copies)
+    return least[0], least[1], len(copies), nbytes, len(reads), busy[1] - busy[0]
 
 
 if __name__ == "__main__":

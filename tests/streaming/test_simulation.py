@@ -106,6 +106,29 @@ def test_a_layer_waits_for_its_weights():
     assert steps(run.memory) == {0: 10, 10: 20, 15: 10, 16: 0, 17: 0}
 
 
+def test_launches_follow_one_another_no_faster_than_the_host():
+    rates = replace(RATES, host_launch=figure(3000, "us"))
+    run = simulate_plan(model([1.0, 9.0, 1.0, 1.0], []), plan(), rates)
+    assert run.layers.starts_ms.tolist() == [3, 6, 15, 16]  # handed over after 3, 6, 9 and 12 ms
+    assert run.layers.waits_ms.tolist() == [3, 2, 0, 0]
+    assert run.latency_ms == 17
+
+
+def test_transfers_take_the_host_that_launches():
+    rates = replace(RATES, host_launch=figure(1000, "us"), host_transfer=figure(2000, "us"))
+    # Layer 1 is handed over at 1 and runs to 5.5; w0 is read until 1 and copied from 3 to 3.5; the host has
+    # handed over its copy at 3, waits for w1 until 11, and hands over layers 2 and 3 at 12 and 13.
+    loads = (ChunkLoad("w0", 1, 1, 0), ChunkLoad("w1", 1, 10, 0))
+    run = simulate_plan(model([4.0, 1.0, 0.5], [(1, 2, 2), (10, 2, 2)]), plan(loads=loads), rates)
+    assert run.loads.read_ends_ms.tolist() == [1, 11]
+    assert run.loads.starts_ms.tolist() == [3, 13] and run.loads.ends_ms.tolist() == [3.5, 18]
+    assert run.layers.starts_ms.tolist() == [1, 18, 19]
+    with pytest.raises(InputError, match="host_transfer is -1"):
+        replace(RATES, host_transfer=figure(-1, "us"))
+    assumed = replace(rates.host_transfer, provenance=Provenance.ASSUMED)
+    assert replace(rates, host_transfer=assumed).provenance is Provenance.ASSUMED
+
+
 def test_a_copy_slows_the_layers_after_its_own_too():
     # Layer 1 takes 1 ms, its copy 4 ms from 8 on, beside layers 3 and 4 of 5 ms each.
     run = simulate_plan(
