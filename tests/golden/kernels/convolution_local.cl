@@ -1,6 +1,7 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_efdc5fd8fb(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_24b0339442(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
   __local float a_block[2176] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
+  __local int points[2][3][16];
   const int lid = get_local_id(0), number = get_group_id(0) % 1;
   const int band = number / 1, within = number % 1;
   const int height = min(1, 1 - band * 1);
@@ -36,6 +37,25 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
     #pragma unroll
     for (int j = 0; j < 2; ++j) sums[i][j] = 0;
   int chunk = first;
+  if (lid < 16) {
+    const int within = min((chunk) * 16 + lid, 143);
+    const int k0 = (uint)(within) / 9;
+    const int k1 = (uint)(within) / 3 % 3;
+    const int k2 = (uint)(within) % 3;
+    points[(chunk) & 1][0][lid] = k0;
+    points[(chunk) & 1][1][lid] = k1;
+    points[(chunk) & 1][2][lid] = k2;
+  }
+  if (lid < 16) {
+    const int within = min((chunk + 1) * 16 + lid, 143);
+    const int k0 = (uint)(within) / 9;
+    const int k1 = (uint)(within) / 3 % 3;
+    const int k2 = (uint)(within) % 3;
+    points[(chunk + 1) & 1][0][lid] = k0;
+    points[(chunk + 1) & 1][1][lid] = k1;
+    points[(chunk + 1) & 1][2][lid] = k2;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
   if (chunk < last) {
     #pragma unroll
     for (int s = 0; s < 16; ++s) {
@@ -43,12 +63,10 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
       const int r0 = a_r0[s];
       const int r1 = a_r1[s];
       const int r2 = a_r2[s];
-      const int q = chunk * 16 + k;
-      a_next[s] = 0;
       {
-        const int k0 = (uint)(q) / 9;
-        const int k1 = (uint)(q) / 3 % 3;
-        const int k2 = (uint)(q) % 3;
+        const int k0 = points[chunk & 1][0][k];
+        const int k1 = points[chunk & 1][1][k];
+        const int k2 = points[chunk & 1][2][k];
         const int v1_1 = (2 * r1 + k1 - 1 >= 0 && 2 * r1 + k1 - 1 < 9 && 2 * r2 + k2 - 1 >= 0 && 2 * r2 + k2 - 1 < 9);
         const float v1_2 = t1[(v1_1 ? 162 * k0 + 81 * r0 + 18 * r1 + 9 * k1 + 2 * r2 + k2 - 10 : 0)];
         const float v1_3 = (v1_1 ? v1_2 : 0.0f);
@@ -59,12 +77,10 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
     for (int s = 0; s < 4; ++s) {
       const int item = lid + s * 64, k = item / 16;
       const int c0 = b_c0[s];
-      const int q = chunk * 16 + k;
-      b_next[s] = 0;
       {
-        const int k0 = (uint)(q) / 9;
-        const int k1 = (uint)(q) / 3 % 3;
-        const int k2 = (uint)(q) % 3;
+        const int k0 = points[chunk & 1][0][k];
+        const int k1 = points[chunk & 1][1][k];
+        const int k2 = points[chunk & 1][2][k];
         const float4 v2_1 = *(__global const float4*)(t2 + 1536 * k1 + 512 * k2 + 32 * k0 + 4 * c0);
         b_next[s] = v2_1;
       }
@@ -93,12 +109,10 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
       const int r0 = a_r0[s];
       const int r1 = a_r1[s];
       const int r2 = a_r2[s];
-      const int q = next * 16 + k;
-      a_next[s] = 0;
       {
-        const int k0 = (uint)(q) / 9;
-        const int k1 = (uint)(q) / 3 % 3;
-        const int k2 = (uint)(q) % 3;
+        const int k0 = points[next & 1][0][k];
+        const int k1 = points[next & 1][1][k];
+        const int k2 = points[next & 1][2][k];
         const int v1_1 = (2 * r1 + k1 - 1 >= 0 && 2 * r1 + k1 - 1 < 9 && 2 * r2 + k2 - 1 >= 0 && 2 * r2 + k2 - 1 < 9);
         const float v1_2 = t1[(v1_1 ? 162 * k0 + 81 * r0 + 18 * r1 + 9 * k1 + 2 * r2 + k2 - 10 : 0)];
         const float v1_3 = (v1_1 ? v1_2 : 0.0f);
@@ -109,16 +123,23 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
     for (int s = 0; s < 4; ++s) {
       const int item = lid + s * 64, k = item / 16;
       const int c0 = b_c0[s];
-      const int q = next * 16 + k;
-      b_next[s] = 0;
       {
-        const int k0 = (uint)(q) / 9;
-        const int k1 = (uint)(q) / 3 % 3;
-        const int k2 = (uint)(q) % 3;
+        const int k0 = points[next & 1][0][k];
+        const int k1 = points[next & 1][1][k];
+        const int k2 = points[next & 1][2][k];
         const float4 v2_1 = *(__global const float4*)(t2 + 1536 * k1 + 512 * k2 + 32 * k0 + 4 * c0);
         b_next[s] = v2_1;
       }
     }
+    }
+    if (lid < 16) {
+      const int within = min((next + 1) * 16 + lid, 143);
+      const int k0 = (uint)(within) / 9;
+      const int k1 = (uint)(within) / 3 % 3;
+      const int k2 = (uint)(within) % 3;
+      points[(next + 1) & 1][0][lid] = k0;
+      points[(next + 1) & 1][1][lid] = k1;
+      points[(next + 1) & 1][2][lid] = k2;
     }
     // loading slot
     __local const float* from_a = a_block + now * 1088 + ty;

@@ -1,6 +1,7 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_837b2f5e01(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_0479e2b35d(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
   __local float a_block[2048] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
+  __local int points[2][3][16];
   const int lid = get_local_id(0), number = get_group_id(0) % 2;
   const int band = number / 2, within = number % 2;
   const int height = min(1, 1 - band * 1);
@@ -40,6 +41,25 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
     #pragma unroll
     for (int j = 0; j < 2; ++j) sums[i][j] = 0;
   int chunk = first;
+  if (lid < 16) {
+    const int within = min((chunk) * 16 + lid, 63);
+    const int k0 = (uint)(within) / 4;
+    const int k1 = (uint)(within) / 2 % 2;
+    const int k2 = (uint)(within) % 2;
+    points[(chunk) & 1][0][lid] = k0;
+    points[(chunk) & 1][1][lid] = k1;
+    points[(chunk) & 1][2][lid] = k2;
+  }
+  if (lid < 16) {
+    const int within = min((chunk + 1) * 16 + lid, 63);
+    const int k0 = (uint)(within) / 4;
+    const int k1 = (uint)(within) / 2 % 2;
+    const int k2 = (uint)(within) % 2;
+    points[(chunk + 1) & 1][0][lid] = k0;
+    points[(chunk + 1) & 1][1][lid] = k1;
+    points[(chunk + 1) & 1][2][lid] = k2;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
   if (chunk < last) {
     #pragma unroll
     for (int s = 0; s < 16; ++s) {
@@ -47,12 +67,10 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
       const int r0 = a_r0[s];
       const int r1 = a_r1[s];
       const int r2 = a_r2[s];
-      const int q = chunk * 16 + k;
-      a_next[s] = 0;
       {
-        const int k0 = (uint)(q) / 4;
-        const int k1 = (uint)(q) / 2 % 2;
-        const int k2 = (uint)(q) % 2;
+        const int k0 = points[chunk & 1][0][k];
+        const int k1 = points[chunk & 1][1][k];
+        const int k2 = points[chunk & 1][2][k];
         const int v1_1 = (-k1 + r1 >= 0 && -k2 + r2 >= 0);
         const float v1_2 = t1[(v1_1 ? 50 * k0 + 25 * r0 - 5 * k1 + 5 * r1 - k2 + r2 : 0)];
         const float v1_3 = (v1_1 ? v1_2 : 0.0f);
@@ -65,12 +83,10 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
       const int c0 = b_c0[s];
       const int c1 = b_c1[s];
       const int c2 = b_c2[s];
-      const int q = chunk * 16 + k;
-      b_next[s] = 0;
       {
-        const int k0 = (uint)(q) / 4;
-        const int k1 = (uint)(q) / 2 % 2;
-        const int k2 = (uint)(q) % 2;
+        const int k0 = points[chunk & 1][0][k];
+        const int k1 = points[chunk & 1][1][k];
+        const int k2 = points[chunk & 1][2][k];
         const int v2_1 = (2 * k1 + c0 < 3 && 2 * k2 + c1 < 3);
         const float4 v2_2 = *(__global const float4*)(t2 + (v2_1 ? 3072 * k1 + 1536 * c0 + 1024 * k2 + 512 * c1 + 32 * k0 + 4 * c2 : 0));
         const float4 v2_3 = (v2_1 ? v2_2 : ((float4)(0.0f)));
@@ -101,12 +117,10 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
       const int r0 = a_r0[s];
       const int r1 = a_r1[s];
       const int r2 = a_r2[s];
-      const int q = next * 16 + k;
-      a_next[s] = 0;
       {
-        const int k0 = (uint)(q) / 4;
-        const int k1 = (uint)(q) / 2 % 2;
-        const int k2 = (uint)(q) % 2;
+        const int k0 = points[next & 1][0][k];
+        const int k1 = points[next & 1][1][k];
+        const int k2 = points[next & 1][2][k];
         const int v1_1 = (-k1 + r1 >= 0 && -k2 + r2 >= 0);
         const float v1_2 = t1[(v1_1 ? 50 * k0 + 25 * r0 - 5 * k1 + 5 * r1 - k2 + r2 : 0)];
         const float v1_3 = (v1_1 ? v1_2 : 0.0f);
@@ -119,18 +133,25 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
       const int c0 = b_c0[s];
       const int c1 = b_c1[s];
       const int c2 = b_c2[s];
-      const int q = next * 16 + k;
-      b_next[s] = 0;
       {
-        const int k0 = (uint)(q) / 4;
-        const int k1 = (uint)(q) / 2 % 2;
-        const int k2 = (uint)(q) % 2;
+        const int k0 = points[next & 1][0][k];
+        const int k1 = points[next & 1][1][k];
+        const int k2 = points[next & 1][2][k];
         const int v2_1 = (2 * k1 + c0 < 3 && 2 * k2 + c1 < 3);
         const float4 v2_2 = *(__global const float4*)(t2 + (v2_1 ? 3072 * k1 + 1536 * c0 + 1024 * k2 + 512 * c1 + 32 * k0 + 4 * c2 : 0));
         const float4 v2_3 = (v2_1 ? v2_2 : ((float4)(0.0f)));
         b_next[s] = v2_3;
       }
     }
+    }
+    if (lid < 16) {
+      const int within = min((next + 1) * 16 + lid, 63);
+      const int k0 = (uint)(within) / 4;
+      const int k1 = (uint)(within) / 2 % 2;
+      const int k2 = (uint)(within) % 2;
+      points[(next + 1) & 1][0][lid] = k0;
+      points[(next + 1) & 1][1][lid] = k1;
+      points[(next + 1) & 1][2][lid] = k2;
     }
     // loading slot
     __local const float* from_a = a_block + now * 1024 + ty;

@@ -212,3 +212,20 @@ def test_launches_that_are_equal_bit_for_bit():
     nodes, data = apply(ATEN.convolution.default, arguments, {}, [ATEN.convolution(*arguments)])
     first, second = (run_nodes(nodes, data, *SCHEDULES["panel in slices"])[0] for _ in range(2))
     np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("side", [5, 7, 8, 14])
+@pytest.mark.parametrize("slices", [1, 3])
+def test_weight_gradients_divide_no_positions_in_their_loop(side, slices):
+    """A few work-items find the places of a block that crosses rows of pixels; the others look them up."""
+    x, w = normal(3, 8, side, side), normal(12, 8, 3, 3)
+    grad = normal(3, 12, side, side, seed=1)
+    more = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False])
+    want = ATEN.convolution_backward(grad, x, w, *more)[1]
+    nodes, data = apply(ATEN.convolution_backward.default, (grad, x, w, *more), {}, [None, want, None])
+    schedule = replace(LOCAL, slices=slices)
+    gradient = [node for node in nodes if node is not None]
+    (found,) = run_nodes(gradient, data, "gpu", schedule)
+    assert np.linalg.norm(found - want.numpy()) <= 1e-5 * np.linalg.norm(want)
+    source = program_of(gradient, "gpu", schedule).kernels[0].source
+    assert ("points[next & 1]" in source) == (side != 8)

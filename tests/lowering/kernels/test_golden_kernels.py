@@ -98,7 +98,7 @@ def test_kernels_know_the_local_memory_that_their_texts_declare(case):
     make, target, schedule = CASES[case]
     nodes, updates = make()
     for kernel in program_of(nodes, target, schedule, updates).kernels:
-        arrays = re.findall(r"__local float (\w+)((?:\[\d+\])+)", kernel.source)
+        arrays = re.findall(r"__local (?:float|int) (\w+)((?:\[\d+\])+)", kernel.source)
         declared = sum(4 * prod(map(int, re.findall(r"\d+", sizes))) for _, sizes in arrays)
         assert kernel.local_bytes == declared
         assert bool(declared) == ("__local" in kernel.source)

@@ -280,9 +280,14 @@ def _at_depth(inner: Loops, width: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Depth:
-    """How the inner loops are cut into blocks. nested: a block stays within one round of the outer ones."""
+    """How the inner loops are cut into blocks.
+
+    nested: a block stays within one round of the outer ones. table: the places of a block's points are found
+    once for a work-group.
+    """
 
     nested: bool
+    table: bool
     blocks_inner: int
     blocks: int
     tail: int
@@ -291,7 +296,7 @@ class _Depth:
 def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Filling:
     """Fill `contraction_local.cl.jinja`: a work-group a block, all in the dimension without a limit."""
     batch, rows, cols, _ = product.sizes
-    depth = _depth_of(product.inner, schedule.depth)
+    depth = _depth_of(product, schedule.depth)
     a = _local_read(product, schedule, texts, depth, rows=True)
     b = _local_read(product, schedule, texts, depth, rows=False)
     across = schedule.block_cols // schedule.tile_cols
@@ -309,6 +314,9 @@ def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Fi
         "chunks": depth.blocks,
         "chunks_a_slice": -(-depth.blocks // schedule.slices),
         "nested": depth.nested,
+        "table": [axis.name for axis in product.inner] if depth.table else [],
+        "table_place": places(product.inner, "within"),
+        "whole": size(product.inner),
         "blocks_inner": depth.blocks_inner,
         "tail": depth.tail,
         "lanes_x": lanes,
@@ -329,18 +337,26 @@ def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Fi
     }
     groups = batch * row_blocks * col_blocks
     arrays = {"a_block": 2 * schedule.depth * a_stride, "b_block": 2 * schedule.depth * b_stride}
+    if depth.table:
+        arrays["points"] = 2 * schedule.depth * len(product.inner)
     return _Filling(values, (groups * schedule.threads, schedule.slices, 1), (schedule.threads, 1, 1), arrays)
 
 
-def _depth_of(inner: Loops, step: int) -> _Depth:
-    """Cut along the innermost loop where that wastes little, else along all of them as one."""
+def _depth_of(product: Product, step: int) -> _Depth:
+    """Cut along the innermost loop where that wastes nothing, else along all of them as one.
+
+    Where work is skipped for whole rounds of the outer loops, or where there is one loop alone, blocks stay
+    within a round if that wastes little.
+    """
+    inner = product.inner
     innermost, whole = (inner[-1].extent if inner else 1), size(inner)
     padded = multiple(innermost, step)
-    if padded <= 1.15 * innermost:
+    crosses = len(inner) > 1 and not product.skips
+    if padded == innermost or (padded <= 1.15 * innermost and not crosses):
         blocks = padded // step
-        return _Depth(True, blocks, blocks * size(inner[:-1]), 0 if padded == innermost else innermost)
+        return _Depth(True, False, blocks, blocks * size(inner[:-1]), 0 if padded == innermost else innermost)
     blocks = -(-whole // step)
-    return _Depth(False, 1, blocks, 0 if blocks * step == whole else whole)
+    return _Depth(False, len(inner) > 1, 1, blocks, 0 if blocks * step == whole else whole)
 
 
 def _local_read(
@@ -361,7 +377,7 @@ def _local_read(
         texts.read(operand, lane, width, along_inner),
         axes=tuple(axis.name for axis in loops),
         place=tuple(places(loops, start, None if along_inner else last, width)),
-        inner_place=tuple(places(at, "q", deepest if along_inner else None, width)),
+        inner_place=tuple(places(at, "within", deepest if along_inner else None, width)),
     )
 
 
@@ -460,7 +476,7 @@ _FILLINGS: Mapping[Kind, Callable[[Product, ContractionSchedule, Texts], _Fillin
 }
 _CHUNKS: Mapping[Kind, Callable[[Product, ContractionSchedule], int]] = {
     "panel": lambda product, schedule: _panel_cut(product.inner, schedule)["chunks"],
-    "local": lambda product, schedule: _depth_of(product.inner, schedule.depth).blocks,
+    "local": lambda product, schedule: _depth_of(product, schedule.depth).blocks,
     "register": lambda product, schedule: _register_cut(product.inner, schedule)["chunks"],
 }
 """Number of chunks of the inner loops: the largest number of slices."""
