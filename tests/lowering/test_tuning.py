@@ -150,3 +150,16 @@ def test_layouts_to_choose_among_start_with_the_present_one():
     assert [o.pattern for o in options[1:]] == ["row", "column", "block-2", "block-4", "block-8"]
     odd = layout_options(Node((2, 7), "float32"), Layout((0, 1)), TARGETS["mobile"])
     assert odd == [Layout((0, 1))]
+
+
+def test_a_beam_finds_what_all_combinations_give():
+    target, coefficients = TARGETS["mobile"], default_coefficients("mobile")
+    kernel = operator_kernel(OperatorCase("Conv2Ds1", (32, 3)), target)
+    options = {n: layout_options(n, kernel.layouts[n], target) for n in kernel.group.reads}
+    whole, beam = (
+        score(kernel.nest, kernel.layouts, target, coefficients, options, ablations=False, beam=n)
+        for n in (0, 6)
+    )
+    assert beam.ms.shape[0] == whole.ms.shape[0] and beam.ms.shape[1] < whole.ms.shape[1]
+    assert beam.ms.min() <= 1.05 * whole.ms.min()
+    assert beam.ms[0, 0] == whole.ms[0, 0]

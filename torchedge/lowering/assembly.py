@@ -25,6 +25,7 @@ from torchedge.lowering.programs import Arena, Kernel, Program, StoredTensor, Te
 from torchedge.lowering.schedules import Schedule, default_schedule
 from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, translate
+from torchedge.lowering.tuning import tune
 from torchedge.textures.layouts import Layout, row_major
 
 ALIGNMENT = 512
@@ -95,7 +96,11 @@ def lower_step(
     settled = [node for node in stored if node.name in shared]
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
     placed = as_images(alone, placed, fixed, device)
-    sources = write_kernels(alone, placed, device)
+    schedules: Mapping[FusionGroup, Schedule] = {}
+    if device.coefficients is not None:
+        tuned = tune(alone, placed, fixed, device, device.coefficients)
+        placed, schedules = tuned.layouts, tuned.schedules
+    sources = write_kernels(alone, placed, device, schedules)
     sources += [write_updates(batch, placed, device) for batch in together]
     program = _program(step, translation, fused, sources, placed, device)
     return Lowered(program, _fused_launches(alone, sources, translation.names))

@@ -75,6 +75,10 @@ class Candidates:
         schedule: Schedule = _taken(self.schedules, number)
         return schedule
 
+    def subset(self, numbers: Array) -> Candidates:
+        """Return the candidates with these numbers."""
+        return Candidates(_taken(self.schedules, numbers), len(numbers))
+
 
 def candidates_of(extents: Extents, target: Target) -> list[Candidates]:
     """Return the candidates of a kernel on a device class, a set for each template; all are legal."""

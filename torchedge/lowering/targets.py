@@ -6,12 +6,13 @@ The numbers are defaults, found by experiment: "cpu" on PoCL with AVX-512, "gpu"
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torchedge.devices import is_phone_gpu
 from torchedge.errors import InputError
 from torchedge.opencl.platforms import ClDevice
+from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import Storage
 
 DeviceClass = Literal["cpu", "gpu", "mobile"]
@@ -26,16 +27,15 @@ class Target:
     """A device class.
 
     vector: widest useful vector of floats. work_items: number that fills the device. group, least_group:
-    largest and smallest work-group. row_group: work-items that share a long row (1: none share).
-    schedule: template of contractions.
-    storage: preferred storage of tensors; pattern: the access pattern of images. image_width, image_height:
-    largest image in texels; pitch: rows of images made from buffers are a multiple of so many texels.
-    shared_pitch: the same of intermediate images made from the arena's buffer; 0: each has memory of its own.
-    serial: one work-item does the work of a work-group, in loops of its own: PoCL compiles them many times
-    faster than it turns a work-group into loops.
-    largest_group: work-items of a work-group at most; local_bytes: local memory of a work-group.
-    half: large intermediates are stored in half precision; half_weights: so are matrices of weights that the
-    step does not update. checks: kernels report accesses outside their
+    largest and smallest work-group. row_group: work-items that share a long row (1: none share). schedule:
+    template of contractions. storage: preferred storage of tensors; pattern: the access pattern of images.
+    image_width, image_height: largest image in texels; pitch: rows of images made from buffers are a multiple
+    of so many texels. shared_pitch: the same of intermediate images made from the arena's buffer; 0: each has
+    memory of its own. serial: one work-item does the work of a work-group, in loops of its own: PoCL compiles
+    them many times faster than it turns a work-group into loops. largest_group: work-items of a work-group at
+    most; local_bytes: local memory of a work-group. half: large intermediates are stored in half precision;
+    half_weights: so are matrices of weights that the step does not update. coefficients: by which the tuner
+    chooses schedules and layouts; None: fixed defaults. checks: kernels report accesses outside their
     tensors.
     """
 
@@ -57,6 +57,7 @@ class Target:
     local_bytes: int = 32 << 10
     half: bool = False
     half_weights: bool = False
+    coefficients: KernelCoefficients | None = field(default=None, hash=False)
     checks: bool = False
 
 

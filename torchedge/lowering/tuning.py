@@ -6,9 +6,10 @@ no kernel is written or run. The default stays where the model predicts no clear
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,15 @@ import numpy.typing as npt
 from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import LANES, Site
 from torchedge.expressions.rendering import writes_texels
+from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.candidates import Candidates, candidates_of
+from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernel_work import Sketch, sketches_of
-from torchedge.lowering.kernels.nests import Nest, written
+from torchedge.lowering.kernels.loops import work_of
+from torchedge.lowering.kernels.nests import Nest, nest_of, written
+from torchedge.lowering.kernels.products import Product
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.schedules import Schedule
+from torchedge.lowering.schedules import RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import PATTERNS, Layout, fitted
@@ -32,6 +37,30 @@ Array = npt.NDArray[Any]
 
 MARGIN = 0.1
 """Predicted gain over the default, relative, below which the default stays: about the model's error."""
+
+
+LARGEST_OPERANDS = 3
+"""Tensors of a kernel whose layouts are chosen together; those of the others stay as they are."""
+BEAM = 6
+"""Schedules for each way to lay out a kernel's tensors that are combined with all others."""
+SWEEPS = 4
+"""Most rounds over all tensors in the search for layouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What the tuner decides for a step.
+
+    layouts: of all tensors. schedules: by group, where they are not the default. ms, default_ms: predicted
+    times of all kernels as decided, and by default. bound_ms: no choice of schedules and layouts is predicted
+    below it.
+    """
+
+    layouts: dict[Node, Layout]
+    schedules: dict[FusionGroup, Schedule]
+    ms: float
+    default_ms: float
+    bound_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +111,186 @@ class Scores:
         return place if self.ms.reshape(-1)[place] * (1 + margin) < self.ms[0, 0] else 0
 
 
+def tune(
+    groups: Sequence[FusionGroup],
+    layouts: Mapping[Node, Layout],
+    fixed: Collection[Node],
+    target: Target,
+    coefficients: KernelCoefficients,
+) -> Tuned:
+    """Choose the schedules of all kernels of a step, and where its tensors lie, by predicted cost.
+
+    A layout is paid by the kernel that writes the tensor and by every one that reads it: layouts are chosen
+    one after the other, each the best for all its kernels while the others stay, until nothing changes.
+    fixed: tensors that stay where they are, as those that are overwritten do. Layouts are chosen where the
+    target stores tensors in images, schedules always.
+    """
+    overwritten = {node for g in groups for pair in g.stored.items() if pair[1] is not None for node in pair}
+    free = {
+        node: layout_options(node, layout, target)
+        for node, layout in layouts.items()
+        if target.storage == "image" and node not in fixed and node not in overwritten
+    }
+    free = {node: options for node, options in free.items() if len(options) > 1}
+    known: dict[Any, Scores] = {}
+    tables = [_table(group, layouts, free, target, coefficients, known) for group in groups]
+    chosen = _search(tables, dict.fromkeys(free, 0))
+    if sum(t.cost(chosen) for t in tables) * (1 + MARGIN) >= sum(t.cost({}) for t in tables):
+        chosen = {}
+    placed = {**layouts, **{node: free[node][number] for node, number in chosen.items()}}
+    schedules = {}
+    for table in tables:
+        place = table.best(chosen)
+        if place != table.row(chosen) * table.scores.ms.shape[1]:
+            schedules[table.group] = table.scores.choice(place).schedule
+    return Tuned(
+        placed,
+        schedules,
+        sum(float(t.scores.ms.reshape(-1)[t.best(chosen)]) for t in tables),
+        sum(float(t.scores.ms[0, 0]) for t in tables),
+        sum(float(t.scores.ms.min()) for t in tables),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One kernel: its candidates in every combination of its tensors' layouts.
+
+    nodes: the tensors whose layouts are chosen. steps: how far apart their layouts are among the
+    combinations.
+    """
+
+    group: FusionGroup
+    scores: Scores
+    nodes: tuple[Node, ...]
+    steps: tuple[int, ...]
+
+    def row(self, chosen: Mapping[Node, int]) -> int:
+        """Return the number of the combination of layouts."""
+        return sum(chosen.get(node, 0) * step for node, step in zip(self.nodes, self.steps, strict=True))
+
+    def best(self, chosen: Mapping[Node, int]) -> int:
+        """Return the place of the best schedule; the default's where none is clearly better."""
+        row = self.scores.ms[self.row(chosen)]
+        number = int(np.argmin(row))
+        keeps = np.isfinite(row[0]) and row[number] * (1 + MARGIN) >= row[0]
+        return self.row(chosen) * len(row) + (0 if keeps else number)
+
+    def cost(self, chosen: Mapping[Node, int]) -> float:
+        """Return the predicted ms of the best schedule."""
+        return float(self.scores.ms[self.row(chosen)].min())
+
+
+def _table(
+    group: FusionGroup,
+    layouts: Mapping[Node, Layout],
+    free: Mapping[Node, Sequence[Layout]],
+    target: Target,
+    coefficients: KernelCoefficients,
+    known: dict[Any, Scores],
+) -> _Table:
+    """Score a group's kernel; kernels that do the same have one score."""
+    nest = nest_of(group, layouts)
+    tensors = [node for node in (*group.stored, *group.reads) if node in free]
+    nodes = tuple(sorted(tensors, key=lambda node: -node.numel)[:LARGEST_OPERANDS])
+    steps = tuple([prod([len(free[other]) for other in nodes[k + 1 :]]) for k in range(len(nodes))])
+    key = _key(nest, layouts, nodes)
+    if key not in known:
+        options = {node: free[node] for node in nodes}
+        known[key] = score(nest, layouts, target, coefficients, options, ablations=False, beam=BEAM)
+    return _Table(group, known[key], nodes, steps)
+
+
+def _key(nest: Nest, layouts: Mapping[Node, Layout], nodes: Sequence[Node]) -> Any:  # noqa: ANN401
+    """Return a key that kernels with the same work share."""
+    bodies = (nest.a, nest.b) if isinstance(nest, Product) else getattr(nest, "bodies", ())
+    values = [item.value for _, item in nest.stores]
+    reads = [(read.tensor, read.indices, read.dtype) for read in reads_of(*bodies, *values)]
+    writes = [(node, item.element, node.dtype) for node, item in nest.stores]
+    described = [
+        (node.shape, dtype, indices, layouts[node], nodes.index(node) if node in nodes else -1)
+        for node, indices, dtype in (*reads, *writes)
+    ]
+    return nest.extents, work_of([*bodies, *values]), len(reads), tuple(described)
+
+
+def _search(tables: Sequence[_Table], chosen: dict[Node, int]) -> dict[Node, int]:
+    """Return the layouts of all tensors: each the best for its kernels while the others stay."""
+    users: dict[Node, list[_Table]] = {node: [] for node in chosen}
+    counts: dict[Node, int] = {}
+    for table in tables:
+        for node, step in zip(table.nodes, table.steps, strict=True):
+            users[node].append(table)
+            whole = len(table.scores.layouts) if node is table.nodes[0] else counts_before(table, node)
+            counts[node] = whole // step
+    for _ in range(SWEEPS):
+        before = dict(chosen)
+        for node, its in users.items():
+            if its:
+                costs = [sum(t.cost({**chosen, node: k}) for t in its) for k in range(counts[node])]
+                chosen[node] = int(np.argmin(costs))
+        if chosen == before:
+            break
+    return {node: number for node, number in chosen.items() if number}
+
+
+def counts_before(table: _Table, node: Node) -> int:
+    """Return how many combinations the tensors from a node on have."""
+    return table.steps[table.nodes.index(node) - 1]
+
+
 def score(
     nest: Nest,
     layouts: Mapping[Node, Layout],
     target: Target,
     coefficients: KernelCoefficients,
     options: Mapping[Node, Sequence[Layout]] | None = None,
+    *,
+    ablations: bool = True,
+    beam: int = 0,
 ) -> Scores:
     """Return the predicted cost of all candidates of a kernel.
 
     options: layouts to choose among, by tensor; the first one is the default. All others stay as in
-    `layouts`.
+    `layouts`. ablations: predict those, too. beam: combine with all layouts only those schedules that are
+    among so many best ones where all tensors have the same number of their options; 0: all.
     """
     sets = candidates_of(nest.extents, target)
     choices = [dict(zip(options or {}, chosen, strict=True)) for chosen in product(*(options or {}).values())]
+    if beam and len(choices) > 1:
+        lengths = [len(layouts_of) for layouts_of in (options or {}).values()]
+        alike = [
+            {
+                **layouts,
+                **{node: of_node[min(k, len(of_node) - 1)] for node, of_node in (options or {}).items()},
+            }
+            for k in range(max(lengths))
+        ]
+        sets = _promising(nest, sets, alike, target, coefficients, beam)
     placed = [{**layouts, **chosen} for chosen in choices]
-    parts = [_score_set(nest, candidates, placed, target, coefficients) for candidates in sets]
+    parts = [_score_set(nest, candidates, placed, target, coefficients, ablations) for candidates in sets]
     columns = [np.concatenate(column, axis=1) for column in zip(*parts, strict=True)]
     return Scores(tuple(sets), tuple(placed), *columns)
+
+
+def _promising(
+    nest: Nest,
+    sets: Sequence[Candidates],
+    placed: Sequence[Mapping[Node, Layout]],
+    target: Target,
+    coefficients: KernelCoefficients,
+    beam: int,
+) -> list[Candidates]:
+    """Return the default, and the schedules that are among the best in some of these layouts."""
+    parts = [_score_set(nest, candidates, placed, target, coefficients, False)[0] for candidates in sets]
+    order = np.argsort(np.concatenate(parts, axis=1), axis=1, kind="stable")[:, :beam]
+    chosen = np.union1d(order.reshape(-1), [0])
+    first, subsets = 0, []
+    for candidates in sets:
+        own = chosen[(chosen >= first) & (chosen < first + len(candidates))] - first
+        first += len(candidates)
+        subsets.append(candidates.subset(own))
+    return [subset for subset in subsets if len(subset)]
 
 
 def _score_set(
@@ -108,6 +299,7 @@ def _score_set(
     placed: Sequence[Mapping[Node, Layout]],
     target: Target,
     coefficients: KernelCoefficients,
+    ablations: bool,
 ) -> list[Array]:
     """Return (C, N) times, and those of the ablations, of one set of candidates."""
     shape = (len(placed), len(candidates))
@@ -115,9 +307,12 @@ def _score_set(
     for sketch, share in sketches_of(nest, candidates, target):
         work = _stacked(sketch, placed, coefficients)
         cost: KernelCost = predict_kernels(work, coefficients)
+        totals[0] += cost.ms.reshape(shape) * share
+        if not ablations:
+            continue
         pure = predict_kernels(work, coefficients, pure=True).ms
         reuse = predict_reuse(work, coefficients)
-        for total, part in zip(totals, (cost.ms, cost.thread_ns, cost.warp_ns, pure, reuse), strict=True):
+        for total, part in zip(totals[1:], (cost.thread_ns, cost.warp_ns, pure, reuse), strict=True):
             total += part.reshape(shape) * share
     totals[0] = np.where(_writable(nest, candidates, placed, target), totals[0], np.inf)
     return totals
@@ -127,22 +322,18 @@ def _stacked(
     sketch: Sketch, placed: Sequence[Mapping[Node, Layout]], coefficients: KernelCoefficients
 ) -> KernelWork:
     """Return the work of all candidates in all layouts: those of the first layouts first."""
-    known: dict[Any, ReadWork] = {}
-
-    def operand(number: int, layouts: Mapping[Node, Layout]) -> ReadWork:
-        walk, access = (*sketch.reads, *sketch.writes)[number]
-        key = (number, layouts[access.tensor])
-        if key not in known:
-            known[key] = sketch.access(walk, access, layouts[access.tensor], coefficients)
-        return known[key]
 
     def stacked(number: int) -> ReadWork:
-        return _joined([operand(number, layouts) for layouts in placed], sketch.candidates)
+        walk, access = (*sketch.reads, *sketch.writes)[number]
+        own = [layouts[access.tensor] for layouts in placed]
+        several = list(dict.fromkeys(own))
+        works = [sketch.access(walk, access, layout, coefficients) for layout in several]
+        return _joined(works, [several.index(layout) for layout in own], sketch.candidates)
 
     count = len(placed)
     reads = [stacked(number) for number in range(len(sketch.reads))]
     writes = [stacked(len(sketch.reads) + number) for number in range(len(sketch.writes))]
-    scratch = [_joined([part] * count, sketch.candidates) for part in sketch.scratch]
+    scratch = [_joined([part], [0] * count, sketch.candidates) for part in sketch.scratch]
     slices = np.tile(np.broadcast_to(sketch.slices, (sketch.candidates,)), count)
     writes = [replace(part, distinct_bytes=part.distinct_bytes * slices) for part in writes]
     columns = {
@@ -154,35 +345,49 @@ def _stacked(
     return KernelWork(**columns, reads=(*scratch, *reads), writes=tuple(writes))
 
 
-def _joined(parts: Sequence[ReadWork], candidates: int) -> ReadWork:
-    """Return the work of several layouts, one after the other."""
-    whole = [part.spread_over(candidates) for part in parts]
-    if len(whole) == 1:
+def _joined(works: Sequence[ReadWork], order: Sequence[int], candidates: int) -> ReadWork:
+    """Return an operand's work in several layouts, one after the other. order: which work each has."""
+    whole = [work.spread_over(candidates) for work in works]
+    if len(order) == 1:
         return whole[0]
-    names = ReadWork.__dataclass_fields__
-    return ReadWork(**{name: np.concatenate([getattr(part, name) for part in whole]) for name in names})
+    columns = {}
+    for name in ReadWork.__dataclass_fields__:
+        column = np.stack([getattr(work, name) for work in whole])[list(order)]
+        columns[name] = column.reshape(-1, *column.shape[2:])
+    return ReadWork(**columns)
 
 
 def _writable(
     nest: Nest, candidates: Candidates, placed: Sequence[Mapping[Node, Layout]], target: Target
 ) -> Array:
     """Return (C, N): whether a schedule's kernel writes its results, in images by whole texels."""
-    results = list(dict.fromkeys(node for node, _ in nest.stores))
     legal = np.ones((len(placed), len(candidates)), bool)
+    results = {node: item for node, item in nest.stores}
+    if all(layouts[node].storage == "buffer" for layouts in placed for node in results):
+        return legal
+    s = candidates.schedules
+    keys = np.stack([np.broadcast_to(c, (len(candidates),)) for c in (s.vector, getattr(s, "slices", 1))])
+    _, first, kind = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    known: dict[Any, bool] = {}
+
+    def fits(schedule: Schedule, layouts: Mapping[Node, Layout]) -> bool:
+        for node, element, lane, width in written(nest, schedule, target):
+            layout = layouts[node]
+            key = (node, lane, width, layout)
+            if key not in known:
+                site = Site("", node.shape, node.dtype, layout)
+                known[key] = layout.storage == "buffer" or writes_texels(site, element, lane, width)
+            if not known[key]:
+                return False
+        return True
+
+    schedules = [candidates.pick(int(number)) for number in first]  # one of each width
     for number, layouts in enumerate(placed):
-        if all(layouts[node].storage == "buffer" for node in results):
-            continue
-        known: dict[Any, bool] = {}
-        for candidate in range(len(candidates)):
-            fits = True
-            for node, element, lane, width in written(nest, candidates.pick(candidate), target):
-                layout = layouts[node]
-                key = (node, lane, width)
-                if key not in known:
-                    site = Site("", node.shape, node.dtype, layout)
-                    known[key] = layout.storage == "buffer" or writes_texels(site, element, lane, width)
-                fits &= known[key]
-            legal[number, candidate] = fits
+        buffers = all(layouts[node].storage == "buffer" for node in results)
+        if not buffers:
+            cut = [isinstance(schedule, RowsSchedule) and schedule.slices > 1 for schedule in schedules]
+            whole = [not c and fits(schedule, layouts) for c, schedule in zip(cut, schedules, strict=True)]
+            legal[number] = np.array(whole)[kind.reshape(-1)]
     return legal
 
 

@@ -14,7 +14,11 @@ from torchedge.expressions.dialect import Site
 from torchedge.expressions.indices import Axis, of
 from torchedge.expressions.rendering import writes_texels
 from torchedge.lowering.building import elementwise
-from torchedge.lowering.nodes import Stored
+from torchedge.lowering.candidates import candidates_of
+from torchedge.lowering.fusion import form_groups
+from torchedge.lowering.kernels.nests import nest_of
+from torchedge.lowering.nodes import Stored, nodes_below
+from torchedge.lowering.placement import place_tensors
 from torchedge.lowering.schedules import (
     ContractionSchedule,
     PointwiseExtents,
@@ -24,6 +28,7 @@ from torchedge.lowering.schedules import (
     is_legal,
 )
 from torchedge.lowering.targets import TARGETS
+from torchedge.lowering.translation import Translation
 from torchedge.textures.layouts import Layout
 
 pytest.importorskip("pyopencl")
@@ -98,3 +103,29 @@ def test_texels_are_written_whole():
     assert not writes_texels(site, element, rows, 2)
     assert not writes_texels(site, element, None, 1)
     assert writes_texels(Site("t0", (6, 1), "float32", layout), (of(rows), of(Axis("n", 1))), None, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.parametrize("operator", ["mm", "convolution", "softmax", "activation"])
+def test_every_kind_of_candidate_computes_the_same(operator, name):
+    x, w = (torch.randn(n, dtype=torch.float64) for n in ((2, 8, 12, 12), (16, 8, 3, 3)))
+    a, b = torch.randn(36, 64, dtype=torch.float64), torch.randn(64, 40, dtype=torch.float64)
+    convolution = (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    cases = {
+        "mm": (ATEN.mm.default, (a, b)),
+        "convolution": (ATEN.convolution.default, convolution),
+        "softmax": (ATEN._softmax.default, (a, 1, False)),
+        "activation": (ATEN.tanh.default, (a,)),
+    }
+    target, arguments = cases[operator]
+    want = target(*arguments)
+    nodes, data = apply(target, arguments, {}, [want])
+    below = nodes_below(nodes)
+    stored = {n.index: n for n in below if isinstance(n, Stored)}
+    (group,) = form_groups(Translation(tuple(nodes), (), stored), TARGETS[name]).groups
+    nest = nest_of(group, place_tensors([group], list(stored.values()), []))
+    schedules = [c.pick(k) for c in candidates_of(nest.extents, TARGETS[name]) for k in range(len(c))]
+    for number in np.random.default_rng(0).permutation(len(schedules))[:8]:
+        (found,) = run_nodes(nodes, data, name, schedules[number])
+        np.testing.assert_allclose(found, want.numpy(), rtol=1e-4, atol=1e-5, err_msg=str(schedules[number]))

@@ -1,0 +1,90 @@
+"""Programs whose schedules and layouts the tuner chose compute what those of the defaults compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchedge.lowering import assembly
+from torchedge.lowering.assembly import lower
+from torchedge.lowering.rules import all_rules
+from torchedge.lowering.targets import TARGETS
+from torchedge.runtime import Executor
+from torchedge.runtime.program_caches import key_of
+from torchedge.textures.coefficients import default_coefficients
+from torchedge.tracing.steps import capture_step
+
+pytest.importorskip("pyopencl")
+
+
+def tuned(name, **more):
+    return replace(TARGETS[name], coefficients=default_coefficients(name), **more)
+
+
+@pytest.fixture(scope="module")
+def step():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=16), nn.BatchNorm2d(16),
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 12), nn.Softmax(-1),
+    )  # fmt: skip
+    x = torch.randn(2, 8, 16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return capture_step(
+        model, (x,), loss=lambda y: (y * y).sum(), optimizer=optimizer, keep=frozenset(all_rules())
+    ), x
+
+
+def run(captured, x, target):
+    program = lower(captured.step, target)
+    with Executor(program) as executor:
+        executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
+        loss = executor.run(x.numpy())[0]
+        return (
+            program,
+            loss,
+            {t.name: executor.read(t.name) for t in program.tensors if t.role == "parameter"},
+        )
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_a_tuned_step_computes_the_same(name, step):
+    captured, x = step
+    _, loss, weights = run(captured, x, TARGETS["cpu"])
+    program, tuned_loss, tuned_weights = run(captured, x, tuned(name))
+    np.testing.assert_allclose(tuned_loss, loss, rtol=1e-5)
+    for weight, value in weights.items():
+        np.testing.assert_allclose(tuned_weights[weight], value, rtol=2e-4, atol=2e-6)
+    assert program.digest != lower(captured.step, TARGETS[name]).digest
+
+
+def test_decisions_are_the_same_each_time_and_belong_to_the_key_of_the_program(step):
+    captured, _ = step
+    target = tuned("mobile")
+    first, second = (lower(captured.step, target) for _ in range(2))
+    assert first.digest == second.digest
+    assert key_of(captured.step, target, {}) != key_of(captured.step, TARGETS["mobile"], {})
+
+
+def test_layouts_are_chosen_for_writer_and_readers_together(step, monkeypatch):
+    captured, _ = step
+    decided = []
+
+    def kept(*args):
+        decided.append((args, assembly_tune(*args)))
+        return decided[-1][1]
+
+    assembly_tune = assembly.tune
+    monkeypatch.setattr(assembly, "tune", kept)
+    lower(captured.step, tuned("mobile"))
+    ((groups, before, fixed, *_), choice) = decided[0]
+    assert choice.bound_ms <= choice.ms <= choice.default_ms
+    overwritten = {n for g in groups for pair in g.stored.items() if pair[1] is not None for n in pair}
+    for node in {*fixed, *overwritten} & before.keys():
+        assert choice.layouts[node] == before[node]
+    assert all(choice.layouts[node].order == before[node].order for node in before)
