@@ -14,13 +14,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from torchedge.cli.console import set_verbosity, verbosity, warn
 from torchedge.errors import CaptureError, InputError, TorchedgeWarning
+from torchedge.storage.amounts import MOST_BYTES, bytes_of
 
 if TYPE_CHECKING:
     from torchedge.graphs import ForwardGraph
@@ -114,19 +115,14 @@ class Size(_Type):
     """An amount of memory in bytes: 500MiB, 1.5GiB, or a number of MiB."""
 
     name = "SIZE"
-    most = 2**50
-    _units: ClassVar = {"": 2**20, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - text or a default
         """Return the amount in bytes."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", value.strip().lower(), re.ASCII)
-        if match is None or match[2] not in self._units or len(value) > 40:
+        amount = value if isinstance(value, int) else bytes_of(value, unit=2**20)
+        if amount is None:
             expected = "expected a number of MiB such as 4096, or one with its unit such as 4GiB"
             self.fail(f"{value[:40]!r} is not an amount of memory; {expected}.", param, ctx)
-        amount = int(float(match[1]) * self._units[match[2]])
-        if not 1 <= amount <= self.most:
+        if not 1 <= amount <= MOST_BYTES:
             self.fail(f"{value!r} is not from 1 byte to 1 PiB.", param, ctx)
         return amount
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.errors import InputError, LimitError, PlanError
 from torchedge.lowering.programs import Program
+from torchedge.storage.amounts import MOST_BYTES, bytes_of
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.rates import STAGING_BYTES
@@ -18,10 +18,6 @@ from torchedge.streaming.verification import check_plan, verify_plan
 from torchedge.textures.layouts import PAGE_BYTES
 
 __all__ = ["Budget", "Budgeted", "parse_bytes"]
-
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
-MOST_BYTES = 2**50
 
 RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0)
 """Factors of the load capacities to try: the paper's soft thresholds (C4)."""
@@ -44,14 +40,10 @@ def parse_bytes(amount: int | str, what: str = "the limit") -> int:
     Raises:
         InputError: it is neither, or not from 1 byte to 1 PiB.
     """
-    expected = 'expected bytes as a whole number, or a text such as "500MiB" or "1.5GiB"'
-    match = _AMOUNT.fullmatch(amount) if isinstance(amount, str) and len(amount) < 40 else None
-    if match is not None and match[2].lower() in _UNITS:
-        value = int(float(match[1]) * _UNITS[match[2].lower()])
-    elif type(amount) is int:
-        value = amount
-    else:
+    value = amount if type(amount) is int else bytes_of(amount) if isinstance(amount, str) else None
+    if value is None:
         shown = f"{amount[:40]!r}" if isinstance(amount, str) else f"{amount!r:.40}"
+        expected = 'expected bytes as a whole number, or a text such as "500MiB" or "1.5GiB"'
         raise InputError(f"{what} is {shown}; {expected}")
     if not 1 <= value <= MOST_BYTES:
         raise InputError(f"{what} is {amount!r:.40}; expected 1 byte to 1 PiB")
