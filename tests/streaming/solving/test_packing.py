@@ -107,5 +107,5 @@ def test_what_is_admitted_keeps_the_limit(seed, whole):
 def test_without_work_everything_is_preloaded():
     problem = make_problem(random_instance(5, "small"))
     part = Subproblem(0, problem.layers, problem.jobs)
-    preloaded = admit(problem, part, frozenset(), ORDERS["smallest"], Work(0))
+    preloaded = admit(problem, part, frozenset(), ORDERS["consumption"], Work(0))
     assert preloaded == {job.weight for job in problem.jobs}

@@ -166,12 +166,12 @@ class _Search:
             in_flight = self._decide(position, in_flight)
             if len(self.cost) > 4 * self.width:
                 in_flight = self._prune(slot, in_flight)
-            if not self.work.spend(50 + self.remaining.size / 20):
+            if not self.work.spend(80 + self.remaining.size / 12):
                 return False
         self._sort(slot)
         if own:
             self._prune(slot, None)
-        return self.work.spend(100 + self.remaining.size / 30)
+        return self.work.spend(160 + self.remaining.size / 20)
 
     def _in_flight(self) -> Ints:
         amounts = self.jobs.chunks[self.names] if self.limits.whole else self.remaining
@@ -221,12 +221,8 @@ class _Search:
             rank = self.remaining.astype(float)
         elif self.order == "weighted":
             rank = self.remaining / np.maximum(1.0, self.jobs.late[self.names])
-        elif self.order == "consumption":
-            rank = released.astype(float)
-        elif self.order == "largest share":
-            rank = self.remaining / np.maximum(1, self.jobs.chunks[self.names])
         else:
-            rank = self.jobs.chunks[self.names].astype(float)
+            rank = released.astype(float)
         rank = np.where(self.names < 0, -1.0, np.where(released > slot + 1, np.inf, rank))
         order = np.argsort(rank, axis=1, kind="stable")
         self.remaining = np.take_along_axis(self.remaining, order, axis=1)
@@ -238,7 +234,7 @@ class _Search:
         """Drop dominated labels, then the least promising ones beyond the width."""
         if len(self.cost) < 2:
             return in_flight
-        self.work.spend(50 + self.remaining.size / 8)
+        self.work.spend(80 + self.remaining.size / 5)
         value = self.cost + self.limits.premium * self.preload_chunks
         value[self.remaining.sum(axis=1) > self.left[slot + 1]] = np.inf  # never served within the part
         lower = np.full(len(value), -np.inf)
@@ -272,7 +268,7 @@ class _Search:
         plain = self.order == "fewest remaining" and not self.limits.whole and not jobs.tied
         totals = remaining.sum(axis=1)
         preloaded = self.preload_chunks * (self.limits.preloaded is not None)
-        self.work.spend(len(ranked) / 8)
+        self.work.spend(len(ranked) / 5)
         for rival in ranked[:COMPARED]:
             if not alive[rival]:
                 continue

@@ -141,7 +141,7 @@ class _Part:
             job.chunks for job in jobs if job.weight in preloaded
         ):
             return None
-        self.work.spend(12 * self.size)
+        self.work.spend(100 + 3 * self.size)
         streamed = [job for job in jobs if job.weight not in preloaded]
         packing = pack(self.problem, streamed, order, end=self.part.end)
         if packing.unfinished or self._exceeds(streamed, packing):
@@ -246,7 +246,8 @@ class _Part:
         part, limit, work = self.part, self.limits.in_flight, self.work
         returned = premium * (self.limits.slack or 0)
         upper = float(tables.preload_cost.sum()) if self.best is None else self.best.cost + returned
-        climbed = ascend(tables, upper, rounds=ROUNDS, work=work)
+        with work.share(0.7) as own:
+            climbed = ascend(tables, upper, rounds=ROUNDS, work=own)
         self._raise(climbed.value - returned)
         flow = None
         candidates = [np.flatnonzero(climbed.streaming > tables.preload_cost)]
@@ -278,7 +279,7 @@ class _Part:
         preloaded = float(self.chunks[candidates[-1]].sum())
         if self.size > MOST_SEARCHED:
             return preloaded, None
-        work.spend(30 * self.size)
+        work.spend(200 + 10 * self.size)
         return preloaded, Guide(self.problem, part, tables, climbed.prices, flow)
 
     def _raise(self, value: float) -> None:
@@ -341,7 +342,7 @@ class _Memory:
 
     def needed(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Memory (chunks) of a set of preloads, beside the fixed ones; None: the others do not fit."""
-        self.work.spend(14 * (len(self.chunks) + self.part.end))
+        self.work.spend(100 + 4 * (len(self.chunks) + self.part.end))
         jobs = [job for job in self.problem.jobs if job.weight not in preloaded]
         packing = pack(self.problem, jobs, order)
         if packing.unfinished:

@@ -381,7 +381,7 @@ def flow_effort(part: Subproblem, limit: int) -> float:
     """Work of building a flow."""
     amounts = limit // unit_of(part, limit)
     slots, jobs = part.end - part.start, len(part.jobs)
-    return (3 * slots + 12 * jobs) * (6 + amounts / 1500) + slots * amounts / 50
+    return (slots + 4 * jobs) * (6 + amounts / 1500) + slots * amounts / 150
 
 
 PARTS = 8

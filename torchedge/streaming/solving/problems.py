@@ -182,24 +182,14 @@ def _weighted(job: Job, remaining: int) -> float:
     return remaining / max(1, job.late)
 
 
-def _share(job: Job, remaining: int) -> float:
-    return remaining / job.chunks
-
-
 def _consumption(job: Job, remaining: int) -> float:
     return job.release
-
-
-def _smallest(job: Job, remaining: int) -> float:
-    return job.chunks
 
 
 ORDERS: dict[str, Order] = {
     "fewest remaining": _fewest_remaining,
     "weighted": _weighted,
-    "largest share": _share,
     "consumption": _consumption,
-    "smallest": _smallest,
 }
 """Which waiting job a slot serves first. Fewest remaining chunks first (SRPT) is optimal where every job's
 lateness costs the same: rescaled by cumulated capacity it minimises the unfinished jobs at every instant."""
@@ -314,7 +304,7 @@ def admit(
     Where a job exceeds the limit, the largest of it and of the waiting ones is preloaded; all jobs, where no
     work is left.
     """
-    while work.spend(20 * len(part.jobs) + 4 * (part.end - part.start)):
+    while work.spend(200 + 5 * len(part.jobs) + (part.end - part.start)):
         dropped = _overdue(problem, part, preloaded, order, limit, whole)
         if not dropped:
             return preloaded
