@@ -48,6 +48,8 @@ SHARE = 0.22
 BLOCK = 1 << 20
 ROOM = 1.1
 """Of the smallest memory limit that works, where `--share` is too little."""
+PROBES = 3
+"""Runs from which predictions take rates and the times of launches, as medians."""
 NOMINAL_GB_S = 1.0
 """Of a disk, until it is measured."""
 HOST = "host_launch_us", "host_transfer_us"
@@ -305,6 +307,18 @@ def bits_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def reading_rate(figures: Mapping[str, Any]) -> float:
+    """Return the GB/s of a run's reads, from the start of the first to the end of the last."""
+    reads = figures["reads"]
+    return sum(nbytes for *_, nbytes in reads) / (reads[-1][1] - reads[0][0]) / 1e6
+
+
+def copying_rate(figures: Mapping[str, Any]) -> float:
+    """Return the GB/s of a run's copies."""
+    taken = sum(ms for ms, _ in figures["copies"]) or 1e-9
+    return sum(nbytes for _, nbytes in figures["copies"]) / taken / 1e6
+
+
 def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one model."""
     device = find_device(options.device)
@@ -312,19 +326,17 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     bundle, inputs, _ = exported(name, device, options)
     nominal = measured_device(device, {"disk_read_gb_s": NOMINAL_GB_S})
     probe = plan_program(bundle.program, nominal, strategy=STRATEGIES[PRELOADED])
-    reference, first = run(bundle, probe, "direct", options, inputs)  # builds the kernels
-    reference, first = run(bundle, probe, "direct", options, inputs)
-    busy = first["reads"][-1][1] - first["reads"][0][0]
-    disk = sum(nbytes for *_, nbytes in first["reads"]) / busy / 1e6
-    copying = sum(ms for ms, _ in first["copies"]) or 1e-9
+    reference, _ = run(bundle, probe, "direct", options, inputs)  # builds the kernels
+    probes = [run(bundle, probe, "direct", options, inputs)[1] for _ in range(PROBES)]
+    launch_ms = [statistics.median(times) for times in zip(*[x["launch_ms"] for x in probes], strict=True)]
     rates = {
-        "disk_read_gb_s": disk,
-        "unified_to_texture_gb_s": sum(nbytes for _, nbytes in first["copies"]) / copying / 1e6,
+        "disk_read_gb_s": statistics.median([reading_rate(x) for x in probes]),
+        "unified_to_texture_gb_s": statistics.median([copying_rate(x) for x in probes]),
     }
     host = host_us(open_context(options.opencl))
     known = measured_device(device, rates, host)
     limit = int(options.share * probe.schedule.memory.total_bytes)
-    settings: dict[str, Any] = {"launch_ms": first["launch_ms"], "m_peak": None}
+    settings: dict[str, Any] = {"launch_ms": launch_ms, "m_peak": None}
     started = time.perf_counter()
     try:
         ours = plan_program(bundle.program, known, memory_limit=limit, **settings)
@@ -342,7 +354,7 @@ def case(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "model": title,
         "launches": len(bundle.program.launches),
         "weights_mib": bundle.manifest.files["weights.safetensors"].nbytes / MIB,
-        "kernels_ms": sum(first["launch_ms"]),
+        "kernels_ms": sum(launch_ms),
         **rates,
         "host_us": host,
         "limit_mib": limit / MIB,
