@@ -95,5 +95,6 @@ def program_of_amounts(rows):
 def streamed_chain(count, kib, flops=0, values=1024):
     """x -> ... -> z through `count` launches that each may load much beside them, weights of `kib` KiB."""
     made = weighted_chain([kib * 256] * count, values)
-    kernels = [replace(kernel, load_class="reusable", flops=flops) for kernel in made.kernels]
-    return replace(made, kernels=tuple(kernels))
+    kernels = tuple([replace(kernel, load_class="reusable") for kernel in made.kernels])
+    launches = tuple([replace(launch, flops=flops) for launch in made.launches])
+    return replace(made, kernels=kernels, launches=launches)
