@@ -151,3 +151,10 @@ def test_an_index_that_leaves_a_digit_open_has_no_inverse():
     assert inverse([of(a)], [of(e)], [a, b]) is None
     assert inverse([of(a) + 1], [of(e)], [a]) is None
     assert inverse([of(a) * 4 + of(b)], [of(e)], [a, b]) == {a: of(e) // 4, b: of(e) % 4}
+
+
+def test_a_lane_decides_nothing_about_quotients_by_wider_numbers():
+    block, lane = of(Axis("b", 48)), of(Axis("lane", 4))
+    assert (block * 4 + lane) // 32 == block // 8
+    assert (block * 4 + lane) % 32 == block % 8 * 4 + lane
+    assert (block * 4 + lane + 2) // 32 != block // 8  # the lane reaches the next block

@@ -245,7 +245,25 @@ def _split_atom(rest: Index, divisor: int) -> tuple[Index, Index]:
             return floor, Index(((Remainder(rest, divisor), 1),))
         if isinstance(atom, Remainder) and atom.divisor % divisor == 0:
             return Index(((Floor(rest, divisor), 1),)), atom.index % divisor
+    coarse, fine = _split_sum(rest, divisor)
+    if fine.terms:
+        floor, remainder = _divided(coarse, divisor)
+        return floor, remainder + fine
     return Index(((Floor(rest, divisor), 1),)), Index(((Remainder(rest, divisor), 1),))
+
+
+def _split_sum(index: Index, divisor: int) -> tuple[Index, Index]:
+    """Return an index as multiples of a factor of the divisor, and a rest below that factor (or nothing).
+
+    The rest decides nothing about the floor: 4 · block + lane of 32 is block of 8.
+    """
+    terms = sorted(index.terms, key=lambda term: abs(term[1]))
+    for count in range(len(terms) - 1, 0, -1):
+        step = gcd(divisor, *[c for _, c in terms[count:]])
+        fine = Index(tuple(terms[:count]), index.const % step)
+        if step > 1 and fine.range[0] >= 0 and fine.range[1] < step:
+            return Index(tuple(terms[count:]), index.const - fine.const), fine
+    return index, ZERO
 
 
 def rewrite(index: Index, change: Callable[[Atom], Index | None]) -> Index:

@@ -89,19 +89,19 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_0
   }
 }
 
-__kernel void contraction_sum_4930272b75(__global float* t0, __global const float* restrict t1) {
-  const int c = get_global_id(0) * 8, r = get_global_id(1), batch = get_global_id(2);
-  if (c >= 24 || r >= 10) return;
-  const int r0 = (uint)(r);
-  const int c0 = (uint)(c) / 8;
-  float8 acc = 0;
-  for (int part = 0; part < 2; ++part) {
-    // loading slot
-    const float8 v1_1 = *(__global const float8*)(t1 + 240 * part + 24 * r0 + 8 * c0);
-    acc += v1_1;
+
+__kernel void rows_036603f8d3(__global float* t0, __global const float* restrict t1) {
+  const int r0 = get_global_id(0);
+
+  float16 acc_l = (float16)(0.0f);
+  #pragma unroll
+  for (int k0 = 0; k0 < 2; ++k0) {
+    const float16 v1_1 = *(__global const float16*)(t1 + 240 * k0 + 16 * r0);
+    acc_l = acc_l + v1_1;
   }
-  const float8 v2_1 = *(__global const float8*)(t0 + 24 * r0 + 8 * c0);
-  const float8 v2_2 = (acc * ((float8)(0.1f)));
-  const float8 v2_3 = (v2_1 - v2_2);
-  *(__global float8*)(t0 + 24 * r0 + 8 * c0) = v2_3;
+  const float16 acc = acc_l;
+  const float16 v2_1 = *(__global const float16*)(t0 + 16 * r0);
+  const float16 v2_2 = (acc * ((float16)(0.1f)));
+  const float16 v2_3 = (v2_1 - v2_2);
+  *(__global float16*)(t0 + 16 * r0) = v2_3;
 }

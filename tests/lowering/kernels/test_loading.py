@@ -145,7 +145,8 @@ def test_main_loops_have_a_turn():
     turns = {name: make for name, make in CASES.items() if not name.startswith(("pointwise", "windows"))}
     for name in turns:
         make, target, schedule = CASES[name]
-        assert all(TURN in kernel.source for kernel in program_of(make(), target, schedule).kernels), name
+        kernels = program_of(make(), target, schedule).kernels
+        assert all(TURN in k.source for k in kernels if k.kind != "sum of slices"), name
     (kernel,) = program_of(activation()).kernels
     assert TURN not in kernel.source
     loaded = with_slot(kernel, "buffer", "gpu")

@@ -28,9 +28,16 @@ from torchedge.lowering.kernels.products import (
     size,
     widest,
 )
+from torchedge.lowering.kernels.rows import rows_nest, write_rows
 from torchedge.lowering.kernels.sources import KernelSource, arguments_of, fill
-from torchedge.lowering.nodes import Contraction, Node, Stored
-from torchedge.lowering.schedules import PAD, ContractionSchedule, multiple
+from torchedge.lowering.nodes import Contraction, Node, Rows, Stage, Stored
+from torchedge.lowering.schedules import (
+    PAD,
+    ContractionSchedule,
+    RowsSchedule,
+    default_schedule,
+    multiple,
+)
 from torchedge.lowering.targets import Kind, Target
 from torchedge.textures.layouts import Layout, row_major
 
@@ -75,7 +82,7 @@ def write_contraction(
     layouts = {**layouts, scratch: row_major(4)}
     return (
         _main(group, partial, schedule, {scratch: None}, layouts, target.checks),
-        _sum(group, product, schedule, Read(scratch, element, scratch.dtype), layouts, target),
+        *_sum(group, product, scratch, element, layouts, target),
     )
 
 
@@ -132,45 +139,34 @@ def _main(
 def _sum(
     group: FusionGroup,
     product: Product,
-    schedule: ContractionSchedule,
-    slice_: Read,
+    scratch: Node,
+    element: Sequence[Index],
     layouts: Mapping[Node, Layout],
     target: Target,
-) -> KernelSource:
-    """Return the kernel that adds the slices of a split contraction and computes what follows it."""
-    values = [c.value for _, c in product.stores]
-    read = dict.fromkeys(read.tensor for read in (slice_, *reads_of(*values)))
-    arguments = arguments_of(group.stored, list(read), layouts, target.checks)
-    texts = Texts(arguments, slice_.dtype)
-    last = product.cols[-1] if product.cols else Axis("none", 1)
-    width = widest(last, target.vector)
-    summand = texts.read(slice_, last, width)
-    epilogue = _epilogue(product, texts, "c", target.vector)
-    batch, rows, cols, _ = product.sizes
-    source = fill(
-        "contraction_sum",
-        preamble="".join(texts.helpers),
-        arguments=arguments.text,
-        rows=rows,
-        cols=cols,
-        slices=schedule.slices,
-        batch_place=places(product.batch, "batch"),
-        row_place=places(product.rows, "r"),
-        slice_lines=summand.lines,
-        slice_value=summand.value,
-        epilogue=epilogue,
-    )
-    elements = batch * rows * cols
-    local = min(64, 1 << (cols // width).bit_length() - 1)
-    sizes = (-(-(cols // width) // local) * local, rows, batch)
-    return arguments.launch(
-        source,
+) -> tuple[KernelSource, ...]:
+    """Return the kernels that add the slices of a split contraction and compute what follows it.
+
+    element: of the scratch tensor, at the loop `SLICE` and those of the product.
+    """
+    part = Axis("part", scratch.shape[0])
+    body = Read(scratch, tuple([i.substitute({SLICE: of(part)}) for i in element]), scratch.dtype)
+    loops = (*product.batch, *product.rows, *product.cols)
+    host = Rows(
+        tuple([axis.extent for axis in loops]),
+        scratch.dtype,
+        loops,
+        (part,),
+        (Stage(ACCUMULATED, "sum", body, scratch.dtype),),
+        (),
         "sum of slices",
-        (sizes, (local, 1, 1)),
-        (schedule.slices + work_of(values)) * elements,
-        f"the sum of {schedule.slices} slices of {elements} elements",
-        group.scope,
+        scope=group.scope,
     )
+    reads = dict.fromkeys(r.tensor for r in reads_of(body, *[c.value for _, c in product.stores]))
+    sums = FusionGroup(host, dict(product.stores), group.place, (body,), reads, group.stored)
+    nest = rows_nest(sums, arguments_of(group.stored, list(reads), layouts))
+    schedule = default_schedule(nest.extents, target)
+    assert isinstance(schedule, RowsSchedule)
+    return write_rows(sums, nest, layouts, schedule, target)
 
 
 def _epilogue(product: Product, texts: Texts, column: str, vector: int) -> OperandText:
