@@ -148,7 +148,7 @@ def test_more_points_than_there_are_means_all(small_dataset, fitted, tmp_path, c
         (["--base", "BASE", "--points", "many"], "'many' is not a whole number from 3"),
         (["--base", "BASE", "--points", "-3"], "--points"),
         (["--base", "BASE", "--seed", "x"], "'x' is not a whole number from 0"),
-        (["--points", "30"], "--points is given without --base; add --base DEVICE, or leave it out"),
+        (["--points", "30"], "--points is given without --base; add --base DEVICE, or omit it"),
         (["--base", "BASE", "--device", "nowhere"], "nowhere"),
     ],
 )

@@ -70,7 +70,7 @@ Example:
 
 
 class _Root(Group):
-    """The group of all commands: imports the module of a command when that is run or asked for its help."""
+    """The group of all commands: imports the module of a command when it runs or prints its help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for section in SECTIONS.values() for name in section]
@@ -160,7 +160,7 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _report(message: str, status: int, error: BaseException | None = None) -> int:
-    """Write one line to stderr (after the traceback, if that is asked for) and return the status."""
+    """Write one line to stderr (after the traceback, with TORCHEDGE_DEBUG=1) and return the status."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):

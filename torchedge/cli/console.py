@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 BAD_INPUT, DOES_NOT_FIT = 2, 3
-"""Exit statuses: what was given cannot be used; the answer is "does not fit"."""
+"""Exit statuses: unusable input; the answer is "does not fit"."""
 
 MIB = 2**20
 NARROWEST, USUAL, WIDEST = 60, 80, 120
@@ -178,7 +178,7 @@ class Progress:
         self.doing(stage)
 
     def doing(self, stage: str) -> None:
-        """Show what the current step is."""
+        """Show the current stage."""
         self.note(stage)
         self._line(stage)
 

@@ -125,7 +125,7 @@ def export(
 def _check_training(mode: str, training: dict[str, Any]) -> None:
     for name in _TRAINING_ONLY:
         if training[name] is not None and mode != "train":
-            raise InputError(f"--{name} is given without --mode train; add that, or leave --{name} out")
+            raise InputError(f"--{name} is given without --mode train; add that, or omit --{name}")
     rate = training["lr"]
     if rate is not None and not 0 <= rate < math.inf:
         raise InputError(f"--lr is {rate}; expected a number from 0 on")

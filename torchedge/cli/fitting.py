@@ -135,7 +135,7 @@ def _fit_modes(
     if base is None:
         for name, value in (("points", points), ("seed", seed)):
             if value is not None:
-                raise InputError(f"--{name} is given without --base; add --base DEVICE, or leave it out")
+                raise InputError(f"--{name} is given without --base; add --base DEVICE, or omit it")
     if dataset.is_file():
         raise InputError(f"{dataset} is a file; expected a folder: `torchedge fit loads` reads such")
     check_target(out, force=force)

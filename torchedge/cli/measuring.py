@@ -86,7 +86,7 @@ def profile(
     for name, value in (("--device", opencl_device), ("--out", out), ("--quick", quick or None)):
         if value is not None:
             raise InputError(
-                f"{name} is given without --streaming or --kernels; add one of them, or leave it out"
+                f"{name} is given without --streaming or --kernels; add one of them, or omit it"
             )
     from torchedge.devices import LOCAL_DEVICE, find_device
     from torchedge.profiling.local_cpu import PROBES, measure_local_cpu

@@ -249,7 +249,7 @@ class Command(click.Command):
                 formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - an exit status or None
-        """Run the command; an exit that the model's own code asks for is an error."""
+        """Run the command; a call of sys.exit in the model's own code is an error."""
         with _silence():
             try:
                 return super().invoke(ctx)

@@ -370,7 +370,7 @@ def _queue_document(queue: QueuePlan, limit: int) -> dict[str, Any]:
 
 
 def _print_queue(queue: QueuePlan, limit: int) -> None:
-    """Print what each model loads when, and the queue's times beside those of one model at a time."""
+    """Print the loads of each model by time, and the queue's times beside those of one model at a time."""
     names = [plan.program.name for plan in queue.alone]
     device = queue.together.device.name
     print_wrapped(f"{', '.join(names)} on {device}, one after the other within {number(limit / MIB)} MiB")
@@ -565,7 +565,7 @@ def _report(planned: _Planned, as_json: bool) -> None:
 
 
 def _summary(planned: _Planned) -> dict[str, Any]:
-    """Return what is printed as plain data; MiB count whole chunks."""
+    """Return the printed figures as plain data; MiB count whole chunks."""
     instance, result, checked = planned.instance, planned.plan, planned.checked
     document: dict[str, Any] = {
         "instance": instance.name,

@@ -1,4 +1,4 @@
-"""`torchedge predict`, `simulate` and `features`: what a step of a model takes."""
+"""`torchedge predict`, `simulate` and `features`: memory and latency of a step, and features of a model."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The limit in MiB (None: the device's), the confidence, and whether the largest batch size is wanted."""
+    """The limit in MiB (None: the device's), the confidence, and whether to search the largest batch size."""
 
     limit: float | None
     confidence: float

@@ -1,7 +1,7 @@
 """Integer index expressions: sums of loop axes, quotients and remainders, kept in a normal form.
 
 Views (reshape, permute, slice, pad, ...) are rewritings of indices; the normal form undoes what cancels, so
-that a chain of views costs what its sum costs.
+that a chain of views costs as much as one view.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ def inverse(
 
 
 def _digit(atom: Atom) -> tuple[Axis | None, int, int]:
-    """Return the axis of which an atom is a digit, the digit's weight and its number of values."""
+    """Return the axis that an atom is a digit of, the digit's weight and its number of values."""
     if isinstance(atom, Axis):
         return atom, 1, atom.extent
     if isinstance(atom, Fetched) or atom.index.const or [c for _, c in atom.index.terms] != [1]:

@@ -1,4 +1,4 @@
-"""Scalar expressions: what one element of a tensor is made of. Immutable, compared by content."""
+"""Scalar expressions: the formula of one element of a tensor. Immutable, compared by content."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Constant(Scalar):
 
 @dataclass(frozen=True, eq=False)
 class Read(Scalar):
-    """An element of a tensor that lies in memory. `tensor` is whatever the kernel's maker knows it by."""
+    """An element of a tensor that lies in memory. `tensor`: the kernel builder's key for it."""
 
     tensor: Any
     indices: tuple[Index, ...]
@@ -157,7 +157,7 @@ class Apply(Scalar):
 
 @dataclass(frozen=True, eq=False)
 class Guarded(Scalar):
-    """`value` where all bounds hold, `other` elsewhere; what `value` loads is not touched elsewhere."""
+    """`value` where all bounds hold, `other` elsewhere; loads of `value` are skipped elsewhere."""
 
     bounds: tuple[Bound, ...]
     value: Scalar
@@ -207,7 +207,7 @@ def apply(function: str, *args: Scalar | Number, dtype: str | None = None) -> Sc
 
 
 def _simplified(function: str, args: tuple[Scalar, ...]) -> Scalar | None:
-    """Return what x+0, x*1 and the like are; nothing that would change a NaN or an infinity."""
+    """Return the simpler form of x+0, x*1 and the like; NaN and infinities stay."""
     if len(args) == 2 and isinstance(args[1], Constant):
         value = args[1].value
         if (function in ("add", "sub") and value == 0) or (function in ("mul", "div") and value == 1):

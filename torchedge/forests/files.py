@@ -2,7 +2,7 @@
 
 Forest ``gamma`` is the four tensors ``gamma.feature`` (int16, -1 marks a leaf), ``gamma.payload`` (float32),
 ``gamma.sizes`` (int32, nodes of each tree) and ``gamma.hull`` (float32, 2 x features), with the JSON document
-``gamma`` in the metadata for what is not an array. Six bytes a node; ``trees`` explains a tree's layout.
+``gamma`` in the metadata for everything else. Six bytes a node; ``trees`` explains a tree's layout.
 """
 
 import json
@@ -72,7 +72,7 @@ def read_forests(
 
     Args:
         path: a file that ``write_forests`` wrote.
-        expected: the forests that are wanted, each with the feature order that the caller computes. Without
+        expected: the forests to read, each with the feature order that the caller computes. Without
             it every forest is read and its features are the caller's business.
         max_bytes: the largest file to accept.
 

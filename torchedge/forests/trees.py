@@ -39,7 +39,7 @@ class Forest:
     Shapes below: ``n`` nodes, ``t`` trees, ``f`` features.
 
     Attributes:
-        learner: what grew the trees, for instance ``extra_trees``.
+        learner: the learner of the trees, for instance ``extra_trees``.
         feature_names: the names of the ``f`` columns, in order.
         feature: (n,) the column a node compares; ``f`` (a column of minus infinity) marks a leaf.
         payload: (n,) float32, the threshold of an inner node or the value of a leaf.
@@ -109,7 +109,7 @@ def build_forest(
     """Return a ``Forest`` of checked breadth-first trees, which can neither loop nor read out of bounds.
 
     Args:
-        learner: what grew the trees.
+        learner: the learner of the trees.
         feature_names: the names of the ``f`` columns.
         feature: (n,) int16, the compared column of each node, -1 for a leaf.
         payload: (n,) float32, thresholds and leaf values.
@@ -118,7 +118,7 @@ def build_forest(
         scale: weight of each tree.
         offset: value without trees.
         metadata: provenance.
-        source: named in errors: the file, or what built the trees.
+        source: named in errors: the file, or the builder of the trees.
 
     Raises:
         ProfileError: a wrong type, shape, number or tree.
@@ -288,7 +288,7 @@ def _grow(
 
 
 def _check_rows(forest: Forest, rows: ArrayLike) -> Float32:
-    """The rows as float32, which is what the trees were grown on."""
+    """The rows as float32, as in the trees' training."""
     try:
         with np.errstate(over="ignore"):
             checked = np.asarray(rows).astype(np.float32, copy=False)

@@ -1,6 +1,6 @@
 """Operator knowledge: one entry an operator, found by any of its ATen names. No torch.
 
-An entry (`OpSpec`) says what a forward call costs, what autograd keeps of it, how it lies in memory and how
+An entry (`OpSpec`) holds the cost of a forward call, the tensors that autograd keeps, the strides and how
 autocast treats it. How it becomes kernels is one function under the same name in `lowering.rules`.
 """
 

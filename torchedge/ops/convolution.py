@@ -72,7 +72,7 @@ def transposed_flops(call: Call) -> int:
 
 
 def conv_saves(call: Call) -> tuple[int, ...]:
-    """convolution_backward reads both operands, whichever gradient is asked for."""
+    """convolution_backward reads both operands for each of its gradients."""
     return (0, 1)
 
 

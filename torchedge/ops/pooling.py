@@ -34,7 +34,7 @@ def window_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | N
 
 
 def adaptive_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
-    """Output of a 2-D adaptive pooling: the size asked for, None keeps the input's."""
+    """Output of a 2-D adaptive pooling: the requested size, None keeps the input's."""
     x = ins[0]
     if x is None or len(x) not in (3, 4):
         return None

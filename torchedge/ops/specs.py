@@ -65,11 +65,11 @@ Composite = Literal["", "product", "einsum", "attention"]
 
 
 class Call:
-    """One operator call as the rules see it: integer shapes (worked out when asked for), dtypes, attributes.
+    """One operator call as the rules see it: integer shapes (computed on first use), dtypes, attributes.
 
     `needs[i]` says that input i needs a gradient; `backend` ("cuda" or "cpu") which library runs it, where
     that changes what autograd keeps; `training` the mode the model ran in; `workspace` the tile of the
-    Winograd algorithm whose workspace the convolution library asks for (0: none).
+    Winograd algorithm whose workspace the convolution library takes (0: none).
     """
 
     __slots__ = (
@@ -184,11 +184,11 @@ def crossed(first: int, second: int) -> Callable[[Call], tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """Everything that torchedge knows about the forward call of one operator.
+    """All facts about the forward call of one operator.
 
     kind: canonical ATen base name; params: names of its parameters in order (tensor parameters become inputs,
     the others attributes); targets: further ATen names with the same entry.
-    load: how well weights load behind it. work: what the latency model counts it as.
+    load: how well weights load behind it. work: its kind for the latency model.
     infer: shape of its one output from input shapes, None where the framework's own meta kernel decides.
     infer_many: the same for an operator with several outputs, all of input 0's dtype.
     first_dtype: `infer` holds whatever the dtypes of the inputs; the output has input 0's.

@@ -28,7 +28,7 @@ _results: WeakKeyDictionary[ForwardGraph, _Results] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Results for one graph, each computed when it is first asked for."""
+    """Results for one graph, each computed on first use."""
 
     graph: ForwardGraph
     _results: _Results

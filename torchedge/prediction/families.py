@@ -109,7 +109,7 @@ class FamilyPredictor:
 class FamilyAnalysis:
     """The work and the allocations of a family's graphs under one setting.
 
-    Raises UndecidedError where an operator's rule asks for something that differs between the graphs.
+    Raises UndecidedError where an operator's rule depends on a size that differs between the graphs.
     """
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:

@@ -193,7 +193,7 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
 
 
 def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[str, float]:
-    """Return MiB by category: tensors at the peak, the rest of the allocator's memory, the process.
+    """Return MiB by category: tensors at the peak, the remainder of the allocator's memory, the process.
 
     If the total is below the simulated reserve (a ceiling, or the forest), all parts shrink in proportion.
     """

@@ -1,4 +1,4 @@
-"""The models of a device: fitted ones, read from files beside its `device.toml`, and stand-ins for the rest.
+"""The models of a device: fitted ones, read from files beside its `device.toml`, and stand-ins.
 
 For each mode, memory and latency are fitted where they were measured, else derived from the other mode's
 measurements, else analytic; stand-ins are marked as assumed.
@@ -62,7 +62,7 @@ class StepModels:
 
     @property
     def provenance(self) -> Provenance:
-        """The weaker of both: what a prediction inherits."""
+        """The weaker of both, which a prediction inherits."""
         return weakest((self.memory_provenance, self.latency_provenance))
 
 
@@ -137,7 +137,7 @@ def _schema(mode: Mode) -> str:
 
 
 def _feature_set(figure: str, forest: Forest) -> str:
-    """Return what a forest reads: "own" or the name of a feature set."""
+    """Return the features of a forest: "own" or the name of a feature set."""
     name = "own" if forest.feature_names == _OWN_FEATURES[figure] else set_of_names(forest.feature_names)
     if name is None:
         raise ProfileError(

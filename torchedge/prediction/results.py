@@ -1,4 +1,4 @@
-"""Predictions: figures with intervals, their parts, their source, and what they do not cover."""
+"""Predictions: figures with intervals, their parts, their source, and operators they do not cover."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The memory that a run requires, whatever the device has.
+    """The memory that a run requires, independent of the device's memory.
 
     required: batch sizes (B,) and a one-sided confidence to MiB (B,).
     """
@@ -49,7 +49,7 @@ class Needs:
 class Prediction:
     """The memory and time of one training step (or inference) of a model on a device.
 
-    memory: Γ (train) or γ (infer) in MiB: what the whole run takes from the device, context and libraries
+    memory: Γ (train) or γ (infer) in MiB: the memory of the whole run on the device, context and libraries
     included.
     latency: Φ or φ in ms: one step. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never
     the same number.
@@ -182,7 +182,7 @@ def _is_number(value: object) -> bool:
 
 
 def checked_confidence(confidence: float) -> float:
-    """Return a one-sided confidence; raises InputError for anything but a number from 0.5 up to 1."""
+    """Return a one-sided confidence; raises InputError unless it is a number from 0.5 up to 1."""
     if not _is_number(confidence) or not 0.5 <= confidence < 1:
         raise InputError(
             f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1"

@@ -1,7 +1,7 @@
 """How accurate predictions of measured rows are: a profile's own, or those of models fitted without the rows.
 
 The protocols are perf4sight's: a network's other pruning levels from its own rows (section 6.2), networks
-from a basis of three, and networks left out in turn (section 6.3).
+from a basis of three, and networks held out in turn (section 6.3).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PROTOCOLS: Mapping[str, str] = MappingProxyType(
 """How rows are predicted by models that were fitted without them."""
 
 GROUPS = 20
-"""A campaign's networks are left out in so many groups."""
+"""Number of groups in which a campaign's networks are held out."""
 
 _NAMES: Mapping[tuple[Mode, Quantity], tuple[str, str, str]] = MappingProxyType(
     {
@@ -161,7 +161,7 @@ def _means(keys: npt.NDArray[Any], values: FloatArray) -> dict[Any, float]:
 
 
 def predict_rows(model: MemoryModel | LatencyModel, samples: Samples, rows: Mask) -> Memory | Times:
-    """Return what a model of either quantity predicts for some rows."""
+    """Return the predictions of a model of either quantity for some rows."""
     if isinstance(model, MemoryModel):
         return predict_memory(model, samples, rows)
     return predict_latency(model, samples, rows)
@@ -170,7 +170,7 @@ def predict_rows(model: MemoryModel | LatencyModel, samples: Samples, rows: Mask
 def compare(
     samples: Samples, quantity: Quantity, rows: Mask, value: FloatArray, low: FloatArray, high: FloatArray
 ) -> Comparison:
-    """Return predictions (R,) of some rows beside what was measured there."""
+    """Return predictions (R,) of some rows beside their measurements."""
     return Comparison(
         samples.mode,
         quantity,
@@ -193,7 +193,7 @@ def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
     """Yield (training rows, test rows) of a protocol of `PROTOCOLS`.
 
     Levels are disjoint, and training rows are pruned at random (perf4sight, section 6.2). In a campaign,
-    which need not have the paper's levels, networks are left out with all their rows, in `GROUPS` groups.
+    which need not have the paper's levels, networks are held out with all their rows, in `GROUPS` groups.
     """
     training = np.isin(samples.level, TRAINING_LEVELS) & (samples.strategy != "l1")
     test = ~np.isin(samples.level, TRAINING_LEVELS)
@@ -337,7 +337,7 @@ def _unused(device: Device, mode: Mode, samples: Samples) -> Mask | None:
 
 
 def compare_models(samples: Samples, models: StepModels | FittedModels, rows: Mask) -> Iterator[Comparison]:
-    """Yield what models predict for some rows beside what was measured there, by quantity."""
+    """Yield the predictions of models for some rows beside their measurements, by quantity."""
     for quantity, model in zip(QUANTITIES, (models.memory, models.latency), strict=True):
         usable = samples.usable(quantity, rows)
         if model is not None and usable.any():

@@ -67,9 +67,10 @@ of their own for the time model.
 
 @dataclass(frozen=True)
 class Network:
-    """One measured network: architecture (what is left out together), pruning level in %, how it was pruned.
+    """One measured network: architecture, pruning level in %, how it was pruned.
 
-    capture: mode to the ForwardGraph of a step. recipe: how to build it, None in the public format.
+    Networks of one architecture are held out together. capture: mode to the ForwardGraph of a step. recipe:
+    how to build it, None in the public format.
     """
 
     architecture: str
@@ -129,7 +130,7 @@ def is_dataset(folder: Path) -> bool:
 
 
 def read_dataset(folder: str | Path, *, input_size: tuple[int, ...] = (3, 224, 224)) -> Dataset:
-    """Read a dataset folder; ProfileError says which file and line, and why.
+    """Read a dataset folder; a ProfileError names the file, the line and the reason.
 
     input_size: of the public format's networks, which that format does not record.
     """

@@ -35,7 +35,7 @@ def fit_forest(
 
     Args:
         X: (n, f) finite features.
-        y: (n,) finite targets, in whatever unit or transform the caller chose.
+        y: (n,) finite targets, in any unit or transform.
         feature_names: the ``f`` names, in column order.
         trees: how many trees.
         min_samples_leaf: the fewest rows in a leaf; larger is smoother and smaller.
@@ -59,7 +59,7 @@ def fit_forest(
     try:
         model.fit(rows, targets)
     except ValueError as error:
-        raise InputError(f"scikit-learn refused the fit: {error}: change the setting it names") from error
+        raise InputError(f"scikit-learn rejected the fit: {error}: change the setting it names") from error
     used = {
         "trees": str(trees),
         "min_samples_leaf": str(min_samples_leaf),
@@ -119,7 +119,7 @@ def convert_model(
 
 
 def predict_left_out(X: ArrayLike, y: ArrayLike, groups: ArrayLike, **settings: Any) -> Float64:  # noqa: ANN401
-    """Predict each row (n,) with a forest grown without its group (a network, say), for honest residuals.
+    """Predict each row (n,) with a forest grown without its group (a network, for example).
 
     Args:
         X: (n, f) features.
@@ -128,7 +128,7 @@ def predict_left_out(X: ArrayLike, y: ArrayLike, groups: ArrayLike, **settings: 
         settings: of ``fit_forest``.
 
     Raises:
-        InputError: fewer than two groups, or anything ``fit_forest`` refuses.
+        InputError: fewer than two groups, or an argument that ``fit_forest`` rejects.
     """
     rows, targets = _check_table(X, y, settings["feature_names"])
     labels = np.asarray(groups)
@@ -198,7 +198,7 @@ def _histogram_tree(nodes: NDArray[Any]) -> _RawTree:
 
 
 def _breadth_first(tree: _RawTree) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Feature (-1 at a leaf) and payload of each node, in the order that ``build_forest`` wants."""
+    """Feature (-1 at a leaf) and payload of each node, in the order that ``build_forest`` expects."""
     order = np.concatenate(list(_levels(tree)))
     leaf = tree.left[order] < 0
     feature = np.where(leaf, LEAF, tree.feature[order]).astype(np.int16)
@@ -225,7 +225,7 @@ def _round_down(thresholds: Float64) -> NDArray[np.float32]:
 
 
 def _check_table(X: ArrayLike, y: ArrayLike, names: Sequence[str]) -> tuple[NDArray[np.float32], Float64]:
-    """Rows as float32 (what scikit-learn's trees see), and targets."""
+    """Rows as float32, as scikit-learn's trees compare them, and targets."""
     try:
         with np.errstate(over="ignore"):
             rows = np.asarray(X).astype(np.float32)

@@ -79,7 +79,7 @@ def one_thread() -> Iterator[None]:
 
 
 def predict_latency(model: LatencyModel, samples: Samples, rows: Mask) -> Times:
-    """Return what a model predicts for some rows."""
+    """Return a model's predictions for some rows."""
     columns = columns_of(samples, rows, model.feature_set)
     return model.predict(samples.work, samples.which[rows], samples.batch[rows], columns)
 
@@ -149,7 +149,7 @@ def any_scale() -> DistanceScale:
 def _with_errors(
     samples: Samples, used: Mask, models: Sequence[LatencyModel], sets: Sequence[str]
 ) -> LatencyModel:
-    """Choose among models by the errors on levels and networks left out; add these, scaled by distance."""
+    """Choose among models by the errors on levels and networks held out; add these, scaled by distance."""
 
     def predict(training: Mask, left_out: Mask) -> tuple[list[FloatArray], FloatArray]:
         fitted = fit_candidates(samples, training, sets)
@@ -186,7 +186,7 @@ def fit_coefficients(
     Minimises the weighted pseudo-Huber loss of log(predicted / measured) plus `ridge` times the mean squared
     distance from the prior in standard deviations, by L-BFGS in float64 from the prior. Deterministic.
 
-    spread: (K, Z) what Z independent standard deviations add to the coefficients; default: the hardware's
+    spread: (K, Z) changes of the coefficients by Z independent standard deviations; default: the hardware's
     priors, one a coefficient. layers: (R, 6) measured ms of layers by `KINDS` (NaN: unknown), which
     then join the loss.
     """

@@ -34,7 +34,7 @@ from torchedge.streaming.instances import LoadClassName
 from torchedge.streaming.rates import KERNELS, THRESHOLDS, KernelRates
 
 DISTURBED = 1.5
-"""A point whose median run takes over so many times its shortest run was disturbed and is omitted."""
+"""A point whose median run takes over this multiple of its shortest run was disturbed and is omitted."""
 
 _MOST_BYTES, _MOST_LOADS, _MOST_SIZES = 32 * 2**20, 64, 8
 _LEAST_SIZES = 4
@@ -198,10 +198,10 @@ def _rate(copies: list[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadScore:
-    """Errors of a model on kernel sizes left out of its fit, for one operator class.
+    """Errors of a model on held-out kernel sizes, for one operator class.
 
     `mean` and `median`: absolute error of the latency under load, %. For classes that load: the measured
-    slowdown of left-out kernels (%, median and 90th percentile) at the model's capacity (`at_capacity`) and
+    slowdown of held-out kernels (%, median and 90th percentile) at the model's capacity (`at_capacity`) and
     at the capacity by the threshold alone (`at_threshold`), and the model's capacity over the measured one
     (`share`, a median, %).
     """
@@ -336,7 +336,7 @@ def _fastest_group(cases: Sequence[LoadCase]) -> int:
 
 
 def score_loads(table: LoadTable, load_class: LoadClassName) -> LoadScore:
-    """Score the fit of one class on kernel sizes left out in `FOLDS` parts."""
+    """Score the fit of one class on kernel sizes held out in `FOLDS` parts."""
     cases = table.of_class(load_class)
     sizes = sorted({(case.kernel, case.size) for case in cases})
     parts = min(FOLDS, len(sizes))

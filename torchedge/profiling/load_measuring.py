@@ -69,7 +69,7 @@ _ROUND_S, _WARM_S = 0.5, 0.1
 _REPEATS = 9
 _LAUNCHES = 200
 _MOST_TOGETHER = 16 << 20
-"""Largest load of which ways are compared."""
+"""Largest load at which ways of loading are compared."""
 
 _HOST_LAYERS, _HOST_WIDTH, _LEAST_US = 64, 64, 0.01
 
@@ -84,7 +84,7 @@ class _Add(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model of one operator and the shapes of its inputs; `size` tells its sizes apart."""
+    """A model of one operator and the shapes of its inputs; `size` distinguishes its sizes."""
 
     kernel: str
     size: tuple[int, ...]
@@ -175,7 +175,7 @@ class LoadBench:
         self.loading = compile_kernels(context, {loading.name: loading.source}).kernel(loading.name)
 
     def slot_arguments(self, nbytes: int) -> list[Any]:
-        """Return the arguments of a slot that loads so many bytes, from the next place of the pool."""
+        """Return the arguments of a slot that loads `nbytes` bytes, from the next place of the pool."""
         if self.first + nbytes > self.pool_bytes:
             self.first = 0
         numbers = slot_numbers(self.filled, 0, nbytes, self.first)
@@ -294,7 +294,7 @@ def measure_loads(
     quick: bool = False,
     step: Callable[[str], Any] = lambda _: None,
 ) -> int:
-    """Measure what a journal lacks; return the number of new rows.
+    """Measure the rows that a journal lacks; return their number.
 
     device: as in `torchedge.opencl.choose_device`. quick: few sizes and loads, for a test. `step` receives
     the name of each row before it is measured or skipped.

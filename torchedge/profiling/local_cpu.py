@@ -65,7 +65,7 @@ except OSError:
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 print(resident)
 """
-"""A training process whose own tensors are negligible: what it takes is what any takes beside its tensors."""
+"""A training process with negligible tensors: its memory is the part of any process beside its tensors."""
 
 
 def measure_local_cpu(start: Callable[[str], Any] = lambda _: None) -> Device:
@@ -255,7 +255,7 @@ def step_time_ratio(device: Device) -> float:
 
 
 def processor_name() -> str:
-    """Return what the system calls this processor."""
+    """Return the system's name of this processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.lower().startswith(("model name", "hardware")) and ":" in line:

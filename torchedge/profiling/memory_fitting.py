@@ -36,7 +36,7 @@ FloatArray = npt.NDArray[np.float64]
 TREES, FEWEST_ROWS = 100, 20
 
 PLATEAU = (0.36, 0.72)
-"""Rows whose reserved memory lies in this share of the largest seen show what a process takes beside it."""
+"""Rows whose reserved memory lies in this share of the largest seen show a process's memory beside it."""
 
 TIGHT, LARGE = 0.86, 0.32
 """From these shares on: Γ is at its ceiling; simulated reserved memory matters to whether a run fits."""
@@ -46,7 +46,7 @@ _UNMEASURED = assumed_errors(0.25)
 
 
 def predict_memory(model: MemoryModel, samples: Samples, rows: Mask) -> Memory:
-    """Return what a model predicts for some rows."""
+    """Return a model's predictions for some rows."""
     return model.predict(samples.peaks_of(rows), columns_of(samples, rows, model.feature_set))
 
 
@@ -60,7 +60,7 @@ def fit_memory(
 ) -> MemoryModel:
     """Fit Γ (or γ) to rows; raises ProfileError where too few passed.
 
-    feature_sets: what the forest may read, `OWN`, names of feature sets or `NO_FOREST`; with `errors`
+    feature_sets: candidates for the forest, `OWN`, names of feature sets or `NO_FOREST`; with `errors`
     cross-validation chooses among them, else the first is taken. Default: `candidate_sets`.
     """
     used = samples.usable("memory", rows)
@@ -118,7 +118,7 @@ def _by_linear(
 
 
 def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorModel, ErrorModel]:
-    """Errors of simulated reserved (of large runs) and allocated memory; nothing fitted, nothing left out."""
+    """Errors of simulated reserved (of large runs) and allocated memory; nothing is fitted or held out."""
     large = used & (samples.peaks.reserved > LARGE * process.capacity)
     large = large if large.sum() >= FEWEST_ROWS else used
     pairs = (
@@ -135,7 +135,7 @@ def _peak_errors(samples: Samples, used: Mask, process: Process) -> tuple[ErrorM
 
 
 def _memory_errors(samples: Samples, used: Mask, sets: Sequence[str]) -> tuple[ErrorModel, Sequence[str]]:
-    """Errors on networks left out (on levels where there is one network), and the best feature set."""
+    """Errors on networks held out (on levels where there is one network), and the best feature set."""
     several = len(set(samples.network[used].tolist())) > 1
     candidates: list[Sequence[str]] = [(name,) for name in sets] or [()]
 
@@ -158,7 +158,7 @@ _NOISE = 0.05
 """Relative error at which the loss turns from squared to linear."""
 
 _SPREAD_MIB, _LINEAR_SPREAD_MIB = 400.0, 100.0
-"""How far a process's constants, and what linear layers add to them, lie from those of another device."""
+"""Distance of a process's constants, and of the part of linear layers, from those of another device."""
 
 _PRICE = 1.0
 """The least gain of a floor or a ceiling, as a log likelihood, for it to be accepted."""
@@ -195,7 +195,7 @@ def adapt_process(peaks: Peaks, measured: FloatArray, base: Process, device: Dev
 
 
 def _capacity(largest: float, beside: float, device: Device) -> float:
-    """Return the most that a run may reserve: what the device's figures leave, at least what was seen."""
+    """Return the most that a run may reserve: the device's figures, or the largest seen if that is more."""
     usable, total = device.figures.get("usable_memory_mib"), device.figures.get("memory_mib")
     if usable is not None:
         return max(largest, usable.value - beside)

@@ -33,7 +33,7 @@ def draw_overview(report: Report, out: Path) -> None:
 
 
 def leading_networks(compared: Comparison, most: int) -> list[str]:
-    """Return at most so many networks: those with most pruning levels, then with most rows."""
+    """Return at most `most` networks: those with most pruning levels, then with most rows."""
     names, counts = np.unique(compared.network, return_counts=True)
     levels = [len(set(compared.level[compared.network == name].tolist())) for name in names]
     order = sorted(range(len(names)), key=lambda i: (-levels[i], -counts[i], names[i]))
@@ -84,7 +84,7 @@ def _plain_ticks(axis: Any, ends: Any) -> None:  # noqa: ANN401 - a matplotlib A
 
 
 def draw_error_histogram(axes: Axes, compared: Comparison) -> None:
-    """Draw how many rows have which signed error, and how many lie inside their intervals."""
+    """Draw a histogram of signed errors, and the share of rows inside their intervals."""
     size = compared.size
     reach = float(np.clip(np.quantile(size, 0.99) * 1.1, 1.0, 200.0))
     clipped = np.clip(compared.error, -reach, reach)

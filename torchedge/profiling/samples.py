@@ -40,7 +40,7 @@ OWN, NO_FOREST = "own", "none"
 """Names beside those of feature sets: the model's own features, and no forest at all."""
 
 MOST_FOLDS = 10
-"""More networks than this are left out in as many groups, each network in one."""
+"""More networks than this are held out in this number of groups, each network in one."""
 
 HOST_BOUND = 1.6
 """A point that takes less than this times the shortest step of its network waits for the host."""
@@ -62,7 +62,7 @@ class Source:
 class Samples:
     """R measured rows of one mode on one device: labels, measured figures (NaN: none), simulated peaks, work.
 
-    network: what is left out together. label: the measured network. which: place of a row's network in
+    network: rows that are held out together. label: the measured network. which: place of a row's network in
     `graphs` and `work`. layers: (R, 6) ms by `KINDS`, NaN where unknown or paced by the host. steady: the
     measured peaks are those of a steady step, not perf4sight's means of records.
     """
@@ -205,7 +205,7 @@ def measured_device(folder: Path, name: str | None, scratch: Path) -> Device:
     """Return the device that a dataset was measured on: a known one, or one that its campaign describes.
 
     name: default: the dataset's own `device.toml`, else the device its folder is called. For an unknown name
-    a `device.toml` is written into the folder `scratch` from what the campaign's probe reported.
+    a `device.toml` is written into the folder `scratch` from the report of the campaign's probe.
     """
     own = folder / DEVICE_FILE
     if name is None:
@@ -231,7 +231,7 @@ def simulate_records(samples: Samples, rows: Mask) -> FloatArray:
     """Return (R,) MiB: the allocated figure of rows as the measurements' protocol records it.
 
     A record resets the peaks, empties the cache and runs a step; a figure is the mean of five records: the
-    warm-up step (no gradients, no momentum yet) twice, then three steps. Steady rows are what they are.
+    warm-up step (no gradients, no momentum yet) twice, then three steps. Steady rows stay unchanged.
     """
     if samples.steady:
         return samples.peaks.allocated[rows]
@@ -250,9 +250,9 @@ def simulate_records(samples: Samples, rows: Mask) -> FloatArray:
 
 
 def folds(samples: Samples, rows: Mask, *, levels: bool, networks: bool) -> Iterator[Mask]:
-    """Yield the rows to leave out in turn: each inner pruning level, each network; never all rows.
+    """Yield the rows to hold out in turn: each inner pruning level, each network; never all rows.
 
-    Many networks are left out in `MOST_FOLDS` groups.
+    Many networks are held out in `MOST_FOLDS` groups.
     """
     if levels:
         inner = sorted(set(samples.level[rows].tolist()))[1:-1]
@@ -265,7 +265,7 @@ def folds(samples: Samples, rows: Mask, *, levels: bool, networks: bool) -> Iter
 
 
 def network_groups(names: Sequence[str], most: int = MOST_FOLDS) -> list[list[str]]:
-    """Return networks in at most so many groups of nearly equal size, the same whatever their order.
+    """Return networks in at most `most` groups of nearly equal size, whatever their order.
 
     Where groups hold several networks, names that are alike fall into different ones.
     """
@@ -278,7 +278,7 @@ def network_groups(names: Sequence[str], most: int = MOST_FOLDS) -> list[list[st
 
 
 def candidate_sets(samples: Samples) -> tuple[str, ...]:
-    """Return what forests may read: our own features, for inference also the paper's 15."""
+    """Return the candidates for forests: our own features, for inference also the paper's 15."""
     return (OWN,) if samples.mode == "train" else (OWN, INFERENCE.name)
 
 
@@ -298,12 +298,12 @@ def cross_validate(
     levels: bool,
     networks: bool,
 ) -> tuple[int, FloatArray, FloatArray, FloatArray]:
-    """Return which of several candidates errs least on rows left out, with its errors there.
+    """Return the candidate with the smallest error on held-out rows, with its errors there.
 
-    predict(training rows, left-out rows) returns what each candidate predicts of the left-out rows, and the
-    difficulty of these. levels, networks: as in `folds`. Also returned, over the E rows left out: the best
+    predict(training rows, held-out rows) returns each candidate's predictions of the held-out rows, and the
+    difficulty of these. levels, networks: as in `folds`. Also returned, over the E held-out rows: the best
     candidate's log errors, difficulties, and weights under which every fold counts the same. Raises
-    ProfileError where there is nothing to leave out.
+    ProfileError where there is nothing to hold out.
     """
     measured = samples.measured(quantity)
     errors, difficulties, weights = [], [], []

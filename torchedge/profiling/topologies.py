@@ -4,7 +4,7 @@ The format is that of the public Jetson TX2 dataset's `topologies.jsonl` and of 
 network is a list of nodes in the order they run, each a table with
 
 - `name`: unique text, by which other nodes refer to it;
-- `op`: "input" (what the network is fed), "module", "function", "method" or "output" (the last node);
+- `op`: "input" (the images), "module", "function", "method" or "output" (the last node);
 - `type` of a module: a key of `LAYERS`; its `kwargs` are the constructor's, a list standing for a tuple;
 - `target` of a function: a key of `FUNCTIONS`; of a method: one of `METHODS`, called on the first argument;
 - `args`, and for functions and methods `kwargs` (both optional, default none).
@@ -41,7 +41,7 @@ class StochasticDepth(nn.Module):
         self.p, self.mode = p, mode
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scale what stays, so that the expectation does not change."""
+        """Scale the kept samples, so that the expectation does not change."""
         if not self.training or self.p == 0:
             return x
         size = [x.shape[0] if self.mode == "row" else 1] + [1] * (x.dim() - 1)

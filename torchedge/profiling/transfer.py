@@ -4,7 +4,7 @@ Latency: the base's coefficients, shifted by the ratio of both devices' figures,
 one kind (compute, bandwidth, launches) may move together by a wide factor, each by itself by a narrower one.
 Five points thus determine mostly factors, a hundred nearly a full fit. Memory: the constants of the process
 (`memory_fitting.adapt_process`). A forest corrects the remainder: the base's, shrunk to what the points
-confirm, or one of the device's own with enough points. Intervals come from points and networks left out in
+confirm, or one of the device's own with enough points. Intervals come from points and networks held out in
 turn, with Student's quantiles for their number and the base's errors as a few points' worth of evidence.
 """
 
@@ -48,7 +48,7 @@ FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 
 NOISE = 0.05
-"""Standard deviation, in log, of what a measured figure has that no model explains."""
+"""Standard deviation, in log, of the part of a measured figure that no model explains."""
 
 FEWEST = 3
 """Fewest points of a quantity that a model can be adapted to."""
@@ -250,7 +250,7 @@ def adapt_models(
 
 
 def _groups(samples: Samples, used: Mask) -> IndexArray:
-    """Return which rows are left out together: networks where there are three or more, else single rows."""
+    """Return a group for each row, held out together: its network with three or more, else the row."""
     names = sorted(set(samples.network[used].tolist()))
     if len(names) < 3:
         return np.arange(int(used.sum()), dtype=np.intp)
@@ -373,7 +373,7 @@ def _strain_by_distance(
 
 
 def _covariance(reactions: FloatArray) -> FloatArray:
-    """Return (Z, Z): what points with these reactions (N, Z) leave of the unknowns' unit variance."""
+    """Return (Z, Z): the unknowns' covariance, at first unit, after points with these reactions (N, Z)."""
     return np.asarray(
         np.linalg.inv(reactions.T @ reactions / NOISE**2 + np.eye(reactions.shape[1])), dtype=np.float64
     )
@@ -435,9 +435,9 @@ def residual_forest(
     missed: FloatArray,
     groups: IndexArray,
 ) -> tuple[Forest, FloatArray]:
-    """Return the forest with the smallest errors on rows left out, and these errors.
+    """Return the forest with the smallest errors on held-out rows, and these errors.
 
-    columns: what the base's forest reads.
+    columns: the features that the base's forest reads.
     """
     own = np.stack([own_features.min(axis=0), own_features.max(axis=0)]).astype(np.float32)
     choices: list[tuple[Callable[[], Forest], FloatArray]] = [(lambda: _constant(own_names, own), missed)]

@@ -1,4 +1,4 @@
-"""Fits a device's convolution workspaces to what `hooks/convolution_probe.py` measured there."""
+"""Fits a device's convolution workspaces to measurements by `hooks/convolution_probe.py`."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Evolution:
         return drawn[rows]
 
     def _scores(self, genes: Genes) -> FloatArray:
-        """Ask for the scores of candidates; raises InputError for anything but one finite number each."""
+        """Return the scores of candidates; raises InputError unless each is one finite number."""
         encodings = [self.space.decode(row) for row in genes.tolist()]
         if not encodings:
             return np.zeros(0)

@@ -4,7 +4,7 @@ The annotations of its fields are the rules of its documents: `msgspec.Meta` bou
 `Literal` and `OneOf` list words, `Key` gives a field another key, `REQUIRED` writes a field even at its
 default, `OUTSIDE` keeps a field out of documents, and `DERIVED` marks a property that a document repeats and
 a reader compares. A mapping from whole numbers is a list of pairs, since the keys of JSON are texts. Unknown
-keys are refused.
+keys are rejected.
 """
 
 # ruff: noqa: ANN401 - annotations and the values of documents are of any type
@@ -122,10 +122,10 @@ class Codec(Generic[Noun]):
 
     Args:
         noun: a dataclass.
-        title: what its documents are called.
+        title: the name of its documents.
         schema: the value of the key "schema", where documents have one.
-        verify: raises InputError for what no single field shows; called with the noun that was read.
-        remedy: what to do about a bad document, the end of every message.
+        verify: raises InputError for a fault across fields; called with the noun that was read.
+        remedy: the next step after a bad document, the end of every message.
         max_bytes: the largest file that `read` accepts.
         error: the class of the errors raised.
     """
@@ -474,9 +474,9 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 def _complaint(value: Any, kind: Any, where: str, root: str = "") -> str:
-    """Return what was expected of the innermost value that does not fit its annotation.
+    """Return the expectation of the innermost value that does not fit its annotation.
 
-    where: the path of the value; root: what the whole is called.
+    where: the path of the value; root: the name of the whole.
     """
     base = _some(kind)
     if isinstance(base, type) and issubclass(base, msgspec.Struct):
@@ -522,7 +522,7 @@ def _object_complaint(value: Mapping[str, Any], struct: Any, where: str, root: s
 
 
 def _nearest(key: object, known: Collection[str], kind: Any) -> str:
-    """Return what was expected in place of a key: the known one nearest to it, else any."""
+    """Return the expected key in place of an unknown one: the nearest known key, else any."""
     near = difflib.get_close_matches(str(key)[:100], known, n=1)
     return f"{near[0]!r}, the nearest known key" if near else _expected(kind)
 

@@ -179,7 +179,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any nested result
 def reading(place: str, what: str, expected: str) -> Iterator[None]:
     """Raise ProfileError if a part of a file, converted inside, does not have the form expected.
 
-    place: of the part, with the file. what: what the part should be.
+    place: of the part, with the file. what: the kind of part expected.
     """
     try:
         yield
@@ -296,7 +296,7 @@ def _decode(source: str | Path, data: bytes, kind: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """One short line of what a parser said."""
+    """One short line of a parser's message."""
     if isinstance(error, RecursionError):
         return "nested too deep"
     return " ".join(str(error).split())[:200]

@@ -41,7 +41,7 @@ def data_folder(name: DataName) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be made again (compiled kernels); it need not exist.
+    """Return the folder for files that can be rebuilt (compiled kernels); it need not exist.
 
     `$TORCHEDGE_CACHE` where set, else `$XDG_CACHE_HOME/torchedge`, else `~/.cache/torchedge`.
 
@@ -79,7 +79,7 @@ def _own_folder(variable: str, standard: str, below_home: Path, what: str) -> Pa
 
 
 def resolve_inside(folder: Path, name: str) -> Path:
-    """Return the path of `name` in `folder`, refusing whatever would lead out of it.
+    """Return the path of `name` in `folder`, rejecting any that leads out of it.
 
     `name` is a plain name or a relative path with `/`; symlinks are followed and must end inside `folder`.
     The file need not exist.

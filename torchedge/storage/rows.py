@@ -15,7 +15,7 @@ from torchedge.errors import ProfileError
 def parse_table(source: object, data: bytes, columns: Mapping[str, Any], what: str) -> Iterator[Any]:
     """Yield the values of some columns of each row of a CSV table with a head; an empty cell is None.
 
-    columns: names with the types of their values. what: what a row should be; errors name it and `source`.
+    columns: names with the types of their values. what: the kind of row; errors name it and `source`.
 
     Raises:
         ProfileError: the data is no such table; the message names the line.

@@ -95,7 +95,7 @@ _LIKE = frozenset(
         "new_ones", "new_zeros", "ones_like", "zeros_like",
     )
 )  # fmt: skip
-"""Operators that read at most the shape and dtype of their input; what is empty holds zeros."""
+"""Operators that read at most the shape and dtype of their input; an empty tensor holds zeros."""
 _LARGEST_CONSTANT = 1 << 20
 """A node that depends on constants alone is computed during capture up to this number of elements."""
 
@@ -377,7 +377,7 @@ def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overload(node: Node) -> torch._ops.OpOverload:
-    """Return the ATen operator that a node calls; raises CaptureError for anything else."""
+    """Return the ATen operator that a node calls; raises CaptureError for another target."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         raise CaptureError(

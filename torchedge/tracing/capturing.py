@@ -24,7 +24,7 @@ _DETECTORS = frozenset(
 
 
 def checked_model(model: object) -> torch.nn.Module:
-    """Return the model itself, inside of wrappers; raises InputError for anything but a module.
+    """Return the model itself, inside of wrappers; raises InputError for another type.
 
     Raises CaptureError for whole detectors, scripted modules and lazy layers without weights.
     """

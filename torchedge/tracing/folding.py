@@ -1,4 +1,4 @@
-"""Constant folding: what an inference computes from its weights alone is computed once, at capture."""
+"""Constant folding: values that depend on the weights alone are computed once, at capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 2-D convolution calls of a graph as columns of numbers: what the perf4sight features are sums over."""
+"""The 2-D convolution calls of a graph as columns of numbers: the terms of the perf4sight features."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class Convolutions:
         self._any_extra = bool(self.extra.any())
 
     def fixed(self, column: Column) -> BatchAmount:
-        """Sum what does not depend on the batch size."""
+        """Sum a column that does not depend on the batch size."""
         return BatchAmount(column.sum(), 0)
 
     def per_sample(self, column: Column) -> BatchAmount:
-        """Sum what every sample of a layer's input takes: ``bs * column`` in the paper's notation."""
+        """Sum amounts for each sample of a layer's input: ``bs * column`` in the paper's notation."""
         return BatchAmount(column @ self.extra if self._any_extra else 0, column @ self.copies)
 
     @staticmethod

@@ -29,7 +29,7 @@ class Features:
     """Named numbers of one network.
 
     names: the F columns, in the order of the feature set; values: (F,) float64, or (B, F) for B batch sizes,
-    read-only; batch_size: what was asked for; feature_set: the name of the set.
+    read-only; batch_size: as requested; feature_set: the name of the set.
     """
 
     names: tuple[str, ...]
@@ -155,7 +155,7 @@ def features(
     batch_size: one, or B of them for values of shape (B, F).
     feature_set: a registered name; by default "perf4sight" (56 columns) in train mode and
     "perf4sight-infer" (15 columns) in infer mode.
-    input_size, example: what the model is fed, as for `capture`; by default the model's own metadata decide.
+    input_size, example: the model's input, as for `capture`; by default its own metadata decide.
     mode: the mode the model is captured in; by default that of the feature set.
     Raises InputError for an unusable argument and CaptureError for a model that cannot be captured.
     """
@@ -199,7 +199,7 @@ def _checked_graph(
 ) -> ForwardGraph:
     if input_size is not None or example is not None:
         raise InputError(
-            "a captured graph has its input size already; leave out input_size and example, or pass the model"
+            "a captured graph has its input size already; omit input_size and example, or pass the model"
         )
     captured = "train" if graph.training else "infer"
     if mode not in (None, captured):

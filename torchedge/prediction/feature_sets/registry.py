@@ -31,7 +31,7 @@ from torchedge.prediction.feature_sets.convolutions import (
 )
 
 Curve = Callable[[NDArray[np.int64]], NDArray[np.float64]]
-"""(B,) batch sizes -> (B,) values: what a feature returns that is not affine in the batch size (a peak)."""
+"""(B,) batch sizes -> (B,) values: a feature that is not affine in the batch size (a peak)."""
 
 
 class FeatureInputs:
@@ -76,7 +76,7 @@ AnyFeature = TypeVar("AnyFeature", bound=Feature)
 
 @dataclass(frozen=True, slots=True)
 class FeatureSet:
-    """A named order of features; `mode` is what the model is captured in when it is computed from a model."""
+    """A named order of features; `mode`: of the capture, if it is computed from a model."""
 
     name: str
     names: tuple[str, ...]
@@ -84,7 +84,7 @@ class FeatureSet:
 
     @property
     def hash(self) -> str:
-        """Hash of the names in order: what a forest stores (16 hexadecimal digits)."""
+        """Hash of the names in order, which a forest stores (16 hexadecimal digits)."""
         return feature_hash(self.names)
 
     def __len__(self) -> int:

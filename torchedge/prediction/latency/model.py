@@ -1,4 +1,4 @@
-"""The latency of a device: the time model's coefficients, a forest for what it misses, and their errors."""
+"""The latency of a device: the time model's coefficients, a forest for its bias, and its errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHARE_NAMES = (
     "log2_busy_a_sample",
     "log2_launch",
 )
-"""Where the time of a step goes, as features free of its scale: what the correction forest reads."""
+"""Shares of the time of a step, free of its scale: the features of the correction forest."""
 
 WIDEST = 1.6
 """Largest half-width of a 90 % interval in log, a factor of five: twice that of an unmeasured device.
@@ -54,7 +54,7 @@ Far from all measured rows the difficulty grows without bound, but the time mode
 class Times:
     """Latencies of R rows: value, low, high (R,) in ms; outside (R,): features leave the training hull.
 
-    features: (R, F) of `SHARE_NAMES`; seen: (R, F) what the forest saw.
+    features: (R, F) of `SHARE_NAMES`; seen: (R, F) the features that the forest read.
     """
 
     value: FloatArray

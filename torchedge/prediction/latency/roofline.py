@@ -45,7 +45,7 @@ class Coefficient:
 
 
 def _catalogue() -> tuple[Coefficient, ...]:
-    """Every coefficient with its prior: what the hardware suggests, and how far measurements may move it."""
+    """Every coefficient with its prior, from the hardware's figures."""
     table = [Coefficient("rate", log(2.2), 1.0, "compute")]
     element = log(4 / 40e6)
     for phase in PHASES:
@@ -193,11 +193,11 @@ def numpy_segments(values: Array, index: Array, count: int) -> Array:
 
 
 Terms = dict[str, tuple[Array, Array, Array]]
-"""By phase, (U,) each: what a line of the product table costs a position, a sample and at all, ms."""
+"""By phase, (U,) each: the time of a line of the product table by position, by sample and in any case, ms."""
 
 
 def product_terms(rows: Rows, p: Mapping[str, Any], xp: Any) -> Terms:  # noqa: ANN401
-    """Return what does not depend on the batch size: to be kept where a workload is predicted again."""
+    """Return the part that does not depend on the batch size, to predict a workload again."""
     op = _padded_positions(rows.products, xp)
     phases = PHASES if rows.training else PHASES[:1]
     return {phase: _product_terms(rows.products, op, phase, p, xp) for phase in phases}
@@ -235,7 +235,7 @@ def _product_terms(
     p: Mapping[str, Any],
     xp: Any,  # noqa: ANN401
 ) -> tuple[Array, Array, Array]:
-    """Return (U,) each: what a line costs a position, a sample and at all, in one phase, ms."""
+    """Return (U,) each: the time of a line by position, by sample and in any case, in one phase, ms."""
     m, n, k, stride, ip = (table[:, i] for i in range(5))
     kinds = [(k == 1) * 1.0, ((k > 1) & (stride == 1)) * 1.0]
     kinds.append(1.0 - kinds[0] - kinds[1])

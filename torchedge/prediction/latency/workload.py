@@ -26,7 +26,7 @@ pooling, compared in pooling windows, biases added, parameters updated (whatever
 where a value is used twice."""
 
 LAUNCHES = ("product_fwd", "product_bwd", "norm_fwd", "norm_bwd", "pass_fwd", "pass_bwd", "parameter")
-"""Kernels launched a step, by what they do; `parameter` counts updated parameter tensors."""
+"""Kernels launched a step, by purpose; `parameter` counts updated parameter tensors."""
 
 PRODUCT_COLUMNS = ("m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched", "groups", "matrix")
 """Input and output channels of a group, kernel volume, stride, input and output positions a sample, whether

@@ -3,9 +3,9 @@
 The rules (c10/cuda/CUDACachingAllocator.cpp, unchanged from 1.6 to today in their defaults): requests are
 rounded up to 512 bytes; up to 1 MiB they come from a small pool of 2 MiB segments, larger ones from a large
 pool of 20 MiB segments, or of their own size rounded up to 2 MiB from 10 MiB on; the smallest free block that
-is large enough is taken, the lowest address among equals; what remains of it is split off if it is at least
+is large enough is taken, the lowest address among equals; its remainder is split off if it is at least
 512 bytes (small pool) or more than 1 MiB (large pool); a freed block merges with its free neighbours in the
-segment. Running out of memory, and what follows from it, is not replayed.
+segment. Running out of memory is not replayed.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ _asked = 0
 
 
 def _kernel(rows: int) -> CpuKernel | None:
-    """Return the kernel once enough rows were asked for to be worth it, and where there is one."""
+    """Return the kernel, if there is one, once enough rows were replayed to pay for its compilation."""
     global _asked  # a process's count, so that one short search pays for no compiler
     _asked += rows
     if _asked < _WORTH:

@@ -17,7 +17,7 @@ from torchedge.prediction.memory.settings import StepSettings
 
 
 def decompose(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
-    """Return the graph with the copies that batched products need, and attention as what it runs.
+    """Return the graph with the copies that batched products need, and attention as its operators.
 
     A graph without such operators is repermuted as it is.
     """
@@ -54,7 +54,7 @@ class _Pass:
         return self.fused and (self.on_cuda or not op.attrs.get("dropout_p"))
 
     def _as_view(self, op: Op) -> None:
-        """A reshape, seen copying by capture, of a fused attention's output that lies in memory as wanted."""
+        """A reshape that capture recorded as a copy, of a fused attention's output that needs none."""
         old = self.out.values[op.outputs[0]]
         self.out.values[op.outputs[0]] = replace(old, alias=op.inputs[0])
         self.out.emit(replace(op, kind="reshape"))

@@ -2,7 +2,7 @@
 
 Γ = clip(reserved + process, floor, ceiling) · exp(forest). The process constant holds context, libraries and
 host side; a network without linear layers loads no BLAS library and takes less. Boards with unified memory
-have a floor (what any run takes) and a ceiling, above which the system takes pages back and Γ no longer
+have a floor (the memory of any run) and a ceiling, above which the system takes pages back and Γ no longer
 follows what the run asks for.
 """
 
@@ -53,7 +53,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Γ of R rows in MiB with its interval; features: (R, F) what the forest saw."""
+    """Γ of R rows in MiB with its interval; features: (R, F) read by the forest."""
 
     value: FloatArray
     low: FloatArray
@@ -113,7 +113,7 @@ class MemoryModel:
     def required(self, peaks: Peaks, confidence: float, columns: FloatArray | None = None) -> FloatArray:
         """Return (R,) MiB: upper bounds of the required memory with this one-sided confidence.
 
-        The larger of what the allocator and the process need, and of Γ with its own margin.
+        The larger of the allocator's and the process's need, and of Γ with its own margin.
         """
         excess = np.exp(self.reserved_errors.margin(np.ones(len(peaks.reserved)), confidence))
         beside = np.where(peaks.linear, self.process.beside[1], self.process.beside[0])
@@ -122,7 +122,7 @@ class MemoryModel:
         return np.asarray(np.maximum(peaks.reserved * excess + beside, gamma))
 
     def limits(self, linear: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return (R,) MiB: the most that runs without or with linear layers may ask for on this device."""
+        """Return (R,) MiB: the largest memory of runs without or with linear layers on this device."""
         return self.process.capacity + np.where(linear, self.process.beside[1], self.process.beside[0])
 
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 The peak of live tensors is exact at every batch size and cheap. Blocks and segments add to it; that ratio is
 replayed at four batch sizes and interpolated between them over log2(N), so that a result does not depend on
-the batch sizes asked for before. Where the workspaces of the device's library are known, every batch size is
+earlier batch sizes. Where the workspaces of the device's library are known, every batch size is
 replayed, from the first step on.
 """
 

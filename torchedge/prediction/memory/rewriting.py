@@ -1,4 +1,4 @@
-"""Rebuilding a graph operator by operator: what the pure graph passes of this folder share."""
+"""Rebuilds a graph operator by operator, for the pure graph passes of this folder."""
 
 from __future__ import annotations
 

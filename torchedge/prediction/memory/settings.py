@@ -25,10 +25,10 @@ class StepSettings:
     optimizer steps.
     zero_grad: "set_to_none" (default since PyTorch 2.0) frees gradients between steps, "zero" keeps them.
     sum_in_place: gradients that meet are added in place (False: PyTorch up to 1.6).
-    clamp_keeps: what an in-place hardtanh or relu6 keeps: "copy" of its input, or its "output" (PyTorch
+    clamp_keeps: kept by an in-place hardtanh or relu6: "copy" of its input, or its "output" (PyTorch
     up to 1.6).
     backend: "cuda" or "cpu", which library's kernels run.
-    attention: what scaled_dot_product_attention runs: a "fused" kernel, or its "math" (what meta tensors do).
+    attention: how attention runs: a "fused" kernel, or its "math" (as on meta tensors).
     checkpoint: which kind of activation checkpointing the model uses, `use_reentrant=False` or True.
     winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for
     weight gradients of dense 3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator

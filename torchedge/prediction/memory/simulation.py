@@ -173,7 +173,7 @@ def simulate(
 
 
 def _live_peak(tape: Tape, batch_size: int) -> tuple[int, int, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return live bytes at the peak, its event (-1: before the first), what is alive then, and all sizes."""
+    """Return live bytes at the peak, its event (-1: before the first), alive storages, and all sizes."""
     batch = np.array([batch_size])
     sizes = tape.bytes_at(batch)[:, 0]
     start = int(sizes[tape.persistent].sum())

@@ -104,7 +104,7 @@ class StepWriter:
         self._state: dict[int, list[int]] = {}
 
     def write_persistent(self, first: bool) -> None:
-        """Keep what outlives a step: weights, buffers, inputs, optimizer state, gradients not freed."""
+        """Keep storages beyond a step: weights, buffers, inputs, optimizer state, gradients not freed."""
         tape, settings, values = self.tape, self.settings, self.graph.values
         trains = self.graph.loss is not None
         trainable = []
@@ -176,7 +176,7 @@ class StepWriter:
                     tape.drop(storage)
 
     def _keep_inputs(self, op: Op, region: _Region, seen: set[int]) -> None:
-        """Keep what a checkpoint region reads from outside; `seen` holds the region's values so far."""
+        """Keep the outside values that a checkpoint region reads; `seen` holds the region's values so far."""
         for index in op.inputs:
             if index is not None and index not in seen:
                 seen.add(index)

@@ -34,7 +34,7 @@ class Tape:
     """Allocations and releases of one step.
 
     sizes: (S, 3) int64, coefficients of 1, N and N² of each storage's bytes. category: (S,) index into
-    `CATEGORIES`. labels: what each storage is. events: (E,) int32, see the module. owners: (E,) int32, the
+    `CATEGORIES`. labels: of each storage. events: (E,) int32, see the module. owners: (E,) int32, the
     operator an event belongs to, counted through forward and backward. phases: (E,) int8, 0 forward, 1
     backward, 2 optimizer. operators: kind and module path of each operator an event may belong to.
     persistent: storages alive before the first event. remaining: storages alive after the last, in the order
@@ -178,7 +178,7 @@ class TapeWriter:
             self.phases.append(self.phase)
 
     def close(self, remaining: list[int]) -> None:
-        """Free what is still referenced (the loss, outputs), all but `remaining`."""
+        """Free storages that are still referenced (the loss, outputs), all but `remaining`."""
         alive = set(remaining)
         for storage, count in enumerate(self.counts):
             if 0 < count < PERSISTENT // 2 and storage not in alive:

@@ -95,7 +95,7 @@ def _tensors(geometry: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def workspace_features(geometry: FloatArray) -> FloatArray:
-    """Return (R, F) what the forests read of convolutions (R, 9)."""
+    """Return (R, F) the features of convolutions (R, 9) for the forests."""
     batch, inputs, outputs, groups, kernel, _, _, before, after = geometry.T
     x, y, w = _tensors(geometry)
     logs = [np.log2(a + 1.0) for a in (batch * after, inputs / groups * kernel, x, y, w)]

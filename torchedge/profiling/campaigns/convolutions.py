@@ -28,7 +28,7 @@ from torchedge.storage.journals import Journal, read_rows
 PROBE, CONVOLUTIONS, LEFT = "convolution_probe.py", "convolutions.jsonl", "convolutions-left.jsonl"
 SHAPES = "shapes.jsonl"
 LEAST, MOST = 1000, 200_000
-"""Fewest convolutions worth fitting, and the most that may be asked for."""
+"""Fewest convolutions worth fitting, and the largest number to measure."""
 
 MOST_BYTES, SHARE = 3.2e9, 1 / 8
 """A convolution's tensors take at most that, and at most that share of the device's memory."""
@@ -178,7 +178,7 @@ def _shape(x: Sequence[Any], weight: Sequence[Any], attrs: Mapping[str, Any]) ->
 
 
 def draw_shapes(known: Sequence[Shape], count: int, seed: int, most_bytes: float) -> list[Shape]:
-    """Return so many convolutions near known ones, none of them theirs at any batch size, none twice.
+    """Return `count` different convolutions near known ones; none is a known one at any batch size.
 
     The same arguments give the same ones, and a larger count begins with those of a smaller. most_bytes: of
     input, output and weights together. Fewer come back where the known ones leave no room for more.

@@ -48,7 +48,7 @@ def expand(folder: Path, start: Callable[[str], Any] = lambda _: None) -> None:
 
 
 def make_job(item: PlanItem, plan: CampaignPlan) -> dict[str, Any]:
-    """Return the job line of an item, without points, or why there is none.
+    """Return the job line of an item, without points, or the reason for none.
 
     Level 0 is written as nodes where the format holds the network, else named with its library.
     """

@@ -20,14 +20,14 @@ Point = tuple[str, str, int]
 """Job, mode and batch size."""
 
 WITNESSED_LOSSES, LOSSES = 2, 4
-"""A point is skipped after so many lost devices in a row, or so many controllers killed during it."""
+"""A point is skipped after this number of lost devices, or of controllers killed, in a row."""
 
 UNSTEADY = 1.5
-"""The 90th percentile of a steady point's steps is at most so many times the 10th."""
+"""The 90th percentile of a steady point's steps is at most this multiple of the 10th."""
 
 
 class CampaignJournal:
-    """Rows of a campaign on disk, and what follows from them. Use it as a context; one process at a time.
+    """Rows of a campaign on disk, and their state. Use it as a context; one process at a time.
 
     `done` maps each measured point to the place of its last row; `failed` are those without figures,
     `unsteady` those whose steps differ by more than half; `environment` is the first session's.

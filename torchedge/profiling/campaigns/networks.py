@@ -38,7 +38,7 @@ def check_recipe(recipe: Mapping[str, Any]) -> None:
 def build_network(recipe: Mapping[str, Any]) -> nn.Module:
     """Return the network of a recipe on the meta device: {"nodes"}, or {"library", "name", "kwargs"}.
 
-    Raises InputError for what cannot be built and MissingExtraError where a library is missing.
+    Raises InputError for a network that cannot be built and MissingExtraError where a library is missing.
     """
     if "nodes" in recipe:
         with torch.device("meta"):

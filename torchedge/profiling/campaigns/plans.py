@@ -1,4 +1,4 @@
-"""Plans: what a campaign measures, as a TOML document. Needs no torch."""
+"""Plans: the networks and points that a campaign measures, as a TOML document. Needs no torch."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class CampaignPlan:
 
     @property
     def digest(self) -> str:
-        """sha256 of what the plan means: comments and the order of keys do not count."""
+        """sha256 of the plan's meaning: comments and the order of keys do not count."""
         content: list[object] = [self.scope, self.round_to, self.optimizer, self.seed]
         for n in self.networks:
             content += [n.name, n.label, dict(n.kwargs), n.input_sizes, n.levels, n.strategies, n.points]
@@ -180,7 +180,7 @@ _PLANS = Codec(
 def read_plan(plan: str | Path) -> CampaignPlan:
     """Return the plan "standard" or "quick", or the one in a TOML file.
 
-    Raises InputError, naming the key, for what is missing, unknown or out of range.
+    Raises InputError that names a key that is missing, unknown or out of range.
     """
     if str(plan) in PACKAGED:
         return parse_plan(str(plan), PACKAGED[str(plan)])

@@ -34,7 +34,7 @@ TRAINED_SPREAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PrunedModel:
-    """A pruned copy of a model: the level asked for and reached, % of `parameters_before` removed."""
+    """A pruned copy of a model: the level requested and reached, % of `parameters_before` removed."""
 
     model: nn.Module
     level: float
@@ -177,7 +177,7 @@ class _Channels:
         return [by_channel[n].reshape(k, -1).mean(0) for n, k in zip(self.names, self.parts, strict=True)]
 
     def parameters(self, removed: Counts) -> int:
-        """Return the number of parameters that stay when each group loses so many units."""
+        """Return the number of parameters that stay when each group loses `removed` units."""
         return self._count.after((self.units - removed) * self.parts)
 
     def allowed(self, removed: Counts) -> Counts:

@@ -29,7 +29,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a campaign stands: numbers of points, and the reasons of what failed or was skipped."""
+    """Progress of a campaign: numbers of points, and the reasons of failed and skipped ones."""
 
     folder: Path
     points: int
@@ -88,7 +88,7 @@ def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJourn
 
 
 def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> bool:
-    """Write device.toml, with what the probe saw, for a device nobody has described; return whether it did.
+    """Write device.toml from the probe's report for a device without a profile; return whether it did.
 
     `torchedge fit all FOLDER --device FOLDER` then has a device to fit. An existing one stays.
     """
@@ -122,7 +122,7 @@ def describe_device(folder: Path, name: str, environment: Mapping[str, Any]) -> 
 
 
 def _write_networks(folder: Path) -> dict[str, str]:
-    """Write the job lines of what is measured, and the reasons of what is not; return the reasons by id."""
+    """Write the job lines of measured networks, and the reasons of skipped ones; return the reasons by id."""
     skipped: dict[str, str] = {}
     with _replaced(folder / "networks.jsonl") as file:
         for job in read_jobs(folder):

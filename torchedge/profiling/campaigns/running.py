@@ -219,7 +219,7 @@ class _Session:
             return str(error)
 
     def _follow(self, run: Run) -> str:
-        """Record what the probe writes until it ends."""
+        """Record the probe's rows until it ends."""
         heard = False
         try:
             for line in run.lines():

@@ -65,7 +65,7 @@ def _traced(model: nn.Module, label: str) -> Nodes:
 
 
 class _Proxy(fx.Proxy):
-    """Records `x += y` as what it is; torch.fx's own takes it for an addition."""
+    """Records `x += y` as an in-place addition; torch.fx's own proxy records an addition."""
 
     def __iadd__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})

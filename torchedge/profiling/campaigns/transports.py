@@ -186,7 +186,7 @@ class _Remote(Transport):
 
 
 class Ssh(_Remote):
-    """A machine that ssh reaches without a password being asked."""
+    """A machine that ssh reaches without a password."""
 
     program = "ssh"
     install = "install an OpenSSH client"
@@ -248,7 +248,7 @@ def open_transport(over: str, python: str | None, folder: Path) -> Transport:
 
 
 def explain(errors: str) -> str:
-    """Return the last line a program wrote, and what to do about it."""
+    """Return the last line a program wrote, and the next step."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["no message"]
     hints = {
         "Permission denied": "allow this machine's key there (ssh-copy-id), since no password can be asked",
