@@ -85,9 +85,7 @@ def profile(
         return
     for name, value in (("--device", opencl_device), ("--out", out), ("--quick", quick or None)):
         if value is not None:
-            raise InputError(
-                f"{name} is given without --streaming or --kernels; add one of them, or omit it"
-            )
+            raise InputError(f"{name} is given without --streaming or --kernels; add one of them, or omit it")
     from torchedge.devices import LOCAL_DEVICE, find_device
     from torchedge.profiling.local_cpu import PROBES, measure_local_cpu
 

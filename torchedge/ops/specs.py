@@ -276,9 +276,9 @@ def spec_of(kind: str) -> OpSpec:
     return registry().get(kind, UNKNOWN)
 
 
-def call_of(graph: ForwardGraph, op: Op, backend: str = "cuda", needs: Sequence[bool] = ()) -> Call:
+def call_of(graph: ForwardGraph, op: Op) -> Call:
     """Return the call of an operator of a graph with shapes as `torchedge.graphs.sizes.symbolic` integers."""
-    return Call(graph.values, op, needs, backend, graph.training)
+    return Call(graph.values, op, training=graph.training)
 
 
 def forward_flops(graph: ForwardGraph) -> Poly:

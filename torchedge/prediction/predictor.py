@@ -23,7 +23,7 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspaces import load_workspaces
 from torchedge.prediction.profiles import StepModels, load_models
-from torchedge.prediction.results import Estimate, Needs, Prediction, Predictions, checked_batches
+from torchedge.prediction.results import Estimate, Prediction, Predictions, checked_batches
 
 FloatArray = npt.NDArray[np.float64]
 _MIB = 2.0**20
@@ -34,7 +34,6 @@ def predict_graph(
     batch_size: int,
     device: Device,
     settings: StepSettings | None = None,
-    notes: tuple[str, ...] = (),
 ) -> Prediction:
     """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result."""
     checked = checked_batches(batch_size)
@@ -79,8 +78,8 @@ def predict_graph(
         unsupported=graph.unsupported,
         out_of_range=outside,
         provenance=models.provenance,
-        notes=(*graph.notes, *models.notes, *_not_timed(settings), *notes),
-        needs=Needs(required),
+        notes=(*graph.notes, *models.notes, *_not_timed(settings)),
+        needs=required,
     )
 
 

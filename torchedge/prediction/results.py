@@ -35,14 +35,8 @@ class Estimate:
         return f"{number(self.value)} {self.unit} ({number(self.low)} to {number(self.high)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The memory that a run requires, independent of the device's memory.
-
-    required: batch sizes (B,) and a one-sided confidence to MiB (B,).
-    """
-
-    required: Callable[[IntArray, float], FloatArray]
+Needs = Callable[[IntArray, float], FloatArray]
+"""Batch sizes (B,) and a one-sided confidence to the MiB (B,) that runs require."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ class Prediction:
     def required_mib(self, confidence: float = CONFIDENCE) -> float:
         """Return an upper bound in MiB that holds with this confidence (0.5 ≤ confidence < 1)."""
         checked = checked_confidence(confidence)
-        return float(self._needs().required(np.array([self.batch_size]), checked)[0])
+        return float(self._needs()(np.array([self.batch_size]), checked)[0])
 
     def fits(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE) -> bool:
         """Return whether the run fits into `limit_mib` (by default what the device has) with this confidence.
@@ -100,7 +94,7 @@ class Prediction:
         needs, limit, checked = self._needs(), self._limit(limit_mib), checked_confidence(confidence)
 
         def fit(batch_size: int) -> bool:
-            return float(needs.required(np.array([batch_size]), checked)[0]) <= limit
+            return float(needs(np.array([batch_size]), checked)[0]) <= limit
 
         low, high = 0, 1
         while high <= largest and fit(high):

@@ -136,13 +136,13 @@ class TapeWriter:
         self.owner = 0
         self.phase = 0
 
-    def new(self, size: Poly, category: int, label: str, count: int = 1) -> int:
-        """Allocate a storage held by `count` references; return its number."""
+    def new(self, size: Poly, category: int, label: str) -> int:
+        """Allocate a storage with one reference; return its number."""
         storage = len(self.sizes)
         self.sizes.append(size)
         self.category.append(category)
         self.labels.append(label)
-        self.counts.append(count)
+        self.counts.append(1)
         self.events.append(storage + 1)
         self.owners.append(self.owner)
         self.phases.append(self.phase)
