@@ -15,19 +15,6 @@ from torchedge.devices.device import DEVICE_FILE, Device, read_device
 from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeWarning
 from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
 
-__all__ = [
-    "LOCAL_DEVICE",
-    "Profiles",
-    "board_name",
-    "default_device_name",
-    "find_device",
-    "is_phone_gpu",
-    "list_devices",
-    "match_device",
-    "profile_roots",
-    "scan_profiles",
-]
-
 LOCAL_DEVICE = "local-cpu"
 """The device that stands for this machine's processor: the last resort of the default."""
 

@@ -20,21 +20,6 @@ from torchedge.storage import Document, resolve_inside, write_toml
 from torchedge.storage.codecs import OUTSIDE, Codec, OneOf, Text, shortened
 from torchedge.storage.documents import parse_toml, read_bytes
 
-__all__ = [
-    "DEVICE_FILE",
-    "NAME",
-    "Device",
-    "Fact",
-    "Figure",
-    "Provenance",
-    "freeze",
-    "parse_device",
-    "read_device",
-    "thaw",
-    "weakest",
-    "write_device",
-]
-
 DEVICE_FILE = "device.toml"
 MAX_DEVICE_BYTES = 256 * 1024
 MAX_ENTRIES = 64

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["KNOWN_FACTS", "KNOWN_FIGURES", "RUNTIME_KEYS", "FactRule", "FigureRule", "RuntimeRule"]
-
 
 @dataclass(frozen=True, slots=True)
 class FigureRule:
