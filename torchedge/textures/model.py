@@ -32,6 +32,8 @@ __all__ = [
 SHARPNESS = 4.0
 """Exponent of the sum of terms that run side by side: a large one gives their maximum, 1 their sum."""
 
+_IN_FLIGHT = 4.0
+"""Independent multiply-adds of a work-item that hide each other's latency: a warp issues one at a time."""
 _SECTOR_BYTES = 32.0
 """Smallest part of a cache line that one access moves."""
 
@@ -228,7 +230,10 @@ def _terms(
     units = coefficients.compute_units
     widths = np.log2(np.maximum(work.vector, 1.0))
     rates = np.interp(widths, [log2(width) for width in ARITHMETIC_WIDTHS], coefficients.gflops)
-    chain = work.flops / (2.0 * np.maximum(work.vector * work.chains, 1.0)) * coefficients.arithmetic_ns
+    # A GPU's vectors are several instructions, a processor's are one.
+    lanes = work.vector if coefficients.warp == 1 else np.ones(len(work))
+    several = np.clip(work.chains * work.vector / lanes, work.chains.clip(max=1.0), _IN_FLIGHT)
+    chain = work.flops / (2.0 * lanes * several) * coefficients.arithmetic_ns
     reads_ns = sum(
         operand.count
         * _latency(operand, coefficients)
