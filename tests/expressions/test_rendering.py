@@ -126,3 +126,12 @@ def test_a_literal_is_the_nearest_single(value):
 def test_an_unknown_function_is_refused_by_name():
     with pytest.raises(InputError, match="apply 'sine'; expected one of"):
         apply("sine", load("b", of(C)))
+
+
+def test_guards_of_single_lanes_stand_within_the_guard_around_them():
+    inner = guarded([(of(C), 0, 9)], load("x", of(N), of(C)), 0)
+    text = rendered(guarded([(of(N), 0, 3)], inner, 0), 4)
+    reads = [line for line in text.splitlines() if "x[" in line]
+    assert len(reads) == 4
+    outer = next(line.split(" = ")[0].split()[-1] for line in text.splitlines() if "n < 3" in line)
+    assert all(f"x[({outer} && " in line for line in reads)

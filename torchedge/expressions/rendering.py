@@ -290,7 +290,7 @@ class Renderer:
             single = Renderer(
                 self.site_of, None, 1, self.lines, self.helpers, self.prefix, self.uniform, {}, self._count
             )
-            lanes.append(single.value(self._at_one_lane(scalar, lane)))
+            lanes.append(single._render(self._at_one_lane(scalar, lane), guard)[0])
             self._count = single._count
         kind = COMPUTE[scalar.dtype]
         negated = "-" if scalar.dtype == "bool" else ""

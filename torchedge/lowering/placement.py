@@ -17,7 +17,7 @@ from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.scalars import Read, Scalar, reads_of
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import FusionGroup
-from torchedge.lowering.kernels.loops import grain, strides_of
+from torchedge.lowering.kernels.loops import axes_below, grain, strides_of
 from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target
@@ -103,7 +103,7 @@ def _loop_strides(group: FusionGroup, layouts: Mapping[Node, Layout]) -> dict[Ax
 
 
 def _reach(read: Read, axes: Sequence[Axis]) -> int:
-    used = {a for i in read.indices for a, _ in i.terms}
+    used = axes_below(read.indices)
     return prod([axis.extent for axis in axes if axis in used])
 
 

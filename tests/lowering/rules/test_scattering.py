@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from torchedge.lowering.building import pointwise
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.rules import all_rules, indexing, sorting
 from torchedge.lowering.rules.sorting import in_order
+from torchedge.lowering.targets import TARGETS
+from torchedge.runtime import Executor
 from torchedge.tracing.steps import capture_step
 
 aten = torch.ops.aten
@@ -134,3 +138,18 @@ def test_work_does_not_grow_as_tokens_times_rows():
 
     small, large = work(1024, 2048), work(4096, 8192)
     assert large < 6 * small
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_no_read_leaves_its_tensor(device, monkeypatch):
+    """Sources near the end of the order look behind it: guards within guards, lane by lane."""
+    pytest.importorskip("pyopencl")
+    monkeypatch.setattr(indexing, "MOST_SEARCHED", 64)
+    model, tokens = torch.nn.Embedding(40, 8), places(40, 96)
+    captured = capture_step(model, tokens, loss=lambda y: (y * y).sum(), keep=frozenset(all_rules()))
+    program = lower(captured.step, replace(TARGETS[device], checks=True))
+    with Executor(program, checks=True) as executor:
+        executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
+        _, gradient = executor.run(tokens.numpy())
+    want = torch.zeros(40, 8).index_add(0, tokens, 2 * model(tokens)).detach()
+    np.testing.assert_allclose(gradient, want, rtol=1e-5, atol=1e-5)

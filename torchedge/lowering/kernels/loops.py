@@ -5,11 +5,11 @@ Also the amounts that decide about a nest: offsets, strides, vector width, arith
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torchedge.expressions.dialect import offset_of
 from torchedge.expressions.functions import cost_of
-from torchedge.expressions.indices import ZERO, Axis, Floor, Index, Remainder, atoms_of, of
+from torchedge.expressions.indices import ZERO, Axis, Fetched, Floor, Index, Remainder, atoms_of, axes_of, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Apply, Guarded, Position, Read, Scalar, substitute, walk
 from torchedge.lowering.fusion import Computed
@@ -82,6 +82,20 @@ def joined(
 
 def _quotients(indices: Sequence[Index]) -> int:
     return sum(isinstance(a, (Floor, Remainder)) for i in indices for a in atoms_of(i))
+
+
+def axes_below(indices: Iterable[Index]) -> set[Axis]:
+    """Return the loops on which indices depend, those of values that are themselves places included."""
+    listed = list(indices)
+    places = [atom.value for index in listed for atom in atoms_of(index) if isinstance(atom, Fetched)]
+    for scalar in walk(*places):
+        if isinstance(scalar, Read):
+            listed += scalar.indices
+        elif isinstance(scalar, Position):
+            listed.append(scalar.index)
+        elif isinstance(scalar, Guarded):
+            listed += [index for index, _, _ in scalar.bounds]
+    return set[Axis]().union(*map(axes_of, listed))
 
 
 def accessed(*bodies: Scalar) -> list[Index]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from torchedge.expressions.dialect import offset_of
-from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of
+from torchedge.expressions.indices import Axis, Fetched, atoms_of, of
 from torchedge.expressions.rendering import Renderer
-from torchedge.expressions.scalars import Position, Read, Scalar, reads_of, walk
+from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import (
     Stores,
+    axes_below,
     every_offset,
     in_loops,
     in_memory_order,
@@ -55,9 +56,14 @@ class PointwiseNest:
     @property
     def _fetches(self) -> bool:
         """Whether a place that is read and that a tensor holds depends on the innermost loop."""
-        values = [item.value for _, item in self.stores]
-        places = [a.value for i in _indices(values) for a in atoms_of(i) if isinstance(a, Fetched)]
-        return any(axes_of(index) & {*self.loops[-1:]} for index in _indices(places))
+        fetched = [
+            of(atom)
+            for read in reads_of(*[item.value for _, item in self.stores])
+            for index in read.indices
+            for atom in atoms_of(index)
+            if isinstance(atom, Fetched)
+        ]
+        return bool(axes_below(fetched) & {*self.loops[-1:]})
 
     @property
     def flops(self) -> int:
@@ -76,17 +82,6 @@ class PointwiseNest:
     def counts(self, width: int) -> dict[Axis, int]:
         """Return the vectors along the innermost loop."""
         return {self.loops[-1]: self.loops[-1].extent // width} if self.loops else {}
-
-
-def _indices(values: Sequence[Scalar]) -> list[Index]:
-    """Return the indices of all reads and positions."""
-    indices: list[Index] = []
-    for scalar in walk(*values):
-        if isinstance(scalar, Read):
-            indices += scalar.indices
-        elif isinstance(scalar, Position):
-            indices.append(scalar.index)
-    return indices
 
 
 def pointwise_nest(group: FusionGroup, arguments: Arguments) -> PointwiseNest:

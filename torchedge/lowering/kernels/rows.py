@@ -21,6 +21,7 @@ from torchedge.lowering.kernels.accumulators import SCALAR_BYTES, Accumulator
 from torchedge.lowering.kernels.loading import TURN
 from torchedge.lowering.kernels.loops import (
     Stores,
+    axes_below,
     every_offset,
     in_loops,
     in_memory_order,
@@ -363,7 +364,7 @@ def _strides(
 
 def _points(element: Sequence[Index]) -> int:
     """Return how many elements of a tensor an access reads or writes, each counted as often as it differs."""
-    return prod([axis.extent for axis in set[Axis]().union(*map(axes_of, element))])
+    return prod([axis.extent for axis in axes_below(element)])
 
 
 def _reduce(text: _Text, stages: Sequence[tuple[Stage, Scalar]]) -> None:
