@@ -18,8 +18,7 @@ from torchedge.profiling.kernel_cases import UNITS, Case, Traits, stride_walk
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import Source
 from torchedge.storage import file_sha256
-from torchedge.storage.documents import reading
-from torchedge.storage.journals import read_rows
+from torchedge.storage.documents import parse_json, read_unpacked, reading
 from torchedge.textures.coefficients import (
     ARITHMETIC_WIDTHS,
     CODEC,
@@ -85,17 +84,16 @@ def read_kernels(file: Path) -> KernelTable:
     """Read a journal of `torchedge profile --kernels`.
 
     Raises:
-        ProfileError: the file is missing, or a line is no such row.
+        ProfileError: the file is missing or too large, or a line is no such row.
     """
-    if not file.is_file() or file.stat().st_size > _MOST_BYTES:
-        raise ProfileError(
-            f"{file}: expected a file of rows of at most {_MOST_BYTES >> 20} MiB; measure one with "
-            "`torchedge profile --kernels`"
-        )
     environment: dict[str, Any] = {}
     passes: dict[int, dict[Case, float]] = {1: {}, 2: {}}
     reasons: dict[str, str] = {}
-    for number, row in enumerate(read_rows(file), start=1):
+    lines = read_unpacked(file, max_bytes=_MOST_BYTES).splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):  # a measurement that was interrupted
+            break
+        row = parse_json(f"{file} line {number}", line)
         with reading(f"{file} line {number}", "a row of micro-benchmarks", "a case with its result"):
             if row.get("row") == "environment":
                 environment = dict(row)
@@ -213,7 +211,7 @@ def fit_scans(live: FloatArray, slowdowns: FloatArray, expected: float) -> ScanF
     errors = ((steps * slopes[:, None] - target) ** 2).mean(1)
     alike = np.flatnonzero(errors <= errors.min() * 1.02 + 1e-6)
     best = int(alike[np.argmin(np.abs(np.log(candidates[alike] / expected)))])
-    if slopes[best] < 0.005:  # no contention: C does not show
+    if slopes[best] < 0.02:  # no contention: C does not show
         return ScanFit(max(1, round(expected)), 1.0, _percent(float(np.median(np.abs(np.expm1(target))))))
     predicted = np.exp(steps[best] * slopes[best])
     residual = float(np.median(np.abs(predicted / slowdowns - 1)))
@@ -384,28 +382,48 @@ def _fit_path(
         l2_gb_s=_rounded(rates[second[-1]]),
         main_gb_s=_rounded(rates[sizes[-1]]),
         write_gb_s=_rounded(measured.one("write", base.write_gb_s, storage=storage)),
+        line_ns=_line_ns({name: times for name, times in _scans(measured, storage).items() if REUSE[name]}),
     ), strides.residual
 
 
 def _fit_path_scans(measured: _Results, storage: str, traits: Traits, expected: float) -> ScanFit:
-    """Return C and D: slowdowns beyond those of column-major work-items.
+    """Return C and D: slowdowns beyond those of column-major work-items, and beyond `line_ns`.
 
-    These use each line at once, so that they contend for bandwidth alone. On a processor work-items take
-    turns, without contention.
+    Column-major work-items use each line at once, so that they contend for bandwidth alone. On a processor
+    work-items take turns, without contention.
     """
     expected = max(1.0, expected)
-    by_pattern = {name: measured.by("threads", "scan", storage=storage, pattern=name) for name in REUSE}
-    columns = by_pattern["column"]
+    by_pattern = _scans(measured, storage)
+    columns = by_pattern.pop("column")
     if traits.kind == "cpu" or not columns:
         return ScanFit(round(expected), 1.0, 0.0)
+    line_ns = _line_ns(by_pattern)
     live, slowdowns = [], []
     for name, times in by_pattern.items():
         for threads, ns in times.items():
-            if REUSE[name] and threads in columns:
+            if threads in columns:
                 growth = max(1.0, columns[threads] / columns[min(columns)])
                 live.append(threads * REUSE[name])
-                slowdowns.append(ns / times[min(times)] / growth)
+                slowdowns.append(ns / max(times[min(times)] * growth, threads * line_ns))
     return fit_scans(np.array(live, float), np.array(slowdowns), expected)
+
+
+def _scans(measured: _Results, storage: str) -> dict[str, dict[int, float]]:
+    """Return the times of the patterns by work-items."""
+    return {name: measured.by("threads", "scan", storage=storage, pattern=name) for name in REUSE}
+
+
+def _line_ns(by_pattern: Mapping[str, Mapping[int, float]]) -> float:
+    """Return the time of a unit for each line, of patterns whose work-items read a line each.
+
+    It shows where all of them take the same time at the most work-items, and more than few take; otherwise
+    they contend for the cache, and 0 is returned.
+    """
+    last = [(times[min(times)], times[max(times)], max(times)) for times in by_pattern.values() if times]
+    if not last or max(end for _, end, _ in last) > 1.3 * min(end for _, end, _ in last):
+        return 0.0
+    begin, end, threads = min(last, key=lambda entry: entry[1])
+    return _rounded(end / threads) if end > 2 * begin else 0.0
 
 
 def _first_level(latencies: Mapping[int, float]) -> int:

@@ -75,7 +75,8 @@ class MemoryPath:
     of eq. 2. line_bytes: bytes of a cache line. overlap: accesses of one work-item in flight at once.
     issue_ns: time of a compute unit for one access of a warp. cache_gb_s, l2_gb_s, main_gb_s: bandwidth of
     all compute units together from the first-level cache, the second-level cache and main memory.
-    write_gb_s: bandwidth of writes.
+    write_gb_s: bandwidth of writes. line_ns: time of a compute unit for each line that an access of a warp
+    touches.
     """
 
     hit_ns: _Positive
@@ -89,6 +90,7 @@ class MemoryPath:
     l2_gb_s: _Positive
     main_gb_s: _Positive
     write_gb_s: _Positive
+    line_ns: _Time = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,8 @@ def _issue_ns(
     for operand in work.reads:
         returned = operand.nbytes * (place.lanes if image else np.minimum(operand.warp_share, place.lanes))
         touched = operand.warp_lines * min(_SECTOR_BYTES, path.line_bytes)
-        access = np.maximum(path.issue_ns, np.maximum(returned, touched) / rate)
+        lookups = np.maximum(path.issue_ns, operand.warp_lines * path.line_ns)
+        access = np.maximum(lookups, np.maximum(returned, touched) / rate)
         total += np.where(operand.image == image, operand.count * access, 0.0)
     return total
 
