@@ -51,6 +51,7 @@ from torchedge.expressions.scalars import (
     transform,
     walk,
 )
+from torchedge.expressions.sizes import LITERAL, quotient, size
 
 _LANE = of(Axis("lane", LANES))
 
@@ -84,25 +85,35 @@ class Renderer:
         block = of(Axis(lane.name, -(-lane.extent // self.width))) * self.width + of(Axis("lane", self.width))
         return rewrite(index, lambda atom: block if atom == lane else None)
 
-    def integer(self, index: Index, guard: str = "", lane: int | None = None) -> str:
-        """Return an index (already widened, without lanes) as a C expression."""
+    def integer(self, index: Index, guard: str = "", lane: int | None = None, role: str = "") -> str:
+        """Return an index (already widened, without lanes) as a C expression; `role`: of its numbers."""
         parts: list[str] = []
-        for atom, coefficient in sorted(index.terms, key=lambda t: (-abs(t[1]), _order(t[0]))):
+        for atom, coefficient in sorted(index.terms, key=lambda term: _order(term[0])):
             text = self._atom(atom, guard, lane)
-            sign = "-" if coefficient < 0 else "+"
-            body = text if abs(coefficient) == 1 else f"{abs(coefficient)} * {text}"
+            sign, factor = "-" if coefficient < 0 else "+", abs(coefficient)
+            blocks = self.lane is not None and atom == Axis(
+                self.lane.name, -(-self.lane.extent // self.width)
+            )
+            number = str(factor) if blocks and factor == self.width else size(factor, f"{role} {text}")
+            body = text if factor == 1 else f"{number} * {text}"
             parts.append(f"{sign} {body}" if parts else (f"-{body}" if sign == "-" else body))
         if index.const or not parts:
             value = index.const
-            parts.append(f"{'-' if value < 0 else '+'} {abs(value)}" if parts else str(value))
+            number = str(abs(value)) if lane is not None else size(abs(value), f"{role} + {len(parts)}")
+            parts.append(f"{'-' if value < 0 else '+'} {number}" if parts else str(value))
         return " ".join(parts)
 
     def _atom(self, atom: Atom, guard: str, lane: int | None) -> str:
         if isinstance(atom, Axis):
             return atom.name
         if isinstance(atom, (Floor, Remainder)):
-            sign = "/" if isinstance(atom, Floor) else "%"
-            return self.named(f"({self._bracket(atom.index, guard, lane)} {sign} {atom.divisor})", "int")
+            divisor, text = atom.divisor, self._bracket(atom.index, guard, lane)
+            if divisor <= LITERAL or divisor == self.width:
+                return self.named(f"({text} {'/' if isinstance(atom, Floor) else '%'} {divisor})", "int")
+            over = self.named(quotient(text, divisor), "int")
+            if isinstance(atom, Floor):
+                return over
+            return self.named(f"({text} - {size(divisor, text)} * {over})", "int")
         text = self._lane_of(self._render(atom.value, guard), lane)
         return f"((int){text})" if COMPUTE[atom.value.dtype] == "long" else text
 
@@ -152,7 +163,7 @@ class Renderer:
 
     def _text(self, scalar: Scalar, guard: str) -> tuple[str, bool]:
         if isinstance(scalar, Constant):
-            return literal(scalar.value, scalar.dtype), False
+            return self._constant(scalar), False
         if isinstance(scalar, Local):
             return scalar.name, self.width > 1 and not self._is_uniform(scalar)
         if isinstance(scalar, Position):
@@ -163,6 +174,13 @@ class Renderer:
             return self._guarded(scalar, guard)
         assert isinstance(scalar, Apply)
         return self._apply(scalar, guard)
+
+    def _constant(self, scalar: Constant) -> str:
+        """Return a number; whole ones beyond those of common formulas are sizes (of which means are made)."""
+        kind, value = COMPUTE[scalar.dtype], scalar.value
+        if kind in ("float", "double") and 16 < value < 1 << 24 and value == int(value):
+            return f"(({kind}){size(int(value), 'value')})"
+        return literal(value, scalar.dtype)
 
     def _position(self, scalar: Position, guard: str) -> tuple[str, bool]:
         kind = COMPUTE[scalar.dtype]
@@ -318,9 +336,9 @@ class Renderer:
             text = self.integer(index, guard, lane)
             smallest, largest = index.range
             if smallest < low:
-                tests.append(f"{text} >= {low}")
+                tests.append(f"{text} >= {size(low, f'>= {text}')}")
             if largest >= high:
-                tests.append(f"{text} < {high}")
+                tests.append(f"{text} < {size(high, f'< {text}')}")
         return "(" + " && ".join(tests) + ")"
 
     def _read(self, scalar: Read, guard: str) -> tuple[str, bool]:
@@ -343,7 +361,7 @@ class Renderer:
         return (f"-{text}" if site.dtype == "bool" else text), True
 
     def _safe(self, offset: Index, guard: str, lane: int | None, site: Site, width: int = 1) -> str:
-        text = self.integer(offset, guard, lane)
+        text = self.integer(offset, guard, lane, site.name)
         text = f"({guard} ? {text} : 0)" if guard and offset.terms else text
         self.check(site, text, prod(site.shape) - width + 1)
         return text
@@ -352,7 +370,7 @@ class Renderer:
         """Let a kernel made with checks report an index outside 0 to `high` - 1."""
         if site.check:
             self.helpers[CHECK] = None
-            self.lines.append(f"TE_CHECK({site.check}, {index}, {high});")
+            self.lines.append(f"TE_CHECK({site.check}, {index}, {size(high, index)});")
 
     def _lane_step(self, offset: Index) -> int | None:
         """Return by how much the offset grows from lane to lane, None where it is no constant."""

@@ -1,13 +1,17 @@
-__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_24b0339442(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3) {
+__attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_573a340141(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, __global const float* restrict t3, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19, const int n20, const int n21, const int n22, const int n23, const int n24) {
   __local float a_block[2176] __attribute__((aligned(32)));
   __local float b_block[2048] __attribute__((aligned(32)));
   __local int points[2][3][16];
-  const int lid = get_local_id(0), number = get_group_id(0) % 1;
-  const int band = number / 1, within = number % 1;
-  const int height = min(1, 1 - band * 1);
+  const int lid = get_local_id(0), part = get_group_id(1);
+  const int number_over = (int)get_group_id(0);
+  const int number = 0;
+  const int batch = number_over;
+  const int within_over = number;
+  const int within = 0;
+  const int band = within_over;
+  const int height = min(1, n0 - band * 1);
   const int row0 = (band * 1 + within % height) * 64, col0 = within / height * 64;
-  const int batch = get_group_id(0) / 1, part = get_group_id(1);
-  const int first = part * 9, last = min(first + 9, 9);
+  const int first = part * n1, last = min(first + n1, n2);
   const int warp = lid / 32, lane = lid % 32;
   const int tx = (warp % 1 * 8 + lane % 8) * 4;
   const int ty = (warp / 1 * 4 + lane / 8) * 4;
@@ -16,9 +20,11 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
   #pragma unroll
   for (int s = 0; s < 16; ++s) {
     const int item = lid + s * 64, x = item / 16;
-    const int r0 = (uint)(min(row0 + x, 49)) / 25;
-    const int r1 = (uint)(min(row0 + x, 49)) / 5 % 5;
-    const int r2 = (uint)(min(row0 + x, 49)) % 5;
+    const int r2_over = (int)(mul_hi((uint)(min(row0 + x, 49)), (uint)n3) >> n4);
+    const int r2 = (min(row0 + x, 49)) - n5 * r2_over;
+    const int r1_over = (int)(mul_hi((uint)(r2_over), (uint)n6) >> n7);
+    const int r1 = r2_over - n8 * r1_over;
+    const int r0 = r1_over;
     a_r0[s] = r0;
     a_r1[s] = r1;
     a_r2[s] = r2;
@@ -38,19 +44,23 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
     for (int j = 0; j < 2; ++j) sums[i][j] = 0;
   int chunk = first;
   if (lid < 16) {
-    const int within = min((chunk) * 16 + lid, 143);
-    const int k0 = (uint)(within) / 9;
-    const int k1 = (uint)(within) / 3 % 3;
-    const int k2 = (uint)(within) % 3;
+    const int within = min((chunk) * 16 + lid, n9);
+    const int k2_over = (uint)(within) / 3;
+    const int k2 = within - 3 * k2_over;
+    const int k1_over = (uint)(k2_over) / 3;
+    const int k1 = k2_over - 3 * k1_over;
+    const int k0 = k1_over;
     points[(chunk) & 1][0][lid] = k0;
     points[(chunk) & 1][1][lid] = k1;
     points[(chunk) & 1][2][lid] = k2;
   }
   if (lid < 16) {
-    const int within = min((chunk + 1) * 16 + lid, 143);
-    const int k0 = (uint)(within) / 9;
-    const int k1 = (uint)(within) / 3 % 3;
-    const int k2 = (uint)(within) % 3;
+    const int within = min((chunk + 1) * 16 + lid, n9);
+    const int k2_over = (uint)(within) / 3;
+    const int k2 = within - 3 * k2_over;
+    const int k1_over = (uint)(k2_over) / 3;
+    const int k1 = k2_over - 3 * k1_over;
+    const int k0 = k1_over;
     points[(chunk + 1) & 1][0][lid] = k0;
     points[(chunk + 1) & 1][1][lid] = k1;
     points[(chunk + 1) & 1][2][lid] = k2;
@@ -67,8 +77,8 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
         const int k0 = points[chunk & 1][0][k];
         const int k1 = points[chunk & 1][1][k];
         const int k2 = points[chunk & 1][2][k];
-        const int v1_1 = (2 * r1 + k1 - 1 >= 0 && 2 * r1 + k1 - 1 < 9 && 2 * r2 + k2 - 1 >= 0 && 2 * r2 + k2 - 1 < 9);
-        const float v1_2 = t1[(v1_1 ? 162 * k0 + 81 * r0 + 18 * r1 + 9 * k1 + 2 * r2 + k2 - 10 : 0)];
+        const int v1_1 = (k1 + 2 * r1 - 1 >= 0 && k1 + 2 * r1 - 1 < n10 && k2 + 2 * r2 - 1 >= 0 && k2 + 2 * r2 - 1 < n11);
+        const float v1_2 = t1[(v1_1 ? n12 * k0 + n13 * k1 + k2 + n14 * r0 + n15 * r1 + 2 * r2 - n16 : 0)];
         const float v1_3 = (v1_1 ? v1_2 : 0.0f);
         a_next[s] = v1_3;
       }
@@ -81,7 +91,7 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
         const int k0 = points[chunk & 1][0][k];
         const int k1 = points[chunk & 1][1][k];
         const int k2 = points[chunk & 1][2][k];
-        const float4 v2_1 = *(__global const float4*)(t2 + 1536 * k1 + 512 * k2 + 32 * k0 + 4 * c0);
+        const float4 v2_1 = *(__global const float4*)(t2 + 4 * c0 + n17 * k0 + n18 * k1 + n19 * k2);
         b_next[s] = v2_1;
       }
     }
@@ -113,8 +123,8 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
         const int k0 = points[next & 1][0][k];
         const int k1 = points[next & 1][1][k];
         const int k2 = points[next & 1][2][k];
-        const int v1_1 = (2 * r1 + k1 - 1 >= 0 && 2 * r1 + k1 - 1 < 9 && 2 * r2 + k2 - 1 >= 0 && 2 * r2 + k2 - 1 < 9);
-        const float v1_2 = t1[(v1_1 ? 162 * k0 + 81 * r0 + 18 * r1 + 9 * k1 + 2 * r2 + k2 - 10 : 0)];
+        const int v1_1 = (k1 + 2 * r1 - 1 >= 0 && k1 + 2 * r1 - 1 < n10 && k2 + 2 * r2 - 1 >= 0 && k2 + 2 * r2 - 1 < n11);
+        const float v1_2 = t1[(v1_1 ? n12 * k0 + n13 * k1 + k2 + n14 * r0 + n15 * r1 + 2 * r2 - n16 : 0)];
         const float v1_3 = (v1_1 ? v1_2 : 0.0f);
         a_next[s] = v1_3;
       }
@@ -127,16 +137,18 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
         const int k0 = points[next & 1][0][k];
         const int k1 = points[next & 1][1][k];
         const int k2 = points[next & 1][2][k];
-        const float4 v2_1 = *(__global const float4*)(t2 + 1536 * k1 + 512 * k2 + 32 * k0 + 4 * c0);
+        const float4 v2_1 = *(__global const float4*)(t2 + 4 * c0 + n17 * k0 + n18 * k1 + n19 * k2);
         b_next[s] = v2_1;
       }
     }
     }
     if (lid < 16) {
-      const int within = min((next + 1) * 16 + lid, 143);
-      const int k0 = (uint)(within) / 9;
-      const int k1 = (uint)(within) / 3 % 3;
-      const int k2 = (uint)(within) % 3;
+      const int within = min((next + 1) * 16 + lid, n9);
+      const int k2_over = (uint)(within) / 3;
+      const int k2 = within - 3 * k2_over;
+      const int k1_over = (uint)(k2_over) / 3;
+      const int k1 = k2_over - 3 * k1_over;
+      const int k0 = k1_over;
       points[(next + 1) & 1][0][lid] = k0;
       points[(next + 1) & 1][1][lid] = k1;
       points[(next + 1) & 1][2][lid] = k2;
@@ -179,22 +191,24 @@ __attribute__((reqd_work_group_size(64, 1, 1))) __kernel void contraction_local_
   #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int row = row0 + i / 4 * 32 + ty + i % 4;
-    if (row >= 50) continue;
-    const int r0 = (uint)(row) / 25;
-    const int r1 = (uint)(row) / 5 % 5;
-    const int r2 = (uint)(row) % 5;
+    if (row >= n20) continue;
+    const int r2_over = (int)(mul_hi((uint)(row), (uint)n3) >> n4);
+    const int r2 = row - n5 * r2_over;
+    const int r1_over = (int)(mul_hi((uint)(r2_over), (uint)n6) >> n7);
+    const int r1 = r2_over - n8 * r1_over;
+    const int r0 = r1_over;
     #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float4 four = sums[i][j];
       {
         const int col = col0 + j * 32 + tx;
         const float4 acc = four;
-        if (col < 32) {
+        if (col < n21) {
           const int c0 = (uint)(col) / 4;
           const float4 v3_1 = *(__global const float4*)(t3 + 4 * c0);
           const float4 v3_2 = (acc + v3_1);
           const float4 v3_3 = (v3_2 * ((float4)(2.0f)));
-          *(__global float4*)(t0 + 800 * r0 + 160 * r1 + 32 * r2 + 4 * c0) = v3_3;
+          *(__global float4*)(t0 + 4 * c0 + n22 * r0 + n23 * r1 + n24 * r2) = v3_3;
         }
       }
     }

@@ -1,42 +1,49 @@
-__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_f5ee95ecbe(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2) {
-  __local float a_block[1920] __attribute__((aligned(128)));
-  __local float b_block[4096] __attribute__((aligned(128)));
-  __local float tile[1920] __attribute__((aligned(128)));
-  const int row0 = get_group_id(1) * 30, col0 = get_group_id(0) * 64;
-  const int rows = min(30, 50 - row0), cols = min(64, 128 - col0);
-  const int batch = get_group_id(2) / 1, part = get_group_id(2) % 1;
-  const int first = part * 1, last = min(first + 1, 1);
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_f45e04ac80(__global float* restrict t0, __global const float* restrict t1, __global const float* restrict t2, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8, const int n9, const int n10, const int n11, const int n12, const int n13, const int n14, const int n15, const int n16, const int n17, const int n18, const int n19, const int n20, const int n21, const int n22, const int n23, const int n24, const int n25, const int n26, const int n27, const int n28, const int n29, const int n30, const int n31, const int n32, const int n33, const int n34, const int n35, const int n36, const int n37, const int n38, const int n39) {
+  __local float words[16384] __attribute__((aligned(128)));
+  __local float* const a_block = words;
+  __local float* const b_block = a_block + n0;
+  __local float* const tile = b_block + n1;
+  const int block_rows = n2, block_cols = n3, slices = n4;
+  const int row0 = (n5 ? get_group_id(0) : get_group_id(1)) * block_rows;
+  const int col0 = (n5 ? get_group_id(1) : get_group_id(0)) * block_cols;
+  const int rows = min(block_rows, n6 - row0), cols = min(block_cols, n7 - col0);
+  const int batch = (int)get_group_id(2) / slices, part = get_group_id(2) - batch * slices;
+  const int first = part * n8, last = min(first + n8, n9);
   for (int chunk = first; chunk < last; ++chunk) {
-    const int outer = chunk * 32, outer_end = min(outer + 32, 32);
-    const int inner = 0, inner_end = 2;
-    const int c0 = (uint)(col0) / 64;
-    const int c1 = (uint)(col0) / 32 % 2;
-    const int c2 = (uint)(col0) % 32;
+    const int outer = chunk / n10 * n11, outer_end = min(outer + n11, n12);
+    const int inner = chunk % n10 * n13, inner_end = min(inner + n13, n14);
+    const int c2_over = (int)(mul_hi((uint)(col0), (uint)n15) >> n16);
+    const int c2 = col0 - n17 * c2_over;
+    const int c1_over = (uint)(c2_over) / 2;
+    const int c1 = c2_over - 2 * c1_over;
+    const int c0 = c1_over;
     int depth = 0;
-    for (int k0 = 0; k0 < 16; ++k0)
-    for (int k1 = 0; k1 < 2; ++k1) {
-      const int v2_1 = (2 * k1 + c0 < 3);
+    for (int k0 = 0; k0 < n18; ++k0)
+    for (int k1 = 0; k1 < n19; ++k1) {
+      const int v2_1 = (c0 + 2 * k1 < 3);
       const int v2_2 = (v2_1 ? 1 : 0);
       if (!v2_2) continue;
       depth += inner_end - inner;
     }
     for (int r = 0; r < rows; r += 1) {
-      const int r0 = (uint)(row0 + r) / 25;
-      const int r1 = (uint)(row0 + r) / 5 % 5;
-      const int r2 = (uint)(row0 + r) % 5;
+      const int r2_over = (int)(mul_hi((uint)(row0 + r), (uint)n20) >> n21);
+      const int r2 = (row0 + r) - n22 * r2_over;
+      const int r1_over = (int)(mul_hi((uint)(r2_over), (uint)n23) >> n24);
+      const int r1 = r2_over - n25 * r1_over;
+      const int r0 = r1_over;
       __local float* to = a_block + r * 64;
-      for (int k0 = 0; k0 < 16; ++k0)
-      for (int k1 = 0; k1 < 2; ++k1) {
-        const int v2_1 = (2 * k1 + c0 < 3);
+      for (int k0 = 0; k0 < n18; ++k0)
+      for (int k1 = 0; k1 < n19; ++k1) {
+        const int v2_1 = (c0 + 2 * k1 < 3);
         const int v2_2 = (v2_1 ? 1 : 0);
         if (!v2_2) continue;
         for (int q = inner; q < inner_end; q += 2, to += 2) {
           const int k2 = (uint)(q) / 2;
           const int v3_1 = (-k1 + r1 >= 0);
-          const float v3_2 = t1[(v3_1 ? 50 * k0 + 25 * r0 - 5 * k1 + 5 * r1 - 2 * k2 + r2 : 0)];
+          const float v3_2 = t1[(v3_1 ? n26 * k0 - n27 * k1 - 2 * k2 + n28 * r0 + n29 * r1 + r2 : 0)];
           const float v3_3 = (v3_1 ? v3_2 : 0.0f);
           const int v3_4 = (-k1 + r1 >= 0 && -2 * k2 + r2 - 1 >= 0);
-          const float v3_5 = t1[(v3_4 ? 50 * k0 + 25 * r0 - 5 * k1 + 5 * r1 - 2 * k2 + r2 - 1 : 0)];
+          const float v3_5 = t1[(v3_4 ? n26 * k0 - n27 * k1 - 2 * k2 + n28 * r0 + n29 * r1 + r2 - 1 : 0)];
           const float v3_6 = (v3_4 ? v3_5 : 0.0f);
           const float2 v3_7 = (float2)(v3_3, v3_6);
           *(__local float2*)to = v3_7;
@@ -44,19 +51,21 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_f
       }
     }
     __local float* to = b_block;
-    for (int k0 = 0; k0 < 16; ++k0)
-    for (int k1 = 0; k1 < 2; ++k1) {
-      const int v2_1 = (2 * k1 + c0 < 3);
+    for (int k0 = 0; k0 < n18; ++k0)
+    for (int k1 = 0; k1 < n19; ++k1) {
+      const int v2_1 = (c0 + 2 * k1 < 3);
       const int v2_2 = (v2_1 ? 1 : 0);
       if (!v2_2) continue;
       for (int q = inner; q < inner_end; ++q, to += 32) {
-        const int k2 = (uint)(q);
+        const int k2 = q;
         for (int c = 0; c < cols; c += 16) {
-          const int c0 = (uint)(col0 + c) / 64;
-          const int c1 = (uint)(col0 + c) / 32 % 2;
-          const int c2 = (uint)(col0 + c) / 16 % 2;
-          const int v4_1 = (2 * k1 + c0 < 3 && 2 * k2 + c1 < 3);
-          const float16 v4_2 = *(__global const float16*)(t2 + (v4_1 ? 3072 * k1 + 1536 * c0 + 1024 * k2 + 512 * c1 + 32 * k0 + 16 * c2 : 0));
+          const int c2_over = (uint)((uint)(col0 + c) / 16) / 2;
+          const int c2 = ((uint)(col0 + c) / 16) - 2 * c2_over;
+          const int c1_over = (uint)(c2_over) / 2;
+          const int c1 = c2_over - 2 * c1_over;
+          const int c0 = c1_over;
+          const int v4_1 = (c0 + 2 * k1 < 3 && c1 + 2 * k2 < 3);
+          const float16 v4_2 = *(__global const float16*)(t2 + (v4_1 ? n30 * c0 + n31 * c1 + 16 * c2 + n32 * k0 + n33 * k1 + n34 * k2 : 0));
           const float16 v4_3 = (v4_1 ? v4_2 : ((float16)(0.0f)));
           *(__local float16*)(to + c / 32 * 2048 + c % 32) = v4_3;
         }
@@ -67,7 +76,7 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_f
       // loading slot
       __local const float* from_a = a_block + r * 64;
       __local const float* from_b = b_block + c * 64;
-      __local float* sums = tile + r * 64 + c;
+      __local float* sums = tile + r * block_cols + c;
       float16 s0_0 = 0, s0_1 = 0;
       float16 s1_0 = 0, s1_1 = 0;
       float16 s2_0 = 0, s2_1 = 0;
@@ -78,6 +87,18 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_f
       float16 s7_0 = 0, s7_1 = 0;
       float16 s8_0 = 0, s8_1 = 0;
       float16 s9_0 = 0, s9_1 = 0;
+      if (chunk > first) {
+        s0_0 = *(__local float16*)(sums + 0 * block_cols + 0); s0_1 = *(__local float16*)(sums + 0 * block_cols + 16);
+        s1_0 = *(__local float16*)(sums + 1 * block_cols + 0); s1_1 = *(__local float16*)(sums + 1 * block_cols + 16);
+        s2_0 = *(__local float16*)(sums + 2 * block_cols + 0); s2_1 = *(__local float16*)(sums + 2 * block_cols + 16);
+        s3_0 = *(__local float16*)(sums + 3 * block_cols + 0); s3_1 = *(__local float16*)(sums + 3 * block_cols + 16);
+        s4_0 = *(__local float16*)(sums + 4 * block_cols + 0); s4_1 = *(__local float16*)(sums + 4 * block_cols + 16);
+        s5_0 = *(__local float16*)(sums + 5 * block_cols + 0); s5_1 = *(__local float16*)(sums + 5 * block_cols + 16);
+        s6_0 = *(__local float16*)(sums + 6 * block_cols + 0); s6_1 = *(__local float16*)(sums + 6 * block_cols + 16);
+        s7_0 = *(__local float16*)(sums + 7 * block_cols + 0); s7_1 = *(__local float16*)(sums + 7 * block_cols + 16);
+        s8_0 = *(__local float16*)(sums + 8 * block_cols + 0); s8_1 = *(__local float16*)(sums + 8 * block_cols + 16);
+        s9_0 = *(__local float16*)(sums + 9 * block_cols + 0); s9_1 = *(__local float16*)(sums + 9 * block_cols + 16);
+      }
       for (int k = 0; k < depth; ++k) {
         const float16 b0 = *(__local const float16*)(from_b + 0), b1 = *(__local const float16*)(from_b + 16);
         { const float x = from_a[0]; s0_0 += x * b0; s0_1 += x * b1; }
@@ -93,46 +114,50 @@ __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void contraction_panel_f
         from_a += 1;
         from_b += 32;
       }
-      *(__local float16*)(sums + 0) = s0_0; *(__local float16*)(sums + 16) = s0_1;
-      *(__local float16*)(sums + 64) = s1_0; *(__local float16*)(sums + 80) = s1_1;
-      *(__local float16*)(sums + 128) = s2_0; *(__local float16*)(sums + 144) = s2_1;
-      *(__local float16*)(sums + 192) = s3_0; *(__local float16*)(sums + 208) = s3_1;
-      *(__local float16*)(sums + 256) = s4_0; *(__local float16*)(sums + 272) = s4_1;
-      *(__local float16*)(sums + 320) = s5_0; *(__local float16*)(sums + 336) = s5_1;
-      *(__local float16*)(sums + 384) = s6_0; *(__local float16*)(sums + 400) = s6_1;
-      *(__local float16*)(sums + 448) = s7_0; *(__local float16*)(sums + 464) = s7_1;
-      *(__local float16*)(sums + 512) = s8_0; *(__local float16*)(sums + 528) = s8_1;
-      *(__local float16*)(sums + 576) = s9_0; *(__local float16*)(sums + 592) = s9_1;
+      *(__local float16*)(sums + 0 * block_cols + 0) = s0_0; *(__local float16*)(sums + 0 * block_cols + 16) = s0_1;
+      *(__local float16*)(sums + 1 * block_cols + 0) = s1_0; *(__local float16*)(sums + 1 * block_cols + 16) = s1_1;
+      *(__local float16*)(sums + 2 * block_cols + 0) = s2_0; *(__local float16*)(sums + 2 * block_cols + 16) = s2_1;
+      *(__local float16*)(sums + 3 * block_cols + 0) = s3_0; *(__local float16*)(sums + 3 * block_cols + 16) = s3_1;
+      *(__local float16*)(sums + 4 * block_cols + 0) = s4_0; *(__local float16*)(sums + 4 * block_cols + 16) = s4_1;
+      *(__local float16*)(sums + 5 * block_cols + 0) = s5_0; *(__local float16*)(sums + 5 * block_cols + 16) = s5_1;
+      *(__local float16*)(sums + 6 * block_cols + 0) = s6_0; *(__local float16*)(sums + 6 * block_cols + 16) = s6_1;
+      *(__local float16*)(sums + 7 * block_cols + 0) = s7_0; *(__local float16*)(sums + 7 * block_cols + 16) = s7_1;
+      *(__local float16*)(sums + 8 * block_cols + 0) = s8_0; *(__local float16*)(sums + 8 * block_cols + 16) = s8_1;
+      *(__local float16*)(sums + 9 * block_cols + 0) = s9_0; *(__local float16*)(sums + 9 * block_cols + 16) = s9_1;
     }
   }
   for (int r = 0; r < rows; ++r) {
-    const int r0 = (uint)(row0 + r) / 25;
-    const int r1 = (uint)(row0 + r) / 5 % 5;
-    const int r2 = (uint)(row0 + r) % 5;
+    const int r2_over = (int)(mul_hi((uint)(row0 + r), (uint)n20) >> n21);
+    const int r2 = (row0 + r) - n22 * r2_over;
+    const int r1_over = (int)(mul_hi((uint)(r2_over), (uint)n23) >> n24);
+    const int r1 = r2_over - n25 * r1_over;
+    const int r0 = r1_over;
     for (int c = 0; c < cols; c += 16) {
-      const int c0 = (uint)(col0 + c) / 64;
-      const int c1 = (uint)(col0 + c) / 32 % 2;
-      const int c2 = (uint)(col0 + c) / 16 % 2;
-      const float16 acc = *(__local float16*)(tile + r * 64 + c);
-      *(__global float16*)(t0 + 3200 * r0 + 640 * r1 + 320 * c0 + 64 * r2 + 32 * c1 + 16 * c2) = acc;
+      const int c2_over = (uint)((uint)(col0 + c) / 16) / 2;
+      const int c2 = ((uint)(col0 + c) / 16) - 2 * c2_over;
+      const int c1_over = (uint)(c2_over) / 2;
+      const int c1 = c2_over - 2 * c1_over;
+      const int c0 = c1_over;
+      const float16 acc = *(__local float16*)(tile + r * block_cols + c);
+      *(__global float16*)(t0 + n35 * c0 + n36 * c1 + 16 * c2 + n37 * r0 + n38 * r1 + n39 * r2) = acc;
     }
   }
 }
 
 
-__kernel void pointwise_5099c626df(__global float* restrict t0, __global const float* restrict t1) {
+__kernel void pointwise_57e08aebdc(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6, const int n7, const int n8) {
   const int d0 = get_global_id(2);
-  const int b1 = get_global_id(1) * 2;
-  const int e1 = min(b1 + 2, 9);
-  const int b0 = get_global_id(0) * 18;
-  const int e0 = min(b0 + 18, 18);
+  const int b1 = get_global_id(1) * n0;
+  const int e1 = min(b1 + n0, n1);
+  const int b0 = get_global_id(0) * n2;
+  const int e0 = min(b0 + n2, n3);
 
   for (int i1 = b1; i1 < e1; ++i1) {
     const int d1 = i1;
     for (int i0 = b0; i0 < e0; ++i0) {
       const int d2 = i0;
-      const float16 v1 = *(__global const float16*)(t1 + 3200 * d0 + 320 * d1 + 16 * d2 + 352);
-      *(__global float16*)(t0 + 2592 * d0 + 288 * d1 + 16 * d2) = v1;
+      const float16 v1 = *(__global const float16*)(t1 + n4 * d0 + n5 * d1 + 16 * d2 + n6);
+      *(__global float16*)(t0 + n7 * d0 + n8 * d1 + 16 * d2) = v1;
     }
   }
 }

@@ -7,21 +7,21 @@ typedef float16 te_float16 __attribute__((aligned(sizeof(float))));
 #define te_load_float16(p) vload16(0, p)
 #define te_store_float16(v, p) vstore16(v, 0, p)
 #endif
-__kernel void rows_8607cb9991(__global float* restrict t0, __global const float* restrict t1) {
-  const int b0 = get_global_id(0) * 8;
-  const int e0 = min(b0 + 8, 64);
+__kernel void rows_7c0951be4f(__global float* restrict t0, __global const float* restrict t1, const int n0, const int n1, const int n2, const int n3, const int n4, const int n5, const int n6) {
+  const int b0 = get_global_id(0) * n0;
+  const int e0 = min(b0 + n0, n1);
 
   for (int i0 = b0; i0 < e0; ++i0) {
     const int r0 = i0;
     float16 s0_l = (float16)((-INFINITY));
     float s0_t = (-INFINITY);
-    for (int k0 = 0; k0 < 62; ++k0) {
+    for (int k0 = 0; k0 < n2; ++k0) {
       // loading slot
-      const float16 v1_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
+      const float16 v1_1 = te_load_float16(t1 + 16 * k0 + n3 * r0);
       s0_l = ((v1_1 > s0_l) | (v1_1 != v1_1)) ? v1_1 : s0_l;
     }
-    for (int k0 = 992; k0 < 1000; ++k0) {
-      const float v2_1 = t1[1000 * r0 + k0];
+    for (int k0 = n4; k0 < n5; ++k0) {
+      const float v2_1 = t1[k0 + n3 * r0];
       s0_t = ((v2_1 > s0_t) | (v2_1 != v2_1)) ? v2_1 : s0_t;
     }
     float s0_0 = s0_l.s0;
@@ -58,15 +58,15 @@ __kernel void rows_8607cb9991(__global float* restrict t0, __global const float*
     float s0 = ((s0_t > s0_0) | (s0_t != s0_t)) ? s0_t : s0_0;
     float16 s1_l = (float16)(0.0f);
     float s1_t = 0.0f;
-    for (int k0 = 0; k0 < 62; ++k0) {
+    for (int k0 = 0; k0 < n2; ++k0) {
       // loading slot
-      const float16 v3_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
+      const float16 v3_1 = te_load_float16(t1 + 16 * k0 + n3 * r0);
       const float16 v3_2 = (v3_1 - ((float16)(s0)));
       const float16 v3_3 = exp(v3_2);
       s1_l = s1_l + v3_3;
     }
-    for (int k0 = 992; k0 < 1000; ++k0) {
-      const float v4_1 = t1[1000 * r0 + k0];
+    for (int k0 = n4; k0 < n5; ++k0) {
+      const float v4_1 = t1[k0 + n3 * r0];
       const float v4_2 = (v4_1 - s0);
       const float v4_3 = exp(v4_2);
       s1_t = s1_t + v4_3;
@@ -103,20 +103,20 @@ __kernel void rows_8607cb9991(__global float* restrict t0, __global const float*
     s1_1 = s1_1 + s1_3;
     s1_0 = s1_0 + s1_1;
     float s1 = s1_0 + s1_t;
-    for (int k0 = 0; k0 < 62; ++k0) {
+    for (int k0 = 0; k0 < n2; ++k0) {
       // loading slot
-      const float16 v5_1 = te_load_float16(t1 + 1000 * r0 + 16 * k0);
+      const float16 v5_1 = te_load_float16(t1 + 16 * k0 + n3 * r0);
       const float16 v5_2 = (v5_1 - ((float16)(s0)));
       const float16 v5_3 = exp(v5_2);
       const float16 v5_4 = (v5_3 / ((float16)(s1)));
-      te_store_float16(v5_4, t0 + 1000 * r0 + 16 * k0);
+      te_store_float16(v5_4, t0 + 16 * k0 + n6 * r0);
     }
-    for (int k0 = 992; k0 < 1000; ++k0) {
-      const float v6_1 = t1[1000 * r0 + k0];
+    for (int k0 = n4; k0 < n5; ++k0) {
+      const float v6_1 = t1[k0 + n3 * r0];
       const float v6_2 = (v6_1 - s0);
       const float v6_3 = exp(v6_2);
       const float v6_4 = (v6_3 / s1);
-      t0[1000 * r0 + k0] = v6_4;
+      t0[k0 + n6 * r0] = v6_4;
     }
   }
 }

@@ -15,6 +15,7 @@ from typing import Any
 from torchedge.expressions.dialect import LANES
 from torchedge.expressions.indices import Axis, Index, flatten, of
 from torchedge.expressions.scalars import Local, Read, Scalar, reads_of
+from torchedge.expressions.sizes import argument, digits, quotient
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.fusion import ACCUMULATED, Computed, FusionGroup
 from torchedge.lowering.kernels.loops import work_of
@@ -29,7 +30,7 @@ from torchedge.lowering.kernels.products import (
     widest,
 )
 from torchedge.lowering.kernels.rows import rows_nest, write_rows
-from torchedge.lowering.kernels.sources import KernelSource, arguments_of, fill
+from torchedge.lowering.kernels.sources import KernelSource, arguments_of, declared, fill
 from torchedge.lowering.nodes import Contraction, Node, Rows, Stage, Stored
 from torchedge.lowering.schedules import (
     PAD,
@@ -43,6 +44,14 @@ from torchedge.textures.layouts import Layout, row_major
 
 SLICE = Axis("part", 1 << 16)
 """The loop over the slices of a split-K contraction."""
+
+LOCAL_WORDS = 1 << 14
+"""Smallest local memory of a "panel", in elements; larger ones have four times as many, and so on."""
+MOST_LOCAL_WORDS = 1 << 18
+"""Largest local memory of a "panel" that is rounded up."""
+SHORT_INNER = 8
+"""Extent of the innermost loop below which a "panel" has a loop for each of the outer ones: to divide a flat
+position would take longer than to copy so few elements."""
 
 _Sizes = tuple[int, int, int]
 
@@ -112,9 +121,9 @@ def _main(
         preamble="".join(texts.helpers),
         arguments=arguments.text,
         type=texts.type,
-        rows=rows,
-        cols=cols,
-        slices=schedule.slices,
+        rows=argument(rows, "rows"),
+        cols=argument(cols, "cols"),
+        slices=argument(schedule.slices, "slices"),
         tm=schedule.tile_rows,
         tn=schedule.tile_cols,
         nv=schedule.vectors,
@@ -166,7 +175,7 @@ def _sum(
     nest = rows_nest(sums, arguments_of(group.stored, list(reads), layouts))
     schedule = default_schedule(nest.extents, target)
     assert isinstance(schedule, RowsSchedule)
-    return write_rows(sums, nest, layouts, schedule, target)
+    return write_rows(sums, nest, layouts, replace(schedule, unroll=1), target)
 
 
 def _epilogue(product: Product, texts: Texts, column: str, vector: int) -> OperandText:
@@ -186,29 +195,40 @@ def _panel(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Fi
     batch, rows, cols, _ = product.sizes
     epilogue = _epilogue(product, texts, "col0 + c", schedule.vector)
     cut = _panel_cut(product.inner, schedule)
-    depth = multiple(cut["outers"] * cut["piece"], 16)
+    depth = _power_above(max(16, cut["outers"] * cut["piece"]))
+    block = depth * (schedule.block_rows + schedule.block_cols) + schedule.block_rows * schedule.block_cols
+    # With few sizes of local memory, contractions of many shapes share a kernel.
+    words = LOCAL_WORDS * 4 ** max(0, -(-((block - 1) // LOCAL_WORDS).bit_length() // 2))
+    if words > MOST_LOCAL_WORDS:
+        words = block
     values = {
         "vector": f"{texts.type}{schedule.vector}",
         "v": schedule.vector,
-        "row_dim": 0 if schedule.rows_first else 1,
+        "rows_first": argument(int(schedule.rows_first), "rows first"),
+        "block_rows": argument(schedule.block_rows, "block rows"),
+        "block_cols": argument(schedule.block_cols, "block cols"),
+        "a_words": argument(schedule.block_rows * depth, "a block"),
+        "b_words": argument(schedule.block_cols * depth, "b block"),
         "row_place": places(product.rows, "row0 + r"),
         "outer_place": places(product.inner[:-1], "o"),
-        "nest": product.inner[:-1] if cut["chunks"] == 1 else (),
+        "nest": [(axis.name, argument(axis.extent, axis.name)) for axis in product.inner[:-1]]
+        if cut["chunks"] == 1 and cut["inner_size"] < SHORT_INNER
+        else (),
         "meets": texts.meets(product, schedule.block_cols),
         "a": _panel_a(product, schedule, texts),
         "b": _panel_b(product, schedule, texts),
         "epilogue": epilogue,
         "ks": depth,
-        **cut,
+        **{name: argument(number, name) for name, number in cut.items()},
     }
     counts = [-(-rows // schedule.block_rows), -(-cols // schedule.block_cols)]
     first, second = counts if schedule.rows_first else counts[::-1]
-    arrays = {
-        "a_block": schedule.block_rows * depth,
-        "b_block": schedule.block_cols * depth,
-        "tile": schedule.block_rows * schedule.block_cols,
-    }
-    return _Filling(values, (first, second, batch * schedule.slices), (1, 1, 1), arrays)
+    return _Filling(values, (first, second, batch * schedule.slices), (1, 1, 1), {"words": words})
+
+
+def _power_above(number: int) -> int:
+    """Return the smallest power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
 
 
 def _panel_cut(inner: Loops, schedule: ContractionSchedule) -> dict[str, int]:
@@ -253,7 +273,7 @@ def _panel_b(product: Product, schedule: ContractionSchedule, texts: Texts) -> O
     deepest, last = last_of(product.inner), last_of(product.cols)
     if deepest in product.b_contiguous and last not in product.b_contiguous:
         width = widest(deepest, schedule.vector, schedule.tile_cols)
-        column = f"min(col0 + c + x, {size(product.cols) - 1})"
+        column = f"min(col0 + c + x, {argument(size(product.cols) - 1, 'last column')})"
         return replace(
             texts.read(product.b, deepest, width, along_inner=True),
             place=tuple(places(product.cols, column)),
@@ -299,6 +319,7 @@ def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Fi
     lanes = min(8, across)
     epilogue = _epilogue(product, texts, "col", 4)
     row_blocks, col_blocks = -(-rows // schedule.block_rows), -(-cols // schedule.block_cols)
+    over = {block: quotient(block, depth.blocks_inner, "inner blocks") for block in ("chunk", "next")}
     a_stride = schedule.block_rows + (PAD if a.along_inner else 0)
     b_stride = schedule.block_cols + (PAD if b.along_inner else 0)
     values = {
@@ -306,14 +327,25 @@ def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Fi
         "bk": schedule.depth,
         "band": schedule.band,
         "row_blocks": row_blocks,
-        "col_blocks": col_blocks,
-        "chunks": depth.blocks,
-        "chunks_a_slice": -(-depth.blocks // schedule.slices),
+        "argument": argument,
+        "group_place": [
+            *declared(
+                digits("(int)get_group_id(0)", [("number", row_blocks * col_blocks), ("batch", batch)])
+            ),
+            *declared(digits("number", [("within", schedule.band * col_blocks), ("band", row_blocks)])),
+        ],
+        "chunks": argument(depth.blocks, "chunks"),
+        "chunks_a_slice": argument(-(-depth.blocks // schedule.slices), "chunks a slice"),
         "nested": depth.nested,
         "table": [axis.name for axis in product.inner] if depth.table else [],
         "table_place": places(product.inner, "within"),
         "whole": size(product.inner),
-        "blocks_inner": depth.blocks_inner,
+        "inner_block": {
+            block: f"({block} - {argument(depth.blocks_inner, 'inner blocks')} * ({over[block]}))"
+            if len(product.inner) > 1
+            else block
+            for block in over
+        },
         "tail": depth.tail,
         "lanes_x": lanes,
         "warps_x": across // lanes,
@@ -325,10 +357,7 @@ def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Fi
         "a_count": schedule.block_rows * schedule.depth // a.width // schedule.threads,
         "b_count": schedule.block_cols * schedule.depth // b.width // schedule.threads,
         "row_place": places(product.rows, "row"),
-        "outer_place": {
-            block: places(product.inner[:-1], f"{block} / {depth.blocks_inner}")
-            for block in ("chunk", "next")
-        },
+        "outer_place": {block: places(product.inner[:-1], over[block]) for block in over},
         "epilogue": epilogue,
     }
     groups = batch * row_blocks * col_blocks

@@ -20,6 +20,7 @@ from torchedge.expressions.scalars import (
     substitute,
     walk,
 )
+from torchedge.expressions.sizes import digits
 from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernels.loops import (
@@ -187,18 +188,15 @@ def last_of(loops: Loops) -> Axis:
 def places(loops: Loops, position: str, lane: Axis | None = None, width: int = 1) -> list[str]:
     """Return the statements that compute loop variables from a row-major position (C text, not negative).
 
-    lane: the loop whose variable counts blocks of `width`.
+    lane: the loop whose variable counts blocks of `width`; the innermost one.
     """
-    lines, step = [], 1
-    for number, axis in enumerate(reversed(loops)):
-        whole = step * width if axis == lane else step
-        text = f"(uint)({position})" + (f" / {whole}" if whole > 1 else "")
-        if number < len(loops) - 1:
-            limit = axis.extent // width if axis == lane else axis.extent
-            text = f"{text} % {limit}"
-        lines.append(f"const int {axis.name} = {text};")
-        step *= axis.extent
-    return lines[::-1]
+    if not loops:
+        return []
+    extents = [(axis.name, axis.extent) for axis in reversed(loops)]
+    if width > 1 and lane is not None and lane == loops[-1]:
+        extents[0] = lane.name, lane.extent // width
+        position = f"(uint)({position}) / {width}"
+    return [f"const int {name} = {text};" for name, text in digits(position, extents)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torchedge.expressions.dialect import COMPUTE, offset_of
 from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Local, Read, Scalar, reads_of, substitute, walk
+from torchedge.expressions.sizes import argument, digits
 from torchedge.lowering.fusion import Computed, FusionGroup
 from torchedge.lowering.kernels.accumulators import SCALAR_BYTES, Accumulator
 from torchedge.lowering.kernels.loading import TURN
@@ -173,13 +174,14 @@ class _Text:
 
     def _head(self, axis: Axis) -> str:
         name, rounds, step = axis.name, self.items[axis], self.share.get(axis, 1)
-        first, end = ("0" if step == 1 else f"m_{name}"), f"{rounds}"
+        unrolled = step == 1 and rounds <= self.schedule.unroll
+        first, end = ("0" if step == 1 else f"m_{name}"), str(rounds) if unrolled else argument(rounds, name)
         slices = self.slices.get(axis, 1)
         if slices > 1:
-            length = -(-rounds // (slices * step)) * step
+            length = argument(-(-rounds // (slices * step)) * step, f"part {name}")
             begin = f"part_{name} * {length}"
             first = begin if step == 1 else f"{begin} + {first}"
-            end = f"min({begin} + {length}, {rounds})"
+            end = f"min({begin} + {length}, {argument(rounds, name)})"
         declared_end = f", end = {end}" if slices > 1 else ""
         head = f"for (int {name} = {first}{declared_end}; {name} < {'end' if slices > 1 else end};"
         if step > 1:
@@ -189,8 +191,9 @@ class _Text:
 
     def _tail(self, axis: Axis, begin: int) -> str:
         name, step = axis.name, self.share.get(axis, 1)
-        first = f"{begin} + m_{name}" if step > 1 else f"{begin}"
-        head = f"for (int {name} = {first}; {name} < {axis.extent}; "
+        start = argument(begin, f"tail {name}")
+        first = f"{start} + m_{name}" if step > 1 else start
+        head = f"for (int {name} = {first}; {name} < {argument(axis.extent, f'end {name}')}; "
         head += f"{name} += {step})" if step > 1 else f"++{name})"
         return f"if (part_{name} == 0) {head}" if self.slices.get(axis, 1) > 1 else head
 
@@ -222,7 +225,7 @@ def write_rows(
     rest = _rest(nest, slices, parts)
     chosen = default_schedule(rest.extents, target)
     assert isinstance(chosen, RowsSchedule)
-    return (first, _written(group, rest, group.stored, layouts, replace(chosen, slices=1), target))
+    return (first, _written(group, rest, group.stored, layouts, replace(chosen, slices=1, unroll=1), target))
 
 
 def _rest(nest: RowsNest, slices: Sequence[Node], parts: int) -> RowsNest:
@@ -443,7 +446,7 @@ def _uneven(text: _Text) -> list[Axis]:
 def _work_items(text: _Text, serial: bool) -> WorkItems:
     """Spread rows and slices: each work-item has rows of its own, or a work-group shares its rows."""
     nest, items, parts = text.nest, text.items, prod(text.slices.values())
-    own = _digits("part", [(f"part_{axis.name}", n) for axis, n in text.slices.items()])
+    own = digits("part", [(f"part_{axis.name}", n) for axis, n in text.slices.items()])
     if text.schedule.members == 1:
         group = text.schedule.group
         loops = nest.rows
@@ -452,7 +455,7 @@ def _work_items(text: _Text, serial: bool) -> WorkItems:
         counts = {axis: items[axis] for axis in nest.rows}
         return spread(loops, counts, group, serial=serial).followed(declared(own))
     share = {axis: text.share[axis] for axis in nest.memory if axis in text.share}
-    statements = _digits("get_local_id(0)", [(f"m_{axis.name}", n) for axis, n in share.items()])
+    statements = digits("get_local_id(0)", [(f"m_{axis.name}", n) for axis, n in share.items()])
     member, row = (_number(share, loops) for loops in (nest.inner, nest.rows))
     if text.members > 1:
         apart = _apart(text)
@@ -462,7 +465,7 @@ def _work_items(text: _Text, serial: bool) -> WorkItems:
     uneven, over = _uneven(text), [axis for axis in nest.memory if axis not in nest.inner]
     blocks = {axis: -(-items[axis] // share.get(axis, 1)) for axis in over}
     numbers = [(f"g_{axis.name}", n) for axis, n in blocks.items()]
-    statements += _digits("get_group_id(0)", [*numbers, *([(PART.name, parts)] if parts > 1 else [])])
+    statements += digits("get_group_id(0)", [*numbers, *([(PART.name, parts)] if parts > 1 else [])])
     for axis in over:
         place = f"g_{axis.name} * {share[axis]} + m_{axis.name}" if axis in share else f"g_{axis.name}"
         if axis in uneven:
@@ -492,14 +495,3 @@ def _number(share: Mapping[Axis, int], loops: Sequence[Axis]) -> str:
             terms.append(f"{step} * m_{axis.name}" if step > 1 else f"m_{axis.name}")
             step *= n
     return " + ".join(terms)
-
-
-def _digits(number: str, sizes: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
-    """Return the digits of a number (C text), the lowest one first, as (name, C text)."""
-    digits, step = [], 1
-    for place, (name, size) in enumerate(sizes):
-        text = f"(uint){number}" + (f" / {step}" if step > 1 else "")
-        digit = "0" if size == 1 else f"{text} % {size}"
-        digits.append((name, text if place == len(sizes) - 1 else digit))
-        step *= size
-    return digits

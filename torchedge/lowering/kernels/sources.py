@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchedge.expressions.dialect import STORED, Site
 from torchedge.expressions.indices import Axis
-from torchedge.expressions.sizes import as_arguments, as_literals
+from torchedge.expressions.sizes import argument, as_arguments, as_literals, digits
 from torchedge.lowering.nodes import Node, Stored
 from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Access, Kernel, Launch, LoadClassName
 from torchedge.lowering.schedules import launch_sizes
@@ -201,19 +201,12 @@ def spread(
     variables = [
         f"i{k}" if loop else f"get_global_id({k})" for k, loop in zip(range(len(group)), looped, strict=True)
     ]
-    axes: list[list[tuple[str, str]]] = [[], [], []]
-    for k, axis in enumerate(order[:2]):
-        axes[k].append((axis.name, variables[k]))
-    rest, step = order[2:], 1
-    for number, axis in enumerate(rest):
-        text = variables[2] if step == 1 else f"{variables[2]} / {step}"
-        size = counts.get(axis, axis.extent)
-        last = number == len(rest) - 1
-        axes[2].append((axis.name, text if last else f"({text}) % {size}"))
-        step *= size
+    axes = [[(axis.name, variable)] for axis, variable in zip(order[:2], variables, strict=False)]
+    outer = [(axis.name, counts.get(axis, axis.extent)) for axis in order[2:]]
+    axes += [digits(variables[2], outer)] if outer else []
     if not serial:
         guards = [
-            f"if (get_global_id({k}) >= {count}) return;"
+            f"if (get_global_id({k}) >= {argument(count, f'count {k}')}) return;"
             for k, (count, part) in enumerate(zip(wanted, group, strict=True))
             if count % part
         ]
@@ -222,10 +215,11 @@ def spread(
             (*guards, *declared([axis for part in axes for axis in part])), tuple(padded), tuple(group)
         )
     heads, statements = [], []
-    for k in reversed(range(len(group))):
+    for k in reversed(range(len(axes))):
         if looped[k]:
-            statements.append(f"const int b{k} = get_global_id({k}) * {group[k]};")
-            statements.append(f"const int e{k} = min(b{k} + {group[k]}, {wanted[k]});")
+            part, count = argument(group[k], f"part {k}"), argument(wanted[k], f"count {k}")
+            statements.append(f"const int b{k} = get_global_id({k}) * {part};")
+            statements.append(f"const int e{k} = min(b{k} + {part}, {count});")
             heads.append((f"for (int i{k} = b{k}; i{k} < e{k}; ++i{k})", tuple(declared(axes[k]))))
         else:
             statements += declared(axes[k])
