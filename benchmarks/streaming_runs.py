@@ -9,8 +9,9 @@ reads of a cached file, and the prediction; and how much longer the naive strate
 plan within the memory that they take. Latencies are medians of `--rounds`, taken in turn. Rows go to `--json`
 as they are measured, with all figures; models in it are skipped. Each model runs in a process of its own.
 
-`--bits` runs each model twice preloaded and twice streamed, and prints whether the outputs are the same bits,
-the memory, and what the stages before took: building the model, exporting it, and compiling its kernels.
+`--bits` runs each model twice preloaded, from a cached file, and twice streamed, the second time past the
+page cache. It prints whether the outputs are the same bits, memory and latency of the last run of each, and
+what the stages before took: building the model, exporting it, and compiling its kernels.
 """
 
 from __future__ import annotations
