@@ -340,8 +340,15 @@ def _memory(
     copied = [end] * len(reads)
     for copy in copies:  # in order
         copied[copy.read] = copy.end_ms
-    for place, read in enumerate(reads):
-        staging.add(read.nbytes, read.start_ms, copied[place])
+    filled, oldest = 0, 0
+    for read in reads:
+        filled += read.nbytes
+        while filled > schedule.staging_bytes:  # its place was free by then, whatever the device's clock says
+            copied[oldest] = min(copied[oldest], read.start_ms)
+            filled -= reads[oldest].nbytes
+            oldest += 1
+    for read, end_ms in zip(reads, copied, strict=True):
+        staging.add(read.nbytes, read.start_ms, end_ms)
     arrival: dict[str, float] = {}
     for copy in copies:
         arrival[copy.weight] = min(arrival.get(copy.weight, end), copy.start_ms)
