@@ -76,7 +76,7 @@ def test_reads_of_a_buffer_in_the_order_of_memory_and_across_it():
     assert work.warp_lines[0] == 32  # neighbours read other rows
     assert work.distinct_bytes[0] == 64 * 256 * 4 and work.group_bytes[0] == 32 * 256 * 4
     across = walked(row_major(2), along=False)
-    assert across.strides[0, STRIDE_FEATURES.index("x 64x64")] == 1.0
+    assert across.strides[0, STRIDE_FEATURES.index("x 64x64")] == pytest.approx(1, abs=0.05)
     assert across.warp_lines[0] == 4  # 32 neighbours of 16 bytes in lines of 128
 
 
@@ -86,7 +86,7 @@ def test_reads_of_an_image_follow_its_pattern():
     assert row.image.all() and row.nbytes[0] == 16
     assert row.strides[0, STRIDE_FEATURES.index("y 1x1")] == 0.0
     column = walked(replace(texture, pattern="column"), along=True)
-    assert column.strides[0, STRIDE_FEATURES.index("y 1x1")] == 1.0
+    assert column.strides[0, STRIDE_FEATURES.index("y 1x1")] == pytest.approx(1, abs=0.05)
     block = walked(replace(texture, pattern="block-4"), along=True)
     x4 = STRIDE_FEATURES.index("x 4x4")  # a block of 16 texels holds 16 steps of block-4, four of a row
     assert row.strides[0, x4] == pytest.approx(1 / 4, abs=0.05)

@@ -48,6 +48,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "campaign": ("measuring:campaign", "Measure a device, point by point, until its plan is done."),
         "fit": ("fitting:fit", "Fit a device's profile to measurements."),
         "accuracy": ("scoring:accuracy", "Compare predictions with the measurements of a dataset."),
+        "explain-kernel": (
+            "benchmarking:explain_kernel",
+            "Explain which schedule a kernel gets, and which term of its cost decides.",
+        ),
         "bench": ("benchmarking:bench", "Measure how good the library's own choices are on a device."),
     },
     "Shell": {

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from torchedge.cli.console import Progress, print_json, print_table, print_wrapped
-from torchedge.cli.options import PATH, Command, Group, Whole
+from torchedge.cli.options import PATH, Command, Group, Whole, command
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
     from torchedge.profiling.kernel_benchmark import BenchSummary
 
-__all__ = ["bench"]
+__all__ = ["bench", "explain_kernel"]
 
 
 @click.group("bench", cls=Group)
@@ -141,3 +141,66 @@ def _print(device: str, summary: BenchSummary, wanted: int) -> None:
     )
     if measured < wanted:
         print_wrapped("start the same command again to continue")
+
+
+@command(
+    "explain-kernel",
+    examples=[
+        "torchedge explain-kernel MatMul 512 512 512 --device nvidia-h200",
+        "torchedge explain-kernel Conv2Ds1 64 3 --device adreno-640 --json",
+    ],
+)
+@click.argument("operator")
+@click.argument("sizes", nargs=-1, type=Whole(1), required=True)
+@click.option(
+    "--device", "-d", default="adreno-640", show_default=True, help="Device whose coefficients count."
+)
+def explain_kernel(operator: str, sizes: tuple[int, ...], device: str, as_json: bool) -> None:
+    """Explain which schedule a kernel gets, and which term of its cost decides.
+
+    OPERATOR is one of TMModel's nine: MatMul ROWS COLUMNS INNER, SoftMax or LayerNorm ROWS COLUMNS, the
+    convolutions SIDE WINDOW. Printed are the default and the tuner's choice, with the predicted terms of
+    their cost.
+    """
+    from torchedge.devices import find_device
+    from torchedge.lowering.inference import inference_target
+    from torchedge.lowering.tuning import layout_options, score
+    from torchedge.profiling.operator_cases import case_of, operator_kernel
+    from torchedge.textures.coefficients import coefficients_of
+
+    case, known = case_of(operator, sizes), find_device(device)
+    target, coefficients = inference_target(known), coefficients_of(known)
+    kernel = operator_kernel(case, target)
+    options = {
+        node: layout_options(node, kernel.layouts[node], target)
+        for node in kernel.group.reads
+        if target.storage == "image"
+    }
+    scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
+    document: dict[str, Any] = {"case": case.name, "device": known.name, "candidates": int(scores.ms.size)}
+    document["coefficients"] = str(coefficients.provenance)
+    for name, place in (("default", 0), ("chosen", scores.best())):
+        choice = scores.choice(place)
+        stored = [choice.layouts[node] for node in options]
+        document[name] = {
+            "ms": choice.ms,
+            "schedule": asdict(choice.schedule),
+            "operands": [
+                layout.storage if layout.storage == "buffer" else layout.pattern for layout in stored
+            ],
+            "terms_ms": scores.terms(kernel.nest, place, target, coefficients),
+        }
+    if as_json:
+        print_json(document)
+        return
+    print_wrapped(
+        f"{case.name} on {known.name}: {document['candidates']} candidates, "
+        f"coefficients {document['coefficients']}"
+    )
+    for name in ("default", "chosen"):
+        part = document[name]
+        settings = ", ".join([f"{key} {value}" for key, value in part["schedule"].items()])
+        lying = f"; operands: {', '.join(part['operands'])}" if part["operands"] else ""
+        print_wrapped(f"{name}, {part['ms']:.4f} ms predicted: {settings}{lying}")
+        terms = [[term, f"{ms:.4f}"] for term, ms in part["terms_ms"].items() if ms]
+        print_table(["term", "ms"], terms)

@@ -6,13 +6,13 @@ The numbers are defaults, found by experiment: "cpu" on PoCL with AVX-512, "gpu"
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torchedge.devices import is_phone_gpu
+from torchedge.devices import is_phone_gpu, match_device
 from torchedge.errors import InputError
 from torchedge.opencl.platforms import ClDevice
-from torchedge.textures.coefficients import KernelCoefficients
+from torchedge.textures.coefficients import TABLE, KernelCoefficients, coefficients_of
 from torchedge.textures.layouts import Storage
 
 DeviceClass = Literal["cpu", "gpu", "mobile"]
@@ -99,5 +99,12 @@ def device_class(kind: str, *names: str) -> DeviceClass:
 
 
 def target_for(device: ClDevice) -> Target:
-    """Return the target of an OpenCL device."""
-    return TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
+    """Return the target of an OpenCL device; the tuner chooses where a GPU's profile was measured for it.
+
+    Processors keep the fixed defaults: on PoCL `torchedge bench kernels` finds no gain over them.
+    """
+    target = TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
+    profile = match_device(device.name) if device.kind != "cpu" else None
+    if profile is None or TABLE not in profile.profile:
+        return target
+    return replace(target, coefficients=coefficients_of(profile))

@@ -99,6 +99,22 @@ class Scores:
             number -= len(candidates)
         raise IndexError(place)
 
+    def terms(
+        self, nest: Nest, place: int, target: Target, coefficients: KernelCoefficients
+    ) -> dict[str, float]:
+        """Return the ms of each term of a candidate's cost; they run side by side, launches excepted."""
+        layouts, number = divmod(place, self.ms.shape[1])
+        terms: dict[str, float] = {}
+        for candidates in self.sets:
+            if 0 <= number < len(candidates):
+                one = candidates.subset(np.array([number]))
+                for sketch, share in sketches_of(nest, one, target):
+                    cost = predict_kernels(sketch.work(self.layouts[layouts], coefficients), coefficients)
+                    for name, ms in cost.terms.items():
+                        terms[name] = terms.get(name, 0.0) + float(ms[0] * np.asarray(share).reshape(-1)[0])
+            number -= len(candidates)
+        return dict(sorted(terms.items(), key=lambda term: -term[1]))
+
     def order(self, cost: Array | None = None) -> Array:
         """Return the places of all candidates that can be written, the fastest first (by `ms`)."""
         values = np.where(np.isfinite(self.ms), self.ms if cost is None else cost, np.inf).reshape(-1)

@@ -21,7 +21,7 @@ from torchedge.errors import InputError
 from torchedge.lowering.fusion import FusionGroup, form_groups
 from torchedge.lowering.kernels.nests import Nest, nest_of
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.placement import place_tensors
+from torchedge.lowering.placement import as_images, place_tensors
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Target
 from torchedge.lowering.translation import translate
@@ -130,6 +130,23 @@ def all_cases(
     return [case for case in cases if case.flops <= most_flops and case.elements <= most_elements]
 
 
+def case_of(operator: str, sizes: tuple[int, ...]) -> OperatorCase:
+    """Return an operator at any shape.
+
+    Raises:
+        InputError: the operator is not known, or takes another number of sizes.
+    """
+    if operator not in OPERATORS:
+        raise InputError(f"operator is {operator[:40]!r}; expected one of {', '.join(OPERATORS)}")
+    wanted = 3 if operator == "MatMul" else 2
+    if len(sizes) != wanted:
+        raise InputError(f"{operator} gets {len(sizes)} sizes; expected {wanted}, as in `MatMul 64 64 64`")
+    case = OperatorCase(operator, sizes)
+    if case.elements > 2**30:
+        raise InputError(f"{case.name} has tensors of {case.elements} elements; expected at most {2**30}")
+    return case
+
+
 def _sizes(operator: str) -> Iterator[tuple[int, ...]]:
     if operator == "MatMul":
         yield from [(n, n, n) for n in LONG_SIDES]
@@ -173,4 +190,6 @@ def operator_kernel(case: OperatorCase, target: Target) -> OperatorKernel:
     }
     layouts = place_tensors(groups, stored, [], known)
     group = max(groups, key=lambda g: g.host.numel)
+    if target.name == "mobile":
+        layouts = as_images(groups, layouts, [], target)
     return OperatorKernel(group, layouts, nest_of(group, layouts))

@@ -1,0 +1,39 @@
+"""`torchedge bench kernels` and `torchedge explain-kernel`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torchedge.cli import BAD_INPUT, main
+
+
+def test_a_kernel_is_explained(run):
+    out = run("explain-kernel", "MatMul", "64", "64", "64", "--device", "adreno-640")
+    assert "MatMul 64 64 64 on adreno-640" in out and "default, " in out and "chosen, " in out
+    assert "latency" in out and "launches" in out
+    document = json.loads(run("explain-kernel", "SoftMax", "64", "64", "--device", "nvidia-h200", "--json"))
+    assert document["chosen"]["ms"] <= document["default"]["ms"]
+    assert max(document["default"]["terms_ms"].values()) <= document["default"]["ms"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("Pooling", "3", "3"), "expected one of MatMul"),
+        (("MatMul", "3", "3"), "expected 3"),
+        (("SoftMax", "100000", "100000"), "at most"),
+    ],
+)
+def test_unknown_kernels_are_refused(words, message, capsys):
+    assert main(["explain-kernel", *words]) == BAD_INPUT
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_operators_are_refused_before_anything_is_measured(capsys, tmp_path):
+    command = ["bench", "kernels", "--out", str(tmp_path)]
+    assert main([*command, "--operators", "x"]) == BAD_INPUT
+    assert "expected one of MatMul" in capsys.readouterr().err
+    assert main([*command, "--gflop", "0"]) == BAD_INPUT
+    assert "larger number" in capsys.readouterr().err
