@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from torchedge.errors import KernelBuildError
-from torchedge.opencl import compile_kernels, compiling, open_context
+from torchedge.opencl import build_processes, compile_kernels, compiling, open_context
 from torchedge.opencl.binary_caches import MAGIC, BinaryCache, default_cache, key_of
+from torchedge.opencl.build_processes import process_count
 from torchedge.opencl.memory import allocate_buffer, download, upload
 from torchedge.opencl.wide_vectors import in_halves
 
@@ -76,6 +77,35 @@ def test_a_second_build_takes_the_binary(cache, builds):
     again = compile_kernels(context, sources, cache=cache)
     assert (result(again, "a"), result(again, "b")) == (5, 6)
     assert len(builds) == 1
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Two processes for any text."""
+    monkeypatch.setattr(build_processes, "LEAST_CHARACTERS", 1)
+    monkeypatch.setattr(build_processes, "SHARE_CHARACTERS", 1)
+    monkeypatch.setenv("TORCHEDGE_BUILD_PROCESSES", "2")
+
+
+def test_processes_build_into_the_cache(cache, builds, eager):
+    sources = {name: put(name, place) for place, name in enumerate("abcdefghi")}
+    compiled = compile_kernels(open_context(), sources, cache=cache)
+    assert [result(compiled, name) for name in "ai"] == [0, 8]
+    assert not builds and len(entries(cache)) == 3
+
+
+def test_kernels_are_built_here_where_no_process_starts(cache, builds, eager, monkeypatch):
+    monkeypatch.setattr(build_processes.sys, "executable", "/nowhere/python")
+    sources = {name: put(name, place) for place, name in enumerate("abcdefghi")}
+    assert result(compile_kernels(open_context(), sources, cache=cache), "i") == 8
+    assert len(builds) == len(entries(cache)) == 3
+
+
+def test_processes_are_for_much_text(monkeypatch):
+    monkeypatch.setenv("TORCHEDGE_BUILD_PROCESSES", "3")
+    assert [process_count(n) for n in (1 << 16, 1 << 17, 1 << 30)] == [0, 3, 3]
+    monkeypatch.setenv("TORCHEDGE_BUILD_PROCESSES", "0")
+    assert process_count(1 << 30) == 0
 
 
 def test_another_source_option_driver_or_device_has_another_key():

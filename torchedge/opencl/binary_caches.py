@@ -47,6 +47,10 @@ class BinaryCache:
             os.utime(path)
         return data[head:]
 
+    def holds(self, key: str) -> bool:
+        """Whether there is an entry of a key, damaged or not."""
+        return self._path(key).exists()
+
     def write(self, key: str, binary: bytes) -> None:
         """Store an entry; a folder that cannot be written stores none."""
         if len(binary) > min(MAX_ENTRY_BYTES - 64, self.max_bytes):

@@ -1,0 +1,63 @@
+"""Programs built in several processes at once, for drivers whose compiler runs in one thread at a time.
+
+Each process (`opencl/build_worker.py`) reads its share as JSON from its standard input, builds it and leaves
+binaries in the cache, from which the caller takes them. A process that fails leaves less: the caller then
+compiles itself. `TORCHEDGE_BUILD_PROCESSES` limits their number, 0 or 1:
+none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torchedge
+from torchedge.opencl.binary_caches import BinaryCache
+from torchedge.opencl.platforms import ClDevice
+
+PROCESSES_VARIABLE = "TORCHEDGE_BUILD_PROCESSES"
+MOST_PROCESSES = 8
+"""A context on a GPU takes seconds of a core and hundreds of MiB: more processes gain little."""
+LEAST_CHARACTERS = 1 << 17
+"""Text for which starting processes pays: it compiles for longer than they take to start."""
+SHARE_CHARACTERS = 1 << 15
+"""Text of one process at least."""
+
+
+def process_count(characters: int) -> int:
+    """Return the number of processes for so much text; 0: build in this one."""
+    limit = os.environ.get(PROCESSES_VARIABLE, "")
+    most = int(limit) if limit.isdecimal() else min(MOST_PROCESSES, os.cpu_count() or 1)
+    count = min(most, characters // SHARE_CHARACTERS) if characters >= LEAST_CHARACTERS else 0
+    return count if count > 1 and sys.executable else 0
+
+
+def build_in_processes(device: ClDevice, texts: Sequence[str], cache: BinaryCache, count: int) -> None:
+    """Build texts in `count` processes, which leave binaries in the cache; return when all have ended."""
+    order = sorted(texts, key=len, reverse=True)
+    paths = [str(Path(torchedge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, "-m", "torchedge.opencl.build_worker"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    about = {"device": device.index, "folder": str(cache.folder), "max_bytes": cache.max_bytes}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with contextlib.suppress(OSError):  # fewer processes build less
+            for _ in range(count):
+                processes.append(subprocess.Popen(command, env=environment, **streams))
+        for number, process in enumerate(processes):
+            with contextlib.suppress(OSError):  # it has ended already
+                share = json.dumps({**about, "texts": order[number :: len(processes)]}).encode()
+                assert process.stdin is not None
+                process.stdin.write(share)
+                process.stdin.close()
+        for process in processes:
+            process.wait()
+    finally:
+        for process in processes:
+            process.kill()
