@@ -84,7 +84,7 @@ def test_few_long_rows_fill_a_gpu(channels):
     assert gpu.work_items // 2 <= items <= 2 * gpu.work_items
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.lists(st.integers(1, 37), min_size=2, max_size=3),
     st.data(),
