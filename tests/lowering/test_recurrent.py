@@ -33,8 +33,19 @@ def trained(kind, steps, target):
     return lower(captured.step, target)
 
 
-@pytest.mark.parametrize("target", ["cpu", "gpu"])
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM], ids=lambda kind: kind.__name__)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        (nn.RNN, "gpu"),
+        pytest.param(nn.GRU, "gpu", marks=SLOW),
+        pytest.param(nn.LSTM, "gpu", marks=SLOW),
+        pytest.param(nn.LSTM, "cpu", marks=SLOW),
+        pytest.param(nn.LSTM, "mobile", marks=SLOW),
+    ],
+)
 def test_longer_sequences_need_no_more_kernels(kind, target):
     short, long = trained(kind, 8, target), trained(kind, 12, target)
     assert len(long.kernels) == len(short.kernels)
