@@ -60,6 +60,7 @@ class Planned:
     chunks: int
     lower_s: float
     plan_s: float
+    processor_s: float
     status: str
     gap: float | None
     relaxation: float
@@ -84,11 +85,11 @@ def plan_model(name: str, arguments: argparse.Namespace) -> Planned:
         harder = {key: replace(device.figures[key], value=value) for key, value in HARDER.items()}
         device = replace(device, figures={**device.figures, **harder})
     model, _ = load_model(name)
-    start = time.perf_counter()
+    start, processor = time.perf_counter(), time.process_time()
     program = lower_model(model, device, precision=arguments.precision, name=name)
     lowered = time.perf_counter()
     plan = plan_program(program, device, memory_limit=arguments.memory_limit)
-    planned = time.perf_counter()
+    planned, processor = time.perf_counter(), time.process_time() - processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     runs = {"plan": plan.timeline, "preload-all": plan.preloading}
     for strategy in NAIVE:
@@ -105,6 +106,7 @@ def plan_model(name: str, arguments: argparse.Namespace) -> Planned:
         chunks=plan.problem.total_chunks,
         lower_s=lowered - start,
         plan_s=planned - lowered,
+        processor_s=processor,
         status=plan.status,
         gap=plan.plan.gap,
         relaxation=plan.relaxation,
@@ -141,13 +143,13 @@ def apart(name: str, arguments: argparse.Namespace) -> Planned | str:
 
 def print_plans(plans: Sequence[Planned]) -> None:
     """Print what planning took, and what it proved."""
-    titles = ("model", "launches", "weights", "MiB", "chunks", "lower, s", "plan, s", "status", "gap, %")
-    titles += ("relaxed", "peak memory, MiB")
+    titles = ("model", "launches", "weights", "MiB", "chunks", "lower, s", "plan, s")
+    titles += ("of the processor, s", "status", "gap, %", "relaxed", "peak memory, MiB")
     print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for p in plans:
         cells = (
             *(p.model, f"{p.launches:,}", f"{p.weights:,}", f"{p.weight_bytes / MIB:,.0f}", f"{p.chunks:,}"),
-            *(f"{p.lower_s:.1f}", f"{p.plan_s:.1f}", p.status),
+            *(f"{p.lower_s:.1f}", f"{p.plan_s:.1f}", f"{p.processor_s:.1f}", p.status),
             *("-" if p.gap is None else f"{100 * p.gap:.2f}", f"{p.relaxation:.3g}", f"{p.memory_mib:,.0f}"),
         )
         print(f"| {' | '.join(cells)} |")
@@ -178,7 +180,8 @@ def judge(plans: Sequence[Planned]) -> bool:
     for p in plans:
         if p.model in SECONDS:
             took = p.lower_s + p.plan_s
-            text = f"{p.model} from the module to the plan: {took:.1f} s; target {SECONDS[p.model]:g} s"
+            text = f"{p.model} from the module to the plan: {took:.1f} s "
+            text += f"({p.processor_s:.1f} s of the processor); target {SECONDS[p.model]:g} s"
             checks.append((text, took <= SECONDS[p.model]))
     largest = max(plans, key=lambda p: p.memory_mib)
     text = f"peak memory: {largest.memory_mib:,.0f} MiB ({largest.model}); target {MOST_MIB:,} MiB"
