@@ -14,6 +14,8 @@ from torchedge.devices import Figure, Provenance
 from torchedge.prediction.latency.roofline import COEFFICIENTS, prior_mean
 from torchedge.prediction.predictor import predict_graph
 from torchedge.profiling import local_cpu
+from torchedge.profiling.profile_folders import PartFit, write_profile
+from torchedge.textures.coefficients import coefficients_of
 from torchedge.tracing.capturing import capture
 
 
@@ -39,6 +41,17 @@ def test_the_profile_is_measured_and_found(home):
     }
     assert all(local_cpu.COMMAND in device.figures[name].source for name in measured)
     assert device.value("context_mib") == 300
+
+
+def test_coefficients_of_kernels_stay(home):
+    template = find_device("local-cpu")
+    folder = home / "home" / "profiles" / "local-cpu"
+    folder.parent.mkdir(parents=True)
+    kernels = PartFit(coefficients_of(template), {"provenance": "assumed"})
+    write_profile(folder, template, {}, kernels=kernels)
+    device = local_cpu._write("This machine", {"memory_mib": (1000.0, "a test")})
+    assert device.value("memory_mib") == 1000
+    assert coefficients_of(device) == kernels.model
 
 
 @pytest.mark.slow

@@ -342,15 +342,19 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
 def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
     """Fit the cost model of kernels, by which schedules and layouts are chosen.
 
-    DATASET is a file written by `torchedge profile --kernels`.
+    DATASET is a file written by `torchedge profile --kernels`, or a folder of tables written by ArchProbe.
     """
+    from torchedge.profiling.archprobe import fit_archprobe
     from torchedge.profiling.kernel_fitting import fit_kernels
     from torchedge.profiling.profile_folders import check_target, write_profile
     from torchedge.profiling.samples import device_of
 
     check_target(out, force=force)
     described = device_of(dataset.absolute().parent, device)
-    fitted = fit_kernels(dataset, described, out)
+    if dataset.is_dir():
+        fitted = fit_archprobe(dataset, described, f"ArchProbe's tables in {dataset.resolve().name}")
+    else:
+        fitted = fit_kernels(dataset, described, out)
     print_kernels(write_profile(out, described, {}, kernels=fitted), as_json)
     if not as_json:
         print_wrapped(f"written to {out}; tune with --device {out}")
@@ -384,7 +388,7 @@ def print_kernels(device: Device, as_json: bool) -> None:
     ]
     rows = []
     for name, path in (("image", coefficients.image), ("buffer", coefficients.buffer)):
-        times = [path.hit_ns, path.hit_ns + sum(path.across)]
+        times = [path.hit_ns, path.worst_ns]
         rates = [path.cache_gb_s, path.l2_gb_s, path.main_gb_s]
         row = [*times, path.lines, path.line_bytes, path.decay, *rates]
         rows.append([name, *(f"{value:.4g}" for value in row)])

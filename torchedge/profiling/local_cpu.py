@@ -24,11 +24,13 @@ from torch import nn
 
 from torchedge import __version__
 from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
-from torchedge.errors import DeviceError
+from torchedge.devices.device import DEVICE_FILE
+from torchedge.errors import DeviceError, ProfileError
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
 from torchedge.storage import data_folder, read_toml, user_folder
 from torchedge.storage.documents import writing
+from torchedge.textures.coefficients import TABLE as KERNELS
 from torchedge.tracing.capturing import capture
 
 COMMAND = f"torchedge profile {LOCAL_DEVICE}"
@@ -130,6 +132,10 @@ def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:
     folder = user_folder() / "profiles" / LOCAL_DEVICE
     with writing(folder, "set TORCHEDGE_HOME to a folder you may write"):
         folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(ProfileError):  # no earlier file, or a damaged one
+        earlier = read_toml(folder / DEVICE_FILE).get("profile")
+        if isinstance(earlier, dict) and KERNELS in earlier:  # of `torchedge profile --kernels`
+            document["profile"] = {KERNELS: earlier[KERNELS]}
     write_device(document, folder)
     return find_device(LOCAL_DEVICE)
 

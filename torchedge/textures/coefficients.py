@@ -92,6 +92,12 @@ class MemoryPath:
     write_gb_s: _Positive
     line_ns: _Time = 0.0
 
+    @property
+    def worst_ns(self) -> float:
+        """Latency of an access that enters another block of every shape."""
+        shapes = len(BLOCK_SHAPES)
+        return self.hit_ns + max(sum(self.across[:shapes]), sum(self.across[shapes:]))
+
 
 @dataclass(frozen=True, slots=True)
 class KernelCoefficients:

@@ -219,7 +219,7 @@ def _contention(
     live = _live_lines(work, image=image)
     if pure:
         return thrashing(live, path.lines, path.decay)
-    worst = 1.0 + sum(path.across) / path.hit_ns
+    worst = path.worst_ns / path.hit_ns
     return np.minimum(thrashing(live * place.active, path.lines, path.decay), worst)
 
 
@@ -329,6 +329,6 @@ def predict_reuse(work: KernelWork, coefficients: KernelCoefficients) -> FloatAr
         compulsory = np.clip(operand.warp_share * operand.nbytes / (operand.warp_lines * line_bytes), 0, 1)
         misses = np.where(fits, compulsory, 1.0)
         hit = _path(operand, coefficients, "hit_ns")
-        miss = np.where(operand.image, sum(coefficients.image.across), sum(coefficients.buffer.across))
+        miss = _path(operand, coefficients, "worst_ns") - hit
         total += operand.count * (hit + misses * miss)
     return np.asarray(work.launches * rounds * total / 1e6)
