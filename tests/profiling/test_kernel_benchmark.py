@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from torchedge.errors import InputError
@@ -13,6 +14,8 @@ from torchedge.profiling import kernel_benchmark
 from torchedge.profiling.kernel_benchmark import (
     bench_kernels,
     rank_correlation,
+    read_bench,
+    replay_case,
     summarize,
     times_of,
 )
@@ -75,5 +78,14 @@ def test_a_run_continues_where_it_was(tmp_path, monkeypatch):
     assert again == json.loads(json.dumps(first))
     assert len(second["places"]) >= 2 and all(ms > 0 for ms in second["ms"])
     assert set(second["chosen"].values()) <= set(second["places"])
+    for measured in read_bench(tmp_path):
+        replayed = replay_case(measured, target, default_coefficients("cpu"))
+        assert replayed["ms"] == measured["ms"] and replayed["chosen"]["default"] == 0
+        assert set(replayed["top"]) <= set(measured["places"])
+        np.testing.assert_allclose(replayed["predicted"], measured["predicted"], atol=1e-6)
+        with pytest.raises(InputError, match="measure it again"):
+            replay_case({**measured, "schedules": ["another"]}, target, default_coefficients("cpu"))
+    with pytest.raises(InputError, match="does not exist"):
+        read_bench(tmp_path / "nowhere")
     with pytest.raises(InputError, match="choose another folder"):
         bench_kernels(cases, *more, among=5)

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from torchedge.errors import InputError
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.targets import Target
-from torchedge.lowering.tuning import Scores, layout_options, score
+from torchedge.lowering.tuning import MARGIN, Scores, layout_options, score
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.profiling.kernel_trials import Trials
-from torchedge.profiling.operator_cases import OperatorCase, OperatorKernel, operator_kernel
+from torchedge.profiling.operator_cases import OperatorCase, OperatorKernel, case_of, operator_kernel
 from torchedge.storage.journals import Journal
 from torchedge.textures.coefficients import KernelCoefficients
 
@@ -174,6 +174,54 @@ def measure_case(
         "top": top,
         "groups": groups,
     }
+
+
+def read_bench(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of measured cases; raises InputError where the folder has none."""
+    path = folder / "kernels.jsonl"
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; expected the results of `torchedge bench kernels`")
+    with Journal(path) as journal:
+        return [row for _, row in journal.rows() if row.get("kind") == "case"]
+
+
+def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoefficients) -> dict[str, Any]:
+    """Return a measured case as the present model chooses among its measured candidates.
+
+    Raises:
+        InputError: the candidates are no longer those of the measurement.
+    """
+    operator, *sizes = row["case"].split()
+    kernel = operator_kernel(case_of(operator, tuple(map(int, sizes))), target)
+    options = _options(kernel, target)
+    begin = time.process_time()
+    scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
+    tuning = time.process_time() - begin
+    places = np.array(row["places"])
+    known = places < scores.ms.size
+    if not known.all() or any(
+        _described(choice.schedule, choice.layouts, options) != text
+        for choice, text in zip(map(scores.choice, places[:3]), row["schedules"], strict=False)
+    ):
+        raise InputError(f"{row['case']}: has other candidates now; measure it again")
+
+    def first(cost: Any, count: int = 1) -> list[int]:  # noqa: ANN401 - an array
+        values = np.where(np.isfinite(scores.ms), cost, np.inf).reshape(-1)[places]
+        return [int(place) for place in places[np.argsort(values, kind="stable")[:count]]]
+
+    best = first(scores.ms)[0]
+    clear = scores.ms.reshape(-1)[best] * (1 + MARGIN) < scores.ms[0, 0]
+    chosen = {
+        "tuner": best if clear else 0,
+        "default": 0,
+        "pure": first(scores.pure_ms)[0],
+        "warp": first(scores.warp_ns)[0],
+        "thread": first(scores.thread_ns)[0],
+        "reuse distance": first(scores.reuse_ms)[0],
+    }
+    predicted = [float(ms) for ms in scores.ms.reshape(-1)[places]]
+    top = first(scores.ms, 3)
+    return {**row, "chosen": chosen, "top": top, "predicted": predicted, "tuning_s": tuning}
 
 
 def _options(kernel: OperatorKernel, target: Target) -> dict[Any, Any]:
