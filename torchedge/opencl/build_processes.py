@@ -43,13 +43,15 @@ def build_in_processes(device: ClDevice, texts: Sequence[str], cache: BinaryCach
     paths = [str(Path(torchedge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "torchedge.opencl.build_worker"]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
     about = {"device": device.index, "folder": str(cache.folder), "max_bytes": cache.max_bytes}
     processes: list[subprocess.Popen[bytes]] = []
     try:
         with contextlib.suppress(OSError):  # fewer processes build less
             for _ in range(count):
-                processes.append(subprocess.Popen(command, env=environment, **streams))
+                processes.append(
+                    subprocess.Popen(command, env=environment, stdin=pipe, stdout=null, stderr=null)
+                )
         for number, process in enumerate(processes):
             with contextlib.suppress(OSError):  # it has ended already
                 share = json.dumps({**about, "texts": order[number :: len(processes)]}).encode()
