@@ -25,7 +25,7 @@ from torchedge.lowering.kernel_work import Sketch, sketches_of
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest, nest_of, written
 from torchedge.lowering.kernels.products import Product
-from torchedge.lowering.nodes import Node
+from torchedge.lowering.nodes import Contraction, Node
 from torchedge.lowering.schedules import RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
 from torchedge.textures.coefficients import KernelCoefficients
@@ -139,7 +139,7 @@ def tune(
     A layout is paid by the kernel that writes the tensor and by every one that reads it: layouts are chosen
     one after the other, each the best for all its kernels while the others stay, until nothing changes.
     fixed: tensors that stay where they are, as those that are overwritten do. Layouts are chosen where the
-    target stores tensors in images, schedules always.
+    target stores tensors in images; without images to choose, only contractions get schedules.
     """
     overwritten = {node for g in groups for pair in g.stored.items() if pair[1] is not None for node in pair}
     free = {
@@ -149,7 +149,9 @@ def tune(
     }
     free = {node: options for node, options in free.items() if len(options) > 1}
     known: dict[Any, Scores] = {}
-    tables = [_table(group, layouts, free, target, coefficients, known) for group in groups]
+    # Predictions of other kernels have not been held against a GPU's measurements yet.
+    judged = [group for group in groups if free or isinstance(group.host, Contraction)]
+    tables = [_table(group, layouts, free, target, coefficients, known) for group in judged]
     chosen = _search(tables, dict.fromkeys(free, 0))
     if sum(t.cost(chosen) for t in tables) * (1 + MARGIN) >= sum(t.cost({}) for t in tables):
         chosen = {}

@@ -58,7 +58,7 @@ def thrashing(live_lines: npt.ArrayLike, lines: float, decay: float) -> FloatArr
     exponent is cut off at 0.
     """
     exponent = np.ceil((np.asarray(live_lines, np.float64) - lines) / lines)
-    return np.asarray(decay ** np.maximum(exponent, 0.0))
+    return np.asarray(decay ** np.clip(exponent, 0.0, 100.0))
 
 
 def occupancy(registers: npt.ArrayLike, coefficients: KernelCoefficients) -> FloatArray:
