@@ -256,7 +256,7 @@ def measured_run(
     copies: list[MeasuredCopy] = []
     _add_loads(schedule.program, preload, 0.0, reads, copies)
     _add_loads(schedule.program, run, initialisation, reads, copies)
-    shift = run.offset_ns - run.start_ns
+    shift = _offset_ns(run) - run.start_ns
     times = [
         (max((start + shift) / 1e6, 0.0) + initialisation, max((end + shift) / 1e6, 0.0) + initialisation)
         for start, end in launch_times
@@ -276,17 +276,31 @@ def measured_run(
     )
 
 
+def _offset_ns(log: LoadLog) -> int:
+    """Return the host's clock less the device's (ns).
+
+    What was measured is some microseconds off; but a copy had ended when a read began to take its place.
+    """
+    offset = log.offset_ns
+    for load in log.loads:
+        if load.after:
+            end = max(event.profile.end for event in log.loads[load.after - 1].events)
+            offset = min(offset, load.start_ns - end)
+    return offset
+
+
 def _add_loads(
     program: Program, log: LoadLog, begin_ms: float, reads: list[MeasuredRead], copies: list[MeasuredCopy]
 ) -> None:
     """Append the reads and copies of a log that begins at `begin_ms`."""
+    offset = _offset_ns(log)
 
     def shown(ns: int) -> float:
         return begin_ms + max(ns - log.start_ns, 0) / 1e6
 
     for load in log.loads:
         for copy, event in zip(load.read.copies, load.events, strict=True):
-            start, end = (ns + log.offset_ns for ns in (event.profile.start, event.profile.end))
+            start, end = (ns + offset for ns in (event.profile.start, event.profile.end))
             name = program.tensors[copy.tensor].name
             beside = _launch_of(copy.launch)
             copies.append(MeasuredCopy(name, len(reads), beside, copy.nbytes, shown(start), shown(end)))

@@ -95,12 +95,16 @@ PRELOADED = PreloadedStore()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A read that was done: when, by the host's clock (ns), and the events of its copies in order."""
+    """A read that was done: when, by the host's clock (ns), and the events of its copies in order.
+
+    after: it began when the first `after` reads were copied, whose place in staging memory it takes.
+    """
 
     read: Read
     start_ns: int
     end_ns: int
     events: list[Any]
+    after: int = 0
 
 
 @dataclass(slots=True)
@@ -119,10 +123,11 @@ class LoadLog:
 class Pass:
     """The loads of the initialisation or of a run, in order, and all that is known of them before.
 
-    places: of the reads in staging memory. freed: for each read, those that may begin once it is copied.
-    first: reads that may begin at once. copies: with the number of their read. ends: how many copies the
-    reads up to one have. needed: how many copies precede a launch that is the first to use a weight, else 0.
-    allowed: how many copies may be enqueued once a launch is.
+    places: of the reads in staging memory. after: how many reads are copied before one begins. freed: for
+    each read, those that may begin once it is copied. first: reads that may begin at once. copies: with the
+    number of their read. ends: how many copies the reads up to one have. needed: how many copies precede a
+    launch that is the first to use a weight, else 0. allowed: how many copies may be enqueued once a launch
+    is.
     """
 
     def __init__(
@@ -131,6 +136,7 @@ class Pass:
         self.reads = tuple(reads)
         places = pool.places([read.nbytes for read in reads])
         self.places = [place.at for place in places]
+        self.after = [place.after for place in places]
         self.freed: list[list[int]] = [[] for _ in reads]
         for number, place in enumerate(places):
             if place.after:
@@ -370,7 +376,7 @@ class StreamingStore:
         assert times is not None
         stop = self._pass.ends[number]
         events = self._copied[stop - len(read.copies) : stop]
-        self.log.loads.append(Load(read, *times, events))
+        self.log.loads.append(Load(read, *times, events, self._pass.after[number]))
         self._free(number, events)
 
     def _free(self, number: int, events: list[Any]) -> None:
