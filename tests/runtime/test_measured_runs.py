@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from oracles.trace_checks import check_trace
 
 from torchedge.errors import InputError
 from torchedge.runtime import Executor
+from torchedge.runtime.measured_runs import _offset_ns
 from torchedge.runtime.weight_sources import ArraysSource
+from torchedge.runtime.weight_stores import Load, LoadLog
 from torchedge.streaming.schedules import LEAST_STAGING_BYTES, make_schedule
 from torchedge.streaming.strategies import STRATEGIES, preload_everything
 
@@ -33,6 +36,14 @@ def run(request):
         executor.run(X)
         executor.run(X)
         return schedule, executor.measured()
+
+
+@pytest.mark.parametrize(("offset", "corrected"), [(40, 40), (70, 60), (500, 60)])
+def test_no_copy_ends_after_a_read_took_its_place(offset, corrected):
+    """By the device's clock the copies of read 0 end at 20 and 40; read 1 takes its place at 100."""
+    events = [SimpleNamespace(profile=SimpleNamespace(end=end)) for end in (20, 40)]
+    loads = [Load(None, 0, 10, events), Load(None, 100, 110, [], after=1), Load(None, 5, 50, [])]
+    assert _offset_ns(LoadLog(0, offset, loads=loads)) == corrected
 
 
 def test_allocated_is_what_the_schedule_says(run):
