@@ -47,6 +47,8 @@ from torchedge.textures.layouts import Layout, row_major
 
 LONG = 64
 """Rounds of a loop above which sums are compensated for rounding errors."""
+MOST_UNROLLED = 64
+"""Most copies of a row's statements by unrolled loops: hundreds of them compile for seconds."""
 
 PART = Axis("part", 1 << 16)
 """The slice of a row that a kernel reduces."""
@@ -174,9 +176,10 @@ class _Text:
 
     def _head(self, axis: Axis) -> str:
         name, rounds, step = axis.name, self.items[axis], self.share.get(axis, 1)
-        unrolled = step == 1 and rounds <= self.schedule.unroll
-        first, end = ("0" if step == 1 else f"m_{name}"), str(rounds) if unrolled else argument(rounds, name)
         slices = self.slices.get(axis, 1)
+        within = prod([self.items[a] for a in self.nest.inner[self.nest.inner.index(axis) :]])
+        unrolled = step == slices == 1 and rounds <= self.schedule.unroll and within <= MOST_UNROLLED
+        first, end = ("0" if step == 1 else f"m_{name}"), str(rounds) if unrolled else argument(rounds, name)
         if slices > 1:
             length = argument(-(-rounds // (slices * step)) * step, f"part {name}")
             begin = f"part_{name} * {length}"
@@ -186,7 +189,7 @@ class _Text:
         head = f"for (int {name} = {first}{declared_end}; {name} < {'end' if slices > 1 else end};"
         if step > 1:
             return f"{head} {name} += {step})"
-        unroll = "#pragma unroll\n  " if rounds <= self.schedule.unroll and slices == 1 else ""
+        unroll = "#pragma unroll\n  " if unrolled else ""
         return f"{unroll}{head} ++{name})"
 
     def _tail(self, axis: Axis, begin: int) -> str:
