@@ -101,7 +101,8 @@ class Budget:
         choices = [best]
         if self.limit is not None:
             least = self.least(self.staging())
-            choices += [self.filled(least), least] if least.total_bytes <= self.most else []
+            if least.total_bytes <= self.most:
+                choices += [self.filled(least), self.filled(least, STAGING_BYTES)]
         choices.append(self.whole(best))
         within = [choice for choice in choices if choice.total_bytes <= self.most]
         timed = [(self.latency(choice), choice) for choice in within]
@@ -115,13 +116,16 @@ class Budget:
         schedule = make_schedule(self.program, self.instance, plan, self.staging())
         return Budgeted(self.instance, plan, schedule)
 
-    def filled(self, budgeted: Budgeted) -> Budgeted:
-        """Give what a plan leaves of the limit to the staging pool: reads then run further ahead."""
+    def filled(self, budgeted: Budgeted, most: int = MOST_BYTES) -> Budgeted:
+        """Give what a plan leaves of the limit to the staging pool: reads then run further ahead.
+
+        most: bytes of the pool; less makes runs wait whose file the page cache holds, which no plan predicts.
+        """
         if self.limit is None:
             return budgeted
         schedule, spare = budgeted.schedule, self.limit - budgeted.total_bytes
         streamed = sum(schedule.program.tensors[index].nbytes for index in schedule.streamed)
-        staging = min(schedule.staging_bytes + spare, max(streamed, schedule.staging_bytes))
+        staging = min(schedule.staging_bytes + spare, max(streamed, schedule.staging_bytes), most)
         staging = staging // PAGE_BYTES * PAGE_BYTES
         return replace(budgeted, schedule=replace(schedule, staging_bytes=staging))
 
