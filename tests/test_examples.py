@@ -103,6 +103,7 @@ def test_the_search_finds_a_network_within_limits(run):
     assert float(re.search(r"ms \([\d,.]+ to ([\d,.]+)\)", out)[1].replace(",", "")) <= 1200
 
 
+@pytest.mark.slow
 def test_the_search_says_that_nothing_fits(run):
     status, out, err = run("search_widths.py", "--tries", "3", "--memory", "10")
     assert status == 0, err

@@ -38,6 +38,7 @@ def test_the_order_of_consumption_is_not_the_best():
     assert direct_cp_sat(instance).objective == 0.7
 
 
+@pytest.mark.slow
 def test_plans_repeat():
     instance = random_instance(5, "small")
     assert direct_cp_sat(instance, deterministic_limit=0.5) == direct_cp_sat(

@@ -46,6 +46,7 @@ def edge(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data") / "nasbench201-edge", "latency.csv", rows)
 
 
+@pytest.mark.slow
 def test_edge_rows_are_read_for_one_device(edge):
     assert find_public_table(edge) == "latency.csv"
     public = read_public_samples(edge, find_device("adreno-640"))

@@ -123,6 +123,7 @@ def test_the_optimizers_state_goes_along(model, batch, tmp_path):
         assert np.linalg.norm(state[name] - held) < 1e-4 * np.linalg.norm(held)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["local-cpu", "adreno"])
 def test_gradients_are_added_up(batch, tmp_path, device):

@@ -29,6 +29,7 @@ def content(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_fit_writes_a_profile_that_predicts(made, capsys, tmp_path):
     from torchedge import find_device
     from torchedge.storage import file_sha256

@@ -86,6 +86,7 @@ def test_environment_comes_first_and_says_what_was_measured_with(rows):
     assert first["command"] == "training_probe.py jobs.jsonl --out rows.jsonl --device cpu"
 
 
+@pytest.mark.slow
 def test_every_point_has_one_row_behind_its_start(rows, points):
     for wanted in JOBS:
         have = sorted((row["mode"], row["batch_size"]) for row in points[wanted["id"]])

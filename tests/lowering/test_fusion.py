@@ -80,7 +80,7 @@ class Attention(nn.Module):
         return (scores @ v).transpose(0, 1).reshape(-1, 32)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize("count", [5, 40])
 def test_scalings_of_operands_ride_in_the_prologue_of_their_product(target, count):

@@ -166,7 +166,9 @@ def test_fused_values_are_listed_by_launch(feed):
     assert kinds == ["mul", "add", "addmm", "mul"]  # gelu's last operator, residual, bias, scaling
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize(
+    "target", ["cpu", *[pytest.param(name, marks=pytest.mark.slow) for name in ("gpu", "mobile")]]
+)
 def test_values_apart_cost_one_launch_each_and_change_no_result(target, feed):
     model, x, captured = feed
     whole = lower_fused(captured, TARGETS[target])

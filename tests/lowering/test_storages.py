@@ -53,6 +53,7 @@ def plain():
     return stepped(replace(MOBILE, storage="buffer"))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("pattern", ["row", "column", "block-4"])
 def test_a_step_on_textures_equals_one_on_buffers(plain, pattern):

@@ -51,8 +51,9 @@ def run(captured, x, target):
         )
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.parametrize(
+    "name", ["cpu", *[pytest.param(name, marks=pytest.mark.slow) for name in ("gpu", "mobile")]]
+)
 def test_a_tuned_step_computes_the_same(name, step):
     captured, x = step
     _, loss, weights = run(captured, x, TARGETS["cpu"])
@@ -63,6 +64,7 @@ def test_a_tuned_step_computes_the_same(name, step):
     assert program.digest != lower(captured.step, TARGETS[name]).digest
 
 
+@pytest.mark.slow
 def test_decisions_are_the_same_each_time_and_belong_to_the_key_of_the_program(step):
     captured, _ = step
     target = tuned("mobile")

@@ -187,7 +187,7 @@ def test_batch_norm_by_the_statistics_of_a_batch_stays():
     assert kinds(captured) == kinds(folded)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.slow)])
 def test_batch_norms_of_networks_cost_no_launch(name):
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torchedge
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.platforms import ClDevice
 
@@ -40,7 +39,7 @@ def process_count(characters: int) -> int:
 def build_in_processes(device: ClDevice, texts: Sequence[str], cache: BinaryCache, count: int) -> None:
     """Build texts in `count` processes, which leave binaries in the cache; return when all have ended."""
     order = sorted(texts, key=len, reverse=True)
-    paths = [str(Path(torchedge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "torchedge.opencl.build_worker"]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
