@@ -48,7 +48,7 @@ class Layer:
 
     name: Text
     capacity_chunks: Annotated[int, Meta(ge=0, le=MAX_CHUNKS)]
-    latency_ms: Annotated[float, Meta(ge=0, le=10**9)]
+    latency_ms: Annotated[float, Meta(ge=0, le=1e9)]
     load_class: Annotated[LoadClassName, Key("class")]
 
 
