@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -239,3 +240,10 @@ def test_512_bit_vectors_are_computed_on_every_processor(call):
 def test_only_texts_with_512_bit_vectors_are_redirected():
     assert in_halves("__kernel void a(__global float8* t) { t[0] = exp(t[0]); }") == ""
     assert "te_exp" in in_halves("__kernel void a(__global float16* t) { t[0] = exp(t[0]); }")
+
+
+def test_macros_of_the_driver_are_replaced_without_a_warning():
+    text = in_halves("__kernel void a(__global int16* t) { t[0] = min(convert_int16(t[1]), t[2]); }")
+    names = re.findall(r"^#define (\w+)", text, re.MULTILINE)
+    assert "min" in names and "convert_int16" in names
+    assert all(text.index(f"#undef {name}\n") < text.index(f"#define {name}") for name in names)

@@ -22,6 +22,8 @@ _DIRECT = {"float": 8, "double": 4, "int": 8, "uint": 8, "long": 4}
 _INLINE = "static inline __attribute__((overloadable, always_inline))"
 _CONVERTED = ("float", "double", "int", "uint", "long", "short", "char", "uchar")
 _HALVES = """\
+#undef vload_half16
+#undef vstore_half16
 #define vload_half16(o, p) ((float16)(vload_half8(2 * (o), p), vload_half8(2 * (o) + 1, p)))
 #define vstore_half16(v, o, p) do { const float16 te_wide = (v); \\
   vstore_half8(te_wide.lo, 2 * (o), p); vstore_half8(te_wide.hi, 2 * (o) + 1, p); } while (0)
@@ -35,7 +37,7 @@ def in_halves(source: str) -> str:
     lines = ["#if defined(__x86_64__) && !defined(__AVX512F__)", *_conversions(source)]
     for name in (*_ONE, *_TWO):
         if re.search(rf"\b{name}\(", source):
-            lines += [*_overloads(name), f"#define {name} te_{name}"]
+            lines += [*_overloads(name), f"#undef {name}", f"#define {name} te_{name}"]
     return "\n".join([*lines, _HALVES + "#endif\n"])
 
 
@@ -44,6 +46,7 @@ def _conversions(source: str) -> Iterator[str]:
         if f"convert_{kind}" in source:
             for width in (8, 16):
                 half = f"convert_{kind}{width // 2}"
+                yield f"#undef convert_{kind}{width}"
                 yield f"#define convert_{kind}{width}(x) (({kind}{width})({half}((x).lo), {half}((x).hi)))"
 
 
