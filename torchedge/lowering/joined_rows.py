@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from torchedge.expressions.indices import Axis, Index, axes_of, inverse, of
+from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, inverse, of
 from torchedge.expressions.scalars import Read, Scalar, reads_of, substitute
 from torchedge.lowering.fusion import Expander, choose_kept
 from torchedge.lowering.nodes import (
@@ -50,7 +50,7 @@ def join_rows(roots: Sequence[Node]) -> None:
             results[node.rows].append(node)
     for host in rows:
         below = _computed_of(results[host], readers, kept, host.numel)
-        expander = Expander(kept - {node for node in below if node.numel == host.numel})
+        expander = Expander(kept - {node for node in below if _is_row_by_row(node, host.numel)})
         for node in below:
             if node in kept and _has_elements_of(node, host):
                 _join(host, node, expander.expand(node.body), place)
@@ -73,8 +73,17 @@ def _computed_of(
         for node in readers.get(waiting.pop(), ()):
             if node not in nodes:
                 nodes[node] = None
-                waiting += [node] if node not in kept or node.numel == count else []
+                waiting += [node] if node not in kept or _is_row_by_row(node, count) else []
     return list(nodes)
+
+
+def _is_row_by_row(node: Pointwise, count: int) -> bool:
+    """Return whether a node has one element for each of `count` rows, and reads no places that data decides.
+
+    Those are many reads for one element, as in a merge of sorted runs: computed again and again they explode.
+    """
+    places = [atom for read in reads_of(node.body) for index in read.indices for atom in atoms_of(index)]
+    return node.numel == count and not any(isinstance(atom, Fetched) for atom in places)
 
 
 def _has_elements_of(node: Pointwise, host: Rows) -> bool:

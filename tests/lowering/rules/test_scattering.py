@@ -140,6 +140,19 @@ def test_work_does_not_grow_as_tokens_times_rows():
     assert large < 6 * small
 
 
+def test_kernels_stay_small_where_every_tensor_has_as_many_elements():
+    """As many tokens as rows: then the merges of the sort could be taken for work row by row, and inlined."""
+
+    def texts(tokens):
+        model = torch.nn.Embedding(2048, 16)
+        captured = capture_step(
+            model, places(2048, tokens), loss=lambda y: (y * y).mean(), keep=frozenset(all_rules())
+        )
+        return sum(len(kernel.source) for kernel in lower(captured.step, "gpu").kernels)
+
+    assert texts(2048) < 1.5 * texts(2047)
+
+
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_no_read_leaves_its_tensor(device, monkeypatch):
     """Sources near the end of the order look behind it: guards within guards, lane by lane."""
