@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,12 @@ def _whole_resampling() -> Iterator[None]:
     packets = [getattr(torch.ops.aten, name) for name in _RESAMPLING]
     overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
     before = {op: dict(op.py_kernels) for op in overloads}
+    with suppress(
+        ImportError
+    ):  # torch.export remembers for good which operators it may keep: not these tables
+        from torch._export.utils import _collect_all_valid_cia_ops
+
+        _collect_all_valid_cia_ops()
     try:
         for op in overloads:
             for key in before[op]:
