@@ -18,7 +18,7 @@ from torchedge.streaming.capacities import (
     LOADS,
     THRESHOLDS,
     FittedLoads,
-    KernelWork,
+    LoadedKernel,
     load_features,
     load_model_of,
     make_instance,
@@ -66,7 +66,7 @@ def launch(load_class="reusable", flops=1000, nbytes=3000, output=1000, group=No
 
 
 def test_features_of_a_kernel_under_loads():
-    work = KernelWork(
+    work = LoadedKernel(
         flops=4096, input_bytes=1024, output_bytes=1024, work_items=128, group_items=64, latency_ms=1.0
     )
     rows = load_features(work, [0, 2048, MEBIBYTE])
@@ -79,8 +79,8 @@ def test_features_of_a_kernel_under_loads():
 
 def test_a_launch_counts_with_its_own_work_group_or_the_probes():
     usual = model(("extra_ratio", 1, 1), items="256")
-    assert usual.work_of(launch(), 2.0) == KernelWork(1000, 2000, 1000, 125, 256, 2.0)
-    assert usual.work_of(launch(group=32), 2.0) == KernelWork(1000, 2000, 1000, 125, 32, 2.0)
+    assert usual.work_of(launch(), 2.0) == LoadedKernel(1000, 2000, 1000, 125, 256, 2.0)
+    assert usual.work_of(launch(group=32), 2.0) == LoadedKernel(1000, 2000, 1000, 125, 32, 2.0)
     assert usual.work_of(launch(flops=0, nbytes=0, output=0), 1.0).input_bytes == 1
 
 

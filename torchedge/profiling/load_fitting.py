@@ -27,7 +27,7 @@ from torchedge.streaming.capacities import (
     LOADS,
     WAY,
     FittedLoads,
-    KernelWork,
+    LoadedKernel,
     load_features,
 )
 from torchedge.streaming.instances import LoadClassName
@@ -57,7 +57,7 @@ class LoadCase:
     kernel: str
     size: tuple[int, ...]
     load_class: LoadClassName
-    work: KernelWork
+    work: LoadedKernel
     extra_bytes: FloatArray
     times_ms: FloatArray
 
@@ -157,7 +157,7 @@ def _case(row: Mapping[str, Any]) -> LoadCase | None:
     calm = times <= DISTURBED * least
     if not calm[0] or calm.sum() < 2:
         return None
-    work = KernelWork(flops, read, written, _number(items, 1), _number(group, 1), float(times[0]))
+    work = LoadedKernel(flops, read, written, _number(items, 1), _number(group, 1), float(times[0]))
     size = tuple(int(_number(n, 1)) for n in row["size"])
     return LoadCase(_text(row["kernel"]), size, row["class"], work, extra[calm], times[calm])
 

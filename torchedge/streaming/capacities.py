@@ -40,7 +40,7 @@ __all__ = [
     "WAY",
     "Capacities",
     "FittedLoads",
-    "KernelWork",
+    "LoadedKernel",
     "LoadingWay",
     "load_features",
     "load_model_of",
@@ -81,7 +81,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class KernelWork:
+class LoadedKernel:
     """The input of a load model: a kernel's FLOPs, bytes, launch shape and latency alone (ms)."""
 
     flops: float
@@ -92,7 +92,7 @@ class KernelWork:
     latency_ms: float
 
 
-def load_features(work: KernelWork, extra_bytes: npt.ArrayLike) -> FloatArray:
+def load_features(work: LoadedKernel, extra_bytes: npt.ArrayLike) -> FloatArray:
     """Return the features of a kernel under each of some loads in bytes: (loads, features)."""
     extra = np.atleast_1d(np.asarray(extra_bytes, np.float64))
     moved, latency = max(work.input_bytes + work.output_bytes, 1.0), max(work.latency_ms, 1e-6)
@@ -108,15 +108,15 @@ class FittedLoads:
 
     forests: Mapping[LoadClassName, Forest]
     source: str
-    _known: dict[tuple[LoadClassName, KernelWork], int] = field(
+    _known: dict[tuple[LoadClassName, LoadedKernel], int] = field(
         default_factory=dict, repr=False, compare=False
     )
     """Capacities by class and work: layers repeat."""
 
-    def work_of(self, work: LaunchWork, latency_ms: float) -> KernelWork:
+    def work_of(self, work: LaunchWork, latency_ms: float) -> LoadedKernel:
         """Return the input of the model for a launch."""
         usual = self.forests[work.load_class].metadata[GROUP_ITEMS]
-        return KernelWork(
+        return LoadedKernel(
             work.flops,
             max(work.input_bytes, 1),
             work.output_bytes,
@@ -125,12 +125,14 @@ class FittedLoads:
             latency_ms,
         )
 
-    def increase(self, load_class: LoadClassName, work: KernelWork, extra_bytes: npt.ArrayLike) -> FloatArray:
+    def increase(
+        self, load_class: LoadClassName, work: LoadedKernel, extra_bytes: npt.ArrayLike
+    ) -> FloatArray:
         """Return a kernel's slowdown under each of some loads, as a share of its latency (0.2: a fifth)."""
         with np.errstate(over="ignore"):
             return np.expm1(evaluate(self.forests[load_class], load_features(work, extra_bytes)))
 
-    def most_bytes(self, load_class: LoadClassName, work: KernelWork) -> int:
+    def most_bytes(self, load_class: LoadClassName, work: LoadedKernel) -> int:
         """Return the largest load that was measured, for a kernel of this input and latency.
 
         A kernel beyond the measured range counts as the largest and slowest one measured.
@@ -161,7 +163,7 @@ class FittedLoads:
             self._known[key] = self.most_within(*key, threshold)
         return self._known[key]
 
-    def most_within(self, load_class: LoadClassName, work: KernelWork, threshold: float) -> int:
+    def most_within(self, load_class: LoadClassName, work: LoadedKernel, threshold: float) -> int:
         """Return the most bytes whose predicted increase stays within a threshold, up to `most_bytes`."""
         low, high = -1, self.most_bytes(load_class, work)  # low is within, or no load at all is
         while low < high:
