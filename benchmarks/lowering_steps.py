@@ -167,7 +167,7 @@ def _gpt(batch: int, tokens: int) -> Case:
 def cases(*, small: bool) -> dict[str, Callable[[], Case]]:
     """Return what makes each case, by its name. small: sizes that suit a processor."""
     batch, less, side = (2, 4, 32) if small else (16, 1, 224)
-    made: dict[str, Callable[[], Case]] = {
+    by_name: dict[str, Callable[[], Case]] = {
         "group_norm_112": lambda: _norm(nn.GroupNorm(8, 32), 32, 112 // less, batch),
         "group_norm_28": lambda: _norm(nn.GroupNorm(32, 256), 256, 28 // less, batch),
         "instance_norm_56": lambda: _norm(nn.GroupNorm(64, 64), 64, 56 // less, batch),
@@ -195,10 +195,10 @@ def cases(*, small: bool) -> dict[str, Callable[[], Case]]:
         "rnn_32": lambda: _steps(nn.RNN, 32),
     }  # fmt: skip
     for name in NETWORKS[:-2]:
-        made[name] = lambda name=name: _vision(name, batch, side)
-    made["unet"] = lambda: _unet(batch, side)
-    made["gpt"] = lambda: _gpt(batch, 32 if small else 256)
-    return made
+        by_name[name] = lambda name=name: _vision(name, batch, side)
+    by_name["unet"] = lambda: _unet(batch, side)
+    by_name["gpt"] = lambda: _gpt(batch, 32 if small else 256)
+    return by_name
 
 
 NETWORKS = (
@@ -353,18 +353,22 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that suit a processor")
     parser.add_argument("--seconds", type=float, default=240, help="longest time of one case")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(measure(given.child, given.target, small=given.small)))
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(measure(arguments.child, arguments.target, small=arguments.small)))
         return
-    known = list(cases(small=given.small))
-    wanted = [n for name in given.names or known for n in _names(name, known)]
-    rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    known = list(cases(small=arguments.small))
+    wanted = [n for name in arguments.names or known for n in _names(name, known)]
+    rows = (
+        [json.loads(line) for line in arguments.out.read_text().splitlines()]
+        if arguments.out.exists()
+        else []
+    )
     finished = {row["name"]: row for row in rows if "error" not in row}
     for name in wanted:
         if name not in finished:
-            with given.out.open("a") as file:
-                row = _child(name, given)
+            with arguments.out.open("a") as file:
+                row = _child(name, arguments)
                 file.write(json.dumps(row) + "\n")
             finished[name] = row
         show(finished[name])
@@ -381,13 +385,24 @@ def _names(name: str, known: list[str]) -> list[str]:
     return [name]
 
 
-def _child(name: str, given: argparse.Namespace) -> dict:
-    command = [sys.executable, __file__, "--out", str(given.out), "--child", name, "--target", given.target]
-    command += ["--small"] if given.small else []
+def _child(name: str, arguments: argparse.Namespace) -> dict:
+    command = [
+        sys.executable,
+        __file__,
+        "--out",
+        str(arguments.out),
+        "--child",
+        name,
+        "--target",
+        arguments.target,
+    ]
+    command += ["--small"] if arguments.small else []
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=given.seconds, check=False)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=arguments.seconds, check=False
+        )
     except subprocess.TimeoutExpired:
-        return {"name": name, "error": f"took longer than {given.seconds:.0f} s"}
+        return {"name": name, "error": f"took longer than {arguments.seconds:.0f} s"}
     if ended.returncode:
         return {"name": name, "error": ended.stderr[-3000:]}
     row: dict = json.loads(ended.stdout.splitlines()[-1])

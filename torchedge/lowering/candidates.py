@@ -100,7 +100,7 @@ def candidates_of(extents: Extents, target: Target) -> list[Candidates]:
     else:
         sets = [_registers(extents, target)]
     first, *others = [_legal(schedules, extents, target) for schedules in sets]
-    return [_with_first(default, first), *[found for found in others if len(found)]]
+    return [_with_first(default, first), *[more for more in others if len(more)]]
 
 
 def _panels(extents: ContractionExtents, target: Target) -> ContractionSchedule:

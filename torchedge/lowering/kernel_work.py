@@ -335,7 +335,7 @@ def _register(product: Product, candidates: Candidates) -> Sketch:
         covered,
     )
     more, writes = _results(product, whole, tile_rows * tile_cols, widest(last_of(product.cols), LANES))
-    held = tile_rows * tile_cols + step * (tile_rows + tile_cols)
+    values = tile_rows * tile_cols + step * (tile_rows + tile_cols)
     columns = {
         "items": _over(across, group[0])
         * group[0]
@@ -346,7 +346,7 @@ def _register(product: Product, candidates: Candidates) -> Sketch:
         * np.ones(count),
         "group": _three(group, count),
         "flops": 2.0 * tile_rows * tile_cols * points,
-        "registers": ADDRESSES + 4 * held,
+        "registers": ADDRESSES + 4 * values,
         "vector": s.vector,
         "chains": tile_rows * np.asarray(s.vectors),
     }

@@ -317,8 +317,8 @@ def _legal_contraction(schedule: Any, extents: ContractionExtents, target: Targe
         whole = (schedule.unroll == 1) | (extents.innermost % (LANES * schedule.unroll) == 0)
         return legal & whole & (schedule.vector == LANES) & (prod(schedule.group) <= target.largest_group)
     if schedule.kind == "panel":
-        held = schedule.depth * (rows + cols) + rows * cols
-        return legal & (held * extents.itemsize <= target.local_bytes)
+        elements = schedule.depth * (rows + cols) + rows * cols
+        return legal & (elements * extents.itemsize <= target.local_bytes)
     # A warp of 32 work-items covers `lanes` columns of tiles, and as many rows of them as are left.
     across, down = cols // schedule.tile_cols, rows // schedule.tile_rows
     threads = schedule.threads
@@ -327,8 +327,8 @@ def _legal_contraction(schedule: Any, extents: ContractionExtents, target: Targe
     legal &= (threads % 32 == 0) & (threads <= target.largest_group)
     legal &= (schedule.tile_rows % 4 == 0) & (schedule.vector == LANES) & (schedule.depth % 4 == 0)
     legal &= (rows * schedule.depth % threads == 0) & (cols * schedule.depth % threads == 0)
-    held = 2 * schedule.depth * (rows + cols + 2 * PAD) * extents.itemsize
-    return legal & (held <= target.local_bytes)
+    nbytes = 2 * schedule.depth * (rows + cols + 2 * PAD) * extents.itemsize
+    return legal & (nbytes <= target.local_bytes)
 
 
 def _panels(extents: ContractionExtents, target: Target) -> ContractionSchedule:

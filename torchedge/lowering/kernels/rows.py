@@ -362,9 +362,9 @@ def _strides(
     strides: dict[Axis, int] = {}
     for tensor, element in accesses:
         offset = offset_of(arguments.sites[tensor], element)
-        found = strides_of(offset if moved is None else offset.substitute(moved))
+        steps = strides_of(offset if moved is None else offset.substitute(moved))
         beyond = max([stride * axis.extent for axis, stride in strides.items()], default=1)
-        strides |= {axis: abs(stride) * beyond for axis, stride in found.items() if axis not in strides}
+        strides |= {axis: abs(stride) * beyond for axis, stride in steps.items() if axis not in strides}
     return strides
 
 

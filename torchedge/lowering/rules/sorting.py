@@ -82,10 +82,10 @@ def _sorted_blocks(x: Node, block: int) -> Node:
     def here(b: Index, i: Index, other: Index) -> Scalar:
         return where(rank.at(b, other).equals(Position(i, "int32")), blocks.at(b, other), 0)
 
-    found = places.reduce("sum", here)
-    made = places.row(lambda *_: found)
+    element = places.reduce("sum", here)
+    result = places.row(lambda *_: element)
     places.close()
-    return made
+    return result
 
 
 def _merged(runs: Node, length: int) -> Node:
