@@ -1,6 +1,8 @@
 """Gauges: the resident set grows by what is touched; NVIDIA's figures through a stand-in of its library."""
 
 import os
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,36 +23,29 @@ def test_the_resident_set_grows_by_what_is_touched():
 
 
 class Library:
-    """Answers as libnvidia-ml does: two devices, with 3 and 5 MiB in use; processes of the second one."""
+    """Answers as pynvml does: two devices, with 3 and 5 MiB in use; processes of the second one."""
 
-    def __init__(self, processes, status=0):
-        self.processes, self.status = processes, status
+    def __init__(self, processes):
+        self.processes = processes
 
-    def nvmlInit_v2(self):
-        return self.status
+    def nvmlInit(self):
+        pass
 
-    def nvmlDeviceGetCount_v2(self, count):
-        count._obj.value = 2
-        return 0
+    def nvmlDeviceGetCount(self):
+        return 2
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
-        handle._obj.value = index + 1
-        return 0
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index + 1
 
-    def nvmlDeviceGetPciInfo_v3(self, handle, pci):
-        pci._obj.bus, pci._obj.device = 16 * handle.value, 0
-        return 0
+    def nvmlDeviceGetPciInfo(self, handle):
+        return SimpleNamespace(bus=16 * handle, device=0)
 
-    def nvmlDeviceGetMemoryInfo(self, handle, memory):
-        memory._obj.used = (1 + 2 * handle.value) * MIB
-        return 0
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(used=(1 + 2 * handle) * MIB)
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle, count, processes):
-        assert handle.value == 2 and count._obj.value == len(processes)
-        for place, (pid, used) in enumerate(self.processes):
-            processes[place].pid, processes[place].used = pid, used
-        count._obj.value = len(self.processes)
-        return 0
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        assert handle == 2
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,7 @@ class Library:
     [
         ([(1, 9 * MIB), (os.getpid(), 4 * MIB)], "NVML, this process", 4 * MIB),
         ([(1, 9 * MIB)], "NVML, whole device", 5 * MIB),
-        ([(os.getpid(), 2**64 - 1)], "NVML, whole device", 5 * MIB),
+        ([(os.getpid(), None)], "NVML, whole device", 5 * MIB),
         ([], "NVML, whole device", 5 * MIB),
     ],
 )
@@ -69,4 +64,15 @@ def test_nvidia_counts_the_process_or_the_device(processes, source, used):
 
 def test_devices_that_the_library_does_not_have_are_not_gauged():
     assert _nvidia_gauge(Library([]), (99, 0)) is None
-    assert _nvidia_gauge(Library([], status=9), (32, 0)) is None
+
+
+def test_a_driver_without_the_library_has_no_gauge():
+    pynvml = pytest.importorskip("pynvml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError(9)))
+        context = SimpleNamespace(
+            device=SimpleNamespace(kind="gpu", extensions=("cl_nv_device_attribute_query",)),
+            handle=SimpleNamespace(get_info=lambda number: 0),
+            cl=SimpleNamespace(Error=OSError),
+        )
+        assert memory_gauge(context) is None

@@ -37,8 +37,6 @@ Array = npt.NDArray[Any]
 
 MARGIN = 0.1
 """Predicted gain over the default, relative, below which the default stays: about the model's error."""
-
-
 LARGEST_OPERANDS = 3
 """Tensors of a kernel whose layouts are chosen together; those of the others stay as they are."""
 BEAM = 6
@@ -152,7 +150,7 @@ def tune(
     # Predictions of other kernels have not been held against a GPU's measurements yet.
     judged = [group for group in groups if free or isinstance(group.host, Contraction)]
     tables = [_table(group, layouts, free, target, coefficients, known) for group in judged]
-    chosen = _search(tables, dict.fromkeys(free, 0))
+    chosen = _search(tables, {node: len(options) for node, options in free.items()})
     if sum(t.cost(chosen) for t in tables) * (1 + MARGIN) >= sum(t.cost({}) for t in tables):
         chosen = {}
     placed = {**layouts, **{node: free[node][number] for node, number in chosen.items()}}
@@ -232,29 +230,24 @@ def _key(nest: Nest, layouts: Mapping[Node, Layout], nodes: Sequence[Node]) -> A
     return nest.extents, work_of([*bodies, *values]), len(reads), tuple(described)
 
 
-def _search(tables: Sequence[_Table], chosen: dict[Node, int]) -> dict[Node, int]:
-    """Return the layouts of all tensors: each the best for its kernels while the others stay."""
-    users: dict[Node, list[_Table]] = {node: [] for node in chosen}
-    counts: dict[Node, int] = {}
+def _search(tables: Sequence[_Table], counts: Mapping[Node, int]) -> dict[Node, int]:
+    """Return the layouts of all tensors: each the best for its kernels while the others stay.
+
+    counts: the number of layouts of each tensor. A tensor that is not returned has its first layout.
+    """
+    users: dict[Node, list[_Table]] = {}
     for table in tables:
-        for node, step in zip(table.nodes, table.steps, strict=True):
-            users[node].append(table)
-            whole = len(table.scores.layouts) if node is table.nodes[0] else counts_before(table, node)
-            counts[node] = whole // step
+        for node in table.nodes:
+            users.setdefault(node, []).append(table)
+    chosen = dict.fromkeys(users, 0)
     for _ in range(SWEEPS):
         before = dict(chosen)
         for node, its in users.items():
-            if its:
-                costs = [sum(t.cost({**chosen, node: k}) for t in its) for k in range(counts[node])]
-                chosen[node] = int(np.argmin(costs))
+            costs = [sum(t.cost({**chosen, node: k}) for t in its) for k in range(counts[node])]
+            chosen[node] = int(np.argmin(costs))
         if chosen == before:
             break
     return {node: number for node, number in chosen.items() if number}
-
-
-def counts_before(table: _Table, node: Node) -> int:
-    """Return how many combinations the tensors from a node on have."""
-    return table.steps[table.nodes.index(node) - 1]
 
 
 def score(
