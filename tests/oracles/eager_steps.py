@@ -19,7 +19,7 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}
 KINDS = KEEP | frozenset(
     """
     _to_copy add addmm bitwise_and bitwise_or cat clamp constant_pad_nd div eq exp expand expm1 full ge gt
-    index_put index_select le lt maximum mean mul neg permute random_uniform relu rsub select sigmoid slice
+    index_put index_select le lt maximum mean mul neg permute pow random_uniform relu rsub select sigmoid slice
     slice_scatter sqrt squeeze sub sum tanh unsqueeze view where
     """.split()  # noqa: SIM905
 )
