@@ -19,8 +19,8 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}
 KINDS = KEEP | frozenset(
     """
     _to_copy add addmm bitwise_and bitwise_or cat clamp constant_pad_nd div eq exp expand expm1 full ge gt
-    index_put index_select le lt maximum mean mul neg permute pow random_uniform relu rsub select sigmoid slice
-    slice_scatter sqrt squeeze sub sum tanh unsqueeze view where
+    index_put index_select le lt maximum mean mul neg permute pow random_uniform relu rsub select sigmoid
+    slice slice_scatter sqrt squeeze sub sum tanh unsqueeze view where
     """.split()  # noqa: SIM905
 )
 """What the training steps of torchvision's classification models consist of, those kept whole included."""
