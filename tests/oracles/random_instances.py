@@ -8,7 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 from hypothesis import strategies as st
 
-from torchedge.streaming.instances import Distance, Instance, Layer, LoadClassName, Residency, Weight
+from torchedge.lowering.programs import LoadClassName
+from torchedge.streaming.instances import Distance, Instance, Layer, Residency, Weight
 
 Size = Literal["tiny", "small", "medium"]
 Tight = Literal["weights", "chunks", "large"]

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from torchedge.runtime.weight_sources import Reads, WeightSource
     from torchedge.streaming.schedules import StreamingSchedule
 
-__all__ = ["Bundle", "Runner"]
-
 MEBIBYTE = 2**20
 
 Array = npt.NDArray[Any]

@@ -57,8 +57,6 @@ from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.objectives import Loss, as_arguments
 from torchedge.tracing.steps import CapturedStep, capture_step
 
-__all__ = ["STAGES", "Request", "check_free", "make_bundle", "new_folder"]
-
 STAGES = ("capture", "lower", "write", "model.onnx", "check")
 """The stages passed to `progress`, in order; "model.onnx" only where it is written."""
 

@@ -17,26 +17,6 @@ from torchedge.lowering.programs import MAX_ITEMS, DType, Program, Shape
 from torchedge.lowering.targets import DeviceClass
 from torchedge.storage.codecs import DERIVED, REQUIRED, Codec, Key, OptionalText, Sha256, Text
 
-__all__ = [
-    "ACCUMULATING",
-    "MANIFEST",
-    "MANIFESTS",
-    "ONNX",
-    "PLAN",
-    "PROGRAM",
-    "WEIGHTS",
-    "BundleFile",
-    "BundleTarget",
-    "Manifest",
-    "Memory",
-    "Plain",
-    "Port",
-    "kernel_file",
-    "memory_of",
-    "ports_of",
-    "read_manifest",
-]
-
 MANIFEST, PROGRAM, ACCUMULATING = "manifest.json", "program.json", "accumulating.json"
 WEIGHTS = "weights.safetensors"
 ONNX, PLAN = "model.onnx", "streaming_plan.json"

@@ -19,8 +19,6 @@ from torchedge.errors import CaptureError, first_line, needed
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.vision import prepare_torchvision
 
-__all__ = ["METADATA", "TOLERANCE", "check_packages", "eager_outputs", "write_onnx"]
-
 METADATA = "torchedge.streaming_plan"
 """Key of the streaming plan in the metadata of model.onnx."""
 

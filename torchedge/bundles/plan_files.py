@@ -16,8 +16,6 @@ from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, restore_schedule
 
-__all__ = ["PLAN_FILES", "PlanFile", "plan_file", "read_schedule"]
-
 Copies = Annotated[tuple[Transfer, ...], Meta(max_length=MAX_ITEMS)]
 
 

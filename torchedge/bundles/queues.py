@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torchedge.runtime.weight_sources import Reads
     from torchedge.streaming.streaming_plans import StreamingPlan
 
-__all__ = ["BundleQueue", "ModelRun", "QueueRun", "QueueRunner", "draw_runs"]
-
 
 class BundleQueue:
     """Bundles in a row; one may occur more than once.

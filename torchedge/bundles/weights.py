@@ -25,16 +25,6 @@ from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.storage.documents import open_file, writing
 from torchedge.storage.tensors import MAX_HEADER_BYTES, NAMES, Entry, Header, parse_header
 
-__all__ = [
-    "LINE",
-    "PAGE",
-    "RESIDENT_ROLES",
-    "check_weights",
-    "packed_weights",
-    "read_header",
-    "write_weights",
-]
-
 PAGE, LINE = 16384, 64
 SCHEMA = "torchedge-weights-1"
 

@@ -21,8 +21,6 @@ from torchedge.cli.console import BAD_INPUT, DOES_NOT_FIT
 from torchedge.cli.options import DEBUG_VARIABLE, Group, debugging, verbosity_options
 from torchedge.errors import DeviceMemoryError, LimitError, TorchedgeError
 
-__all__ = ["BAD_INPUT", "DOES_NOT_FIT", "main"]
-
 UNFORESEEN, INTERRUPTED, NO_READER = 1, 130, 141
 
 COMPLETION_VARIABLE = "_TORCHEDGE_COMPLETE"

@@ -15,8 +15,6 @@ from torchedge.errors import InputError
 if TYPE_CHECKING:
     from torchedge.profiling.kernel_benchmark import BenchSummary
 
-__all__ = ["bench", "explain_kernel"]
-
 
 @click.group("bench", cls=Group)
 def bench() -> None:

@@ -299,8 +299,8 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     from torchedge.profiling.load_fitting import fit_device_loads
     from torchedge.profiling.profile_folders import check_target, write_profile
     from torchedge.profiling.samples import device_of
-    from torchedge.streaming.capacities import TABLE, WAY
-    from torchedge.streaming.rates import THRESHOLDS
+    from torchedge.streaming.capacities import WAY
+    from torchedge.streaming.rates import TABLE, THRESHOLDS
 
     check_target(out, force=force)
     described = device_of(dataset.absolute().parent, device)

@@ -14,8 +14,6 @@ from torchedge.lowering.programs import Kernel, Program, StoredTensor
 from torchedge.lowering.targets import device_class
 from torchedge.opencl.platforms import ClDevice
 
-__all__ = ["Limits", "check_limits", "limits_of", "profile_limits", "resident_bytes"]
-
 _HALF_EXTENSION = "cl_khr_fp16"
 
 

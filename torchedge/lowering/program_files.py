@@ -15,8 +15,6 @@ from torchedge.storage import Document
 from torchedge.storage.codecs import Codec
 from torchedge.textures.layouts import MAX_EXTENT, Layout
 
-__all__ = ["parse_program", "program_document", "program_schema", "read_program", "write_program"]
-
 MAX_FILE_BYTES = 2**26
 MAX_ARENA_WORK = 2**26
 """Pairs of tensors that are alive together: far more than any network has, and checked within minutes."""

@@ -20,8 +20,6 @@ from torchedge.storage.documents import read_unpacked, reading
 from torchedge.textures.coefficients import CODEC, KernelCoefficients, MemoryPath, Origin, coefficients_of
 from torchedge.textures.work import BLOCK_SHAPES
 
-__all__ = ["fit_archprobe", "read_archprobe"]
-
 _MOST_BYTES = 32 * 2**20
 _TEXEL = 16.0
 _FIRST, _SECOND = (0.0, 512.0), (4096.0, 65536.0)

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from torchedge.textures.coefficients import ARITHMETIC_WIDTHS
 from torchedge.textures.layouts import PATTERNS
 
-__all__ = ["SIDE", "UNITS", "BenchDevice", "Case", "Traits", "cases", "stride_walk"]
-
 Value = int | str
 
 UNITS: Mapping[str, str] = MappingProxyType(

@@ -30,16 +30,6 @@ from torchedge.textures.coefficients import (
 from torchedge.textures.strides import cross_block_strides
 from torchedge.textures.work import FloatArray
 
-__all__ = [
-    "KernelTable",
-    "fit_coefficients",
-    "fit_kernels",
-    "fit_scans",
-    "fit_strides",
-    "fit_waves",
-    "read_kernels",
-]
-
 REUSE: Mapping[str, int] = {"column": 0, "row": 1, "block-2": 2, "block-4": 4, "block-8": 8}
 """Intra-thread reuse distance s of the patterns (TMModel, 3.2.1)."""
 

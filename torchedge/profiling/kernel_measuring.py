@@ -25,8 +25,6 @@ from torchedge.profiling.kernel_cases import SIDE, UNITS, BenchDevice, Case, Tra
 from torchedge.storage import data_folder
 from torchedge.storage.journals import Journal
 
-__all__ = ["PROBE", "OpenCLBench", "measure_kernels"]
-
 PROBE = "torchedge kernels 3"
 
 _WARPS: Mapping[str, int] = {"cpu": 1, "gpu": 32, "mobile": 64}

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torchedge.devices import Device, Provenance
 from torchedge.errors import ProfileError, needed
 from torchedge.forests.trees import Forest
+from torchedge.lowering.programs import LoadClassName
 from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import Source
@@ -30,7 +31,6 @@ from torchedge.streaming.capacities import (
     LoadedKernel,
     load_features,
 )
-from torchedge.streaming.instances import LoadClassName
 from torchedge.streaming.rates import KERNELS, THRESHOLDS, KernelRates
 
 DISTURBED = 1.5

@@ -31,8 +31,8 @@ from torchedge.profiling.samples import QUANTITIES, Quantity, Samples, Source
 from torchedge.storage import read_toml, resolve_inside
 from torchedge.storage.documents import writing
 from torchedge.streaming.capacities import FILE as LOADING_FILE
-from torchedge.streaming.capacities import TABLE as LOADING
 from torchedge.streaming.capacities import write_load_model
+from torchedge.streaming.rates import TABLE as LOADING
 from torchedge.textures.coefficients import COEFFICIENTS_FILE, write_coefficients
 from torchedge.textures.coefficients import TABLE as KERNELS
 

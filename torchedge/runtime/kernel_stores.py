@@ -34,8 +34,6 @@ from torchedge.runtime.weight_reads import Copy
 from torchedge.runtime.weight_stores import StreamingStore, WeightStream
 from torchedge.streaming.schedules import StreamingSchedule
 
-__all__ = ["BoundSlot", "KernelStore", "Slot", "StagingBuffers", "slots_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

@@ -25,8 +25,6 @@ from torchedge.streaming.simulation import LayerRuns, LoadRuns, MemoryCurve, Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DriverMemory", "MeasuredCopy", "MeasuredLaunch", "MeasuredRead", "MeasuredRun", "measured_run"]
-
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLaunch:

@@ -18,8 +18,6 @@ from torchedge.opencl.memory import StagingMemory
 from torchedge.runtime.weight_reads import Read
 from torchedge.runtime.weight_sources import WeightSource
 
-__all__ = ["READERS", "Bytes", "Place", "Readers", "StagingPool", "StagingRing"]
-
 Bytes = npt.NDArray[np.uint8]
 
 READERS = 2

@@ -11,8 +11,6 @@ from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import Transfer
 from torchedge.textures.layouts import PAGE_BYTES
 
-__all__ = ["PRELOAD", "Copy", "Read", "copies_before", "packed_bytes", "plan_reads"]
-
 MOST_GAP_BYTES = 2**16
 """Bytes between two tensors of a file that are read along rather than skipped."""
 

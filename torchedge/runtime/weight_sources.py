@@ -17,8 +17,6 @@ import numpy.typing as npt
 from torchedge.errors import InputError, ProfileError
 from torchedge.opencl.memory import PAGE_BYTES
 
-__all__ = ["ArraysSource", "FileSource", "JoinedSource", "Reads", "WeightSource", "open_raw"]
-
 Bytes = npt.NDArray[np.uint8]
 Reads = Literal["plain", "mmap", "direct"]
 

@@ -25,17 +25,6 @@ from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, weight_uses
 from torchedge.textures.layouts import PAGE_BYTES
 
-__all__ = [
-    "PRELOADED",
-    "Load",
-    "LoadLog",
-    "Pass",
-    "PreloadedStore",
-    "StreamingStore",
-    "WeightStore",
-    "WeightStream",
-]
-
 MOST_READ_BYTES = 2**22
 """Largest single read: beyond it, disks are not faster."""
 

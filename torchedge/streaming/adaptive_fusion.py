@@ -18,8 +18,6 @@ from torchedge.streaming.planning import plan_program
 from torchedge.streaming.streaming_plans import StreamingPlan
 from torchedge.tracing.steps import CapturedStep
 
-__all__ = ["Fusion", "plan_model", "price_ms"]
-
 Fusion = Literal["all", "adaptive"]
 
 

@@ -17,8 +17,6 @@ from torchedge.streaming.strategies import always_next, preload_everything
 from torchedge.streaming.verification import check_plan, verify_plan
 from torchedge.textures.layouts import PAGE_BYTES
 
-__all__ = ["Budget", "Budgeted", "parse_bytes"]
-
 RELAXATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0)
 """Factors of the load capacities to try: the paper's soft thresholds (C4)."""
 

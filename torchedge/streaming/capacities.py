@@ -28,28 +28,6 @@ from torchedge.streaming.instances import (
 from torchedge.streaming.launches import LaunchWork, weights_of, works_of
 from torchedge.streaming.rates import TABLE, THRESHOLDS, copy_rate, estimate_latencies, roofline_of
 
-__all__ = [
-    "CHUNK_BYTES",
-    "FILE",
-    "LAMBDA",
-    "LOADING_WAYS",
-    "LOADS",
-    "LOAD_FEATURES",
-    "M_PEAK_BYTES",
-    "TABLE",
-    "WAY",
-    "Capacities",
-    "FittedLoads",
-    "LoadedKernel",
-    "LoadingWay",
-    "load_features",
-    "load_model_of",
-    "loading_way",
-    "make_instance",
-    "rate_capacities",
-    "write_load_model",
-]
-
 FILE = "loading.safetensors"
 """The forests, beside device.toml; `TABLE` there describes them."""
 

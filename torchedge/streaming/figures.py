@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "DrawnRun",
-    "Lane",
-    "draw_comparison",
-    "draw_gantt",
-    "draw_lanes",
-    "draw_memory",
-    "draw_tradeoff",
-    "lane_of_runs",
-    "mark_initialisation",
-    "show_legend",
-    "show_mib",
-]
-
 
 class DrawnRun(Protocol):
     """A run with its memory in use over time: simulated (RunTimeline) or measured (MeasuredRun)."""

@@ -14,19 +14,6 @@ from torchedge.errors import InputError
 from torchedge.lowering.programs import LoadClassName
 from torchedge.storage.codecs import REQUIRED, Codec, Key, Text
 
-__all__ = [
-    "INSTANCES",
-    "MEBIBYTE",
-    "Distance",
-    "Instance",
-    "Layer",
-    "LoadClassName",
-    "Residency",
-    "Weight",
-    "read_instance",
-    "write_instance",
-]
-
 MEBIBYTE = 2**20
 
 Residency = Literal["chunks", "weights"]

@@ -11,8 +11,6 @@ from torchedge.lowering.programs import LoadClassName, Program
 from torchedge.streaming.instances import Weight
 from torchedge.streaming.schedules import fixed_tensors, weight_uses
 
-__all__ = ["LaunchWork", "activations_of", "weights_of", "works_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class LaunchWork:

@@ -22,8 +22,6 @@ from torchedge.streaming.rates import derive_rates
 from torchedge.streaming.solving import solve
 from torchedge.streaming.streaming_plans import StreamingPlan, predict_run
 
-__all__ = ["LAMBDAS", "SETTINGS", "Tradeoff", "plan_program", "trade_off"]
-
 Amount = int | str | None
 
 

@@ -14,20 +14,6 @@ from msgspec import Meta
 from torchedge.storage.codecs import REQUIRED, Codec, Text
 from torchedge.streaming.instances import Instance, Weight
 
-__all__ = [
-    "PLANS",
-    "ChunkLoad",
-    "Chunks",
-    "OverlapPlan",
-    "Status",
-    "in_flight",
-    "infeasible_plan",
-    "make_plan",
-    "price",
-    "read_plan",
-    "write_plan",
-]
-
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE"]
 Digest = Annotated[
     str, Meta(pattern=r"^([0-9a-f]{64})?(?![\s\S])", description="64 hexadecimal digits, or none")

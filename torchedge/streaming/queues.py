@@ -14,8 +14,6 @@ from torchedge.streaming.figures import Lane, lane_of_runs
 from torchedge.streaming.planning import Amount, plan_program
 from torchedge.streaming.streaming_plans import StreamingPlan
 
-__all__ = ["QueuePlan", "Share", "plan_queue"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

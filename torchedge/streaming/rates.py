@@ -12,22 +12,6 @@ from torchedge.lowering.programs import LoadClassName
 from torchedge.streaming.instances import MEBIBYTE, Layer
 from torchedge.streaming.launches import LaunchWork
 
-__all__ = [
-    "KERNELS",
-    "RATIO",
-    "REQUEST_BYTES",
-    "STAGING_BYTES",
-    "TABLE",
-    "THRESHOLDS",
-    "KernelRates",
-    "Rates",
-    "Roofline",
-    "copy_rate",
-    "derive_rates",
-    "estimate_latencies",
-    "roofline_of",
-]
-
 RATIO = "inference_time_ratio"
 """The figure for measured inference time over the roofline."""
 

@@ -21,20 +21,6 @@ from torchedge.streaming.plans import OverlapPlan
 from torchedge.streaming.verification import verify_plan
 from torchedge.textures.layouts import PAGE_BYTES
 
-__all__ = [
-    "LEAST_STAGING_BYTES",
-    "WEIGHT_ROLES",
-    "RunMemory",
-    "StreamingSchedule",
-    "Transfer",
-    "fixed_tensors",
-    "least_memory",
-    "make_schedule",
-    "restore_schedule",
-    "weight_uses",
-    "with_own_images",
-]
-
 WEIGHT_ROLES = frozenset({"parameter", "buffer", "constant"})
 """Roles of the tensors of an inference that are loaded from a file."""
 

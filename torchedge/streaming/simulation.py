@@ -18,18 +18,6 @@ from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 from torchedge.streaming.rates import Rates
 
-__all__ = [
-    "LayerRuns",
-    "LoadRuns",
-    "MemoryCurve",
-    "MemoryUse",
-    "RunTimeline",
-    "Stalls",
-    "in_turn",
-    "simulate_plan",
-    "timeline_document",
-]
-
 Times = NDArray[np.float64]
 Bytes = NDArray[np.int64]
 

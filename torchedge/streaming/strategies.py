@@ -8,8 +8,6 @@ from types import MappingProxyType
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan, make_plan
 
-__all__ = ["STRATEGIES", "always_next", "preload_everything", "same_type"]
-
 
 def preload_everything(instance: Instance) -> OverlapPlan:
     """Preload every weight, as frameworks without streaming do; nothing is in flight.

@@ -27,9 +27,6 @@ from torchedge.streaming.strategies import preload_everything
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-__all__ = ["LayerRow", "Picture", "StreamingPlan", "describe", "predict_run"]
-
 Picture = Literal["memory", "gantt", "comparison"]
 
 

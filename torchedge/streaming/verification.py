@@ -12,8 +12,6 @@ from torchedge.errors import PlanError
 from torchedge.streaming.instances import Instance, Weight
 from torchedge.streaming.plans import ChunkLoad, OverlapPlan
 
-__all__ = ["Verification", "check_plan", "verify_plan"]
-
 MOST_PROBLEMS = 100
 TOLERANCE = Fraction(1, 10**6)
 ROUNDING = Fraction(1, 10**12)

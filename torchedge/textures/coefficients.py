@@ -21,21 +21,6 @@ from torchedge.storage.codecs import Codec, OneOf, Text
 from torchedge.storage.documents import MAX_DOCUMENT_BYTES
 from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
 
-__all__ = [
-    "ARITHMETIC_WIDTHS",
-    "COEFFICIENTS_FILE",
-    "DEFAULTS",
-    "PARTS",
-    "TABLE",
-    "KernelCoefficients",
-    "MemoryPath",
-    "Origin",
-    "coefficients_of",
-    "default_coefficients",
-    "read_coefficients",
-    "write_coefficients",
-]
-
 COEFFICIENTS_FILE = "kernels.toml"
 TABLE = "kernels"
 """The table of a device's `[profile]` that describes the file."""

@@ -17,18 +17,6 @@ import numpy.typing as npt
 from torchedge.textures.coefficients import ARITHMETIC_WIDTHS, KernelCoefficients, MemoryPath
 from torchedge.textures.work import FloatArray, KernelWork, ReadWork
 
-__all__ = [
-    "KernelCost",
-    "Term",
-    "occupancy",
-    "occupancy_groups",
-    "predict_kernels",
-    "predict_reuse",
-    "thrashing",
-    "thread_latency",
-    "work_groups",
-]
-
 SHARPNESS = 4.0
 """Exponent of the sum of terms that run side by side: a large one gives their maximum, 1 their sum."""
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from torchedge.textures.work import BLOCK_SHAPES, FloatArray
 
-__all__ = ["RECENT", "cross_block_strides", "distinct_lines", "lines_of", "reuse_distances"]
-
 Places = npt.NDArray[np.int64]
 
 

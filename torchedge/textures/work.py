@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError
 
-__all__ = ["BLOCK_SHAPES", "STRIDE_FEATURES", "FloatArray", "KernelWork", "ReadWork"]
-
 FloatArray = npt.NDArray[np.float64]
 
 BLOCK_SHAPES = (

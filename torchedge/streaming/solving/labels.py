@@ -17,8 +17,6 @@ import numpy.typing as npt
 from torchedge.streaming.solving.prices import Floats, Flow, Guide, Ints
 from torchedge.streaming.solving.problems import Problem, Subproblem, Work
 
-__all__ = ["Labels", "Limits", "search"]
-
 COMPARED = 48
 """How many labels of a slot, the most promising, all others are compared with; more would only drop more."""
 MOST_EXACT = 2.0**52

@@ -36,8 +36,6 @@ from torchedge.streaming.solving.problems import (
 )
 from torchedge.streaming.solving.programmes import Ends, Programme, make_programme
 
-__all__ = ["Choice", "Smallest", "Solved", "solve", "solve_part"]
-
 STRATEGY = "optimal"
 WORK = 5_000_000
 """Work of a solve, in about microseconds of a core."""

@@ -22,8 +22,6 @@ import numpy.typing as npt
 from torchedge.errors import MissingExtraError
 from torchedge.streaming.solving.problems import Problem, Subproblem, Work
 
-__all__ = ["Ascent", "Flow", "Guide", "Tables", "ascend"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

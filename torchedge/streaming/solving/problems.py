@@ -19,23 +19,6 @@ import numpy.typing as npt
 
 from torchedge.streaming.instances import Instance
 
-__all__ = [
-    "ORDERS",
-    "Ints",
-    "Job",
-    "Order",
-    "Packing",
-    "Problem",
-    "Subproblem",
-    "Work",
-    "admit",
-    "make_problem",
-    "pack",
-    "residency",
-    "segments",
-    "whole_chunks",
-]
-
 Ints = npt.NDArray[np.int64]
 
 

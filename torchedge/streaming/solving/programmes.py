@@ -22,8 +22,6 @@ from torchedge.errors import MissingExtraError
 from torchedge.streaming.solving.prices import Floats, Ints
 from torchedge.streaming.solving.problems import Job, Problem, Subproblem, Work
 
-__all__ = ["Ends", "Programme", "make_programme"]
-
 MOST_VARIABLES, FEW_VARIABLES = 4_000, 300
 CLOSE, NEAR_ENOUGH = 0.001, 0.004
 """Gaps at which programmes of few and of more variables are solved."""
