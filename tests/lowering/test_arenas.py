@@ -62,6 +62,29 @@ def test_every_plan_passes_the_independent_check(made, alignment):
             check_arena(moved, alignment)
 
 
+@given(programs(), st.data())
+def test_the_check_agrees_with_comparing_all_pairs(made, data):
+    """Each tensor where it likes: the check accepts a plan if and only if no pair is in conflict."""
+    found = planned(made, 1)
+    offset = {i: data.draw(st.integers(0, 400)) for i in found.arena.offset}
+    shuffled = replace(found, arena=replace(found.arena, offset=offset, nbytes=10_000))
+    lives = lifetimes_of(made.tensors, made.kernels, made.launches, made.outputs)
+    pairs = {frozenset(pair) for pair in in_place_pairs(made.tensors, made.kernels, made.launches, lives)}
+
+    def conflict(i, j):
+        (a, b), (c, d) = lives[i], lives[j]
+        apart = (
+            offset[i] + made.tensors[i].nbytes <= offset[j] or offset[j] + made.tensors[j].nbytes <= offset[i]
+        )
+        return not (b <= c or d <= a or apart or (frozenset((i, j)) in pairs and offset[i] == offset[j]))
+
+    if any(conflict(i, j) for i in offset for j in offset if i < j):
+        with pytest.raises(PlanError):
+            check_arena(shuffled, 1)
+    else:
+        check_arena(shuffled, 1)
+
+
 def _moved(made):
     """Return the program with a tensor moved onto another that is alive in a launch that writes neither."""
     lives = lifetimes_of(made.tensors, made.kernels, made.launches, made.outputs)

@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.small_programs import chain, image_copy, sgd, vector_add
+from oracles.small_programs import chain, image_copy, pointwise, sgd, vector_add
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.lowering.program_files import (
@@ -18,6 +18,7 @@ from torchedge.lowering.program_files import (
     read_program,
     write_program,
 )
+from torchedge.lowering.programs import Arena, Launch, Program, StoredTensor
 from torchedge.textures.layouts import Layout
 
 IMAGE = Layout((0, 2, 3, 1), "image", 2, "block-4")
@@ -99,6 +100,7 @@ WRONG = [
     ("sgd", ("kernels", 0, "sha256"), "0" * 64, r"kernels\[0\].sha256 is '0+'; .* computed from"),
     ("sgd", ("kernels", 0, "checks"), 1, "true or false"),
     ("sgd", ("kernels", 0, "in_place"), [[0, 9]], "in_place names argument 9"),
+    ("chain", ("kernels", 0, "in_place"), [[1, 0]], r"in_place is \[1, 0\]; expected an argument"),
     ("sgd", ("kernels", 0, "source"), "", "source is ''; expected OpenCL C of"),
     ("sgd", ("launches", 0, "kernel"), 7, "kernel is 7; expected a whole number from 0 to 2"),
     ("sgd", ("launches", 0, "kernel"), True, "kernel is True"),
@@ -200,13 +202,44 @@ def test_any_mangling_gives_a_program_or_an_input_error(name, data):
         assert "\n" not in str(error)
 
 
-def test_an_arena_that_would_take_hours_to_check_is_refused(monkeypatch):
-    from torchedge.lowering import program_files
+def test_many_outputs_kernels_and_tensors_alive_at_once_take_no_time_that_grows_with_their_square():
+    """The pairs of so many were too many to be checked at all."""
+    count = 12_000
+    layout = Layout((0,))
+    kept = [StoredTensor(f"o{n}", (4,), "float32", "output", layout) for n in range(count)]
+    alive = [StoredTensor(f"t{n}", (4,), "float32", "intermediate", layout) for n in range(count)]
+    kernels = [pointwise(f"k{n}", "", ["write", "write"]) for n in range(2)]
+    steps = [Launch(0, (n, count + n), (1,)) for n in range(count)]
+    again = [Launch(1, (n, count + n), (1,)) for n in range(count)]
+    offsets = {count + n: 16 * n for n in range(count)}
+    program = Program(
+        "wide",
+        (*kept, *alive),
+        tuple(kernels),
+        (*steps, *again),
+        (),
+        tuple(range(count)),
+        Arena(16 * count, offsets),
+    )
+    document = program_document(program)
+    assert parse_program("x", document).arena.offset == offsets
+    document["tensors"][count - 1]["name"] = "o0"
+    with pytest.raises(InputError, match="two tensors are called 'o0'"):
+        parse_program("x", document)
 
-    monkeypatch.setattr(program_files, "MAX_ARENA_WORK", 10)
-    parse_program("x", program_document(chain(length=3)))
-    with pytest.raises(InputError, match="pairs of tensors are alive at once; expected up to 10"):
-        parse_program("x", program_document(chain(length=9)))
+
+def test_texts_are_found_by_name_and_not_by_going_through_all():
+    class Texts(dict):
+        def __iter__(self):
+            raise AssertionError("goes through all texts")
+
+    program = vector_add()
+    document = program_document(program, sources=False)
+    assert same(parse_program("x", document, Texts({"add": program.kernels[0].source})), program)
+    for name in (["add"], None, 3):
+        document["kernels"][0]["name"] = name
+        with pytest.raises(InputError, match="there is no text of kernel"):
+            parse_program("x", document, {"add": ""})
 
 
 def test_what_is_no_document_is_refused(tmp_path):

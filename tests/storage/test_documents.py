@@ -11,6 +11,8 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.storage import file_sha256, read_json, read_toml, write_json, write_toml
 from torchedge.storage.documents import (
     MAX_DOCUMENT_BYTES,
+    MAX_VALUES,
+    first_repeated,
     parse_json,
     parse_toml,
     read_bytes,
@@ -85,6 +87,19 @@ def test_hostile_documents_are_refused_in_one_line(parse, text, says):
     with pytest.raises(ProfileError, match=says) as caught:
         parse("f.x", text.encode())
     assert "f.x" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("value", [b"[],", b"{},", b'{"a":1},', b"0,", b"["])
+def test_more_values_than_fit_in_memory_are_refused_before_they_are_parsed(value):
+    text = b'{"a":[' + value * (MAX_VALUES // sum(map(value.count, b"[{,:")) + 1) + b"0]}"
+    with pytest.raises(ProfileError, match=f"values, expected at most {MAX_VALUES}"):
+        parse_json("x", text)
+
+
+def test_the_first_repeated_name_is_found_without_counting_each():
+    names = [f"n{number}" for number in range(200_000)]
+    assert first_repeated(names) == ""
+    assert first_repeated([*names, "n7", "n3"]) == "n7"
 
 
 def test_a_date_becomes_text():

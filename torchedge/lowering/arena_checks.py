@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -54,21 +55,70 @@ def _touched(program: Program, loads: Mapping[int, int]) -> dict[int, list[int]]
     return touched
 
 
+class _Alive:
+    """The tensors whose content is needed, by their place in the arena.
+
+    Buffers are sorted by their offset. Those that are alive share no byte, but for a tensor that dies in the
+    launch that writes another one over it: so a tensor overlaps only neighbours, and a step is checked in
+    time that grows with its launches, not with pairs of tensors. Empty tensors overlap nothing.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._arena, self._tensors = program.arena, program.tensors
+        self._buffers: list[tuple[int, int]] = []
+        self._images: dict[int, set[int]] = defaultdict(set)
+        self.tensors: set[int] = set()
+
+    def add(self, index: int) -> None:
+        self.tensors.add(index)
+        if index in self._arena.slot:
+            self._images[self._arena.slot[index]].add(index)
+        elif self._tensors[index].nbytes:
+            insort(self._buffers, (self._arena.offset[index], index))
+
+    def remove(self, index: int) -> None:
+        self.tensors.remove(index)
+        if index in self._arena.slot:
+            self._images[self._arena.slot[index]].remove(index)
+        elif self._tensors[index].nbytes:
+            del self._buffers[bisect_left(self._buffers, (self._arena.offset[index], index))]
+
+    def under(self, index: int) -> list[int]:
+        """Return the tensors whose memory a tensor shares."""
+        if index in self._arena.slot:
+            return sorted(self._images[self._arena.slot[index]])
+        start = self._arena.offset[index]
+        end = start + self._tensors[index].nbytes
+        place = bisect_left(self._buffers, (end,)) - 1 if end > start else -1
+        others: list[int] = []
+        before = None  # the first offset at or below the start: nothing in front of it reaches further
+        while place >= 0 and before in (None, self._buffers[place][0]):
+            offset, other = self._buffers[place]
+            before = offset if offset <= start else None
+            if offset + self._tensors[other].nbytes > start:
+                others.append(other)
+            place -= 1
+        return sorted(others)
+
+
 def _check_contents(program: Program, touched: dict[int, list[int]], loads: Mapping[int, int]) -> None:
     """Simulate the step: neither a launch nor a load beside it may overwrite a tensor that is still read."""
     unused = [index for index in loads if not touched[index]]
     if unused:
         raise PlanError(f"arena: no launch uses {program.tensors[unused[0]].name}; do not stream it")
-    alive: set[int] = set()
+    outputs, alive = frozenset(program.outputs), _Alive(program)
+    in_place = [frozenset(kernel.in_place) for kernel in program.kernels]
+    starting: dict[int, list[int]] = defaultdict(list)
+    for index, first in sorted(loads.items()):
+        starting[first].append(index)
     for position, launch in enumerate(program.launches):
         kernel = program.kernels[launch.kernel]
-        for index in sorted(i for i, first in loads.items() if first == position):
-            for other in sorted(alive):
-                if _overlap(program, index, other):
-                    raise PlanError(
-                        f"arena: {program.tensors[index].name} is loaded beside launch {position} over "
-                        f"{program.tensors[other].name}, which is still needed; plan the arena again"
-                    )
+        for index in starting[position]:
+            for other in alive.under(index):
+                raise PlanError(
+                    f"arena: {program.tensors[index].name} is loaded beside launch {position} over "
+                    f"{program.tensors[other].name}, which is still needed; plan the arena again"
+                )
             alive.add(index)
         here = [
             (at, index)
@@ -76,33 +126,26 @@ def _check_contents(program: Program, touched: dict[int, list[int]], loads: Mapp
             if program.tensors[index].role == "intermediate" or index in loads
         ]
         for at, index in here:
-            if index in loads and (index not in alive or kernel.access[at] != "read"):
+            if index in loads and (index not in alive.tensors or kernel.access[at] != "read"):
                 raise PlanError(
                     f"launch {position}, kernel {kernel.name}, writes {program.tensors[index].name} or reads "
                     "it before it is loaded; plan the arena again"
                 )
-            if index in alive:
+            if index in alive.tensors:
                 continue
             if kernel.access[at] != "write":
                 raise PlanError(f"launch {position} reads {program.tensors[index].name} before it is written")
-            for other in sorted(alive):
-                if other != index and _overlap(program, index, other):
-                    dies = touched[other][-1] == position and other not in program.outputs
-                    places = [(a, at) for a, i in here if i == other]
-                    same = program.arena.offset.get(index) == program.arena.offset.get(other)
-                    if not (dies and same and places and all(p in kernel.in_place for p in places)):
-                        raise PlanError(
-                            f"arena: launch {position}, kernel {kernel.name}, writes "
-                            f"{program.tensors[index].name} over {program.tensors[other].name}, which is "
-                            "still needed; plan the arena again"
-                        )
+            for other in alive.under(index):
+                dies = touched[other][-1] == position and other not in outputs
+                places = [(a, at) for a, i in here if i == other]
+                same = program.arena.offset.get(index) == program.arena.offset.get(other)
+                if not (dies and same and places and all(p in in_place[launch.kernel] for p in places)):
+                    raise PlanError(
+                        f"arena: launch {position}, kernel {kernel.name}, writes "
+                        f"{program.tensors[index].name} over {program.tensors[other].name}, which is "
+                        "still needed; plan the arena again"
+                    )
             alive.add(index)
-        alive = {i for i in alive if touched[i][-1] > position or i in program.outputs}
-
-
-def _overlap(program: Program, first: int, second: int) -> bool:
-    arena = program.arena
-    if first in arena.slot or second in arena.slot:
-        return arena.slot.get(first, -1) == arena.slot.get(second, -2)
-    one, two = arena.offset[first], arena.offset[second]
-    return one < two + program.tensors[second].nbytes and two < one + program.tensors[first].nbytes
+        for index in {index for _, index in here}:
+            if touched[index][-1] == position and index not in outputs:
+                alive.remove(index)

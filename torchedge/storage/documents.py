@@ -36,6 +36,8 @@ Document = dict[str, object]
 
 MAX_DOCUMENT_BYTES = 2**20
 MAX_DEPTH = 32
+MAX_VALUES = 2**22
+"""Most values and keys of a JSON document: Python takes about 100 bytes for each."""
 MAX_INTEGER = 2**63 - 1
 
 _PIECE = 2**22
@@ -142,6 +144,7 @@ def read_json(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Docum
 
 def parse_json(source: str | Path, data: bytes) -> Document:
     """Parse and validate the bytes of a JSON object, as `read_json`; `source` is named in errors."""
+    check_values(source, data)
     text = _decode(source, data, "JSON")
     try:
         document: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
@@ -154,6 +157,19 @@ def parse_json(source: str | Path, data: bytes) -> Document:
     if _is_sound(document):
         return document
     return {key: _checked(value, source, key, MAX_DEPTH) for key, value in document.items()}
+
+
+def check_values(source: str | Path, data: bytes) -> None:
+    """Raise ProfileError for JSON text of over MAX_VALUES values and keys, before it is parsed.
+
+    It counts the marks that begin or follow a value; those within texts count too.
+    """
+    count = sum(map(data.count, (b"[", b"{", b",", b":")))
+    if count > MAX_VALUES:
+        raise ProfileError(
+            f"{source}: holds up to {count} values, expected at most {MAX_VALUES}; "
+            "check that it is the right file"
+        )
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - any nested result
@@ -305,10 +321,14 @@ def _reason(error: Exception) -> str:
 def _unique(pairs: list[tuple[str, object]]) -> Document:
     table = dict(pairs)
     if len(table) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:80]!r} stands twice")
+        raise ValueError(f"the key {first_repeated(key for key, _ in pairs)[:80]!r} stands twice")
     return table
+
+
+def first_repeated(names: Iterable[str]) -> str:
+    """Return the first of some names that stands there again, "" if all differ."""
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), "")  # type: ignore[func-returns-value]
 
 
 def _refuse_constant(name: str) -> NoReturn:
