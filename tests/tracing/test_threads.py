@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 from tracing.networks import NETWORKS, LayerDrop, image
 
 from torchedge.tracing.capturing import capture
+from torchedge.tracing.joint_graphs import plain_kernels
 
 
 class Norms(nn.Module):
@@ -171,3 +176,23 @@ def test_checkpoints_are_regions(reentrant):
     graph = capture(Checkpointed(), image(8))
     assert [op.region for op in graph.ops if op.kind in ("linear", "relu")] == [1, 1, 0, 2]
     assert all(op.grad for op in graph.ops if op.kind in ("linear", "relu"))
+
+
+def resampling_operators():
+    with enable_python_dispatcher():
+        traced = make_fx(partial(nn.functional.interpolate, scale_factor=2))(torch.ones(1, 1, 2, 2))
+    return [node.target for node in traced.graph.nodes if node.op == "call_function"]
+
+
+def test_resampling_stays_whole_in_the_capturing_thread_alone():
+    """PyTorch decomposes it before autograd: other threads trace, torch.export lists what decomposes."""
+    utils = pytest.importorskip("torch._export.utils")
+    remembered = utils._collect_all_valid_cia_ops_for_aten_namespace
+    decomposed, decomposable = resampling_operators(), utils._collect_all_valid_cia_ops()
+    remembered.cache_clear()
+    with plain_kernels(), ThreadPoolExecutor(1) as other:
+        (whole,) = resampling_operators()
+        assert other.submit(resampling_operators).result() == decomposed
+        assert utils._collect_all_valid_cia_ops() == decomposable
+    assert whole is torch.ops.aten.upsample_nearest2d.default
+    assert len(decomposed) > 1

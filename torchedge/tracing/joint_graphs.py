@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx.traceback
+from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.nn import functional as F
 from torch.nn.utils import stateless
+from torch.overrides import TorchFunctionMode
 
 from torchedge.errors import CaptureError
 from torchedge.tracing.decompositions import Table
@@ -145,7 +148,7 @@ def plain_kernels() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     torch._C._set_mkldnn_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), _whole_resampling():
+        with sdpa_kernel(SDPBackend.MATH), _WholeResampling():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -157,31 +160,29 @@ _RESAMPLING = (
     "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
     "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
 )  # fmt: skip
+_PACKETS = [getattr(torch.ops.aten, name) for name in _RESAMPLING]
+_RESAMPLING_CALLS = frozenset(
+    [
+        *[getattr(F, name) for name in ("interpolate", "upsample", "upsample_nearest", "upsample_bilinear")],
+        *[getattr(torch._C._nn, name) for name in _RESAMPLING],
+        *_PACKETS,
+        *[getattr(packet, overload) for packet in _PACKETS for overload in packet.overloads()],
+    ]
+)
 
 
-@contextmanager
-def _whole_resampling() -> Iterator[None]:
-    """Set aside PyTorch's decompositions in Python that apply before autograd records an operator."""
-    packets = [getattr(torch.ops.aten, name) for name in _RESAMPLING]
-    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    before = {op: dict(op.py_kernels) for op in overloads}
-    with suppress(
-        ImportError
-    ):  # torch.export remembers for good which operators it may keep: not these tables
-        from torch._export.utils import _collect_all_valid_cia_ops
+class _WholeResampling(TorchFunctionMode):
+    """Keep PyTorch's decompositions from calls that resample, in this thread alone.
 
-        _collect_all_valid_cia_ops()
-    try:
-        for op in overloads:
-            for key in before[op]:
-                if "Autograd" in str(key):
-                    del op.py_kernels[key]
-            op._dispatch_cache.clear()
-        yield
-    finally:
-        for op, kernels in before.items():
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+    PyTorch's Python dispatcher would apply them before autograd records an operator: it is off during the
+    call.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with no_python_dispatcher() if func in _RESAMPLING_CALLS else nullcontext():
+            return func(*args, **(kwargs or {}))
 
 
 def _described(module: GraphModule, count: int) -> JointGraph:
