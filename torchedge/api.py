@@ -188,9 +188,10 @@ def search(
 
     space: an OFAResNet50Space, a PruningSpace, or your own SearchSpace. constraints: the most that
     "training_memory" and "inference_memory" (MiB), "training_latency" and "inference_latency" (ms) may be,
-    any of them; training at `batch_size`, inference at `inference_batch_size`. score: a function of a list
-    of encodings that returns as many numbers (with batched=False: of one encoding), such as your accuracy
-    predictor; higher is better. It is asked only for candidates within the constraints.
+    any of them; memory is what a candidate needs (`Prediction.needed`). Training at `batch_size`, inference
+    at `inference_batch_size`. score: a function of a list of encodings that returns as many numbers (with
+    batched=False: of one encoding), such as your accuracy predictor; higher is better. It is asked only for
+    candidates within the constraints.
     device, optimizer, amp: as in `predict`. confidence: None compares the predicted figures with the limits;
     a one-sided confidence such as 0.95 what runs stay below with it.
     population, iterations, mutation, parents, seed: the evolution; the same seed gives the same result

@@ -76,7 +76,8 @@ def test_inference_is_called_so(run, small):
 
 
 KEYS = {
-    *("model", "device", "mode", "batch_size", "memory", "latency", "allocated", "reserved", "breakdown"),
+    *("model", "device", "mode", "batch_size", "memory", "needed", "latency"),
+    *("allocated", "reserved", "breakdown"),
     *("device_memory_mib", "unsupported", "out_of_range", "provenance", "notes"),
     *("optimizer", "amp", "accumulation", "memory_limit_mib", "confidence", "required_mib", "fits"),
 }
@@ -88,7 +89,7 @@ def test_json_of_one_prediction_is_an_object(run, small):
     assert document["model"] == "nets:small" and document["amp"] == "bfloat16"
     assert set(document["memory"]) == {"value", "low", "high", "unit"}
     assert document["memory"]["low"] < document["memory"]["value"] < document["memory"]["high"]
-    assert sum(document["breakdown"].values()) == pytest.approx(document["memory"]["value"])
+    assert sum(document["breakdown"].values()) == pytest.approx(document["needed"]["value"])
 
 
 def test_json_of_several_is_a_list(run, small):
@@ -115,6 +116,7 @@ def test_a_run_that_does_not_fit_has_its_own_exit_status(run, small):
     assert "fits into 8,192 MiB" in run("predict", small, *STEP, "--memory-limit", "8GiB")
     out = run("predict", "resnet18", "-b", "512", "-d", "jetson-tx2", status=DOES_NOT_FIT)
     assert "does not fit into" in out, "without a limit it is the device's"
+    assert "the most that the board shows as taken" in out and "needed memory by what fills it" in out
     out = run("predict", small, "-b", "1,1000000", *STEP, "--json", status=DOES_NOT_FIT)
     assert [row["fits"] for row in json.loads(out)] == [True, False]
 

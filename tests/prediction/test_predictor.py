@@ -34,7 +34,7 @@ def test_breakdown_adds_up():
     graph = torchedge.capture(nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU()), input_size=(3, 96, 96))
     for batch in (1, 32, 512):
         found = torchedge.Predictor("jetson-tx2").predict(graph, batch)
-        assert abs(sum(found.breakdown.values()) - found.memory.value) < 1e-6 * found.memory.value
+        assert abs(sum(found.breakdown.values()) - found.needed.value) < 1e-6 * found.needed.value
         assert found.memory.low <= found.memory.value <= found.memory.high
 
 

@@ -70,7 +70,7 @@ def test_as_predict_says_of_the_module(name, mode, batch, device, replaying):
             module = space.build(encoding)
         size = space.sample_size(encoding)
         one = torchedge.predict(module, batch, found_device, mode=mode, input_size=size)
-        assert memory[row] == pytest.approx(one.memory.value, rel=1e-9)
+        assert memory[row] == pytest.approx(one.needed.value, rel=1e-9)
         assert latency[row] == pytest.approx(one.latency.value, rel=1e-9)
         assert required[row] == pytest.approx(one.required_mib(0.95), rel=1e-9)
         assert slow[row] >= latency[row]
@@ -135,7 +135,7 @@ def test_a_family_whose_rules_depend_on_sizes_is_split_into_its_graphs():
     predictor = FamilyPredictor(torchedge.find_device("jetson-tx2"), "infer")
     found = predictor.memory([(family, columns)], 4)
     alone = [torchedge.predict(family.graph([w]), 4, "jetson-tx2", mode="infer") for w in (2, 64)]
-    assert found == pytest.approx([p.memory.value for p in alone], rel=1e-9)
+    assert found == pytest.approx([p.needed.value for p in alone], rel=1e-9)
 
 
 def test_a_bug_in_a_rule_is_raised_and_not_taken_for_a_slow_family(monkeypatch):

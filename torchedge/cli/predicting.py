@@ -140,8 +140,15 @@ def _print(predictions: list[Prediction], rows: list[dict[str, Any]]) -> None:
 
 
 def _print_one(prediction: Prediction, letters: tuple[str, str]) -> None:
+    everything = "all that the run takes from the device"
+    memory = [(f"memory {letters[0]}", prediction.memory, everything)]
+    if prediction.saturates:
+        memory = [
+            (f"memory {letters[0]}", prediction.memory, "the most that the board shows as taken"),
+            ("needed", prediction.needed, "all that the run asks for; decides whether it fits"),
+        ]
     lines = (
-        (f"memory {letters[0]}", prediction.memory, "all that the run takes from the device"),
+        *memory,
         ("reserved", prediction.reserved, "of that by PyTorch's allocator"),
         ("allocated", prediction.allocated, "of that by tensors"),
         (f"latency {letters[1]}", prediction.latency, "a step" if prediction.mode == "train" else "a batch"),
@@ -154,8 +161,8 @@ def _print_one(prediction: Prediction, letters: tuple[str, str]) -> None:
     for name, value, unit, interval, meaning in body:
         print(f"{name:<12}{value:>{columns[0]}} {unit:<4} {interval:>{columns[1]}}{meaning}")
     print()
-    print("memory by what fills it")
-    total = max(prediction.memory.value, 1e-9)
+    print(f"{'needed ' * prediction.saturates}memory by what fills it")
+    total = max(prediction.needed.value, 1e-9)
     for name, part in prediction.breakdown.items():
         if part >= _LEAST_MIB:
             bar = "#" * round(28 * part / total)
@@ -171,8 +178,15 @@ def _print_several(
         f"{memory} is the memory that the run takes from the device (MiB), {latency} the time of a step "
         "(ms), each with its 90 % interval; allocated and reserved are those of PyTorch's allocator (MiB)."
     )
+    saturate = any(p.saturates for p in predictions)
+    if saturate:
+        print_wrapped(
+            f"{memory} stops at the most that the board shows as taken; needed is all that the run asks "
+            "for, and decides whether it fits."
+        )
     print()
-    head = ["batch", f"{memory} MiB", "90 %", f"{latency} ms", "90 %", "allocated", "reserved", "fits"]
+    head = ["batch", f"{memory} MiB", "90 %", f"{latency} ms", "90 %", "allocated", "reserved"]
+    head += ["needed"] * saturate + ["fits"]
     body = [
         [
             str(p.batch_size),
@@ -182,6 +196,7 @@ def _print_several(
             span(p.latency.low, p.latency.high),
             number(p.allocated.value),
             number(p.reserved.value),
+            *([number(p.needed.value)] * saturate),
             "yes" if row["fits"] else "no",
         ]
         for p, row in zip(predictions, rows, strict=True)

@@ -64,13 +64,16 @@ class FamilyPredictor:
     def memory(
         self, groups: Sequence[Members], batch_size: int, confidence: float | None = None
     ) -> FloatArray:
-        """Return Γ or γ of each row in MiB (R,), or an upper bound that holds with a confidence."""
+        """Return the needed memory of each row in MiB (R,), or an upper bound that holds with a confidence.
+
+        It is Γ or γ, and on a board that saturates the part above its ceiling (`Prediction.needed`).
+        """
         model = self.models.memory
         peaks = family_peaks([(family.tape, values) for family, values in self._analysed(groups)], batch_size)
         rows = np.arange(len(peaks.batch))
         columns = self._columns(model.feature_set, groups, rows, peaks.batch)
         if confidence is None:
-            return model.predict(peaks, columns).value
+            return model.needed(peaks, columns)
         return model.required(peaks, confidence, columns)
 
     def _columns(

@@ -15,6 +15,7 @@ from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.garbage import collection_paused
 from torchedge.prediction.analysis import Analysis, analyse
+from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.latency.model import Times
 from torchedge.prediction.memory.model import Memory
@@ -52,20 +53,12 @@ def predict_graph(
     peaks = job.peaks(row, batch)
     memory, times = job.predict(peaks, row, batch)
     outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.seen)
-    breakdown = _breakdown(
-        _categories(tape, int(batch_size)), float(peaks.reserved[0]), float(memory.value[0])
-    )
-
-    def required(batches: npt.NDArray[np.int64], confidence: float) -> FloatArray:
-        graph.check_batch_sizes(batches.tolist())
-        rows = np.zeros(len(batches), dtype=np.intp)
-        peaks = job.peaks(rows, batches.astype(np.float64))
-        return models.memory.required(
-            peaks, confidence, job.columns(models.memory.feature_set, rows, peaks.batch)
-        )
-
+    analysis = job.analyses[0]
+    needed = _needed(models, memory, peaks)
+    breakdown = _breakdown(_categories(tape, int(batch_size)), float(peaks.reserved[0]), needed.value)
     return Prediction(
         memory=Estimate(float(memory.value[0]), float(memory.low[0]), float(memory.high[0]), "MiB"),
+        needed=needed,
         latency=Estimate(float(times.value[0]), float(times.low[0]), float(times.high[0]), "ms"),
         allocated=_around(float(peaks.allocated[0]), models.memory.allocated_errors.half_width(np.ones(1))),
         reserved=_around(float(peaks.reserved[0]), models.memory.reserved_errors.half_width(np.ones(1))),
@@ -79,7 +72,7 @@ def predict_graph(
         out_of_range=outside,
         provenance=models.provenance,
         notes=(*graph.notes, *models.notes, *_not_timed(settings)),
-        needs=required,
+        needs=Demand(graph, tape, analysis.traits, models.memory),
     )
 
 
@@ -108,6 +101,7 @@ def predict_graphs(
         memory=memory.value.reshape(shape),
         memory_low=memory.low.reshape(shape),
         memory_high=memory.high.reshape(shape),
+        needed=(memory.value + memory.beyond).reshape(shape),
         latency=times.value.reshape(shape),
         latency_low=times.low.reshape(shape),
         latency_high=times.high.reshape(shape),
@@ -116,6 +110,8 @@ def predict_graphs(
         out_of_range=(memory.outside | times.outside).reshape(shape),
         device=device.name,
         provenance=models.provenance,
+        unsupported=tuple(graph.unsupported for graph in graphs),
+        notes=tuple((*graph.notes, *models.notes, *_not_timed(settings)) for graph in graphs),
     )
 
 
@@ -191,15 +187,32 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
     return np.bincount(tape.category, weights=sizes * alive, minlength=len(CATEGORIES)) / _MIB
 
 
+def _needed(models: StepModels, memory: Memory, peaks: Peaks) -> Estimate:
+    """Return the memory that one run asks for: Γ, and above a board's ceiling what the allocator asks for."""
+    process, one = models.memory.process, np.ones(1)
+    off = np.exp(models.memory.reserved_errors.half_width(one))
+    low, high = (process.beyond(peaks.reserved * by, peaks.linear) for by in (1 / off, off))
+    figures = (memory.value + memory.beyond, memory.low + low, memory.high + high)
+    return Estimate(*(float(figure[0]) for figure in figures), "MiB")
+
+
+_EXACT = ("weights", "gradients", "optimizer_state", "inputs")
+"""Categories of `CATEGORIES` that follow from shapes alone."""
+
+
 def _breakdown(categories: FloatArray, reserved: float, total: float) -> dict[str, float]:
     """Return MiB by category: tensors at the peak, the remainder of the allocator's memory, the process.
 
-    If the total is below the simulated reserve (a ceiling, or the forest), all parts shrink in proportion.
+    If a forest puts the total below the simulated reserve, the other parts shrink in proportion, but no parts
+    that follow from shapes alone.
     """
-    live = float(categories.sum())
     parts = dict(zip(CATEGORIES, categories.tolist(), strict=True))
-    parts["workspace"] += max(reserved - live, 0.0)
+    parts["workspace"] += max(reserved - sum(parts.values()), 0.0)
     inside = sum(parts.values())
+    exact = sum(parts[name] for name in _EXACT)
+    if exact < total < inside:
+        scale = (total - exact) / (inside - exact)
+        return {n: part if n in _EXACT else part * scale for n, part in parts.items()} | {"context": 0.0}
     if total < inside:
         return {name: part * total / inside for name, part in parts.items()} | {"context": 0.0}
     return parts | {"context": total - inside}

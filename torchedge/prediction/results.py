@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Provenance
-from torchedge.errors import InputError
+from torchedge.errors import InputError, check_whole
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.storage.documents import plain
 from torchedge.texts import number
@@ -35,19 +35,29 @@ class Estimate:
         return f"{number(self.value)} {self.unit} ({number(self.low)} to {number(self.high)})"
 
 
-Needs = Callable[[IntArray, float], FloatArray]
-"""Batch sizes (B,) and a one-sided confidence to the MiB (B,) that runs require."""
+class Needs(Protocol):
+    """The memory that a run asks for at any batch size (`prediction.demand.Demand`)."""
+
+    def required(self, batch_sizes: IntArray, confidence: float, /) -> FloatArray:
+        """Return the MiB (B,) that runs at batch sizes (B,) stay below with a one-sided confidence."""
+        ...
+
+    def largest(self, limit_mib: float, confidence: float, most: int, /) -> int:
+        """Return the largest batch size up to `most` whose required MiB is within a limit; 0: none is."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The memory and time of one training step (or inference) of a model on a device.
 
-    memory: Γ (train) or γ (infer) in MiB: the memory of the whole run on the device, context and libraries
-    included.
+    memory: Γ (train) or γ (infer) in MiB: the memory that the whole run occupies on the device, context and
+    libraries included. needed: the memory that the run asks for, MiB. Both are equal except on a board that
+    takes pages back when memory runs short: Γ stops at a ceiling there, and only `needed` says that a run
+    does not fit.
     latency: Φ or φ in ms: one step. allocated, reserved: peaks of PyTorch's caching allocator in MiB, never
     the same number.
-    breakdown: MiB by category, adding up to `memory.value`. unsupported: operators without an entry in
+    breakdown: MiB by category, adding up to `needed.value`. unsupported: operators without an entry in
     `torchedge.ops`; `unsupported_remarks` says how they are counted. out_of_range: features outside the range
     that the profile was fitted on: the figures are extrapolated.
     provenance: the weakest source among all that went in. notes: assumptions made on the way.
@@ -58,6 +68,7 @@ class Prediction:
     mode: str
     batch_size: int
     memory: Estimate
+    needed: Estimate
     latency: Estimate
     allocated: Estimate
     reserved: Estimate
@@ -74,10 +85,15 @@ class Prediction:
         """For each operator of `unsupported` one sentence that says how the figures count it."""
         return tuple([f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported])
 
+    @property
+    def saturates(self) -> bool:
+        """Whether the run asks for more than the board ever shows as occupied: Γ stays at its ceiling."""
+        return self.needed.value > self.memory.value
+
     def required_mib(self, confidence: float = CONFIDENCE) -> float:
-        """Return an upper bound in MiB that holds with this confidence (0.5 ≤ confidence < 1)."""
+        """Return an upper bound of the needed MiB that holds with this confidence (0.5 ≤ confidence < 1)."""
         checked = checked_confidence(confidence)
-        return float(self._needs()(np.array([self.batch_size]), checked)[0])
+        return float(self._needs().required(np.array([self.batch_size]), checked)[0])
 
     def fits(self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE) -> bool:
         """Return whether the run fits into `limit_mib` (by default what the device has) with this confidence.
@@ -90,20 +106,14 @@ class Prediction:
     def max_batch_size(
         self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE, largest: int = 1 << 16
     ) -> int:
-        """Return the largest batch size that still fits, 0 where even one sample does not. See `fits`."""
-        needs, limit, checked = self._needs(), self._limit(limit_mib), checked_confidence(confidence)
+        """Return the largest batch size up to `largest` that fits, 0 where none does. See `fits`.
 
-        def fit(batch_size: int) -> bool:
-            return float(needs(np.array([batch_size]), checked)[0]) <= limit
-
-        low, high = 0, 1
-        while high <= largest and fit(high):
-            low, high = high, high * 2
-        high = min(high, largest + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fit(middle) else (low, middle)
-        return low
+        Required memory is not monotone in the batch size where workspaces leap: a smaller batch size may not
+        fit.
+        """
+        limit, checked = self._limit(limit_mib), checked_confidence(confidence)
+        check_whole("largest", largest)
+        return self._needs().largest(limit, checked, largest)
 
     def _needs(self) -> Needs:
         if self.needs is None:
@@ -131,6 +141,7 @@ class Prediction:
         lines = [
             f"{self.model}, batch {self.batch_size}, {what} on {self.device} ({self.provenance})",
             f"  memory  {gamma}   {self.memory}",
+            *([f"  needed     {self.needed}"] if self.saturates else []),
             f"  latency {phi}   {self.latency}",
             f"  allocated  {self.allocated}",
             f"  reserved   {self.reserved}",
@@ -150,12 +161,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predictions of G graphs at B batch sizes: every array is (G, B); memory in MiB, latency in ms."""
+    """Predictions of G graphs at B batch sizes: every array is (G, B); memory in MiB, latency in ms.
+
+    memory: Γ; needed: the memory that the runs ask for (see `Prediction`). unsupported, notes: of each graph.
+    """
 
     batch_sizes: IntArray
     memory: FloatArray
     memory_low: FloatArray
     memory_high: FloatArray
+    needed: FloatArray
     latency: FloatArray
     latency_low: FloatArray
     latency_high: FloatArray
@@ -164,6 +179,8 @@ class Predictions:
     out_of_range: npt.NDArray[np.bool_]
     device: str
     provenance: Provenance
+    unsupported: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[tuple[str, ...], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the predictions as plain data, ready for JSON."""

@@ -3,7 +3,8 @@
 Γ = clip(reserved + process, floor, ceiling) · exp(forest). The process constant holds context, libraries and
 host side; a network without linear layers loads no BLAS library and takes less. Boards with unified memory
 have a floor (the memory of any run) and a ceiling, above which the system takes pages back and Γ no longer
-follows what the run asks for.
+follows what the run asks for. The needed memory is Γ plus the part above the ceiling: limits are
+compared with it.
 """
 
 from __future__ import annotations
@@ -50,14 +51,23 @@ class Process:
         floor = np.where(linear, self.floor[1], self.floor[0])
         return np.asarray(np.minimum(np.maximum(reserved + beside, floor), self.ceiling))
 
+    def beyond(self, reserved: FloatArray, linear: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return what runs ask for above the ceiling, (R,) MiB; Γ alone does not show it."""
+        beside = np.where(linear, self.beside[1], self.beside[0])
+        return np.asarray(np.maximum(reserved + beside - self.ceiling, 0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Γ of R rows in MiB with its interval; features: (R, F) read by the forest."""
+    """Γ of R rows in MiB with its interval; features: (R, F) read by the forest.
+
+    beyond: (R,) MiB that a run asks for above the board's ceiling, which Γ does not show.
+    """
 
     value: FloatArray
     low: FloatArray
     high: FloatArray
+    beyond: FloatArray
     outside: npt.NDArray[np.bool_]
     features: FloatArray
 
@@ -108,18 +118,31 @@ class MemoryModel:
             value = value * np.exp(evaluate(self.forest, features))
             outside = outside_hull(self.forest, features)
         half = self.errors.half_width(self.difficulty(peaks))
-        return Memory(value, value * np.exp(-half), value * np.exp(half), outside, features)
+        beyond = self.process.beyond(peaks.reserved, peaks.linear)
+        return Memory(value, value * np.exp(-half), value * np.exp(half), beyond, outside, features)
+
+    def needed(self, peaks: Peaks, columns: FloatArray | None = None) -> FloatArray:
+        """Return (R,) MiB that runs ask for: Γ, and on a board that saturates the part above its ceiling."""
+        memory = self.predict(peaks, columns)
+        return memory.value + memory.beyond
 
     def required(self, peaks: Peaks, confidence: float, columns: FloatArray | None = None) -> FloatArray:
-        """Return (R,) MiB: upper bounds of the required memory with this one-sided confidence.
+        """Return (R,) MiB: upper bounds of the needed memory with this one-sided confidence.
 
-        The larger of the allocator's and the process's need, and of Γ with its own margin.
+        The larger of the allocator's and the process's need, and of the needed memory with Γ's margin.
+        """
+        memory = self.predict(peaks, columns)
+        margin = np.exp(self.errors.margin(self.difficulty(peaks), confidence))
+        return np.maximum(self.least(peaks, confidence), memory.value * margin + memory.beyond)
+
+    def least(self, peaks: Peaks, confidence: float) -> FloatArray:
+        """Return (R,) MiB below which `required` never lies: the need of the allocator and the process.
+
+        It grows with `peaks.reserved` and reads nothing else of the simulation.
         """
         excess = np.exp(self.reserved_errors.margin(np.ones(len(peaks.reserved)), confidence))
         beside = np.where(peaks.linear, self.process.beside[1], self.process.beside[0])
-        margin = self.errors.margin(self.difficulty(peaks), confidence)
-        gamma = self.predict(peaks, columns).value * np.exp(margin)
-        return np.asarray(np.maximum(peaks.reserved * excess + beside, gamma))
+        return np.asarray(peaks.reserved * excess + beside)
 
     def limits(self, linear: npt.NDArray[np.bool_]) -> FloatArray:
         """Return (R,) MiB: the largest memory of runs without or with linear layers on this device."""

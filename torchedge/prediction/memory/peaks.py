@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from torchedge.graphs import ForwardGraph, GraphFamily, Poly, Size
 from torchedge.graphs.sizes import Amount, Amounts
-from torchedge.prediction.memory.caching_allocator import ReplayRows, replay
+from torchedge.prediction.memory.caching_allocator import ReplayRows
 from torchedge.prediction.memory.compiled_replay import replay_all
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import multiplies, write_step
@@ -86,7 +86,7 @@ def simulate_peaks(
 def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return the allocated and the reserved peak in MiB, (B,) each, at batch sizes (B,)."""
     if tape.scratch is not None:  # workspaces change with the batch size in leaps
-        pairs = np.array([_replayed(tape, size) for size in batch.tolist()]) / _MIB
+        pairs = _replayed(tape, batch.tolist()) / _MIB
         return pairs[:, 0], pairs[:, 1]
     live = tape.peak_bytes(batch) / _MIB
     needed, weights = anchor_weights(batch)
@@ -106,22 +106,41 @@ def anchor_weights(batch: npt.NDArray[np.int64]) -> tuple[list[int], FloatArray]
     return needed, weights[:, needed]
 
 
-def _replayed(tape: Tape, batch: int) -> tuple[int, int]:
-    """Return both replayed peaks in bytes; each batch size is replayed once."""
-    peaks = tape.replayed.get(batch)
-    if peaks is None:
-        run = replay(tape, batch, first=tape.first, steps=1)
-        peaks = tape.replayed[batch] = run.allocated_bytes, run.reserved_bytes
-    return peaks
+def _replayed(tape: Tape, batches: Sequence[int]) -> IntArray:
+    """Return both replayed peaks in bytes (B, 2); each batch size is replayed once."""
+    missing = [batch for batch in dict.fromkeys(batches) if batch not in tape.replayed]
+    if missing:
+        (peaks,) = replay_all([step_rows(tape, np.array(missing))])
+        for batch, (allocated, reserved) in zip(missing, peaks.tolist(), strict=True):
+            tape.replayed[batch] = allocated, reserved
+    return np.array([tape.replayed[batch] for batch in batches], dtype=np.int64)
+
+
+def step_rows(tape: Tape, batches: npt.NDArray[np.int64]) -> ReplayRows:
+    """Return the rows to replay for batch sizes (B,): the first step, if there is one, and a steady one."""
+    units = (tape.bytes_at(batches) // ALIGNMENT).T
+    first = tape.first
+    if first is None:
+        return ReplayRows(tape.events, tape.persistent, units)
+    place = np.arange(len(tape.sizes), dtype=np.int32) + len(first.sizes)
+    place[tape.persistent] = first.remaining
+    after = np.sign(tape.events) * (place[np.abs(tape.events) - 1] + 1)
+    before = (first.bytes_at(batches) // ALIGNMENT).T
+    return ReplayRows(
+        np.concatenate([first.events, after.astype(np.int32)]),
+        first.persistent,
+        np.concatenate([before, units], axis=1),
+        len(first.events),
+    )
 
 
 def _ratios(tape: Tape, batches: Sequence[int]) -> list[tuple[float, float]]:
     """Return both replayed peaks over the live peak at anchors; each is computed once."""
     missing = [batch for batch in batches if batch not in tape.ratios]
     if missing:
-        for batch, live in zip(missing, tape.peak_bytes(np.array(missing)).tolist(), strict=True):
-            allocated, reserved = _replayed(tape, batch)
-            tape.ratios[batch] = allocated / live, reserved / live
+        lives = tape.peak_bytes(np.array(missing)).tolist()
+        for batch, live, peaks in zip(missing, lives, _replayed(tape, missing).tolist(), strict=True):
+            tape.ratios[batch] = peaks[0] / live, peaks[1] / live
     return [tape.ratios[batch] for batch in batches]
 
 

@@ -6,7 +6,7 @@ size, so that one tape serves every batch size and many of them at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -107,6 +107,17 @@ class Tape:
         return np.asarray(
             np.maximum(np.cumsum(sizes[self._storages] * self._signs, axis=0).max(axis=0), 0) + start
         )
+
+    @cached_property
+    def without_scratch(self) -> Tape:
+        """The same tape, with workspaces of no bytes: its live peak never exceeds this tape's."""
+        return replace(self, scratch=None)
+
+    @cached_property
+    def rises(self) -> bool:
+        """Whether no storage, apart from workspaces, gets smaller as the batch size grows."""
+        _, slope, square = self.sizes.T
+        return bool((square >= 0).all() and (slope + 3 * square >= 0).all())
 
     def alive_after(self, event: int) -> npt.NDArray[np.bool_]:
         """Return (S,) bool: which storages are alive after an event."""

@@ -1,0 +1,87 @@
+"""The memory that a run asks for at any batch size, and the largest batch size that a limit admits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torchedge.graphs import ForwardGraph
+from torchedge.prediction.feature_sets import feature_rows
+from torchedge.prediction.memory.model import MemoryModel
+from torchedge.prediction.memory.peaks import Peaks, Traits, simulate_peaks
+from torchedge.prediction.memory.tape import Tape
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_MIB = 2.0**20
+_MOST_ROWS = 512
+"""Batch sizes evaluated together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """The memory of one graph's step on one device, as a function of the batch size."""
+
+    graph: ForwardGraph
+    tape: Tape
+    traits: Traits
+    model: MemoryModel
+
+    def required(self, batch_sizes: IntArray, confidence: float) -> FloatArray:
+        """Return the MiB (B,) that runs at batch sizes (B,) stay below with a one-sided confidence."""
+        self.graph.check_batch_sizes(batch_sizes.tolist())
+        rows = np.zeros(len(batch_sizes), dtype=np.intp)
+        peaks = simulate_peaks([self.tape], [self.traits], rows, batch_sizes.astype(np.float64))
+        columns = None
+        if self.model.feature_set is not None:
+            columns = feature_rows([self.graph], rows, peaks.batch, self.model.feature_set)
+        return self.model.required(peaks, confidence, columns)
+
+    def largest(self, limit_mib: float, confidence: float, most: int) -> int:
+        """Return the largest batch size up to `most` whose required MiB is within a limit; 0: none is.
+
+        Required memory is not monotone in the batch size: workspaces leap. The bytes of live tensors bound it
+        from below, so that all batch sizes from the last within that bound downwards are evaluated. Raises
+        InputError for a graph that was captured for one batch size only.
+        """
+        self.graph.check_batch_sizes((1, 2))
+        last = self._last_possible(limit_mib, confidence, most)
+        rows = 8
+        while last > 0:
+            batch_sizes = np.arange(max(1, last - rows + 1), last + 1)
+            possible = batch_sizes[self._least(self.tape, batch_sizes, confidence) <= limit_mib]
+            fitting = (
+                possible[self.required(possible, confidence) <= limit_mib] if len(possible) else possible
+            )
+            if len(fitting):
+                return int(fitting[-1])
+            last, rows = int(batch_sizes[0]) - 1, min(2 * rows, _MOST_ROWS)
+        return 0
+
+    def _last_possible(self, limit_mib: float, confidence: float, most: int) -> int:
+        """Return the largest batch size up to `most` whose live tensors alone are within a limit."""
+        tape = self.tape.without_scratch
+
+        def possible(batch_size: int) -> bool:
+            return bool(self._least(tape, np.array([batch_size]), confidence)[0] <= limit_mib)
+
+        if not tape.rises or possible(most):
+            return most
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if possible(middle) else (low, middle)
+        return low
+
+    def _least(self, tape: Tape, batch_sizes: IntArray, confidence: float) -> FloatArray:
+        """Return MiB (B,) below which `required` never lies, from the live tensors of a tape alone."""
+        live = tape.peak_bytes(batch_sizes) / _MIB
+        count = len(batch_sizes)
+        linear = np.full(count, self.traits.multiplies)
+        peaks = Peaks(
+            batch_sizes.astype(float), live, live, np.full(count, self.traits.parameters_mib), linear
+        )
+        return self.model.least(peaks, confidence)
