@@ -4,10 +4,12 @@ import copy
 import json
 import subprocess
 import sys
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
+from oracles.crews import THREADS, together
 from torch import nn
 
 import torchedge
@@ -289,3 +291,15 @@ def test_several_inputs_and_outputs_by_keyword(tmp_path):
     total, product = bundle.run(a, b)
     np.testing.assert_array_equal(total, (a + b).numpy())
     np.testing.assert_array_equal(product, (a * b).numpy())
+
+
+def test_threads_that_share_a_training_bundle_take_turns(model, batch, tmp_path):
+    options = {"mode": "train", "targets": batch[1], "accumulation": 3, "onnx": False}
+    shared = torchedge.export(model, batch[0], out=tmp_path / "bundle", device="local-cpu", **options)
+    alone = torchedge.load_bundle(tmp_path / "bundle")
+    arrays = [tensor.numpy() for tensor in batch]
+    losses = sorted(alone.train_step(*arrays) for _ in range(3 * THREADS))
+    seen = together(lambda number: [shared.train_step(*arrays) for _ in range(3)])
+    assert sorted(chain(*seen)) == losses
+    weights = shared.state_dict()
+    assert all(np.array_equal(weights[name], array) for name, array in alone.state_dict().items())

@@ -133,14 +133,14 @@ def test_a_damaged_entry_is_built_again(cache, builds, damage):
     compile_kernels(context, sources, cache=cache)
     (path,) = entries(cache)
     whole = path.read_bytes()
-    wrong = b"\x7fELF nothing that a driver takes"
+    key, wrong = path.stem.encode(), b"\x7fELF nothing that a driver takes"
     path.write_bytes(
         {
             "cut": whole[:-5],
             "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
             "empty": b"",
             "foreign": whole[len(MAGIC) + 32 :],
-            "not a binary": MAGIC + hashlib.sha256(wrong).digest() + wrong,
+            "not a binary": MAGIC + hashlib.sha256(key + b"\n" + wrong).digest() + wrong,
         }[damage]
     )
     assert result(compile_kernels(context, sources, cache=cache), "a") == 7

@@ -55,3 +55,12 @@ def test_everything_counts(step):
     assert plain == key_of(step, TARGETS["cpu"], {}) != key_of(step, TARGETS["gpu"], {})
     name = next(value.name for value in step.values if value.role == "parameter" and len(value.shape) == 4)
     assert key_of(step, TARGETS["cpu"], {name: Layout((2, 3, 1, 0))}) != plain
+
+
+def test_an_entry_under_another_name_is_not_run(step, tmp_path):
+    lowered(step, TARGETS["cpu"], {}, tmp_path)
+    (entry,) = tmp_path.iterdir()
+    key = key_of(step, TARGETS["gpu"], {})
+    entry.rename(entry.with_name(entry.name.replace(key_of(step, TARGETS["cpu"], {}), key)))
+    program, cached = lowered(step, TARGETS["gpu"], {}, tmp_path)
+    assert not cached and program.target == "gpu"

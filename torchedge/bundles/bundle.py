@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,8 +34,10 @@ from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import part_images
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
 from torchedge.lowering.programs import MAX_SOURCE, Program
+from torchedge.opencl.sharing import serialised
 from torchedge.storage import file_sha256, resolve_inside
 from torchedge.storage.documents import Document, parse_json, read_bytes
+from torchedge.storage.locks import PROCESS
 from torchedge.storage.tensors import Header
 from torchedge.streaming.schedules import with_own_images
 
@@ -181,9 +184,14 @@ class Bundle:
         profile = find_device(self.manifest.target.name) if device is None else device
         return plan_program(program, profile, memory_limit=limit).schedule
 
-    @cached_property
+    @property
     def runner(self) -> Runner:
         """The runner of `run` and `train_step`: on the default device, created on first use."""
+        with PROCESS:
+            return self._runner
+
+    @cached_property
+    def _runner(self) -> Runner:
         return self.place()
 
     def run(self, *inputs: object) -> list[Array]:
@@ -255,7 +263,8 @@ class Bundle:
 class Runner:
     """Runs a bundle; weights and optimizer state stay on the device from step to step, or are streamed.
 
-    Where the device makes no images of buffers, every image gets memory of its own.
+    Where the device makes no images of buffers, every image gets memory of its own. Threads may share a
+    runner: its steps run one after the other.
 
     device, profile, checks: as Executor takes them. schedule: copies of a streaming run on this device; None:
     all weights are loaded before the first run. reads, loading: see `Bundle.place`.
@@ -281,6 +290,7 @@ class Runner:
         from torchedge.opencl import open_context
         from torchedge.runtime import Executor
 
+        self._lock = threading.RLock()
         self.bundle, self._schedule = bundle, schedule
         self.batches = 0
         self.accumulating: Executor | None = None
@@ -309,6 +319,7 @@ class Runner:
         for name, value in bundle.manifest.hyperparameters.items():
             self.set(name, value)
 
+    @serialised
     def step(self, *inputs: object) -> list[Array]:
         """Run one batch and return the outputs; each `accumulation`-th batch of training updates weights.
 
@@ -322,16 +333,19 @@ class Runner:
         self.batches += 1
         return outputs
 
+    @serialised
     def set(self, name: str, value: float) -> None:
         """Set a hyperparameter, which keeps its value until it is set again."""
         self.executor.set(name, value)
         if self.accumulating is not None and name in self.accumulating.program.hyperparameters:
             self.accumulating.set(name, value)
 
+    @serialised
     def read(self, name: str) -> Array:
         """Return what a parameter, buffer or state holds now."""
         return self.executor.read(name)
 
+    @serialised
     def state_dict(self) -> dict[str, Array]:
         """Return parameters and buffers as they are now, by PyTorch's names."""
         names = [t.name for t in self.bundle.program.tensors if t.role in ("parameter", "buffer")]
@@ -342,14 +356,17 @@ class Runner:
         """Whether weights are loaded in every run."""
         return self._schedule is not None
 
+    @serialised
     def timings(self) -> list[LaunchTime]:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
         return self._last.timings()
 
+    @serialised
     def measured(self) -> MeasuredRun:
         """Return times and memory of the last streaming run; raises InputError without one or `profile`."""
         return self.executor.measured()
 
+    @serialised
     def close(self) -> None:
         """Give the device's memory back."""
         self.executor.close()

@@ -15,7 +15,7 @@ from torchedge.opencl.platforms import ClDevice
 from torchedge.storage import cache_folder
 from torchedge.storage.documents import read_bytes, write_bytes
 
-MAGIC = b"torchedge opencl binary 1\n"
+MAGIC = b"torchedge opencl binary 2\n"
 SUFFIX = ".clbin"
 MAX_ENTRY_BYTES = 128 << 20
 MAX_CACHE_BYTES = 512 << 20
@@ -25,7 +25,8 @@ MAX_CACHE_BYTES = 512 << 20
 class BinaryCache:
     """A folder of compiled programs of at most `max_bytes`; the least recently used ones are deleted.
 
-    An entry that is damaged, too large or not this user's own counts as absent, since a driver would run it.
+    An entry that is damaged, too large, another key's or not this user's own counts as absent, since a driver
+    would run it.
     """
 
     folder: Path
@@ -41,7 +42,7 @@ class BinaryCache:
         except ProfileError:
             return None
         head = len(MAGIC) + 32
-        if not data.startswith(MAGIC) or hashlib.sha256(data[head:]).digest() != data[len(MAGIC) : head]:
+        if not data.startswith(MAGIC) or _digest(key, data[head:]) != data[len(MAGIC) : head]:
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -58,7 +59,7 @@ class BinaryCache:
         with contextlib.suppress(OSError, ProfileError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if _is_private(self.folder):
-                write_bytes(self._path(key), MAGIC + hashlib.sha256(binary).digest() + binary)
+                write_bytes(self._path(key), MAGIC + _digest(key, binary) + binary)
                 os.chmod(self._path(key), 0o600)
                 self._evict(keep=self._path(key))
 
@@ -67,7 +68,7 @@ class BinaryCache:
 
     def _evict(self, keep: Path) -> None:
         entries = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
+        for path in self.folder.glob(f"*{SUFFIX}*"):  # with temporary files of writers that were killed
             with contextlib.suppress(OSError):
                 status = path.stat()
                 entries.append((path == keep, status.st_mtime_ns, path.name, status.st_size))
@@ -78,6 +79,11 @@ class BinaryCache:
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()
             total -= size
+
+
+def _digest(key: str, binary: bytes) -> bytes:
+    """Return the hash that binds an entry to its key."""
+    return hashlib.sha256(key.encode() + b"\n" + binary).digest()
 
 
 def default_cache() -> BinaryCache:

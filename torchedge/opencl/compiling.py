@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,8 +11,10 @@ from torchedge.errors import KernelBuildError
 from torchedge.opencl.binary_caches import BinaryCache, default_cache, key_of
 from torchedge.opencl.build_processes import build_in_processes, process_count
 from torchedge.opencl.contexts import DeviceContext, translated
-from torchedge.opencl.platforms import ClDevice, check_process
+from torchedge.opencl.platforms import ClDevice
+from torchedge.opencl.sharing import check_process
 from torchedge.opencl.wide_vectors import in_halves
+from torchedge.storage.locks import warnings_ignored
 
 OPTIONS = ("-cl-std=CL1.2",)
 
@@ -108,8 +109,7 @@ def build_text(context: DeviceContext, text: str, cache: BinaryCache | None) -> 
     cl, handle = context.cl, context.handle
     key = key_of(context.device, text, OPTIONS)
     binary = cache.read(key) if cache else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cl.CompilerWarning)  # notes of a build that succeeds
+    with warnings_ignored(cl.CompilerWarning):  # notes of a build that succeeds
         if binary is not None:
             try:
                 return cl.Program(context.context, [handle], [binary]).build(list(OPTIONS))

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchedge.errors import DeviceLostError, DeviceMemoryError, OpenCLError
-from torchedge.opencl.platforms import ClDevice, check_process, choose_device, handles, load_pyopencl
+from torchedge.opencl.platforms import ClDevice, choose_device, handles, load_pyopencl
+from torchedge.opencl.sharing import check_process
+from torchedge.storage.locks import PROCESS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,17 +63,18 @@ def open_context(device: ClDevice | str | int | None = None) -> DeviceContext:
         MissingExtraError: pyopencl is not installed.
         OpenCLError: the driver does not open it, or it was opened before a fork.
     """
-    chosen = device if isinstance(device, ClDevice) else choose_device(device)
-    opened = _open.get(chosen.index)
-    if opened is not None and opened.device == chosen:
-        check_process()
+    with PROCESS:
+        chosen = device if isinstance(device, ClDevice) else choose_device(device)
+        opened = _open.get(chosen.index)
+        if opened is not None and opened.device == chosen:
+            check_process()
+            return opened
+        cl = load_pyopencl()
+        with translated(f"opening {chosen.name}"):
+            context = cl.Context([handles()[chosen.index]])
+            opened = DeviceContext(chosen, cl, context, cl.CommandQueue(context))
+        _open[chosen.index] = opened
         return opened
-    cl = load_pyopencl()
-    with translated(f"opening {chosen.name}"):
-        context = cl.Context([handles()[chosen.index]])
-        opened = DeviceContext(chosen, cl, context, cl.CommandQueue(context))
-    _open[chosen.index] = opened
-    return opened
 
 
 _NO_MEMORY = {"MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE"}

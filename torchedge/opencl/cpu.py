@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.opencl.sharing import check_process
+
 Array = npt.NDArray[Any]
 
 
@@ -21,6 +23,8 @@ class CpuKernel:
 
     def __init__(self, source: str, name: str) -> None:
         import pyopencl
+
+        check_process()
 
         self._cl = pyopencl
         devices = [

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchedge.errors import DeviceError, OpenCLError, needed
+from torchedge.errors import DeviceError, needed
+from torchedge.opencl.sharing import check_process
 
 DEVICE_VARIABLE = "TORCHEDGE_OPENCL_DEVICE"
 """Environment variable of the default device: a number, a type or a part of a name."""
@@ -86,20 +87,6 @@ def load_pyopencl() -> Any:
     with needed("pyopencl", extra="opencl", purpose="running OpenCL kernels"):
         import pyopencl
     return pyopencl
-
-
-_processes: list[int] = []  # the first process that listed devices
-
-
-def check_process() -> None:
-    """Raise OpenCLError in a fork of a process that used OpenCL: drivers' threads do not survive it."""
-    if not _processes:
-        _processes.append(os.getpid())
-    if _processes[0] != os.getpid():
-        raise OpenCLError(
-            f"OpenCL was used by process {_processes[0]} before it forked into {os.getpid()}, where the "
-            "drivers' threads are gone; use OpenCL after the fork only, or start processes with 'spawn'"
-        )
 
 
 def handles() -> list[Any]:

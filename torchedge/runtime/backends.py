@@ -24,9 +24,11 @@ from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Target, target_for
 from torchedge.lowering.translation import translate
 from torchedge.opencl import ClDevice, DeviceContext, open_context
+from torchedge.opencl.sharing import check_process
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.program_caches import lowered
 from torchedge.runtime.tensor_memory import KeptTensor, ResultPool, TensorMemory, kept_behind
+from torchedge.storage.locks import PROCESS
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.aten_graphs import step_of
 from torchedge.tracing.compiled_graphs import (
@@ -78,12 +80,13 @@ _open: dict[int, OpenDevice] = {}
 
 def open_device(query: ClDevice | str | int | None = None) -> OpenDevice:
     """Return this process's one `OpenDevice` of a device; raises what `open_context` raises."""
-    context = open_context(query)
-    device = _open.get(context.device.index)
-    if device is None or device.context is not context:
-        memory = TensorMemory(context, context.queue)
-        device = _open[context.device.index] = OpenDevice(context, memory, target_for(context.device))
-    return device
+    with PROCESS:
+        context = open_context(query)
+        device = _open.get(context.device.index)
+        if device is None or device.context is not context:
+            memory = TensorMemory(context, context.queue)
+            device = _open[context.device.index] = OpenDevice(context, memory, target_for(context.device))
+        return device
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,12 @@ def program_reports() -> tuple[ProgramReport, ...]:
     With options={"profile": True} it has the times of the last run's launches.
     """
     reports = []
-    for run, number in sorted(_alive.items(), key=lambda item: item[1]):
-        for program in run.programs:
+    with PROCESS:
+        runs = sorted(_alive.items(), key=lambda item: item[1])
+    for run, number in runs:
+        with run.device.lock:
+            programs = list(run.programs)
+        for program in programs:
             report = report_on(program.executor, profiled=run.profile)
             reports.append(replace(report, name=f"graph {number}, {run.traced.part}"))
     return tuple(reports)
@@ -144,7 +151,8 @@ def _compiled(
 
     def make(traced: TracedGraph) -> GraphRun:
         run = GraphRun(traced, settings.device, settings.profile)
-        _alive[run] = number
+        with PROCESS:
+            _alive[run] = number
         return run
 
     return compile_with_backward(module, examples, make, frozenset(all_rules()))
@@ -194,6 +202,7 @@ class GraphRun:
             if isinstance(arg, torch.Tensor)
         }
         args.clear()
+        check_process()
         with self.device.lock, torch.no_grad():
             if self._steps is None:
                 self._steps = self._prepared(values)

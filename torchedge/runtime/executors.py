@@ -21,7 +21,7 @@ from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload
 from torchedge.opencl.memory_gauges import memory_gauge
-from torchedge.opencl.platforms import check_process
+from torchedge.opencl.sharing import is_fork, serialised
 from torchedge.runtime.kernel_stores import BoundSlot, KernelStore, Slot, slots_of
 from torchedge.runtime.measured_runs import DriverMemory, MeasuredRun, measured_run
 from torchedge.runtime.memory import (
@@ -76,6 +76,8 @@ class Executor:
     parameters, buffers and states of the same names are used instead of own ones; `profile` is the same as
     there. placed: memory by tensor name to use instead of own memory (see `place`).
 
+    Threads may share an executor and those that share its tensors: their calls run one after the other.
+
     Raises:
         DeviceError: no such device, or a limit of the device is exceeded.
         DeviceMemoryError: the device has too little memory. KernelBuildError: a kernel does not compile.
@@ -106,12 +108,12 @@ class Executor:
         self._placed = dict(placed or {})
         self._profile: bool = profile if shared is None else shared._profile
         self._checks = checks
-        self._lock = threading.Lock()
+        self._lock = threading.RLock() if shared is None else shared._lock
         self._events: list[Any] = []
         try:
             self._open(schedule, source, device, shared, loading)
         except BaseException:
-            self.close()
+            self._release()
             if source is not None:
                 source.close()
             raise
@@ -250,16 +252,19 @@ class Executor:
 
     # the user's side ---------------------------------------------------------------------------------------
 
+    @serialised
     def load(self, tensors: Mapping[str, object]) -> None:
         """Write parameters, buffers, states and constants by name; raises what `write` raises."""
         for name, array in tensors.items():
             self.write(name, array)
 
+    @serialised
     def load_packed(self, tensors: Iterable[tuple[str, Array]]) -> None:
         """Write parameters, buffers, states and constants that are packed by their layouts, by name."""
         for name, packed in tensors:
             self.memory.write_packed(self._find(name), packed)
 
+    @serialised
     def run(self, *inputs: object) -> list[Array]:
         """Run the program on `inputs`, in its order without hyperparameters, and return its outputs.
 
@@ -269,12 +274,12 @@ class Executor:
         """
         self._check_ready()
         self._check_inputs(inputs)
-        with self._lock:
-            for tensor, array in zip(self._fed, inputs, strict=True):
-                self.memory.write(tensor, array)
-            self._enqueue()
-            return [self.memory.read(tensor) for tensor in self._returned]
+        for tensor, array in zip(self._fed, inputs, strict=True):
+            self.memory.write(tensor, array)
+        self._enqueue()
+        return [self.memory.read(tensor) for tensor in self._returned]
 
+    @serialised
     def place(self, name: str, memory: Any) -> None:
         """Use other memory for a tensor from the next step on; its content is in the tensor's layout."""
         tensor = self._find(name)
@@ -285,25 +290,29 @@ class Executor:
             with translated(self._named(position)):
                 self._calls[position][0].set_arg(argument, memory)
 
+    @serialised
     def launch(self) -> None:
         """Enqueue one step on the inputs that are on the device."""
         self._check_ready()
-        with self._lock:
-            self._enqueue()
-            self._queue.flush()
+        self._enqueue()
+        self._queue.flush()
 
+    @serialised
     def finish(self) -> None:
         """Wait until everything that was launched has run."""
         self._queue.finish()
 
+    @serialised
     def read(self, name: str) -> Array:
         """Return the content of a parameter, buffer, state, constant, input or output."""
         return self.memory.read(self._find(name))
 
+    @serialised
     def write(self, name: str, array: object) -> None:
         """Write a parameter, buffer, state, constant, input or output."""
         self.memory.write(self._find(name), array)
 
+    @serialised
     def set(self, name: str, value: float) -> None:
         """Set a hyperparameter, which keeps its value until it is set again."""
         if name not in self.program.hyperparameters:
@@ -311,6 +320,7 @@ class Executor:
             raise InputError(f"{name!r} is no hyperparameter of this program, expected one of: {known}")
         self.write(self.program.tensors[self.program.hyperparameters[name]].name, value)
 
+    @serialised
     def timings(self) -> list[LaunchTime]:
         """Return when each launch of the last step ran; raises InputError without `profile`."""
         if not self._profile:
@@ -325,6 +335,7 @@ class Executor:
             launches.append(LaunchTime(position, kernel.name, kernel.kind, launch.scope, start, end))
         return launches
 
+    @serialised
     def measured(self) -> MeasuredRun:
         """Return times and memory of the initialisation and the last run of a streaming executor.
 
@@ -372,10 +383,13 @@ class Executor:
         """Bytes of device memory that intermediates share, as allocated."""
         return self._arena.nbytes if self._arena else 0
 
+    @serialised
     def close(self) -> None:
         """Free the memory; tensors that another executor shares stay."""
-        if not sys.is_finalizing():  # the process gives back what its end finds open
-            self._store.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._store.close()
         self._store = PRELOADED
         self._calls, self._events = [], []  # kernels first
         self._fed, self._returned, self._awaited = [], [], []
@@ -389,8 +403,8 @@ class Executor:
         self.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # the process gives everything back
-            self.close()
+        if not (sys.is_finalizing() or is_fork()):  # the end of the process frees everything
+            self._release()
 
     # inside ------------------------------------------------------------------------------------------------
 
@@ -448,7 +462,6 @@ class Executor:
             )
 
     def _check_ready(self) -> None:
-        check_process()
         self._check_open()
         if self._awaited:
             missing = [t.tensor.name for t in self._awaited if not t.written]

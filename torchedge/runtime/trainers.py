@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torchedge.graphs.steps import Step
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import target_for
 from torchedge.opencl import ClDevice, open_context
+from torchedge.opencl.sharing import serialised
 from torchedge.runtime.executors import SHARED, Executor, ProgramReport, report_on
 from torchedge.runtime.program_caches import lowered
 from torchedge.tracing.capturing import unwrapped
@@ -77,6 +79,7 @@ class Trainer:
     `torch.initial_seed()`. profile: measure the times of kernels for `report`.
 
     The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls.
+    Threads may share a trainer: its steps run one after the other.
     Raises InputError, CaptureError, LoweringError (operators without a kernel, by name), DeviceError,
     DeviceMemoryError, MissingExtraError.
     """
@@ -94,6 +97,7 @@ class Trainer:
         seed: int | None = None,
         profile: bool = False,
     ) -> None:
+        self._lock = threading.RLock()
         self._model, self._loss, self._optimizer = model, loss, optimizer
         self._accumulation, self._seed, self._profile = accumulation, seed, profile
         self._device = open_context(device).device
@@ -110,6 +114,7 @@ class Trainer:
 
     # training and inference --------------------------------------------------------------------------------
 
+    @serialised
     def step(self, inputs: Any, targets: Any = ()) -> float:
         """Train on one batch and return its loss; the batch that completes `accumulation` ones updates.
 
@@ -135,12 +140,14 @@ class Trainer:
         """Updates that were made."""
         return self.batches // self._accumulation
 
+    @serialised
     def predict(self, inputs: Any) -> Any:
         """Return what the model returns for a batch in eval mode, with the weights as they are now."""
         batch = _batch_of(inputs)
         program = self._inference_on(batch, None)
         return program.rebuild([torch.from_numpy(a) for a in program.executor.run(*batch.arrays())])
 
+    @serialised
     def evaluate(self, inputs: Any, targets: Any = ()) -> float:
         """Return the loss of a batch in eval mode, with the weights as they are now."""
         batch = _batch_of(inputs, targets)
@@ -159,6 +166,7 @@ class Trainer:
 
     # the model in PyTorch ----------------------------------------------------------------------------------
 
+    @serialised
     def sync(self) -> None:
         """Copy weights, buffers and the optimizer's state from the device into PyTorch's objects."""
         first = self._opened()
@@ -168,6 +176,7 @@ class Trainer:
         if self.steps:
             take_states(self._optimizer, self._settings, self._parameters(), self._states(), first.read)
 
+    @serialised
     def load(self) -> None:
         """Copy weights, buffers and the optimizer's state to the device: after `load_state_dict`, say."""
         first = self._opened()
@@ -177,6 +186,7 @@ class Trainer:
     # what there is -----------------------------------------------------------------------------------------
 
     @property
+    @serialised
     def memory(self) -> TrainerMemory:
         """What is held on the device, in bytes."""
         executors = self._executors()
@@ -189,10 +199,12 @@ class Trainer:
         other = sum(tensor.nbytes for tensor in own)
         return TrainerMemory(by_role["parameter"], by_role["buffer"], by_role["state"], arena, other)
 
+    @serialised
     def report(self) -> tuple[ProgramReport, ...]:
         """Return what each program consists of, holds and (with profile=True) takes; print its items."""
         return tuple([report_on(executor, profiled=self._profile) for executor in self._executors()])
 
+    @serialised
     def close(self) -> None:
         """Give the device's memory back; the model keeps what the last `sync` left there."""
         for executor in self._executors():

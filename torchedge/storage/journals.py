@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.storage.documents import Document, parse_json
+from torchedge.storage.locks import lock_file
 
 _LONGEST_LINE = 1 << 26
 
@@ -39,7 +40,7 @@ class Journal:
             self._file = open(self.path, "a+b")
         except OSError as error:
             raise self._unwritable(error) from error
-        if not _take_lock(self._file, wait=self._wait):
+        if not lock_file(self._file, wait=self._wait):
             self._file.close()
             raise self._error(
                 f"{self.path}: another torchedge is writing this file; wait for it, or choose another place"
@@ -121,19 +122,3 @@ def read_rows(path: Path) -> Iterator[Document]:
         with path.open("rb") as file:
             while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
                 yield parse_json(path, line)
-
-
-def _take_lock(file: BinaryIO, *, wait: bool) -> bool:
-    """Lock an open file until it is closed; return False where another process has it and `wait` is off.
-
-    The lock ends with the process, however that ends. Without POSIX locks every call succeeds.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True

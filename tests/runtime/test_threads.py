@@ -1,0 +1,167 @@
+"""Threads that share a trainer, an executor or a bundle, and forks of a process that uses OpenCL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from oracles.crews import THREADS, together
+from torch import nn
+from torch.nn import functional as F
+
+import torchedge
+from torchedge.opencl import compile_kernels, open_context
+from torchedge.runtime import backends
+from torchedge.runtime.backends import open_device
+
+pytest.importorskip("pyopencl")
+
+STEPS = 6
+
+
+def trainer_of(seed=0, **options):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batch = torch.randn(8, 6), torch.randint(4, (8,))
+    trainer = torchedge.Trainer(model, *batch, loss=F.cross_entropy, optimizer=optimizer, **options)
+    return trainer, model, batch
+
+
+def weights_of(trainer, model):
+    trainer.sync()
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(weights, expected):
+    return all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_threads_that_share_a_trainer_take_turns(accumulation):
+    one, model, batch = trainer_of(accumulation=accumulation)
+    losses = sorted(one.step(*batch) for _ in range(THREADS * STEPS))
+    expected = weights_of(one, model)
+
+    shared, model, batch = trainer_of(accumulation=accumulation)
+    seen = together(lambda number: [shared.step(*batch) for _ in range(STEPS)])
+    assert shared.batches == THREADS * STEPS
+    assert same(weights_of(shared, model), expected)
+    assert sorted(chain(*seen)) == losses
+
+
+def test_weights_that_are_read_belong_to_one_step():
+    one, model, batch = trainer_of()
+    states = [weights_of(one, model)]
+    for _ in range(2 * STEPS):
+        one.step(*batch)
+        states.append(weights_of(one, model))
+    outputs = []
+    one, model, batch = trainer_of()
+    for _ in range(2 * STEPS + 1):
+        outputs.append(one.predict(batch[0]))
+        one.step(*batch)
+
+    shared, model, batch = trainer_of()
+
+    def work(number):
+        if number == 0:
+            return [shared.step(*batch) for _ in range(2 * STEPS)]
+        if number == 1:
+            return [weights_of(shared, model) for _ in range(STEPS)]
+        return [shared.predict(batch[0]) for _ in range(STEPS)]
+
+    _, read, *predicted = together(work)
+    assert all(any(same(weights, state) for state in states) for weights in read)
+    assert all(any(torch.equal(p, output) for output in outputs) for p in chain(*predicted))
+
+
+def test_trainers_of_their_own_do_not_meet():
+    expected = []
+    for seed in range(THREADS):
+        trainer, model, batch = trainer_of(seed)
+        losses = [trainer.step(*batch) for _ in range(STEPS)]
+        expected.append((losses, weights_of(trainer, model)))
+    trainers = [trainer_of(seed) for seed in range(THREADS)]
+
+    def work(number):
+        trainer, model, batch = trainers[number]
+        return [trainer.step(*batch) for _ in range(STEPS)], weights_of(trainer, model)
+
+    for (losses, weights), (wanted, state) in zip(together(work), expected, strict=True):
+        assert losses == wanted and same(weights, state)
+
+
+def test_threads_share_one_context_of_a_device(monkeypatch):
+    from torchedge.opencl import contexts
+
+    monkeypatch.setattr(contexts, "_open", {})
+    monkeypatch.setattr(backends, "_open", {})
+    devices = together(lambda number: open_device())
+    assert len({id(device) for device in devices}) == len({id(d.context) for d in devices}) == 1
+
+
+def test_builds_leave_the_filters_of_warnings():
+    context = open_context()
+    text = "__kernel void k{0}(__global int *a) {{ int unused; a[get_global_id(0)] = {0}; }}"
+    before = list(warnings.filters)
+
+    def build(number):
+        for each in range(STEPS):
+            name = 100 * number + each
+            compile_kernels(context, {f"k{name}": text.format(name)}, cache=None)
+
+    together(build)
+    assert list(warnings.filters) == before
+
+
+FORK = """
+import os, sys
+sys.path[:0] = sys.argv[1:3]
+from torchedge.errors import OpenCLError
+from runtime.test_threads import trainer_of
+trainer, model, batch = trainer_of()
+trainer.step(*batch)
+calls = [lambda: trainer.step(*batch), trainer.sync, trainer.close, trainer_of]
+trainer._lock.acquire()  # as a thread of the parent may
+child = os.fork()
+if not child:
+    for call in calls:
+        try:
+            call()
+        except OpenCLError as error:
+            print(error, flush=True)
+    del trainer, calls
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+trainer._lock.release()
+trainer.step(*batch)
+print("the parent goes on")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_is_refused_what_the_parent_has_open(checkout):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, str(checkout), str(checkout / "tests")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.count("OpenCL was used by process") == 4, done.stderr
+    assert "the parent goes on" in done.stdout, done.stderr
+
+
+def test_arrays_of_one_executor_are_its_callers_own():
+    trainer, *_ = trainer_of()
+    inputs = [torch.randn(8, 6, generator=torch.Generator().manual_seed(number)) for number in range(THREADS)]
+    alone = [trainer.predict(x) for x in inputs]
+    for outputs in together(lambda number: [trainer.predict(inputs[number]) for _ in range(STEPS)]):
+        number = next(n for n, wanted in enumerate(alone) if torch.equal(outputs[0], wanted))
+        assert all(np.array_equal(output, alone[number]) for output in outputs)

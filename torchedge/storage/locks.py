@@ -1,0 +1,46 @@
+"""Locks: of this process, and of a file among processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+PROCESS = threading.RLock()
+"""Held while a setting or a table of the whole process changes; a fork waits until it is free."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=PROCESS.acquire, after_in_parent=PROCESS.release, after_in_child=PROCESS.release
+    )
+
+
+@contextmanager
+def warnings_ignored(category: type[Warning] = Warning) -> Iterator[None]:
+    """Ignore warnings of a category inside, one thread at a time.
+
+    Python restores one list of filters for all threads: if two blocks overlap, the first to end would leave
+    the filters of the other behind.
+    """
+    with PROCESS, warnings.catch_warnings():
+        warnings.simplefilter("ignore", category)
+        yield
+
+
+def lock_file(file: BinaryIO, *, wait: bool) -> bool:
+    """Lock an open file until it is closed; return False if another opener has it and `wait` is off.
+
+    The lock ends with the process, however that ends. Without POSIX locks every call succeeds.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
