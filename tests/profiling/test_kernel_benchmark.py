@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_replay import read_bench, replay_case
 
 from torchedge.errors import InputError
 from torchedge.lowering.targets import TARGETS
@@ -14,8 +15,6 @@ from torchedge.profiling import kernel_benchmark
 from torchedge.profiling.kernel_benchmark import (
     bench_kernels,
     rank_correlation,
-    read_bench,
-    replay_case,
     summarize,
     times_of,
 )

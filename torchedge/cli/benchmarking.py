@@ -46,11 +46,6 @@ def bench() -> None:
     "--storage", type=click.Choice(["buffer", "image"]), help="Preferred storage. [default: the class's]"
 )
 @click.option("--quick", is_flag=True, help="Few shapes and candidates (three minutes on two cores).")
-@click.option(
-    "--replay",
-    is_flag=True,
-    help="Measure nothing: let the present model choose among the candidates that FOLDER has measured.",
-)
 @click.option("--picture", type=PATH, metavar="FILE", help="Draw the results (.png, .svg, .pdf).")
 def _kernels(
     out: Path,
@@ -62,7 +57,6 @@ def _kernels(
     gflop: float,
     storage: str | None,
     quick: bool,
-    replay: bool,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -88,9 +82,6 @@ def _kernels(
     if quick:
         cases = [case for name in names for case in [c for c in cases if c.operator == name][1::5][:2]]
         candidates = min(candidates, 16)
-    if replay:
-        _replay(out, profile_, storage, as_json)
-        return
     context = open_context(device)
     target = target_for(context.device)
     target = replace(target, storage=cast(Any, storage)) if storage else target
@@ -118,37 +109,13 @@ def _kernels(
     if as_json:
         print_json({"device": context.device.name, "of_cases": len(cases), **asdict(summary)})
         return
-    _print(context.device.name, summary, len(cases))
+    print_summary(context.device.name, summary, len(cases))
     if picture is not None:
         print_wrapped(f"written to {picture}")
 
 
-def _replay(folder: Path, profile: str | None, storage: str | None, as_json: bool) -> None:
-    """Print how the present model does on measured cases, by the coefficients of a profile."""
-    from torchedge.devices import find_device
-    from torchedge.lowering.inference import inference_target
-    from torchedge.profiling.kernel_benchmark import read_bench, replay_case, summarize
-    from torchedge.textures.coefficients import coefficients_of
-
-    if profile is None:
-        raise InputError("--replay needs --profile DEVICE; expected the device that was measured")
-    known = find_device(profile)
-    target = inference_target(known)
-    target = replace(target, storage=cast(Any, storage)) if storage else target
-    rows = read_bench(folder)
-    with Progress(len(rows), "replaying") as progress:
-        replayed = []
-        for row in rows:
-            replayed.append(replay_case(row, target, coefficients_of(known)))
-            progress.step()
-    summary = summarize(replayed)
-    if as_json:
-        print_json({"device": known.name, "of_cases": len(rows), **asdict(summary)})
-    else:
-        _print(known.name, summary, len(rows))
-
-
-def _print(device: str, summary: BenchSummary, wanted: int) -> None:
+def print_summary(device: str, summary: BenchSummary, wanted: int) -> None:
+    """Print how each way to choose does over the measured cases, of `wanted` ones."""
     measured = sum(summary.cases.values())
     print_wrapped(
         f"{device}: {measured} of {wanted} cases, {summary.measured} candidates measured "

@@ -342,20 +342,15 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
 def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
     """Fit the cost model of kernels, by which schedules and layouts are chosen.
 
-    DATASET is a file written by `torchedge profile --kernels`, or a folder of tables written by ArchProbe.
+    DATASET is a file written by `torchedge profile --kernels`.
     """
-    from torchedge.profiling.archprobe import fit_archprobe
     from torchedge.profiling.kernel_fitting import fit_kernels
     from torchedge.profiling.profile_folders import check_target, write_profile
     from torchedge.profiling.samples import device_of
 
     check_target(out, force=force)
     described = device_of(dataset.absolute().parent, device)
-    if dataset.is_dir():
-        fitted = fit_archprobe(dataset, described, f"ArchProbe's tables in {dataset.resolve().name}")
-    else:
-        fitted = fit_kernels(dataset, described, out)
-    print_kernels(write_profile(out, described, {}, kernels=fitted), as_json)
+    print_kernels(write_profile(out, described, {}, kernels=fit_kernels(dataset, described, out)), as_json)
     if not as_json:
         print_wrapped(f"written to {out}; tune with --device {out}")
 

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from torchedge.errors import InputError
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.targets import Target
-from torchedge.lowering.tuning import MARGIN, Scores, layout_options, score
+from torchedge.lowering.tuning import Scores, layout_options, score
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.profiling.kernel_trials import Trials
-from torchedge.profiling.operator_cases import OperatorCase, OperatorKernel, case_of, operator_kernel
+from torchedge.profiling.operator_cases import OperatorCase, OperatorKernel, operator_kernel
 from torchedge.storage.journals import Journal
 from torchedge.textures.coefficients import KernelCoefficients
 
@@ -138,7 +138,7 @@ def measure_case(
 ) -> dict[str, Any]:
     """Return the measured times of a case's candidates, and which of them each way chooses."""
     kernel = operator_kernel(case, target)
-    options = _options(kernel, target)
+    options = operand_layouts(kernel, target)
     begin = time.process_time()
     scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
     best = scores.best()
@@ -169,62 +169,14 @@ def measure_case(
         "places": places,
         "ms": [round(float(value), 6) for value in finite],
         "predicted": [round(choice.ms, 6) for choice in candidates],
-        "schedules": [_described(choice.schedule, choice.layouts, options) for choice in candidates],
+        "schedules": [describe_choice(choice.schedule, choice.layouts, options) for choice in candidates],
         "chosen": chosen,
         "top": top,
         "groups": groups,
     }
 
 
-def read_bench(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of measured cases; raises InputError where the folder has none."""
-    path = folder / "kernels.jsonl"
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; expected the results of `torchedge bench kernels`")
-    with Journal(path) as journal:
-        return [row for _, row in journal.rows() if row.get("kind") == "case"]
-
-
-def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoefficients) -> dict[str, Any]:
-    """Return a measured case as the present model chooses among its measured candidates.
-
-    Raises:
-        InputError: the candidates are no longer those of the measurement.
-    """
-    operator, *sizes = row["case"].split()
-    kernel = operator_kernel(case_of(operator, tuple(map(int, sizes))), target)
-    options = _options(kernel, target)
-    begin = time.process_time()
-    scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
-    tuning = time.process_time() - begin
-    places = np.array(row["places"])
-    known = places < scores.ms.size
-    if not known.all() or any(
-        _described(choice.schedule, choice.layouts, options) != text
-        for choice, text in zip(map(scores.choice, places[:3]), row["schedules"], strict=False)
-    ):
-        raise InputError(f"{row['case']}: has other candidates now; measure it again")
-
-    def first(cost: Any, count: int = 1) -> list[int]:  # noqa: ANN401 - an array
-        values = np.where(np.isfinite(scores.ms), cost, np.inf).reshape(-1)[places]
-        return [int(place) for place in places[np.argsort(values, kind="stable")[:count]]]
-
-    best = first(scores.ms)[0]
-    clear = scores.ms.reshape(-1)[best] * (1 + MARGIN) < scores.ms[0, 0]
-    chosen = {
-        "tuner": best if clear else 0,
-        "default": 0,
-        "pure": first(scores.pure_ms)[0],
-        "warp": first(scores.warp_ns)[0],
-        "thread": first(scores.thread_ns)[0],
-        "reuse distance": first(scores.reuse_ms)[0],
-    }
-    predicted = [float(ms) for ms in scores.ms.reshape(-1)[places]]
-    top = first(scores.ms, 3)
-    return {**row, "chosen": chosen, "top": top, "predicted": predicted, "tuning_s": tuning}
-
-
-def _options(kernel: OperatorKernel, target: Target) -> dict[Any, Any]:
+def operand_layouts(kernel: OperatorKernel, target: Target) -> dict[Any, Any]:
     """Return the layouts of the operands that may lie in images."""
     if target.storage == "buffer" and target.name == "cpu":
         return {}
@@ -259,7 +211,8 @@ def _sampled(scores: Scores, wanted: Sequence[int], name: str, among: int) -> li
     return [*first, *map(int, drawn)]
 
 
-def _described(schedule: Any, layouts: Mapping[Any, Any], options: Mapping[Any, Any]) -> str:  # noqa: ANN401
+def describe_choice(schedule: Any, layouts: Mapping[Any, Any], options: Mapping[Any, Any]) -> str:  # noqa: ANN401
+    """Return a candidate in one line."""
     values = [f"{f.name}={getattr(schedule, f.name)}" for f in fields(schedule)]
     stored = [layouts[node] for node in options]
     kinds = [layout.storage if layout.storage == "buffer" else layout.pattern for layout in stored]

@@ -1,10 +1,14 @@
-"""Coefficients of kernels from the tables of ArchProbe (microsoft/ArchProbe), micro-benchmarks of phones.
+"""Fit the cost model of kernels to tables of ArchProbe (microsoft/ArchProbe), micro-benchmarks of phones.
 
-Its image kernels use 1-D images: along y, strides are taken to cost what they cost along x.
+    python benchmarks/accuracy/archprobe.py DATA/mobile-gpus/archprobe_adreno640 --out FOLDER
+
+Writes the device's profile with these coefficients into FOLDER (seconds). ArchProbe's image kernels use 1-D
+images: along y, strides are taken to cost what they cost along x.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import statistics
 from collections.abc import Mapping
@@ -13,9 +17,9 @@ from io import StringIO
 from math import isfinite
 from pathlib import Path
 
-from torchedge.devices import Device, Provenance
+from torchedge.devices import Device, Provenance, find_device
 from torchedge.errors import ProfileError
-from torchedge.profiling.profile_folders import PartFit, today
+from torchedge.profiling.profile_folders import PartFit, today, write_profile
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.textures.coefficients import CODEC, KernelCoefficients, MemoryPath, Origin, coefficients_of
 from torchedge.textures.work import BLOCK_SHAPES
@@ -24,20 +28,6 @@ _MOST_BYTES = 32 * 2**20
 _TEXEL = 16.0
 _FIRST, _SECOND = (0.0, 512.0), (4096.0, 65536.0)
 """Footprints in bytes that lie in the first-level texture cache, and in the second-level cache."""
-
-
-def fit_archprobe(folder: Path, device: Device, source: str) -> PartFit:
-    """Return the coefficients of a device from a folder of ArchProbe's tables, and what its profile says.
-
-    source: where the tables come from.
-
-    Raises:
-        ProfileError: a table is missing or damaged.
-    """
-    coefficients = read_archprobe(folder, device, source)
-    CODEC.check(coefficients)
-    described = {"provenance": str(coefficients.provenance), "dataset": source, "date": today()}
-    return PartFit(coefficients, described)
 
 
 def read_archprobe(folder: Path, device: Device, source: str) -> KernelCoefficients:
@@ -132,3 +122,21 @@ def _plateau(latencies: Mapping[float, float], limits: tuple[float, float]) -> f
 
 def _rate_at(rates: Mapping[float, float], size: float) -> float:
     return rates[min(rates, key=lambda known: abs(known - size))]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the profile of a device with the coefficients of a folder of tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="ArchProbe's tables of one device (.csv, .csv.gz)")
+    parser.add_argument("--device", default="adreno-640", help="the measured device, or its profile folder")
+    parser.add_argument("--out", type=Path, required=True, help="profile folder to write")
+    given = parser.parse_args(argv)
+    device, source = find_device(given.device), f"ArchProbe's tables in {given.folder.resolve().name}"
+    coefficients = read_archprobe(given.folder, device, source)
+    CODEC.check(coefficients)
+    described = {"provenance": str(coefficients.provenance), "dataset": source, "date": today()}
+    write_profile(given.out, device, {}, kernels=PartFit(coefficients, described))
+
+
+if __name__ == "__main__":
+    main()

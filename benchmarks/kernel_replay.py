@@ -1,0 +1,95 @@
+"""Let the present model choose among candidates that `torchedge bench kernels` measured: docs/lowering.md.
+
+    python benchmarks/kernel_replay.py FOLDER --profile nvidia-h200 --storage image
+
+FOLDER holds the rows of `torchedge bench kernels --out FOLDER`; nothing is measured again. Seconds a case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchedge.cli.benchmarking import print_summary
+from torchedge.devices import find_device
+from torchedge.errors import InputError
+from torchedge.lowering.inference import inference_target
+from torchedge.lowering.targets import Target
+from torchedge.lowering.tuning import MARGIN, score
+from torchedge.profiling.kernel_benchmark import describe_choice, operand_layouts, summarize
+from torchedge.profiling.operator_cases import case_of, operator_kernel
+from torchedge.storage.journals import Journal
+from torchedge.textures.coefficients import KernelCoefficients, coefficients_of
+
+
+def read_bench(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of measured cases; raises InputError where the folder has none."""
+    path = folder / "kernels.jsonl"
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; expected the results of `torchedge bench kernels`")
+    with Journal(path) as journal:
+        return [row for _, row in journal.rows() if row.get("kind") == "case"]
+
+
+def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoefficients) -> dict[str, Any]:
+    """Return a measured case as the present model chooses among its measured candidates.
+
+    Raises:
+        InputError: the candidates are no longer those of the measurement.
+    """
+    operator, *sizes = row["case"].split()
+    kernel = operator_kernel(case_of(operator, tuple(map(int, sizes))), target)
+    options = operand_layouts(kernel, target)
+    begin = time.process_time()
+    scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
+    tuning = time.process_time() - begin
+    places = np.array(row["places"])
+    known = places < scores.ms.size
+    if not known.all() or any(
+        describe_choice(choice.schedule, choice.layouts, options) != text
+        for choice, text in zip(map(scores.choice, places[:3]), row["schedules"], strict=False)
+    ):
+        raise InputError(f"{row['case']}: has other candidates now; measure it again")
+
+    def first(cost: Any, count: int = 1) -> list[int]:  # noqa: ANN401 - an array
+        values = np.where(np.isfinite(scores.ms), cost, np.inf).reshape(-1)[places]
+        return [int(place) for place in places[np.argsort(values, kind="stable")[:count]]]
+
+    best = first(scores.ms)[0]
+    clear = scores.ms.reshape(-1)[best] * (1 + MARGIN) < scores.ms[0, 0]
+    chosen = {
+        "tuner": best if clear else 0,
+        "default": 0,
+        "pure": first(scores.pure_ms)[0],
+        "warp": first(scores.warp_ns)[0],
+        "thread": first(scores.thread_ns)[0],
+        "reuse distance": first(scores.reuse_ms)[0],
+    }
+    predicted = [float(ms) for ms in scores.ms.reshape(-1)[places]]
+    top = first(scores.ms, 3)
+    return {**row, "chosen": chosen, "top": top, "predicted": predicted, "tuning_s": tuning}
+
+
+def main() -> None:
+    """Print how the present model does on measured cases, by the coefficients of a profile."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="rows of `torchedge bench kernels --out FOLDER`")
+    parser.add_argument("--profile", required=True, help="the device that was measured")
+    parser.add_argument("--storage", choices=["buffer", "image"], help="preferred storage")
+    given = parser.parse_args()
+    known = find_device(given.profile)
+    target = inference_target(known)
+    target = replace(target, storage=given.storage) if given.storage else target
+    rows = read_bench(given.folder)
+    replayed = [replay_case(row, target, coefficients_of(known)) for row in rows]
+    print_summary(known.name, summarize(replayed), len(rows))
+
+
+if __name__ == "__main__":
+    main()
