@@ -115,8 +115,7 @@ def build_text(context: DeviceContext, text: str, cache: BinaryCache | None) -> 
                 return cl.Program(context.context, [handle], [binary]).build(list(OPTIONS))
             except cl.Error:  # of another driver, in spite of its key
                 pass
-        # Not through pyopencl's own cache, which reads pickles.
-        program = cl.Program(cl._cl._Program(context.context, text)).build(list(OPTIONS))
+        program = cl.Program(context.context, text).build(list(OPTIONS))
     if cache is not None:
         cache.write(key, bytes(program.get_info(cl.program_info.BINARIES)[0]))
     return program

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.opencl.platforms import load_pyopencl
 from torchedge.opencl.sharing import check_process
 
 Array = npt.NDArray[Any]
@@ -22,11 +23,8 @@ class CpuKernel:
     """One compiled kernel; use `compile_kernel` to get it."""
 
     def __init__(self, source: str, name: str) -> None:
-        import pyopencl
-
         check_process()
-
-        self._cl = pyopencl
+        pyopencl = self._cl = load_pyopencl()
         devices = [
             device
             for platform in pyopencl.get_platforms()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchedge.errors import DeviceError, needed
+from torchedge.opencl.foreign_caches import import_pyopencl
 from torchedge.opencl.sharing import check_process
 
 DEVICE_VARIABLE = "TORCHEDGE_OPENCL_DEVICE"
@@ -85,8 +86,7 @@ def load_pyopencl() -> Any:
         MissingExtraError: it is not installed, or does not load.
     """
     with needed("pyopencl", extra="opencl", purpose="running OpenCL kernels"):
-        import pyopencl
-    return pyopencl
+        return import_pyopencl()
 
 
 def handles() -> list[Any]:
