@@ -113,6 +113,24 @@ def nodes(document):
     return document["graph_module"]["graph"]["nodes"]
 
 
+def computing(function, *numbers):
+    """The file computes a size first."""
+
+    def kind(number):
+        return {int: "as_int", float: "as_float", str: "as_string", list: "as_ints"}[type(number)]
+
+    def edit(document):
+        node = {
+            "target": f"_operator.{function}",
+            "inputs": [{"name": "", "arg": {kind(n): n}, "kind": 1} for n in numbers],
+            "outputs": [{"as_sym_int": {"as_name": "computed"}}],
+            "metadata": {},
+        }
+        nodes(document).insert(0, node)
+
+    return edit
+
+
 def retarget(name):
     def edit(document):
         nodes(document)[0]["target"] = name
@@ -136,11 +154,23 @@ def resize(size):
         (retarget("torch.ops.higher_order.cond"), "control flow"),
         (lambda d: nodes(d)[0]["inputs"][0]["arg"].update(as_bomb=1), ""),
         (lambda d: nodes(d)[0]["inputs"].clear(), ""),
-        (resize({"as_int": -5}), "size of -5"),
+        (resize({"as_int": -5}), r"a tensor of shape \[-5"),
         (resize({"as_expr": {"expr_str": "__import__('os').abort()"}}), ""),
         (lambda d: d.pop("graph_module"), "not understood"),
         (lambda d: b"{" * 100_000, "JSON"),
-        (lambda d: b"[1]", "JSON object"),
+        (lambda d: b"[1]", "expected an object"),
+        (lambda d: b'{"a":[' + b"[]," * 3_000_000 + b"[]]}", "values, expected at most"),
+        (resize({"as_int": 2**41}), "elements"),
+        (resize({"as_int": 10**30}), "64 bits"),
+        (resize({"as_expr": {"expr_str": "s0", "hint": {"as_int": 2**40}}}), "elements"),
+        (computing("pow", 10, 10**9), "64 bits"),
+        (computing("mul", 2**62, 2**62), "64 bits"),
+        (computing("pow", 10, 300), "64 bits"),
+        (computing("pow", 2.0, 5000.0), "OverflowError|64 bits"),
+        (computing("pow", -8, 0.5), "a complex that"),
+        (computing("mul", "x", 10**10), "a str that"),
+        (computing("mod", "%2000000000d", 5), "a str that"),
+        (computing("add", [1], [2]), "a list that"),
     ],
 )
 def test_hostile_pt2(tmp_path, edit, words):
@@ -312,6 +342,51 @@ def test_onnx_arithmetic_on_shapes_is_computed(tmp_path):
     graph = capture(loaded(made(nodes, [("x", ["b", 12])], ["z"], arrays), tmp_path), mode="infer")
     assert graph.values[graph.outputs[0]].at(7) == (7, 3, 2, 2)
     assert {op.kind for op in graph.ops} <= {"reshape", "view", "getitem", "index"}
+
+
+def growing(count):
+    """As many Concats, each of the result before and itself."""
+    nodes = [("Concat", [f"k{n}", f"k{n}"], [f"k{n + 1}"], {"axis": 0}) for n in range(count)]
+    return [*nodes, ("Expand", ["x", f"k{count}"], ["y"])]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "known", "size"),
+    [
+        (growing(40), {"k0": [1]}, 4),
+        ([("ConstantOfShape", ["k0"], ["k1"]), ("Expand", ["x", "k1"], ["y"])], {"k0": [2**20, 2**20]}, 4),
+        ([("Tile", ["k0", "k1"], ["k2"]), ("Expand", ["x", "k2"], ["y"])], {"k0": [1], "k1": [2**40]}, 4),
+        ([("Range", ["a", "b", "c"], ["k"]), ("Expand", ["x", "k"], ["y"])], {"a": 0, "b": 2**40, "c": 1}, 4),
+        ([("Expand", ["k0", "k1"], ["k2"]), ("Add", ["x", "k2"], ["y"])], {"k0": [1], "k1": [2**40]}, 4),
+        (
+            [("Mul", ["k0", "k1"], ["k2"]), ("Add", ["x", "k2"], ["y"])],
+            {"k0": [[1]] * 100_000, "k1": [[1] * 100_000]},
+            4,
+        ),
+        ([("Pad", ["k0", "k1"], ["k2"]), ("Add", ["x", "k2"], ["y"])], {"k0": [1], "k1": [2**40, 0]}, 4),
+        ([("OneHot", ["k0", "k1", "k2"], ["k3"]), ("Add", ["x", "k3"], ["y"])],
+         {"k0": [1], "k1": [2**40], "k2": [0, 1]}, 4),
+        ([("Gather", ["x", "k0"], [f"y{n}"], {"axis": 1}) for n in range(200)] + [("Relu", ["x"], ["y"])],
+         {"k0": [0] * 500_000}, 4),
+        ([("Split", ["x"], ["y"], {"axis": 1, "num_outputs": 10**6})], {}, 10**6),
+        ([("SplitToSequence", ["x"], ["y"], {"axis": 1})], {}, 10**6),
+        ([("Relu", ["x"], ["y"])], {}, 2**41),
+        ([("Add", ["x", "k0"], ["y"])], {"k0": [[1]]}, 2**62),
+    ],
+)  # fmt: skip
+def test_onnx_that_asks_for_much_is_refused_before_it_is_computed(tmp_path, nodes, known, size):
+    numpy = pytest.importorskip("numpy")
+    arrays = [(name, numpy.array(value, dtype=numpy.int64)) for name, value in known.items()]
+    with pytest.raises((InputError, CaptureError), match=r"elements|over 33554432 values|loops over"):
+        capture(loaded(made(nodes, [("x", ["b", size])], ["y"], arrays), tmp_path), mode="infer")
+
+
+def test_weights_of_an_onnx_file_have_a_size_that_pytorch_can_describe(tmp_path):
+    model = made([("Gemm", ["x", "w"], ["y"])], [("x", ["b", 4])], ["y"])
+    weight = model.graph.initializer.add(name="w", data_type=1)
+    weight.dims.extend([2**40, 2**40])
+    with pytest.raises(InputError, match=r"model\.onnx.*elements"):
+        loaded(model, tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01broken", b"{}"])

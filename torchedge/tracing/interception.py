@@ -139,13 +139,14 @@ def _low_dtype() -> torch.dtype | None:
 
 _CASTS = frozenset(("to", "type", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as"))
 _COPIES = frozenset(("reshape", "flatten", "contiguous", "reshape_as", "ravel"))
-_SPLITS = frozenset(("unbind", "split", "unsafe_split"))
+_COUNTED = frozenset(("chunk", "unsafe_chunk", "tensor_split"))
+_SPLITS = _COUNTED | {"unbind", "split", "unsafe_split"}
 _DROPOUTS = frozenset(
     ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout")
 )
 _RANDOM = frozenset(("rand", "randn", "randint"))
 _DRAWS = _RANDOM | {"bernoulli", "uniform", "normal", "exponential", "random", "multinomial"}
-_MOST_PARTS = 1_000_000
+_MOST_PARTS = 100_000
 
 
 @dataclass(slots=True)
@@ -407,10 +408,11 @@ def _refuse_batch_loop(kind: str, args: Any, attrs: dict[str, Any]) -> None:
     if not isinstance(first, torch.Tensor) or not first.dim():
         return
     dim = attrs.get("dim", 0)
-    part = attrs.get("chunks", 1) if kind in ("split", "unsafe_split") else 1
+    part = 1 if kind == "unbind" else attrs.get("chunks", 1)
     if not isinstance(part, int):
         return
-    parts = first.shape[dim if isinstance(dim, int) else 0] // max(part, 1)
+    size = first.shape[dim if isinstance(dim, int) else 0]
+    parts = min(part, size) if kind in _COUNTED else size // max(part, 1)
     if parts > _MOST_PARTS:
         raise CaptureError(
             f"the forward pass loops over the samples of the batch ({kind}{where()}); capture it for one "

@@ -15,9 +15,18 @@ import torch
 
 from torchedge.errors import CaptureError, InputError, needed
 from torchedge.graphs.graph import last_uses
-from torchedge.tracing.onnx_nodes import DTYPES, Node, is_known, numbers, read_tensor, values
+from torchedge.tracing.onnx_nodes import (
+    DTYPES,
+    KnownValues,
+    Node,
+    is_known,
+    known_count,
+    numbers,
+    read_tensor,
+    values,
+)
 from torchedge.tracing.onnx_operators import LAYERS, OPERATORS, integers
-from torchedge.tracing.programs import MAX_NODES, MAX_SIZE, FileProgram, scope
+from torchedge.tracing.programs import MAX_NODES, FileProgram, checked_sizes, reading_model, scope
 
 MAX_FILE_BYTES = 2 << 30
 _LARGEST_FOLDED = 1_000_000
@@ -41,25 +50,15 @@ def load_onnx(path: str | Path) -> FileProgram:
     """
     with needed("onnx", extra="onnx", purpose="reading ONNX files"):
         import onnx
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    try:
+    with reading_model(path, "an ONNX file, as torch.onnx.export writes"):
         if Path(path).stat().st_size > MAX_FILE_BYTES:
             raise InputError(
                 f"{path}: is larger than {MAX_FILE_BYTES >> 30} GiB; expected weights beside the ONNX file"
             )
         model = onnx.load(str(path), load_external_data=False)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error
-    except (DecodeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path}: is not an ONNX file; expected one written by torch.onnx.export") from error
-    if not model.graph.node:
-        raise InputError(f"{path}: holds no operator; expected an ONNX model")
-    try:
+        if not model.graph.node:
+            raise InputError(f"{path}: holds no operator; expected an ONNX model")
         return OnnxProgram(Path(path).name, model.graph)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path}: is not understood ({type(error).__name__}: {error}); expected an ONNX model"
-        ) from error
 
 
 class OnnxProgram(FileProgram):
@@ -79,7 +78,7 @@ class OnnxProgram(FileProgram):
         statistics = _names_at(nodes, _STATISTICS)
         read = _names_at(nodes, _READ_VALUES)
         for proto in graph.initializer:
-            tensor = torch.empty(_checked(proto.dims), dtype=DTYPES[proto.data_type], device="meta")
+            tensor = torch.empty(checked_sizes(proto.dims), dtype=DTYPES[proto.data_type], device="meta")
             small = tensor.numel() <= _LARGEST_FOLDED and proto.data_location == 0
             if small and (not tensor.is_floating_point() or not tensor.dim() or proto.name in read):
                 constants[proto.name] = read_tensor(proto)
@@ -111,7 +110,8 @@ class OnnxProgram(FileProgram):
                     f"{self.title} leaves dimension {open_ones[0]!r} of its input {name} open; pass "
                     "input_size= or example= with its size"
                 )
-            tensors.append(torch.empty(known, dtype=dtype, device="meta"))
+            with reading_model(self.title, "inputs that PyTorch can describe"):
+                tensors.append(torch.empty(checked_sizes(known), dtype=dtype, device="meta"))
         return tuple(tensors)
 
     def forward(self, *fed: torch.Tensor) -> tuple[Any, ...]:
@@ -132,22 +132,24 @@ class OnnxProgram(FileProgram):
             recorder.note(
                 "layers are those of the ONNX file: batch norm that its exporter folded away does not train"
             )
+        known = KnownValues()
         spent = last_uses([node.inputs for node in self._nodes], {*self._returned, ""})
         for node, names in zip(self._nodes, spent, strict=True):
             with scope(recorder, node.scope):
-                results = self._run(node, [tensors[name] for name in node.inputs], recorder.batch)
+                results = self._run(node, [tensors[name] for name in node.inputs], recorder.batch, known)
             tensors.update(zip(node.outputs, results, strict=False))
             for name in names:
                 tensors.pop(name, None)
         return tuple([tensors[name] for name in self._returned if not is_known(tensors[name])])
 
-    def _run(self, node: Node, inputs: list[Any], batch: int) -> tuple[Any, ...]:
+    def _run(self, node: Node, inputs: list[Any], batch: int, known: KnownValues) -> tuple[Any, ...]:
         """Return the results of one operator: known tensors if all its inputs are known, else stand-ins."""
         if self.training and node.title in _TRAINED:
             node = dataclasses.replace(node, attributes={**node.attributes, "training_mode": 1})
+        known.spend(known_count(inputs))
         operator = OPERATORS.get(node.title)
         if operator is not None and (node.title in _OF_SHAPES or all(map(is_known, inputs))):
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with torch._C.DisableTorchFunction(), torch.no_grad(), known:
                 result = operator(node, *inputs)
         elif operator is not None:
             if node.title == "Reshape" and not self._open:
@@ -179,19 +181,13 @@ def _names_at(nodes: list[Node], places: Mapping[str, tuple[int, ...]]) -> set[s
     return {n.inputs[k] for n in nodes for k in places.get(n.title, ()) if k < len(n.inputs)}
 
 
-def _checked(sizes: Any) -> list[int]:
-    if any(not 0 <= s <= MAX_SIZE for s in sizes):
-        raise ValueError(f"a tensor of shape {tuple(sizes)}")
-    return [int(s) for s in sizes]
-
-
 def _described(proto: Any) -> tuple[list[int | str], torch.dtype]:
     """Return shape and dtype of an input; an open dimension is text."""
     kind = proto.type.tensor_type
     sizes: list[int | str] = [
         d.dim_param or f"{proto.name}[{axis}]"
         if d.WhichOneof("value") != "dim_value"
-        else _checked([d.dim_value])[0]
+        else checked_sizes([d.dim_value])[0]
         for axis, d in enumerate(kind.shape.dim)
     ]
     return sizes, DTYPES[kind.elem_type]

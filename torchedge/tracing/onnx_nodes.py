@@ -8,8 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from torchedge.errors import CaptureError
+
+MAX_KNOWN = 2**25
+"""Most values that the operators of a graph read and compute before it runs."""
 
 _STANDARD = ("", "ai.onnx")
 
@@ -87,6 +92,50 @@ def read_tensor(proto: Any) -> torch.Tensor:
     if DTYPES[proto.data_type] is torch.bfloat16:
         return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+class KnownValues(TorchDispatchMode):
+    """A limit on the values that an ONNX graph computes before it runs: shapes, indices, masks.
+
+    While active, every operator's results are counted, by its meta kernel, before they are computed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = MAX_KNOWN
+
+    def spend(self, count: int) -> None:
+        """Count some values; raises CaptureError once there are more than MAX_KNOWN."""
+        self._left -= count
+        if self._left < 0:
+            raise CaptureError(
+                f"the file computes over {MAX_KNOWN} values before it runs, which cannot be captured: shapes "
+                "or constants grow, perhaps with the batch size; export the model again, with a batch size"
+            )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count the results of one operator, then compute them."""
+        kwargs = kwargs or {}
+        metas = tree_map(_as_meta, (args, kwargs))
+        if any(argument.name == "device" for argument in func._schema.arguments):
+            metas[1]["device"] = "meta"
+        try:
+            results = func(*metas[0], **metas[1])
+        except (NotImplementedError, RuntimeError):
+            results = metas  # as many as are read, where that depends on their values
+        self.spend(sum(item.numel() for item in tree_leaves(results) if isinstance(item, torch.Tensor)))
+        return func(*args, **kwargs)
+
+
+def _as_meta(item: Any) -> Any:
+    if not isinstance(item, torch.Tensor):
+        return item
+    return torch.empty_strided(item.size(), item.stride(), dtype=item.dtype, device="meta")
+
+
+def known_count(items: Any) -> int:
+    """Return how many values are known of an operator's inputs."""
+    return sum(item.numel() for item in items if item is not None and is_known(item))
 
 
 def is_known(item: Any) -> bool:

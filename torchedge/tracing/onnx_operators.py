@@ -14,19 +14,11 @@ from torchedge.errors import CaptureError
 from torchedge.tracing.onnx_nodes import DTYPES, Node, is_known, numbers, read_tensor, scalar, values
 
 Handler = Callable[..., Any]
-_LARGEST = 10_000_000
 
 
 def operand(item: Any) -> Any:
     """Return an operand for PyTorch: a number for a known scalar."""
     return item.item() if is_known(item) and not item.dim() else item
-
-
-def _check_size(shape: Sequence[int]) -> None:
-    if math.prod(shape) > _LARGEST:
-        raise CaptureError(
-            f"a constant of shape {tuple(shape)} follows from the batch size, which cannot be captured"
-        )
 
 
 def _unary(function: Handler) -> Handler:
@@ -130,10 +122,10 @@ def _slice(
         return node.get(name, None) if item is None else numbers(item, f"the {name} of {node.name}")
 
     first, last = bounds(starts, "starts") or (), bounds(ends, "ends") or ()
+    places, strides = bounds(axes, "axes") or range(x.dim()), bounds(steps, "steps")
     index: list[slice] = [slice(None)] * x.dim()
     for k, (start, end) in enumerate(zip(first, last, strict=True)):
-        axis = (bounds(axes, "axes") or range(x.dim()))[k]
-        step = 1 if steps is None else numbers(steps, "a step")[k]
+        axis, step = places[k], 1 if strides is None else strides[k]
         if step < 0:
             x = x.flip(axis)
             start, end, step = -1 - start, -1 - end if end > -x.shape[axis] else x.shape[axis], -step
@@ -145,8 +137,9 @@ def _slice(
 def _gather(node: Node, x: Any, indices: Any) -> Any:
     axis = node.get("axis", 0)
     if is_known(indices) and indices.dim() < 2:
-        places = [i % x.shape[axis] for i in numbers(indices, "an index")]
-        return x.index_select(axis, integers(places)) if indices.dim() else x.select(axis, places[0])
+        with torch._C.DisableTorchFunction():
+            places = torch.remainder(indices.long(), x.shape[axis])
+        return x.index_select(axis, places) if indices.dim() else x.select(axis, int(places))
     if axis == 0 and isinstance(x, torch.nn.Parameter) and x.dim() == 2:
         return F.embedding(indices, x)
     index: list[Any] = [slice(None)] * x.dim()
@@ -162,27 +155,20 @@ def integers(values: Sequence[int]) -> torch.Tensor:
 
 def _expand(node: Node, x: Any, shape: Any) -> Any:
     sizes = torch.broadcast_shapes(tuple(x.shape), tuple(numbers(shape, f"the shape of {node.name}")))
-    if is_known(x):
-        _check_size(sizes)
     return x.expand(sizes)
 
 
 def _tile(node: Node, x: Any, repeats: Any) -> Any:
-    times = numbers(repeats, f"the repeats of {node.name}")
-    if is_known(x):
-        _check_size([*x.shape, *times])
-    return x.repeat(times)
+    return x.repeat(numbers(repeats, f"the repeats of {node.name}"))
 
 
 def _range(node: Node, *limits: Any) -> Any:
     start, stop, step = [scalar(item, 1) for item in limits]
-    _check_size([int((stop - start) / (step or 1))])
     return torch.arange(start, stop, step, dtype=limits[0].dtype)
 
 
 def _filled(node: Node, shape: Any) -> Any:
     sizes = numbers(shape, f"the shape of {node.name}")
-    _check_size(sizes)
     value = node.attributes.get("value")
     number = torch.zeros(1) if value is None else read_tensor(value)
     return number.expand(sizes) if sizes else number[0]
@@ -268,7 +254,6 @@ OPERATORS: dict[str, Handler] = {
     "Trilu": lambda node, x, k=None: (torch.triu if node.get("upper", 1) else torch.tril)(
         x, int(scalar(k, 0))
     ),
-    "Einsum": lambda node, *items: torch.einsum(node.get("equation", ""), *items),
     "SpaceToDepth": lambda node, x: F.pixel_unshuffle(x, node.get("blocksize", 1)),
     "CastLike": lambda node, x, like: x.to(like.dtype), "SplitToSequence": _sequence,
     "SequenceAt": lambda node, items, at: items[numbers(at, "a place")[0]],
@@ -429,6 +414,7 @@ def _recurrent(function: Callable[..., Any], gates: int) -> Callable[..., Any]:
 LAYERS: dict[str, Callable[..., Any]] = {
     "Conv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
     "MatMul": lambda node, a, b: torch.matmul(a, b),
+    "Einsum": lambda node, *items: torch.einsum(node.get("equation", ""), *items),
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
     "GlobalAveragePool": lambda node, x: _WHOLE_AVERAGES[x.dim() - 2](x, (1,) * (x.dim() - 2)),

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, ProfileError, TorchedgeError, first_line
 from torchedge.tracing.recorder import Recorder, active_recorder
 
 MAX_NODES = 100_000
 MAX_SIZE = 2**40
-"""The most operators of a file, and the largest size of a dimension."""
+"""The most operators of a file, and the most elements of a tensor."""
+
+
+@contextmanager
+def reading_model(path: str | Path, expected: str) -> Iterator[None]:
+    """Raise InputError for anything that goes wrong inside, in the libraries that read a format too."""
+    try:
+        yield
+    except ProfileError as error:
+        raise InputError(*error.args) from error
+    except TorchedgeError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise InputError(f"{path}: is not understood ({reason}); expected {expected}") from error
+
+
+def checked_sizes(sizes: Iterable[int]) -> list[int]:
+    """Return the sizes of a tensor; raises ValueError for a negative one, or for too many elements."""
+    shape = [int(size) for size in sizes]
+    if len(shape) > 64 or any(not 0 <= size <= MAX_SIZE for size in shape) or math.prod(shape) > MAX_SIZE:
+        raise ValueError(f"a tensor of shape {shape[:8]}, expected at most {MAX_SIZE} elements")
+    return shape
 
 
 class FileProgram(torch.nn.Module):

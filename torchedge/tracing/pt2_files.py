@@ -8,7 +8,6 @@ torch.export.load evaluates) are never parsed.
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import re
@@ -22,10 +21,11 @@ import torch
 
 from torchedge.errors import CaptureError, InputError
 from torchedge.ops import registry
-from torchedge.tracing.programs import MAX_NODES, MAX_SIZE, FileProgram, scope
+from torchedge.storage.documents import MAX_INTEGER, Document, parse_json
+from torchedge.tracing.programs import MAX_NODES, FileProgram, checked_sizes, reading_model, scope
 from torchedge.tracing.recorder import Recorder
 
-MAX_DOCUMENT_BYTES = 256 << 20
+MAX_DOCUMENT_BYTES = 64 << 20
 _DOCUMENT = re.compile(r"(.*/)?models/[^/]+\.json|serialized_exported_program\.json")
 _ATEN = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)\.(\w+)")
 _PYTHON: dict[str, Callable[..., Any]] = {
@@ -59,54 +59,25 @@ def load_pt2(path: str | Path) -> FileProgram:
 
     Raises InputError if the file is not a .pt2 archive, is too large, or refers to a missing name.
     """
-    document = _read_document(Path(path))
-    try:
+    with reading_model(path, "a file written by torch.export.save of PyTorch 2.6 or newer"):
+        document: Any = _read_document(Path(path))
         return Pt2Program(Path(path).name, document["graph_module"])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(
-            f"{path}: the graph is not understood ({type(error).__name__}: {error}); expected a file written "
-            "by torch.export.save of PyTorch 2.6 or newer"
-        ) from error
 
 
-def _read_document(path: Path) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            graphs = [i for i in archive.infolist() if _DOCUMENT.fullmatch(i.filename)]
-            if len(graphs) != 1:
-                raise InputError(
-                    f"{path}: holds {len(graphs)} graphs; expected one, written by torch.export.save"
-                )
-            if graphs[0].file_size > MAX_DOCUMENT_BYTES:
-                raise InputError(
-                    f"{path}: the graph is larger than {MAX_DOCUMENT_BYTES >> 20} MiB; expected a smaller one"
-                )
-            with archive.open(graphs[0]) as file:
-                data = file.read(MAX_DOCUMENT_BYTES + 1)
-    except InputError:
-        raise
-    except (
-        OSError,
-        zipfile.BadZipFile,
-        zipfile.LargeZipFile,
-        NotImplementedError,
-        RuntimeError,
-        EOFError,
-    ) as error:
+def _read_document(path: Path) -> Document:
+    with zipfile.ZipFile(path) as archive:
+        graphs = [i for i in archive.infolist() if _DOCUMENT.fullmatch(i.filename)]
+        if len(graphs) != 1:
+            raise InputError(
+                f"{path}: holds {len(graphs)} graphs; expected one, written by torch.export.save"
+            )
+        with archive.open(graphs[0]) as file:
+            data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
         raise InputError(
-            f"{path}: cannot be read as a .pt2 file ({error}); expected a file written by torch.export.save"
-        ) from error
-    except Exception as error:
-        raise InputError(
-            f"{path}: the file is damaged ({error}); export it again with torch.export.save"
-        ) from error
-    try:
-        document = json.loads(data[:MAX_DOCUMENT_BYTES])
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: the graph is not valid JSON ({error}); export the file again") from error
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: the graph is not a JSON object; export the file again")
-    return document
+            f"{path}: the graph is larger than {MAX_DOCUMENT_BYTES >> 20} MiB; expected a smaller one"
+        )
+    return parse_json(path, data)
 
 
 class Pt2Program(FileProgram):
@@ -205,7 +176,7 @@ def _call(node: dict[str, Any], values: dict[str, Any], recorder: Recorder, trai
 def _function(target: str) -> Callable[..., Any]:
     """Return an operator by name: ATen's if it is registered or reads a tensor, or arithmetic on sizes."""
     if target in _PYTHON:
-        return _PYTHON[target]
+        return _PYTHON[target] if target == "_operator.getitem" else _on_sizes(_PYTHON[target])
     match = _ATEN.fullmatch(target)
     packet = getattr(getattr(torch.ops, match[1]), match[2], None) if match else None
     overload = getattr(packet, match[3], None) if match and packet is not None else None
@@ -219,6 +190,27 @@ def _function(target: str) -> Callable[..., Any]:
         raise CaptureError(f"the file uses {target}, which reads no tensor; expected operators on tensors")
     function: Callable[..., Any] = overload
     return function
+
+
+def _on_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return arithmetic that takes and gives numbers of 64 bits: neither a power nor a text grows with it."""
+
+    def compute(*args: Any) -> Any:
+        numbers = [_size(arg) for arg in args]
+        if function is operator.pow and abs(numbers[0]) > 1 and abs(numbers[1]) > 64:
+            raise CaptureError(f"the file computes {numbers[0]} ** {numbers[1]}; expected sizes of 64 bits")
+        return _size(function(*numbers))
+
+    return compute
+
+
+def _size(item: Any) -> Any:
+    if isinstance(item, (int, float)) and abs(item) <= MAX_INTEGER:
+        return item
+    raise CaptureError(
+        f"the file computes a size from or to a {type(item).__name__} that is no number of 64 bits; export "
+        "the model again"
+    )
 
 
 def _higher_order(
@@ -298,7 +290,5 @@ def _tensor(meta: dict[str, Any], symbol: str | None) -> torch.Tensor:
         else:
             expression = size["as_expr"]
             number = 1 if expression["expr_str"] == symbol else int(expression["hint"]["as_int"])
-        if not 0 <= number <= MAX_SIZE:
-            raise ValueError(f"a size of {number}")
         sizes.append(number)
-    return torch.empty(sizes, dtype=_DTYPES[meta["dtype"]], device="meta")
+    return torch.empty(checked_sizes(sizes), dtype=_DTYPES[meta["dtype"]], device="meta")

@@ -35,6 +35,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 }
 
 _MOST_OPS = 100_000
+_MOST_VALUES = 4 * _MOST_OPS
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -374,6 +375,10 @@ class Recorder:
         operator are released after that one.
         """
         first = len(self.values)
+        if first + len(results) > _MOST_VALUES:
+            raise CaptureError(
+                f"the forward pass makes more than {_MOST_VALUES} tensors: a loop over the batch or data"
+            )
         for index, (sizes, dtype) in enumerate(results, first):
             self.add_value(f"{kind}_{index}", sizes, dtype, "activation", alias)
         if self.ops:
