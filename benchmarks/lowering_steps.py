@@ -7,9 +7,10 @@
 
 Each case runs in a process of its own; one that is in --out already is only printed, so that a run that was
 cut goes on where it ended. The optimizer is SGD with momentum, float32. torchedge: medians of the steps' wall
-time and of the sum of the kernels' own times, seconds to lower and to compile, numbers of kernels and
-launches, how far the first loss is from PyTorch's. PyTorch: the median wall time of a step, on CUDA with TF32
-off where it is there. Below a case stand its kinds of kernels and its slowest launches.
+time, of the time in which the host hands the launches over (both also with parts of the arena as arguments),
+and of the sum of the kernels' own times; seconds to lower and to compile, numbers of kernels and launches,
+how far the first loss is from PyTorch's. PyTorch: the median wall time of a step, on CUDA with TF32 off where
+it is there. Below a case stand its kinds of kernels and its slowest launches.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from torchedge.runtime import Executor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 7
@@ -216,6 +221,18 @@ def _median(call: Callable[[], object], count: int) -> float:
     return statistics.median(times)
 
 
+def _launched(executor: Executor) -> tuple[float, float]:
+    """Return the median milliseconds of a step, and those in which its launches are handed over."""
+    walls, hosts = [], []
+    for _ in range(STEPS + 2):
+        began = time.perf_counter()
+        executor.launch()
+        hosts.append(1e3 * (time.perf_counter() - began))
+        executor.finish()
+        walls.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(walls), statistics.median(hosts)
+
+
 def measure_torchedge(case: Case, target: str) -> dict[str, object]:
     """Return what a step of ours takes."""
     from torchedge.lowering.assembly import lower
@@ -248,22 +265,24 @@ def measure_torchedge(case: Case, target: str) -> dict[str, object]:
             for t in times:
                 kinds[-1][t.kind] += t.ns / 1e6
             each.append([t.ns / 1e6 for t in times])
-    with Executor(program) as executor:
-        executor.load(weights)
-        executor.run(*arrays)
-
-        def step() -> None:
-            executor.launch()
-            executor.finish()
-
-        wall = _median(step, STEPS + 2)
+    walls, hosts = [], []
+    for whole in (None, False):  # as the executor chooses, then with parts of the arena
+        with Executor(program, whole_arena=whole) as executor:
+            executor.load(weights)
+            executor.run(*arrays)
+            wall, host = _launched(executor)
+            walls.append(wall)
+            hosts.append(host)
     medians = [statistics.median(column) for column in zip(*each, strict=True)]
     slowest = sorted(range(len(medians)), key=lambda k: -medians[k])[:12]
     launches = program.launches
     return {
         "device": executor.context.device.name,
         "loss": loss,
-        "wall_ms": wall,
+        "wall_ms": walls[0],
+        "host_ms": hosts[0],
+        "parts_ms": walls[1],
+        "parts_host_ms": hosts[1],
         "kernels_ms": statistics.median(sums),
         "lower_s": lowered - began,
         "first_step_s": compiled - lowered,
@@ -332,7 +351,9 @@ def show(row: dict) -> None:
     ratio = row["wall_ms"] / row["torch_ms"]
     off = abs(row["loss"] - row["torch_loss"]) / max(1e-9, abs(row["torch_loss"]))
     print(
-        f"{row['name']} on {row['device']}: {row['wall_ms']:.2f} ms ({row['kernels_ms']:.2f} ms in kernels), "
+        f"{row['name']} on {row['device']}: {row['wall_ms']:.2f} ms ({row['kernels_ms']:.2f} ms in kernels, "
+        f"{row['host_ms']:.2f} ms of the host; with parts of the arena {row['parts_ms']:.2f} and "
+        f"{row['parts_host_ms']:.2f} ms), "
         f"PyTorch {row['torch_ms']:.2f} ms ({row['torch']}), {ratio:.2f} times; "
         f"{row['kernels']} kernels, {row['launches']} launches, "
         f"lowered in {row['lower_s']:.1f} s, first step {row['first_step_s']:.1f} s; loss off by {off:.0e}"

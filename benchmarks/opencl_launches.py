@@ -3,22 +3,27 @@
     python benchmarks/opencl_launches.py
     python benchmarks/opencl_launches.py --device gpu --kernels 40
 
-Launches: a chain of kernels over 64 elements, run by the executor; the microseconds that handing one over
-takes, and that one takes until all are done, the median of rounds. Builds: so many kernels as one program and
-as a program each, the first run after (where PoCL compiles), and once more from the binary; in processes of
-their own with empty caches of the driver, after one other kernel has been built.
+Launches: a chain of kernels over 64 elements, run by the executor, with parts of the arena as arguments or
+the whole arena with offsets; the microseconds that handing one over takes, and that one takes until all are
+done, the median of rounds. "No event": the driver's function itself, called without asking for an event.
+Builds: so many kernels as one program and as a program each, the first run after (where PoCL compiles), and
+once more from the binary; in processes of their own with empty caches of the driver, after one other kernel
+has been built.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import oracle_path  # noqa: F401 - for oracles
 
@@ -26,23 +31,27 @@ from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.memory import allocate_buffer
 
+if TYPE_CHECKING:
+    from torchedge.runtime import Executor
+
 LAUNCHES, ROUNDS = 500, 15
 DRIVER_CACHES = ("POCL_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
-def time_launches(device: str | None, profile: bool) -> None:
+def time_launches(device: str | None, *, whole: bool, profile: bool = False, events: bool = True) -> None:
     """Print the time of a launch."""
     import numpy as np
     from oracles.small_programs import chain
 
     from torchedge.runtime import Executor
 
-    with Executor(chain(LAUNCHES - 1, 64), device, profile=profile) as executor:
+    with Executor(chain(LAUNCHES - 1, 64), device, profile=profile, whole_arena=whole) as executor:
         executor.run(np.zeros(64, np.float32))
+        enqueue = executor._enqueue if events else without_events(executor)
         given, done, steps = [], [], []
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            executor._enqueue()
+            enqueue()
             handed = time.perf_counter()
             executor._queue.finish()
             done.append((time.perf_counter() - began) / LAUNCHES)
@@ -50,11 +59,32 @@ def time_launches(device: str | None, profile: bool) -> None:
             began = time.perf_counter()
             executor.run(np.zeros(64, np.float32))
             steps.append(time.perf_counter() - began)
+    kind = ("whole arena" if whole else "parts") + ", timed" * profile + ", no event" * (not events)
     print(
-        f"launch{' with events' * profile}: {statistics.median(given) * 1e6:.2f} us to hand over, "
+        f"launch, {kind}: {statistics.median(given) * 1e6:.2f} us to hand over, "
         f"{statistics.median(done) * 1e6:.2f} us each until all are done; "
         f"a step of {LAUNCHES}: {statistics.median(steps) * 1e3:.2f} ms"
     )
+
+
+def without_events(executor: Executor) -> Callable[[], None]:
+    """Return a function that enqueues the launches of an executor without events."""
+    import pyopencl
+
+    launch = ctypes.CDLL(pyopencl._cl.__file__).clEnqueueNDRangeKernel
+    queue = ctypes.c_void_p(executor._queue.int_ptr)
+    calls = []
+    for kernel, work_items, group in executor._calls:
+        sizes = [part and (ctypes.c_size_t * len(part))(*part) for part in (work_items, group)]
+        count = ctypes.c_uint(len(work_items))
+        calls.append((queue, ctypes.c_void_p(kernel.int_ptr), count, None, *sizes, 0, None, None))
+
+    def enqueue() -> None:
+        for call in calls:
+            if launch(*call):
+                raise SystemExit("the driver refuses a launch")
+
+    return enqueue
 
 
 def source(number: int) -> str:
@@ -123,8 +153,10 @@ def main() -> None:
         build(given.way, given.device, given.kernels, given.folder)
         return
     print(open_context(given.device).device.name, flush=True)
-    for profile in (False, True):
-        time_launches(given.device, profile)
+    for whole in (False, True):
+        time_launches(given.device, whole=whole)
+        time_launches(given.device, whole=whole, profile=True)
+        time_launches(given.device, whole=whole, events=False)
     sys.stdout.flush()
     build_all(given.device, given.kernels)
 

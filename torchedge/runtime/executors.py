@@ -14,6 +14,7 @@ import numpy as np
 from torchedge.errors import InputError, KernelCheckError, OpenCLError, did_you_mean
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.kernels.loading import LoadingWay
+from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
@@ -74,7 +75,9 @@ class Executor:
     checks: memory that no launch has written holds NaN, the arena's plan is verified, and the reports of
     kernels made with checks are read after each launch. shared: an executor on the same device whose
     parameters, buffers and states of the same names are used instead of own ones; `profile` is the same as
-    there. placed: memory by tensor name to use instead of own memory (see `place`).
+    there. placed: memory by tensor name to use instead of own memory (see `place`). whole_arena: launches get
+    the arena as one buffer with the offsets of its tensors, not parts of it; None: where weights are not
+    streamed and the device is no processor.
 
     Threads may share an executor and those that share its tensors: their calls run one after the other.
 
@@ -101,6 +104,7 @@ class Executor:
         checks: bool = False,
         shared: Executor | None = None,
         placed: Mapping[str, Any] | None = None,
+        whole_arena: bool | None = None,
     ) -> None:
         schedule = program if isinstance(program, StreamingSchedule) else None
         self.program = program if isinstance(program, Program) else program.program
@@ -111,7 +115,7 @@ class Executor:
         self._lock = threading.RLock() if shared is None else shared._lock
         self._events: list[Any] = []
         try:
-            self._open(schedule, source, device, shared, loading)
+            self._open(schedule, source, device, shared, loading, whole_arena)
         except BaseException:
             self._release()
             if source is not None:
@@ -125,6 +129,7 @@ class Executor:
         device: ClDevice | str | int | None,
         shared: Executor | None,
         loading: LoadingWay,
+        whole_arena: bool | None,
     ) -> None:
         """Compile the kernels, allocate, and load what a schedule preloads."""
         self.context: DeviceContext = open_context(device) if shared is None else shared.context
@@ -135,14 +140,16 @@ class Executor:
         self.memory: DeviceMemory = shared.memory if shared is not None else self._own_memory(self._profile)
         self._queue: Any = self.memory.queue
         slots = slots_of(schedule) if schedule is not None and loading == "slot" else {}
-        compiled = compile_kernels(self.context, _sources(self.program, slots))
+        kernels = self._kernels(schedule, whole_arena)
+        compiled = compile_kernels(self.context, _sources(self.program, kernels, slots))
         self._gauge = memory_gauge(self.context) if self._profile and schedule is not None else None
         self._before_bytes = 0 if self._gauge is None else self._gauge.read()
         self._tensors = self._residents({} if shared is None else shared._tensors)
-        self._arena = self.memory.allocate_arena(self.program, poisoned=self._checks)
+        parts = self._parts(kernels)
+        self._arena = self.memory.allocate_arena(self.program, parts, poisoned=self._checks)
         if any(kernel.checks for kernel in self.program.kernels):
             self._words = self.memory.allocate_bytes(4 * _WORDS, "check words")
-        self._calls = self._bind(compiled, slots)
+        self._calls = self._bind(compiled, kernels, slots)
         if schedule is not None and source is not None:
             self._preload(schedule, source, loading, slots)
         names = self._names
@@ -198,27 +205,53 @@ class Executor:
                     self.memory.write(own, np.full(tensor.shape, tensor.fill, tensor.dtype))
         return tensors
 
+    def _kernels(self, schedule: StreamingSchedule | None, whole_arena: bool | None) -> list[OffsetKernel]:
+        """Return the form of each kernel that runs: with the offsets of its tensors in the arena, or without.
+
+        Without where copies run beside launches: a buffer and its parts may not be used at the same time.
+        """
+        if whole_arena is None:
+            whole_arena = self.context.device.kind != "cpu"
+        if whole_arena and schedule is None:
+            return offset_kernels(self.program)
+        return [OffsetKernel(kernel, ()) for kernel in self.program.kernels]
+
+    def _parts(self, kernels: Sequence[OffsetKernel]) -> set[int]:
+        """Return the tensors of the arena's buffer that a launch gets as a part of it."""
+        return {
+            index
+            for launch in self.program.launches
+            if not kernels[launch.kernel].moved
+            for index in launch.tensors
+        }
+
     def _own_arguments(self, position: int) -> int:
         """Return the number of arguments of a launch without a slot."""
         launch = self.program.launches[position]
         return len(launch.tensors) + self.program.kernels[launch.kernel].checks + len(launch.sizes)
 
     def _bind(
-        self, compiled: CompiledKernels, slots: Mapping[int, Slot]
+        self, compiled: CompiledKernels, kernels: Sequence[OffsetKernel], slots: Mapping[int, Slot]
     ) -> list[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]:
         """Return (kernel with its arguments set, global size, local size) of each launch.
 
         slots: of launches that run with their slot.
         """
-        kernels = self.program.kernels
-        calls = []
+        assert self._arena is not None
+        offset, calls = self.program.arena.offset, []
         for position, launch in enumerate(self.program.launches):
-            chosen = slots[position].kernel if position in slots else kernels[launch.kernel]
+            form = kernels[launch.kernel]
+            chosen = slots[position].kernel if position in slots else form.kernel
             kernel = compiled.kernel(chosen.name)
-            arguments: list[Any] = [self._memory_of(index) for index in launch.tensors]
-            if kernels[launch.kernel].checks:
+            inside = [place for place in form.moved if launch.tensors[place] in offset]
+            arguments: list[Any] = [
+                self._arena.buffer if place in inside else self._memory_of(index)
+                for place, index in enumerate(launch.tensors)
+            ]
+            if form.kernel.checks:
                 arguments.append(self._words)
             arguments += map(np.int32, launch.sizes)
+            arguments += [np.uint32(offset.get(launch.tensors[p], 0) // UNIT_BYTES) for p in form.moved]
             with translated(self._named(position)):
                 for place, argument in enumerate(arguments):
                     kernel.set_arg(place, argument)
@@ -413,6 +446,11 @@ class Executor:
         before, after, recorded = store.before, store.after, self._profile or self._checks
         self._events, position = [], -1
         try:
+            if store is PRELOADED and not recorded:  # nothing but the launches
+                for call in self._calls:
+                    position += 1
+                    enqueue(queue, *call)
+                return
             store.begin()
             for position, call in enumerate(self._calls):
                 event = enqueue(queue, *call, None, before(position))
@@ -495,9 +533,9 @@ def _check_source(
         raise InputError("a streaming executor shares no tensors; omit shared=")
 
 
-def _sources(program: Program, slots: Mapping[int, Slot]) -> dict[str, str]:
+def _sources(program: Program, kernels: Sequence[OffsetKernel], slots: Mapping[int, Slot]) -> dict[str, str]:
     sources: dict[str, str] = {}
-    for kernel in (*program.kernels, *[slot.kernel for slot in slots.values()]):
+    for kernel in (*[form.kernel for form in kernels], *[slot.kernel for slot in slots.values()]):
         if sources.setdefault(kernel.name, kernel.source) != kernel.source:
             raise InputError(
                 f"program {program.name} has two kernels called {kernel.name}; rename one of them"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +88,12 @@ class DeviceMemory:
         """Return host-visible memory, mapped on a queue; raises DeviceMemoryError where it is too little."""
         return StagingMemory(self.context, queue, nbytes, "staging pool")
 
-    def allocate_arena(self, program: Program, *, poisoned: bool = False) -> ArenaMemory:
+    def allocate_arena(
+        self, program: Program, parts: Container[int], *, poisoned: bool = False
+    ) -> ArenaMemory:
         """Allocate the program's arena as planned, to the byte. poisoned: floats start as NaN.
+
+        parts: tensors of its buffer that get a memory object of their own, a part of it.
 
         Raises:
             DeviceMemoryError: the device has too little. OpenCLError: its buffer has another size.
@@ -102,21 +107,23 @@ class DeviceMemory:
         if buffer is not None and poisoned:
             fill(self.context, self.queue, buffer, 0xFF)
         images = tuple([allocate_image(self.context, *slot, what) for slot in arena.slots])
-        parts: list[Any] = []
+        objects: list[Any] = []
         known: dict[tuple[int, int], Any] = {}
         memory: dict[int, Any] = {}
         for index, offset in arena.offset.items():
+            if index not in parts:
+                continue
             tensor = program.tensors[index]
             place = (offset, tensor.nbytes)
             if place not in known:
                 known[place] = sub_buffer(self.context, buffer, *place, f"{what}: {tensor.name}")
-                parts.append(known[place])
+                objects.append(known[place])
             memory[index] = known[place]
             if tensor.layout.storage == "image_buffer":
                 memory[index] = self._image_of(tensor, known[place])
-                parts.append(memory[index])
+                objects.append(memory[index])
         memory |= {index: images[slot] for index, slot in arena.slot.items()}
-        return ArenaMemory(memory, buffer, images, parts)
+        return ArenaMemory(memory, buffer, images, objects)
 
     def _image_of(self, tensor: StoredTensor, buffer: Any) -> Any:
         """Return the image over the buffer of a tensor whose storage is "image_buffer"."""

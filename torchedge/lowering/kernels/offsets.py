@@ -1,0 +1,86 @@
+"""Kernels that find their tensors in one buffer: the arena, with the offset of each tensor as an argument.
+
+A launch whose arguments are parts of the arena's buffer costs NVIDIA's driver more than the launch itself.
+With offsets all launches share one memory object. Like a loading slot, offsets are added to a kernel's text,
+so that the form with offsets follows from the kernel of a program alone.
+
+`restrict` stays as it is: it speaks of elements, not of buffers. The tensors of a launch do not overlap in
+the arena, save in the pairs of `Kernel.in_place`, whose arguments are not `restrict`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchedge.lowering.programs import MAX_ARGUMENT_BYTES, Kernel, Program
+
+UNIT_BYTES = 512
+"""Unit of the offsets, a power of two: places in arenas that `lower` plans are multiples of it."""
+
+_HEAD = re.compile(r"^.*\b__kernel void (\w+)\((.*)\) \{$", re.MULTILINE)
+_POINTER = re.compile(r"^__global ((?:const )?\w+) ?\* ?(?:restrict )?(\w+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetKernel:
+    """A kernel with offsets: `moved` are the arguments that have one, in the order of the offsets.
+
+    The offsets are uint arguments behind all others, in units of `UNIT_BYTES`.
+    """
+
+    kernel: Kernel
+    moved: tuple[int, ...]
+
+
+def with_offsets(kernel: Kernel, moved: Sequence[int]) -> OffsetKernel:
+    """Return a kernel that computes the same on tensors at offsets within the memory of `moved` arguments.
+
+    No argument has an offset in a text that this package does not write, or where offsets would take more
+    bytes of arguments than every device has.
+    """
+    head = _HEAD.search(kernel.source)
+    own = head[2].split(", ") if head else []
+    pointers = {place: match for place, text in enumerate(own) if (match := _POINTER.match(text))}
+    nbytes = 8 * (len(kernel.access) + kernel.checks) + 4 * (kernel.sizes + len(moved))
+    if head is None or not moved or nbytes > MAX_ARGUMENT_BYTES or not pointers.keys() >= set(moved):
+        return OffsetKernel(kernel, ())
+    shift = UNIT_BYTES.bit_length() - 1
+    lines = []
+    for place in moved:
+        kind, name = pointers[place].groups()
+        raw = "const uchar" if kind.startswith("const ") else "uchar"
+        lines.append(
+            f"  {name} = (__global {kind}*)((__global {raw}*){name} + ((ulong){name}_at << {shift}));"
+        )
+    names = [f"const uint {pointers[place][2]}_at" for place in moved]
+    text = f"({', '.join([*own, *names])}) {{\n" + "\n".join(lines) + kernel.source[head.end() :]
+    before = kernel.source[: head.start(1)]
+    name = f"{head[1]}_at_{hashlib.sha256((before + text).encode()).hexdigest()[:6]}"
+    return OffsetKernel(replace(kernel, name=name, source=before + name + text), tuple(moved))
+
+
+def offset_kernels(program: Program) -> list[OffsetKernel]:
+    """Return the kernels of a program with an offset for each argument that lies in the arena's buffer.
+
+    An argument has one if it lies there in any launch; a tensor elsewhere has the offset 0. No kernel has
+    offsets where images are made of the arena: a launch may not use a buffer and its parts at once.
+    """
+    if not all(in_arena(program, index) for index in program.arena.offset):
+        return [OffsetKernel(kernel, ()) for kernel in program.kernels]
+    moved: list[dict[int, None]] = [{} for _ in program.kernels]
+    for launch in program.launches:
+        for place, index in enumerate(launch.tensors):
+            if in_arena(program, index):
+                moved[launch.kernel][place] = None
+    return [with_offsets(kernel, sorted(moved[k])) for k, kernel in enumerate(program.kernels)]
+
+
+def in_arena(program: Program, tensor: int) -> bool:
+    """Whether a tensor lies in the arena's buffer, at a multiple of the unit, and is no image made of it."""
+    offset = program.arena.offset.get(tensor)
+    return (
+        offset is not None and not offset % UNIT_BYTES and program.tensors[tensor].layout.storage == "buffer"
+    )
