@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.prediction.latency.workload import LAUNCHES, PASSES, Workload
+from torchedge.prediction.latency.workload import FORWARD_SHARE, LAUNCHES, PASSES, Workload
 
 PHASES = ("fwd", "bwd_x", "bwd_w")
 KINDS = ("1x1", "3x3", "other")
@@ -134,7 +134,7 @@ def _figure(device: Device, name: str, default: float) -> float:
 class Rows:
     """Work of R (graph, batch size) pairs: tables of distinct work, and which line belongs to which row.
 
-    products (U, 11) and depthwise (V, 7) are tables; `product_line` (L,) and `product_row` (L,) say that row
+    products (U, 13) and depthwise (V, 9) are tables; `product_line` (L,) and `product_row` (L,) say that row
     `product_row[i]` runs line `product_line[i]`, and likewise for depthwise convolutions.
     """
 
@@ -258,7 +258,7 @@ def _product_terms(
         * (p[f"odd_{side}_{phase}"] + _chosen(p, "odd_{}_" + f"{side}_{phase}", kinds))
         for side, size in (("m", m), ("n", n))
     )
-    often = table[:, 7] * (table[:, 6] if phase == "bwd_x" else 1.0)
+    often = table[:, 7] * table[:, {"fwd": 12, "bwd_x": 6, "bwd_w": 11}[phase]]
     special = (table[:, 9] > 1) * p[f"grouped_{phase}"] + table[:, 10] * p[f"matrix_{phase}"]
     scale = xp.exp(uneven + special) * often
     latency = xp.exp(p[f"latency_{phase}"]) * often / table[:, 9]
@@ -280,24 +280,26 @@ def _tiled(size: Array, p: Mapping[str, Any], phase: str, xp: Any) -> Array:  # 
 
 def depthwise_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> Array:  # noqa: ANN401
     """Time of each depthwise convolution over all phases, ms."""
-    n, k, stride, ip, op, input_grad, count = (rows.depthwise[rows.depthwise_line, i] for i in range(7))
+    n, k, stride, ip, op, input_grad, count, weight_grad, runs = (
+        rows.depthwise[rows.depthwise_line, i] for i in range(9)
+    )
     batch = rows.batch[rows.depthwise_row]
     read, written = n * ip * batch, n * op * batch
     work = {"fwd": written * k, "bwd_x": read * k, "bwd_w": written * k}
+    often = {"fwd": runs, "bwd_x": input_grad, "bwd_w": weight_grad}
     total: Any = 0.0
     for phase in PHASES if rows.training else PHASES[:1]:
         time = xp.exp(p[f"depthwise_{phase}"]) * work[phase]
         if phase == "bwd_x":
-            time = (
-                time * xp.where(stride > 1, xp.exp(p["depthwise_strided"]), xp.ones_like(stride)) * input_grad
-            )
-        total = total + time + xp.exp(p[f"depthwise_traffic_{phase}"]) * (read + written)
+            time = time * xp.where(stride > 1, xp.exp(p["depthwise_strided"]), xp.ones_like(stride))
+        traffic = xp.exp(p[f"depthwise_traffic_{phase}"]) * (read + written)
+        total = total + (time + traffic) * often[phase]
     return total * count
 
 
 def pass_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> list[Array]:  # noqa: ANN401
     """Time of each kind of element-wise work by row, ms; a forward pass alone does about a third of it."""
-    share = 1.0 if rows.training else 1 / 3
+    share = 1.0 if rows.training else FORWARD_SHARE
     times = []
     for column, name in enumerate(PASSES):
         scale = 1.0 if name == "update" else rows.batch

@@ -18,22 +18,29 @@ import numpy.typing as npt
 from torchedge.graphs import FLOATING, ForwardGraph, Op
 from torchedge.graphs.sizes import Affine
 from torchedge.ops import Work, spec_of
-from torchedge.ops.gradients import gradient_needs
+from torchedge.ops.gradients import gradient_needs, is_differentiated
 
 PASSES = ("norm", "activation", "binary", "copy", "pool_in", "pool_window", "bias", "update", "fan")
 """Element-wise work, in elements a sample: normalised, activated, added or multiplied, copied, read by
 pooling, compared in pooling windows, biases added, parameters updated (whatever the batch), gradients summed
 where a value is used twice."""
 
+FORWARD_SHARE = 1 / 3
+"""The part of element-wise work that a forward pass alone does."""
+
 LAUNCHES = ("product_fwd", "product_bwd", "norm_fwd", "norm_bwd", "pass_fwd", "pass_bwd", "parameter")
 """Kernels launched a step, by purpose; `parameter` counts updated parameter tensors."""
 
-PRODUCT_COLUMNS = ("m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched", "groups", "matrix")
+PRODUCT_COLUMNS = (
+    "m", "n", "k", "stride", "ip", "op", "input_grad", "count", "batched", "groups", "matrix", "weight_grad",
+    "runs",
+)  # fmt: skip
 """Input and output channels of a group, kernel volume, stride, input and output positions a sample, whether
 the gradient of the input is computed, how many such products (times groups), whether positions scale with
-the batch, groups, whether it is a plain product of matrices rather than a convolution."""
+the batch, groups, whether it is a plain product of matrices rather than a convolution, whether the gradient
+of the second factor (the weight) is computed, forward runs a step (2: the backward pass runs it again)."""
 
-DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count")
+DEPTHWISE_COLUMNS = ("n", "k", "stride", "ip", "op", "input_grad", "count", "weight_grad", "runs")
 
 Array = npt.NDArray[np.float64]
 
@@ -42,7 +49,7 @@ _HALF = frozenset(("float16", "bfloat16"))
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Work of one step: products (P, 11), depthwise (D, 7), passes (9,), launches (7,), float64."""
+    """Work of one step: products (P, 13), depthwise (D, 9), passes (9,), launches (7,), float64."""
 
     products: Array
     depthwise: Array
@@ -52,10 +59,15 @@ class Workload:
 
 
 class _Counter:
-    """Accumulates the work of a graph."""
+    """Accumulates the work of a graph.
+
+    runs: how often the forward pass of the operator being counted runs in a step; trained: whether it has a
+    backward pass.
+    """
 
     def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
+        self.runs, self.trained = 1, True
         self.products: dict[tuple[float, ...], float] = {}
         self.depthwise: dict[tuple[float, ...], float] = {}
         self.passes = dict.fromkeys(PASSES, 0.0)
@@ -82,20 +94,32 @@ class _Counter:
         ip: float,
         op: float,
         grad: bool,
+        weight_grad: bool,
         groups: float = 1,
         batched: bool = True,
         matrix: bool = False,
     ) -> None:
-        key = (m, n, k, stride, ip, op, float(grad), groups, float(batched), float(matrix))
+        """Book a product; grad, weight_grad: of its first and second factor."""
+        flags = tuple(map(float, (batched, matrix, weight_grad, self.runs)))
+        key = (m, n, k, stride, ip, op, float(grad), groups, *flags)
         self.products[key] = self.products.get(key, 0.0) + 1
-        self.launches["product_fwd"] += 1
-        self.launches["product_bwd"] += 1
+        self.launch_product()
+
+    def launch_product(self) -> None:
+        self.launches["product_fwd"] += self.runs
+        self.launches["product_bwd"] += self.trained
 
     def sweep(self, name: str, amount: float, forward: str, backward: str, times: float) -> None:
-        """Book element-wise work and its launches: one forward, `times` backward."""
-        self.passes[name] += amount
-        self.launches[forward] += 1
+        """Book element-wise work and its launches: `runs` forward, `times` backward."""
+        self.add_pass(name, amount)
+        self.launches[forward] += self.runs
         self.launches[backward] += times
+
+    def add_pass(self, name: str, amount: float) -> None:
+        """Book element-wise work of all its runs, in units of a forward and a backward pass."""
+        if self.graph.loss is not None:
+            amount = amount * (self.trained + FORWARD_SHARE * (self.runs - self.trained))
+        self.passes[name] += amount
 
 
 _Count = Callable[[_Counter, Op, bool, list[bool]], None]
@@ -132,12 +156,13 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         work = spec_of(op.kind).work
         if work is Work.NONE or not op.outputs or _bookkeeping(graph, op):
             continue
-        grad = any(i is not None and needs[i] for i in op.inputs)
-        _COUNTS[work](counter, op, grad, needs)
+        counter.trained = is_differentiated(op, needs, through_stops=True)
+        counter.runs = 2 if counter.trained and op.region and graph.loss is not None else 1
+        _COUNTS[work](counter, op, counter.trained, needs)
     _count_updates(counter, needs)
     return WorkAmounts(
-        [[*key[:7], times * key[7], key[8], key[7], key[9]] for key, times in counter.products.items()],
-        [[*key, times] for key, times in counter.depthwise.items()],
+        [[*key[:7], times * key[7], key[8], key[7], *key[9:]] for key, times in counter.products.items()],
+        [[*key[:6], times, *key[6:]] for key, times in counter.depthwise.items()],
         list(counter.passes.values()),
         list(counter.launches.values()),
     )
@@ -180,12 +205,12 @@ def _count_convolution(
     op_, _ = _positions((*values[large].shape[: -rank - 1], *values[large].shape[-rank:]))
     stride = op.attrs.get("stride", 1)
     step = float(max(stride) if isinstance(stride, tuple) else stride)
-    input_grad = needs[x]
+    input_grad, weight_grad = grad and needs[x], grad and needs[w]
     if groups > 1 and channels_in == groups:
-        key = (channels_out, prod(kernel), step, ip, op_, float(input_grad))
+        flags = tuple(map(float, (input_grad, weight_grad, counter.runs)))
+        key = (channels_out, prod(kernel), step, ip, op_, *flags)
         counter.depthwise[key] = counter.depthwise.get(key, 0.0) + 1
-        counter.launches["product_fwd"] += 1
-        counter.launches["product_bwd"] += 1
+        counter.launch_product()
     else:
         counter.product(
             channels_in if groups == 1 else channels_in / groups,
@@ -195,11 +220,13 @@ def _count_convolution(
             ip,
             op_,
             input_grad,
+            weight_grad,
             groups,
             batched,
         )
     if len(op.inputs) > 2 and op.inputs[2] is not None:
-        counter.passes["bias"] += counter.elements(y)
+        counter.trained = grad and needs[op.inputs[2]]
+        counter.add_pass("bias", counter.elements(y))
 
 
 def _channels(shape: tuple[object, ...], rank: int) -> int:
@@ -217,7 +244,8 @@ def _count_product(counter: _Counter, op: Op, grad: bool, needs: list[bool], fir
     rows, batched = _positions(out[:-1])
     inner, _ = _positions(values[tensors[0]].shape[-1:])
     width, _ = _positions(out[-1:])
-    counter.product(inner, width, 1, 1, rows, rows, needs[tensors[0]], 1, batched, True)
+    first_grad, second_grad = (grad and needs[i] for i in tensors[:2])
+    counter.product(inner, width, 1, 1, rows, rows, first_grad, second_grad, 1, batched, True)
 
 
 def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -229,8 +257,8 @@ def _count_attention(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     keys, _ = _positions(shapes[1][-2:-1])
     inner, _ = _positions(shapes[0][-1:])
     width, _ = _positions(shapes[2][-1:])
-    counter.product(inner, keys, 1, 1, rows, rows, grad, 1, batched, True)
-    counter.product(keys, width, 1, 1, rows, rows, grad, 1, batched, True)
+    counter.product(inner, keys, 1, 1, rows, rows, grad, grad, 1, batched, True)
+    counter.product(keys, width, 1, 1, rows, rows, grad, grad, 1, batched, True)
     counter.sweep("norm", rows * keys, "norm_fwd", "norm_bwd", float(grad))
 
 
@@ -262,7 +290,7 @@ def _count_pooling(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> 
         kernel**rank if isinstance(kernel, int) else prod(kernel) ** (rank if len(kernel) == 1 else 1)
     )
     counter.sweep("pool_in", counter.elements(op.inputs[0]), "pass_fwd", "pass_bwd", float(grad))
-    counter.passes["pool_window"] += counter.elements(op.outputs[0]) * window
+    counter.add_pass("pool_window", counter.elements(op.outputs[0]) * window)
 
 
 def _count_reductions(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -275,7 +303,7 @@ def _count_losses(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> N
     counter.sweep(
         "norm", counter.elements(op.inputs[0] if op.inputs else None), "pass_fwd", "pass_bwd", 2.0 * grad
     )
-    counter.launches["pass_fwd"] += 1
+    counter.launches["pass_fwd"] += counter.runs
 
 
 def _count_recurrent(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -> None:
@@ -285,7 +313,7 @@ def _count_recurrent(counter: _Counter, op: Op, grad: bool, needs: list[bool]) -
     for index in op.inputs[1:]:
         if index is not None and values[index].role == "parameter" and len(values[index].shape) == 2:
             width, inner = (s for s in values[index].shape if not isinstance(s, Affine))
-            counter.product(inner, width, 1, 1, rows, rows, grad, 1, batched, True)
+            counter.product(inner, width, 1, 1, rows, rows, grad, grad and needs[index], 1, batched, True)
 
 
 def _count_updates(counter: _Counter, needs: list[bool]) -> None:

@@ -1,0 +1,85 @@
+"""The work of a step counted for the time models: frozen parameters and activation checkpointing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from torchedge.devices.catalog import find_device
+from torchedge.prediction.latency.workload import LAUNCHES, PRODUCT_COLUMNS, count_work
+from torchedge.prediction.predictor import predict_graph
+from torchedge.tracing.capturing import capture
+
+
+class Stack(nn.Module):
+    """Convolutions, all in one checkpoint or none, and a head."""
+
+    def __init__(self, checkpointed=False, depth=4):
+        super().__init__()
+        layers = [
+            nn.Sequential(nn.Conv2d(3 if not k else 16, 16, 3, padding=1), nn.ReLU()) for k in range(depth)
+        ]
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(16, 10)
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        x = checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
+        return self.head(x.mean((2, 3)))
+
+
+def graph_of(model, mode="train"):
+    return capture(model, torch.zeros(2, 3, 16, 16), mode=mode)
+
+
+def total(work, column=None):
+    products = dict(zip(PRODUCT_COLUMNS, work.products.T, strict=True))
+    return float(np.sum(products["count"] * (1 if column is None else products[column])))
+
+
+def latency(graph):
+    return predict_graph(graph, 8, find_device("nvidia-a100")).latency.value
+
+
+def test_frozen_layers_have_no_backward_work():
+    model = Stack()
+    model.body.requires_grad_(False)
+    work = count_work(graph_of(model))
+    assert total(work) == 5
+    assert total(work, "weight_grad") == 1  # the head's
+    assert total(work, "input_grad") == 0
+    launches = dict(zip(LAUNCHES, work.launches, strict=True))
+    assert (launches["product_fwd"], launches["product_bwd"], launches["parameter"]) == (5, 1, 2)
+
+
+def test_frozen_weights_above_a_trained_one_have_input_gradients_only():
+    model = Stack()
+    model.body[1:].requires_grad_(False)
+    work = count_work(graph_of(model))
+    assert total(work, "weight_grad") == 2  # the first convolution's and the head's
+    assert total(work, "input_grad") == 4
+
+
+def test_training_the_head_alone_takes_little_longer_than_inference():
+    whole, head = Stack(depth=8), Stack(depth=8)
+    head.body.requires_grad_(False)
+    inference = latency(graph_of(whole, "infer"))
+    assert inference < latency(graph_of(head)) < (inference + latency(graph_of(whole))) / 2
+
+
+def test_a_checkpoint_runs_its_forward_pass_again():
+    plain, again = count_work(graph_of(Stack())), count_work(graph_of(Stack(checkpointed=True)))
+    assert total(plain, "runs") == 5
+    assert total(again, "runs") == 9  # the four convolutions twice
+    assert total(again, "weight_grad") == total(plain, "weight_grad")
+    third = 1 / 3  # of a forward and a backward pass
+    growth = again.passes / np.where(plain.passes > 0, plain.passes, 1)
+    assert growth.max() == pytest.approx(1 + third)
+    assert latency(graph_of(Stack(checkpointed=True))) > latency(graph_of(Stack()))
+
+
+def test_inference_runs_checkpoints_once():
+    again = count_work(graph_of(Stack(checkpointed=True), "infer"))
+    assert total(again, "runs") == 5
