@@ -25,8 +25,8 @@ from torchedge.lowering.programs import Arena, Kernel, Program, StoredTensor, Te
 from torchedge.lowering.schedules import Schedule, default_schedule
 from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, translate
-from torchedge.lowering.tuning import tune
-from torchedge.textures.layouts import Layout, row_major
+from torchedge.lowering.tuning import Timer, tune
+from torchedge.textures.layouts import Layout, Storage, row_major
 
 ALIGNMENT = 512
 """Bytes to which tensors in the arena are aligned: what the strictest OpenCL devices ask of sub-buffers."""
@@ -58,17 +58,19 @@ def lower(
     target: str | Target = "cpu",
     layouts: Mapping[str, Layout] | None = None,
     apart: Collection[str] = frozenset(),
+    timer: Timer | None = None,
 ) -> Program:
     """Return the Program of a step for a device class.
 
     layouts: of inputs, parameters, buffers, states and constants that another program shares, by name. apart:
-    element-wise values of the step, by name, that a kernel of their own computes and stores.
+    element-wise values of the step, by name, that a kernel of their own computes and stores. timer: measures
+    kernels, so that the tuner takes the fastest of the best predicted ones, in buffers or images.
 
     Raises:
         InputError: `apart` names no element-wise value.
         LoweringError: operators without a rule, or a request that no kernel supports.
     """
-    return lower_step(step, target, layouts, apart).program
+    return lower_step(step, target, layouts, apart, timer).program
 
 
 def lower_step(
@@ -76,6 +78,7 @@ def lower_step(
     target: str | Target = "cpu",
     layouts: Mapping[str, Layout] | None = None,
     apart: Collection[str] = frozenset(),
+    timer: Timer | None = None,
 ) -> Lowered:
     """Return the Program of a step as `lower` does, with the values that its launches fuse."""
     device = target_of(target) if isinstance(target, str) else target
@@ -95,15 +98,36 @@ def lower_step(
         store_weights_half([n for n in weights if n not in updated and n.name not in shared])
     settled = [node for node in stored if node.name in shared]
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
-    placed = as_images(alone, placed, fixed, device)
-    schedules: Mapping[FusionGroup, Schedule] = {}
-    if device.coefficients is not None:
-        tuned = tune(alone, placed, fixed, device, device.coefficients)
-        placed, schedules = tuned.layouts, tuned.schedules
+    placed, schedules = _tuned(alone, placed, fixed, device, timer)
     sources = write_kernels(alone, placed, device, schedules)
     sources += [write_updates(batch, placed, device) for batch in together]
     program = _program(step, translation, fused, sources, placed, device)
     return Lowered(program, _fused_launches(alone, sources, translation.names))
+
+
+def _tuned(
+    groups: Sequence[FusionGroup],
+    layouts: Mapping[Node, Layout],
+    fixed: Collection[Node],
+    target: Target,
+    timer: Timer | None,
+) -> tuple[dict[Node, Layout], Mapping[FusionGroup, Schedule]]:
+    """Return where tensors lie, and the schedules that are not the default.
+
+    With a timer, buffers and images are tuned, and those whose kernels take less time in all are taken.
+    """
+    if target.coefficients is None:
+        return as_images(groups, layouts, fixed, target), {}
+    storages: list[Storage] = [target.storage]
+    if timer is not None and target.name != "cpu":
+        storages += [other for other in ("buffer", "image") if other != target.storage]
+    tuned = []
+    for storage in storages:
+        stored = replace(target, storage=storage)
+        placed = as_images(groups, layouts, fixed, stored)
+        tuned.append(tune(groups, placed, fixed, stored, target.coefficients, timer))
+    best = min(tuned, key=lambda choice: choice.ms)
+    return best.layouts, best.schedules
 
 
 def _named(translation: Translation, names: Collection[str]) -> frozenset[Node]:

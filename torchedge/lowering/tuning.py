@@ -1,12 +1,13 @@
 """The tuner: which schedule every kernel takes, and where its operands lie, by predicted cost.
 
 TMModel, sections 4 and 5: all combinations of access patterns, tiles, work-groups and unrolling are scored;
-no kernel is written or run. The default stays where the model predicts no clear gain over it.
+no kernel is written or run. The default stays where the model predicts no clear gain over it. With a timer,
+the best few predicted schedules of each kernel run on the device, and the fastest is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -23,8 +24,9 @@ from torchedge.lowering.candidates import Candidates, candidates_of
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernel_work import Sketch, sketches_of
 from torchedge.lowering.kernels.loops import work_of
-from torchedge.lowering.kernels.nests import Nest, nest_of, written
+from torchedge.lowering.kernels.nests import Nest, beyond_texels, nest_of, write_kernel, written
 from torchedge.lowering.kernels.products import Product
+from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node
 from torchedge.lowering.schedules import RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
@@ -43,15 +45,26 @@ BEAM = 6
 """Schedules for each way to lay out a kernel's tensors that are combined with all others."""
 SWEEPS = 4
 """Most rounds over all tensors in the search for layouts."""
+TOP = 3
+"""Predicted best schedules of a kernel that a timer measures, beside the default (paper: integrated top k)."""
+COVERED = 0.98
+"""Share of the predicted time whose kernels are measured by several schedules; of the others only one is."""
+TIMED_MARGIN = 0.02
+"""Measured gain over the default, relative, below which the default stays: about the timer's noise."""
+
+KernelCandidate = tuple[Sequence[KernelSource], Mapping[Node, Layout]]
+"""A kernel by one schedule: its launches, and where its tensors lie."""
+Timer = Callable[[Sequence[Sequence[KernelCandidate]]], list[list[float]]]
+"""Returns the ms of each candidate of each kernel, infinite where it does not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """What the tuner decides for a step.
 
-    layouts: of all tensors. schedules: by group, where they are not the default. ms, default_ms: predicted
-    times of all kernels as decided, and by default. bound_ms: no choice of schedules and layouts is predicted
-    below it.
+    layouts: of all tensors. schedules: by group, where they are not the default. ms, default_ms: times of all
+    kernels as decided, and by default: predicted, or measured where there is a timer. bound_ms: no choice of
+    schedules and layouts is predicted below it.
     """
 
     layouts: dict[Node, Layout]
@@ -131,13 +144,15 @@ def tune(
     fixed: Collection[Node],
     target: Target,
     coefficients: KernelCoefficients,
+    timer: Timer | None = None,
 ) -> Tuned:
     """Choose the schedules of all kernels of a step, and where its tensors lie, by predicted cost.
 
     A layout is paid by the kernel that writes the tensor and by every one that reads it: layouts are chosen
     one after the other, each the best for all its kernels while the others stay, until nothing changes.
     fixed: tensors that stay where they are, as those that are overwritten do. Layouts are chosen where the
-    target stores tensors in images; without images to choose, only contractions get schedules.
+    target stores tensors in images; without images to choose and without a timer, only contractions get
+    schedules. timer: measures the best few predicted schedules of each kernel, in the layouts chosen.
     """
     overwritten = {node for g in groups for pair in g.stored.items() if pair[1] is not None for node in pair}
     free = {
@@ -148,12 +163,14 @@ def tune(
     free = {node: options for node, options in free.items() if len(options) > 1}
     known: dict[Any, Scores] = {}
     # Predictions of other kernels have not been held against a GPU's measurements yet.
-    judged = [group for group in groups if free or isinstance(group.host, Contraction)]
+    judged = [group for group in groups if free or timer or isinstance(group.host, Contraction)]
     tables = [_table(group, layouts, free, target, coefficients, known) for group in judged]
     chosen = _search(tables, {node: len(options) for node, options in free.items()})
     if sum(t.cost(chosen) for t in tables) * (1 + MARGIN) >= sum(t.cost({}) for t in tables):
         chosen = {}
     placed = {**layouts, **{node: free[node][number] for node, number in chosen.items()}}
+    if timer is not None:
+        return _timed(tables, chosen, placed, target, timer)
     schedules = {}
     for table in tables:
         place = table.best(chosen)
@@ -192,9 +209,61 @@ class _Table:
         keeps = np.isfinite(row[0]) and row[number] * (1 + MARGIN) >= row[0]
         return self.row(chosen) * len(row) + (0 if keeps else number)
 
+    def promising(self, chosen: Mapping[Node, int], count: int) -> list[Schedule]:
+        """Return the default, and the best few others that can be written."""
+        row = self.scores.ms[self.row(chosen)]
+        order = [int(number) for number in np.argsort(row, kind="stable") if np.isfinite(row[number])]
+        numbers = [0, *[number for number in order[:count] if number]]
+        return [self.scores.choice(self.row(chosen) * len(row) + number).schedule for number in numbers]
+
     def cost(self, chosen: Mapping[Node, int]) -> float:
         """Return the predicted ms of the best schedule."""
         return float(self.scores.ms[self.row(chosen)].min())
+
+
+def _timed(
+    tables: Sequence[_Table],
+    chosen: Mapping[Node, int],
+    layouts: Mapping[Node, Layout],
+    target: Target,
+    timer: Timer,
+) -> Tuned:
+    """Measure the best few predicted schedules of each kernel, kernels that do the same once, and choose."""
+    alike: dict[tuple[int, int], list[_Table]] = {}
+    for table in tables:
+        alike.setdefault((id(table.scores), table.row(chosen)), []).append(table)
+    kernels = sorted(alike.values(), key=lambda its: -its[0].cost(chosen) * len(its))
+    total, covered = sum(its[0].cost(chosen) * len(its) for its in kernels), 0.0
+    trials: list[list[Schedule]] = []
+    for its in kernels:
+        trials.append(its[0].promising(chosen, TOP if covered <= COVERED * total else 0))
+        covered += its[0].cost(chosen) * len(its)
+    times = timer(
+        [
+            [_candidate(its[0].group, layouts, schedule, target) for schedule in schedules]
+            for its, schedules in zip(kernels, trials, strict=True)
+        ]
+    )
+    decided: dict[FusionGroup, Schedule] = {}
+    ms = default_ms = 0.0
+    for its, schedules, measured in zip(kernels, trials, times, strict=True):
+        best = int(np.argmin(measured))
+        if measured[best] * (1 + TIMED_MARGIN) >= measured[0]:
+            best = 0
+        ms += measured[best] * len(its)
+        default_ms += measured[0] * len(its)
+        decided.update({table.group: schedules[best] for table in its})
+    return Tuned(dict(layouts), decided, ms, default_ms, sum(float(t.scores.ms.min()) for t in tables))
+
+
+def _candidate(
+    group: FusionGroup, layouts: Mapping[Node, Layout], schedule: Schedule, target: Target
+) -> KernelCandidate:
+    """Return a group's kernel by a schedule; results that it cannot write by whole texels lie in buffers."""
+    nest = nest_of(group, layouts)
+    moved = beyond_texels(group, nest, layouts, schedule, target)
+    placed = {**layouts, **{node: Layout(layouts[node].order) for node in moved}}
+    return write_kernel(group, nest, placed, schedule, target), placed
 
 
 def _table(

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError
+from torchedge.lowering.kernels.nests import write_kernel
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.targets import Target
 from torchedge.lowering.tuning import Scores, layout_options, score
 from torchedge.opencl.contexts import DeviceContext
-from torchedge.profiling.kernel_trials import Trials
 from torchedge.profiling.operator_cases import OperatorCase, OperatorKernel, operator_kernel
+from torchedge.runtime.kernel_times import kernel_times
 from torchedge.storage.journals import Journal
 from torchedge.textures.coefficients import KernelCoefficients
 
@@ -155,9 +156,11 @@ def measure_case(
     groups = _same_but_group(scores)
     places = _sampled(scores, [*chosen.values(), *top, *groups], case.name, among)
     candidates = [scores.choice(place) for place in places]
-    tried = [(choice.schedule, choice.layouts) for choice in candidates]
-    with Trials(context, kernel, target) as trials:
-        ms = np.min([trials.times(tried) for _ in range(PASSES)], axis=0)
+    tried = [
+        (write_kernel(kernel.group, kernel.nest, choice.layouts, choice.schedule, target), choice.layouts)
+        for choice in candidates
+    ]
+    ms = np.min([kernel_times(context, [tried], cache=None)[0] for _ in range(PASSES)], axis=0)
     finite = np.where(np.isfinite(ms), ms, -1.0)
     return {
         "kind": "case",

@@ -1,0 +1,161 @@
+"""Kernels timed on an OpenCL device: the measurements by which the tuner, and its judges, choose schedules.
+
+Each candidate is compiled and launched by itself, with memory that all candidates of a kernel share. Times
+are the device's own (profiling events), the least of several launches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from torchedge.errors import TorchedgeError
+from torchedge.lowering.kernels.sources import KernelSource
+from torchedge.lowering.nodes import Node
+from torchedge.lowering.tuning import KernelCandidate
+from torchedge.opencl.binary_caches import BinaryCache, key_of
+from torchedge.opencl.compiling import CompiledKernels, compile_kernels
+from torchedge.opencl.contexts import DeviceContext
+from torchedge.opencl.memory import allocate_buffer, allocate_image, upload
+from torchedge.storage import cache_folder
+from torchedge.storage.documents import parse_json
+from torchedge.textures.layouts import Layout, row_major
+
+LEAST_MS, LEAST_RUNS, MOST_RUNS = 4.0, 3, 50
+"""A candidate runs until its launches took so long together, and this often at least and at most."""
+
+
+def kernel_times(
+    context: DeviceContext,
+    kernels: Sequence[Sequence[KernelCandidate]],
+    cache: BinaryCache | Literal["auto"] | None = "auto",
+) -> list[list[float]]:
+    """Return the ms of each candidate of each kernel; infinite where it does not compile or run.
+
+    cache: of binaries, as in `compile_kernels`.
+    """
+    sources = [source for kernel in kernels for written, _ in kernel for source in written]
+    compiled = _compiled(context, {s.kernel.name: s.kernel.source for s in sources}, cache)
+    queue = context.new_queue(True)
+    return [_times_of(context, queue, compiled, kernel) for kernel in kernels]
+
+
+class CachedTimes:
+    """A timer for the tuner that remembers on disk what a device once took: same kernels, same choices.
+
+    folder: of the cache, by default within the user's cache folder.
+    """
+
+    def __init__(self, context: DeviceContext, folder: Path | None = None) -> None:
+        self._context = context
+        self._cache = BinaryCache(cache_folder() / "kernel-times" if folder is None else folder)
+
+    def __call__(self, kernels: Sequence[Sequence[KernelCandidate]]) -> list[list[float]]:
+        """Return the ms of each candidate of each kernel; infinite where it does not compile or run."""
+        keys = [self._key(kernel) for kernel in kernels]
+        times = [self._cached(key, len(kernel)) for key, kernel in zip(keys, kernels, strict=True)]
+        missing = [place for place, known in enumerate(times) if known is None]
+        for place, ms in zip(missing, kernel_times(self._context, [kernels[k] for k in missing]), strict=True):
+            times[place] = ms
+            entry = {"ms": [value if np.isfinite(value) else None for value in ms]}
+            self._cache.write(keys[place], json.dumps(entry).encode())
+        return [ms for ms in times if ms is not None]
+
+    def _key(self, kernel: Sequence[KernelCandidate]) -> str:
+        launches = [
+            (source.kernel.source, source.global_size, source.local_size, source.sizes)
+            for sources, _ in kernel
+            for source in sources
+        ]
+        text = hashlib.sha256(repr(launches).encode()).hexdigest()
+        return key_of(self._context.device, text, ("kernel times 1",))
+
+    def _cached(self, key: str, count: int) -> list[float] | None:
+        entry = self._cache.read(key)
+        if entry is None:
+            return None
+        try:
+            times = parse_json(key, entry).get("ms")
+        except TorchedgeError:
+            return None
+        if not isinstance(times, list) or len(times) != count:
+            return None
+        valid = [ms is None or (isinstance(ms, float) and 0 <= ms < float("inf")) for ms in times]
+        return [float("inf") if ms is None else ms for ms in times] if all(valid) else None
+
+
+def _compiled(
+    context: DeviceContext, texts: Mapping[str, str], cache: BinaryCache | Literal["auto"] | None
+) -> dict[str, CompiledKernels]:
+    """Return the kernels that compile, by name."""
+    try:
+        return dict.fromkeys(texts, compile_kernels(context, texts, cache))
+    except TorchedgeError:
+        if len(texts) == 1:
+            return {}
+    alone = [_compiled(context, {name: text}, cache) for name, text in texts.items()]
+    return {name: kernels for compiled in alone for name, kernels in compiled.items()}
+
+
+def _times_of(
+    context: DeviceContext,
+    queue: Any,  # noqa: ANN401 - pyopencl's
+    compiled: Mapping[str, CompiledKernels],
+    kernel: Sequence[KernelCandidate],
+) -> list[float]:
+    memory: dict[tuple[Node, Layout], Any] = {}
+
+    def bound(source: KernelSource, layouts: Mapping[Node, Layout]) -> tuple[Any, ...]:
+        launched = compiled[source.kernel.name].kernel(source.kernel.name)
+        arguments = []
+        for node in source.tensors:
+            placed = layouts.get(node) or row_major(len(node.shape))  # slices have no layout of their own
+            if (node, placed) not in memory:
+                memory[node, placed] = _filled(context, queue, node, placed)
+            arguments.append(memory[node, placed])
+        for place, argument in enumerate([*arguments, *map(np.int32, source.sizes)]):
+            launched.set_arg(place, argument)
+        return launched, source.global_size, source.local_size
+
+    times = []
+    try:
+        for sources, layouts in kernel:
+            try:
+                times.append(_timed(context, queue, [bound(source, layouts) for source in sources]))
+            except (context.cl.Error, TorchedgeError, KeyError):
+                times.append(float("inf"))
+    finally:
+        for block in memory.values():
+            block.release()
+    return times
+
+
+def _filled(context: DeviceContext, queue: Any, node: Node, layout: Layout) -> Any:  # noqa: ANN401
+    """Return the memory of a tensor, filled with small numbers."""
+    name = "a tensor of a timed kernel"
+    packed = layout.pack(np.full(node.shape, 0.01, node.dtype))
+    if layout.storage == "buffer":
+        memory = allocate_buffer(context, max(1, packed.nbytes), name)
+    else:
+        memory = allocate_image(context, *layout.extent(node.shape), node.dtype, name)
+    upload(context, queue, memory, np.ascontiguousarray(packed))
+    return memory
+
+
+def _timed(context: DeviceContext, queue: Any, launches: Sequence[tuple[Any, ...]]) -> float:  # noqa: ANN401
+    best, total, runs = float("inf"), 0.0, 0
+    while runs < LEAST_RUNS or (total < LEAST_MS and runs < MOST_RUNS):
+        events = [
+            context.cl.enqueue_nd_range_kernel(queue, kernel, size, local) for kernel, size, local in launches
+        ]
+        events[-1].wait()
+        ms = sum(event.profile.end - event.profile.start for event in events) * 1e-6
+        runs, total = runs + 1, total + ms
+        if runs > 1:  # the first one compiles on PoCL
+            best = min(best, ms)
+    return best
