@@ -285,6 +285,7 @@ def export(
     onnx: bool = True,
     accumulation: int = 1,
     precision: Literal["float32", "float16"] = "float32",
+    tuner: Literal["fixed", "model"] | None = None,
     force: bool = False,
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Bundle:
@@ -301,6 +302,8 @@ def export(
     float32. memory_limit: of all that an inference allocates, as "500MiB": the bundle streams its weights
     (FlashMem); plan: stream as planned by `torchedge.plan` with the same model, example, device and
     precision. onnx: also write model.onnx, checked by onnx and run by onnxruntime where that is installed.
+    tuner: what chooses the kernels' schedules and layouts: "fixed" constants of the device class, or "model",
+    TMModel's cost model, the default where the device's profile has coefficients of kernels.
     progress: called with each stage.
     Returns the Bundle, read back and checked. Raises InputError, CaptureError, LoweringError (operators
     without kernels), DeviceError (a limit of the device, with the tensor or kernel that is beyond it),
@@ -323,6 +326,7 @@ def export(
         onnx,
         accumulation,
         precision,
+        tuner,
     )
     return make_bundle(request, target, out, force=force, progress=progress)
 

@@ -13,7 +13,9 @@ from torchedge.lowering import assembly
 from torchedge.lowering.assembly import lower
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import TARGETS
-from torchedge.runtime import Executor
+from torchedge.opencl import open_context
+from torchedge.runtime import Executor, kernel_times
+from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import key_of
 from torchedge.textures.coefficients import default_coefficients
 from torchedge.tracing.steps import capture_step
@@ -90,3 +92,73 @@ def test_layouts_are_chosen_for_writer_and_readers_together(step, monkeypatch):
     for node in {*fixed, *overwritten} & before.keys():
         assert choice.layouts[node] == before[node]
     assert all(choice.layouts[node].order == before[node].order for node in before)
+
+
+@pytest.fixture(scope="module")
+def small():
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)), torch.randn(32, 32)
+    return capture_step(model, (x,), training=False, keep=frozenset(all_rules())), x
+
+
+def preferring(storage):
+    """Return a timer to which kernels that touch a storage are fast, and the last schedule fastest."""
+
+    def timer(kernels):
+        return [
+            [
+                (
+                    1.0
+                    if storage in {layouts[n].storage for s in sources for n in s.tensors if n in layouts}
+                    else 2.0
+                )
+                / (1 + place)
+                for place, (sources, layouts) in enumerate(candidates)
+            ]
+            for candidates in kernels
+        ]
+
+    return timer
+
+
+@pytest.mark.parametrize("storage", ["buffer", "image"])
+def test_a_timer_decides_between_schedules_and_storages(small, storage):
+    captured, _ = small
+    program = lower(captured.step, tuned("gpu"), timer=preferring(storage))
+    stored = {t.layout.storage for t in program.tensors}
+    assert ("image" in stored) == (storage == "image")
+    assert program.digest != lower(captured.step, TARGETS["gpu"]).digest
+    slowest = lower(captured.step, tuned("gpu"), timer=lambda kernels: [[1.0] * len(k) for k in kernels])
+    assert slowest.digest == lower(captured.step, TARGETS["gpu"]).digest  # no gain: the defaults stay
+
+
+def test_measured_kernels_compute_the_same_and_are_timed_once(small, tmp_path, monkeypatch):
+    captured, x = small
+    _, output, _ = run(captured, x, TARGETS["cpu"])
+    timer = CachedTimes(open_context(), tmp_path)
+    program = lower(captured.step, tuned("cpu"), timer=timer)
+    monkeypatch.setattr(kernel_times, "_times_of", None)
+    assert (
+        lower(captured.step, tuned("cpu"), timer=CachedTimes(open_context(), tmp_path)).digest
+        == program.digest
+    )
+    with Executor(program) as executor:
+        executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
+        np.testing.assert_allclose(executor.run(x.numpy())[0], output, rtol=1e-5)
+    keys = {key_of(captured.step, tuned("cpu"), {}, device) for device in ("", timer.device)}
+    assert len(keys) == 2
+
+
+def test_kernels_that_do_not_compile_are_never_fast(small):
+    captured, _ = small
+    candidates = []
+    lower(
+        captured.step,
+        tuned("cpu"),
+        timer=lambda kernels: candidates.extend(kernels) or [[1.0] * len(k) for k in kernels],
+    )
+    sources, layouts = candidates[0][0]
+    broken = [
+        replace(s, kernel=replace(s.kernel, name="broken", source="__kernel void broken( {")) for s in sources
+    ]
+    whole, torn = kernel_times.kernel_times(open_context(), [[(sources, layouts), (broken, layouts)]])[0]
+    assert 0 <= whole < float("inf") and torn == float("inf")

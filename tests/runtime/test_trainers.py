@@ -283,3 +283,25 @@ def test_a_dict_is_passed_as_keyword_arguments_and_errors_say_so():
         torchedge.Trainer(model, {"x": x}, y, **options)
     with torchedge.Trainer(model, ({"x": x},), y, **options) as trainer:
         assert trainer.step(({"x": x},), y) > 0
+
+
+@pytest.mark.parametrize("tuner", ["fixed", "model", pytest.param("measured", marks=pytest.mark.slow)])
+def test_every_tuner_trains_the_same(tuner):
+    model, data = mlp(), batches(2)
+    eager = copy.deepcopy(model)
+    expected = train_eager(eager, torch.optim.SGD(eager.parameters(), lr=0.1), data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torchedge.Trainer(
+        model, *data[0], loss=F.cross_entropy, optimizer=optimizer, tuner=tuner
+    ) as trainer:
+        assert [trainer.step(x, y) for x, y in data] == pytest.approx(expected, rel=1e-5)
+    equal(model, eager)
+
+
+def test_unknown_tuners_are_refused():
+    model, data = mlp(), batches(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="tuner is 'best'; expected"):
+        torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=optimizer, tuner="best")
+    with pytest.raises(Exception, match="the option tuner is 'best'; expected"):
+        torch.compile(model, backend="torchedge", options={"tuner": "best"})(data[0][0])

@@ -46,7 +46,7 @@ from torchedge.lowering.limits import Limits, check_limits, profile_limits
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import Precision, Target
+from torchedge.lowering.targets import Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.planning import plan_program
@@ -83,6 +83,7 @@ class Request:
     onnx: bool = True
     accumulation: int = 1
     precision: Precision = "float32"
+    tuner: Tuner | None = None
 
     @property
     def train(self) -> bool:
@@ -117,7 +118,11 @@ def make_bundle(
     captured, notes = _captured(request, expected)
     progress("lower")
     limits = profile_limits(device)
-    programs = _lowered(captured, target_of_device(device, limits, request.precision), request)
+    lowered_for = target_of_device(device, limits, request.precision, request.tuner)
+    if lowered_for.coefficients is not None and lowered_for.coefficients.provenance != "measured":
+        origin = lowered_for.coefficients.provenance
+        notes.append(f"the cost model chooses kernels by coefficients that are {origin}")
+    programs = _lowered(captured, lowered_for, request)
     program = programs[0]
     plan = _planned(request, program, device)
     memory = _memory(programs, plan)
@@ -244,6 +249,11 @@ def _check_request(request: Request) -> None:
         raise InputError(
             f"{streaming[0]} is given with mode='train'; the weights of a training step stay on the device: "
             "expected it for an inference alone"
+        )
+    if request.tuner == "measured":
+        raise InputError(
+            "tuner is 'measured'; expected 'fixed' or 'model' for a bundle, whose device need not be here: "
+            "Trainer and torch.compile measure on the device they run on"
         )
     if len(streaming) > 1:
         raise InputError("plan and memory_limit are given; expected one of them")

@@ -61,6 +61,12 @@ _MAX_WEIGHTS = 2**36
     default="float32",
     help="Of large intermediates and of an inference's weights; kernels compute in float32.",
 )
+@click.option(
+    "--tuner",
+    type=click.Choice(["fixed", "model"]),
+    help="What chooses schedules and layouts of kernels. [default: model, where the device's profile has "
+    "coefficients of kernels]",
+)
 @click.option("--memory-limit", type=SIZE, help="Stream weights: the most memory a run allocates.")
 @click.option("--onnx/--no-onnx", default=True, help="Also write model.onnx.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
@@ -74,6 +80,7 @@ def export(
     weights: Path | None,
     seed: int,
     precision: Any,  # noqa: ANN401 - a Literal
+    tuner: Any,  # noqa: ANN401 - a Literal
     memory_limit: int | None,
     onnx: bool,
     force: bool,
@@ -110,6 +117,7 @@ def export(
             onnx=onnx,
             accumulation=training["accumulation"] or 1,
             precision=precision,
+            tuner=tuner,
             memory_limit=memory_limit,
             force=force,
             progress=progress.begin,

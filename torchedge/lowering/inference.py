@@ -14,18 +14,20 @@ from torchedge.lowering.assembly import Lowered, lower_step
 from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS, Precision, Target, device_class
+from torchedge.lowering.targets import TARGETS, Precision, Target, Tuner, device_class, with_tuner
 from torchedge.tracing.capturing import arguments_of, unwrapped
 from torchedge.tracing.folding import fold_constants
 from torchedge.tracing.sources import load_model
 from torchedge.tracing.steps import CapturedStep, capture_step
 
 
-def target_of_device(device: Device, limits: Limits, precision: Precision = "float32") -> Target:
-    """Return the target of a device's class, with the device's limits of images."""
+def target_of_device(
+    device: Device, limits: Limits, precision: Precision = "float32", tuner: Tuner | None = None
+) -> Target:
+    """Return the target of a device's class, with its limits of images; tuner: as in `with_tuner`."""
     target = TARGETS[device_class(device.kind, device.vendor)]
     return replace(
-        target,
+        with_tuner(target, device, tuner),
         image_width=min(limits.image_width or target.image_width, target.image_width),
         image_height=min(limits.image_height or target.image_height, target.image_height),
         pitch=limits.pitch_texels or target.pitch,

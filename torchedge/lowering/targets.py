@@ -7,12 +7,12 @@ The numbers are defaults, found by experiment: "cpu" on PoCL with AVX-512, "gpu"
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
-from torchedge.devices import is_phone_gpu, match_device
-from torchedge.errors import InputError
+from torchedge.devices import Device, is_phone_gpu, match_device
+from torchedge.errors import InputError, check_choice
 from torchedge.opencl.platforms import ClDevice
-from torchedge.textures.coefficients import TABLE, KernelCoefficients, coefficients_of
+from torchedge.textures.coefficients import TABLE, KernelCoefficients, coefficients_of, default_coefficients
 from torchedge.textures.layouts import Storage
 
 DeviceClass = Literal["cpu", "gpu", "mobile"]
@@ -20,6 +20,8 @@ Precision = Literal["float32", "float16"]
 """How large tensors are stored; arithmetic is in float32."""
 Kind = Literal["panel", "local", "register"]
 """Templates of contractions."""
+Tuner = Literal["fixed", "model", "measured"]
+"""What chooses schedules and layouts: constants of the device class, the cost model, or times of its best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,24 @@ def device_class(kind: str, *names: str) -> DeviceClass:
     return "mobile" if is_phone_gpu(*names) else "gpu"
 
 
-def target_for(device: ClDevice) -> Target:
-    """Return the target of an OpenCL device; the tuner chooses where a GPU's profile was measured for it.
+def with_tuner(target: Target, profile: Device | None, tuner: Tuner | None) -> Target:
+    """Return a target whose schedules and layouts a tuner chooses; profile: the device's, where it has one.
 
-    Processors keep the fixed defaults: on PoCL `torchedge bench kernels` finds no gain over them.
+    tuner: by default "model" where the profile has coefficients of kernels, else "fixed". Processors have
+    none: on PoCL `torchedge bench kernels` finds no gain over the defaults.
+
+    Raises:
+        InputError: an unknown tuner. ProfileError: the profile's coefficients are damaged.
     """
-    target = TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
-    profile = match_device(device.name) if device.kind != "cpu" else None
-    if profile is None or TABLE not in profile.profile:
+    if tuner is not None:
+        check_choice("tuner", tuner, get_args(Tuner))
+    if tuner == "fixed" or (tuner is None and (profile is None or TABLE not in profile.profile)):
         return target
-    return replace(target, coefficients=coefficients_of(profile))
+    coefficients = default_coefficients(target.name) if profile is None else coefficients_of(profile)
+    return replace(target, coefficients=coefficients)
+
+
+def target_for(device: ClDevice, tuner: Tuner | None = None) -> Target:
+    """Return the target of an OpenCL device, with the tuner as in `with_tuner`."""
+    target = TARGETS[device_class(device.kind, device.name, device.vendor, device.platform)]
+    return with_tuner(target, match_device(device.name) if device.kind != "cpu" else None, tuner)

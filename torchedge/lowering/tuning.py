@@ -46,7 +46,7 @@ BEAM = 6
 SWEEPS = 4
 """Most rounds over all tensors in the search for layouts."""
 TOP = 3
-"""Predicted best schedules of a kernel that a timer measures, beside the default (paper: integrated top k)."""
+"""Predicted best schedules of a kernel that a timer measures, beside the default (paper: top k)."""
 COVERED = 0.98
 """Share of the predicted time whose kernels are measured by several schedules; of the others only one is."""
 TIMED_MARGIN = 0.02

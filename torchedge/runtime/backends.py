@@ -12,20 +12,22 @@ import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
-from torchedge.errors import CaptureError, InputError, LoweringError, OpenCLError
+from torchedge.errors import CaptureError, InputError, LoweringError, OpenCLError, check_choice
 from torchedge.graphs.graph import Role
+from torchedge.graphs.steps import Step
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
-from torchedge.lowering.targets import Target, target_for
+from torchedge.lowering.targets import Tuner, target_for
 from torchedge.lowering.translation import translate
 from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.opencl.sharing import check_process
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
+from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import lowered
 from torchedge.runtime.tensor_memory import KeptTensor, ResultPool, TensorMemory, kept_behind
 from torchedge.storage.locks import PROCESS
@@ -51,7 +53,7 @@ MAX_SHAPES = 16
 OnDevice = torch.Tensor | KeptTensor
 """A value of a graph while it runs: in main memory or on the device."""
 
-_OPTIONS = ("device", "profile")
+_OPTIONS = ("device", "profile", "tuner")
 _alive: weakref.WeakKeyDictionary[GraphRun, int] = weakref.WeakKeyDictionary()
 """Graphs that can be called, with the number of the capture by Dynamo."""
 _numbers = count(1)
@@ -65,7 +67,6 @@ class OpenDevice:
 
     context: DeviceContext
     memory: TensorMemory
-    target: Target
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def computes(self, dtype: str) -> bool:
@@ -85,7 +86,7 @@ def open_device(query: ClDevice | str | int | None = None) -> OpenDevice:
         device = _open.get(context.device.index)
         if device is None or device.context is not context:
             memory = TensorMemory(context, context.queue)
-            device = _open[context.device.index] = OpenDevice(context, memory, target_for(context.device))
+            device = _open[context.device.index] = OpenDevice(context, memory)
         return device
 
 
@@ -93,6 +94,13 @@ def open_device(query: ClDevice | str | int | None = None) -> OpenDevice:
 class _Settings:
     device: OpenDevice
     profile: bool
+    tuner: Tuner | None
+
+    def lower(self, step: Step, layouts: Mapping[str, Layout]) -> Program:
+        """Return the program of a step, from the cache where it is there."""
+        context = self.device.context
+        timer = CachedTimes(context) if self.tuner == "measured" else None
+        return lowered(step, target_for(context.device, self.tuner), layouts, timer=timer)[0]
 
 
 def compile_graph(
@@ -104,9 +112,9 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo: the function that `torch.compile` looks up as backend "torchedge".
 
-    options: "device", as in `torchedge devices --opencl`, and "profile", to measure the times that
-    `program_reports` returns. Raises DeviceError without an OpenCL device, MissingExtraError without
-    pyopencl, InputError for unknown options.
+    options: "device", as in `torchedge devices --opencl`; "profile", to measure the times that
+    `program_reports` returns; "tuner", what chooses the schedules of kernels, as in `Trainer`. Raises
+    DeviceError without an OpenCL device, MissingExtraError without pyopencl, InputError for unknown options.
     """
     allow_recurrent_modules()  # in this thread too
     settings = _settings(mode, options)
@@ -127,7 +135,7 @@ def program_reports() -> tuple[ProgramReport, ...]:
         with run.device.lock:
             programs = list(run.programs)
         for program in programs:
-            report = report_on(program.executor, profiled=run.profile)
+            report = report_on(program.executor, profiled=run.settings.profile)
             reports.append(replace(report, name=f"graph {number}, {run.traced.part}"))
     return tuple(reports)
 
@@ -141,7 +149,10 @@ def _settings(mode: str | None, options: Mapping[str, Any] | None) -> _Settings:
         )
     if mode not in (None, "default"):
         raise InputError(f"torch.compile got mode={mode!r}; the torchedge backend has no modes, leave it out")
-    return _Settings(open_device(chosen.get("device")), bool(chosen.get("profile", False)))
+    tuner = chosen.get("tuner")
+    if tuner is not None:
+        check_choice("the option tuner", tuner, get_args(Tuner))
+    return _Settings(open_device(chosen.get("device")), bool(chosen.get("profile", False)), tuner)
 
 
 def _compiled(
@@ -150,7 +161,7 @@ def _compiled(
     number = next(_numbers)
 
     def make(traced: TracedGraph) -> GraphRun:
-        run = GraphRun(traced, settings.device, settings.profile)
+        run = GraphRun(traced, settings)
         with PROCESS:
             _alive[run] = number
         return run
@@ -188,8 +199,8 @@ class GraphRun:
     Lowered when first called. Values for the backward stay on the device, behind tensors without data.
     """
 
-    def __init__(self, traced: TracedGraph, device: OpenDevice, profile: bool = False) -> None:
-        self.traced, self.device, self.profile = traced, device, profile
+    def __init__(self, traced: TracedGraph, settings: _Settings) -> None:
+        self.traced, self.settings, self.device = traced, settings, settings.device
         self.programs: list[SegmentProgram] = []
         self._results = results_of(traced.module)
         self._steps: list[Callable[[dict[str, OnDevice]], None]] | None = None
@@ -249,7 +260,7 @@ class GraphRun:
     def _on_device(
         self, segment: Segment, values: dict[str, OnDevice]
     ) -> Callable[[dict[str, OnDevice]], None]:
-        program = SegmentProgram(segment, self.device, values, self.traced.part, self.profile)
+        program = SegmentProgram(segment, self.settings, values, self.traced.part)
         self.programs.append(program)
         program.run(values)
         return program.run
@@ -325,18 +336,17 @@ class SegmentProgram:
     """
 
     def __init__(
-        self, segment: Segment, device: OpenDevice, values: Mapping[str, OnDevice], title: str, profile: bool
+        self, segment: Segment, settings: _Settings, values: Mapping[str, OnDevice], title: str
     ) -> None:
-        self.segment, self.device = segment, device
+        self.segment, self.device = segment, settings.device
         roles = [(name, _role(values[name])) for name in segment.inputs]
         step, constants = step_of(segment.module, roles, name=title)
         for value in step.values:
-            if not device.computes(value.dtype):
+            if not self.device.computes(value.dtype):
                 raise LoweringError(f"{value.name} is {value.dtype}, which the device does not compute with")
         layouts = {name: layout for name in segment.inputs if (layout := self._layout(values[name]))}
-        self.program: Program
-        self.program, _ = lowered(step, device.target, layouts)
-        self._pool = ResultPool(device.memory)
+        self.program = settings.lower(step, layouts)
+        self._pool = ResultPool(self.device.memory)
         self._inputs = {t.name: t for t in self.program.tensors if t.name in segment.inputs}
         self._outputs = {
             name: self.program.tensors[index]
@@ -344,7 +354,10 @@ class SegmentProgram:
         }
         self._draws = any(tensor.name == SEED for tensor in self.program.tensors)
         self.executor = Executor(
-            self.program, device.context.device, profile=profile, placed=self._memory(values, self._taken())
+            self.program,
+            self.device.context.device,
+            profile=settings.profile,
+            placed=self._memory(values, self._taken()),
         )
         self.executor.load({name: tensor.numpy() for name, tensor in constants.items()})
 

@@ -53,6 +53,8 @@ class CachedTimes:
 
     def __init__(self, context: DeviceContext, folder: Path | None = None) -> None:
         self._context = context
+        self.device = key_of(context.device, "", ("kernel times 1",))
+        """A hash of the device and its driver."""
         self._cache = BinaryCache(cache_folder() / "kernel-times" if folder is None else folder)
 
     def __call__(self, kernels: Sequence[Sequence[KernelCandidate]]) -> list[list[float]]:
@@ -60,7 +62,9 @@ class CachedTimes:
         keys = [self._key(kernel) for kernel in kernels]
         times = [self._cached(key, len(kernel)) for key, kernel in zip(keys, kernels, strict=True)]
         missing = [place for place, known in enumerate(times) if known is None]
-        for place, ms in zip(missing, kernel_times(self._context, [kernels[k] for k in missing]), strict=True):
+        for place, ms in zip(
+            missing, kernel_times(self._context, [kernels[k] for k in missing]), strict=True
+        ):
             times[place] = ms
             entry = {"ms": [value if np.isfinite(value) else None for value in ms]}
             self._cache.write(keys[place], json.dumps(entry).encode())
@@ -72,8 +76,7 @@ class CachedTimes:
             for sources, _ in kernel
             for source in sources
         ]
-        text = hashlib.sha256(repr(launches).encode()).hexdigest()
-        return key_of(self._context.device, text, ("kernel times 1",))
+        return hashlib.sha256(f"{self.device}{launches}".encode()).hexdigest()
 
     def _cached(self, key: str, count: int) -> list[float] | None:
         entry = self._cache.read(key)
@@ -104,7 +107,7 @@ def _compiled(
 
 def _times_of(
     context: DeviceContext,
-    queue: Any,  # noqa: ANN401 - pyopencl's
+    queue: Any,
     compiled: Mapping[str, CompiledKernels],
     kernel: Sequence[KernelCandidate],
 ) -> list[float]:
@@ -135,7 +138,7 @@ def _times_of(
     return times
 
 
-def _filled(context: DeviceContext, queue: Any, node: Node, layout: Layout) -> Any:  # noqa: ANN401
+def _filled(context: DeviceContext, queue: Any, node: Node, layout: Layout) -> Any:
     """Return the memory of a tensor, filled with small numbers."""
     name = "a tensor of a timed kernel"
     packed = layout.pack(np.full(node.shape, 0.01, node.dtype))
@@ -147,7 +150,7 @@ def _filled(context: DeviceContext, queue: Any, node: Node, layout: Layout) -> A
     return memory
 
 
-def _timed(context: DeviceContext, queue: Any, launches: Sequence[tuple[Any, ...]]) -> float:  # noqa: ANN401
+def _timed(context: DeviceContext, queue: Any, launches: Sequence[tuple[Any, ...]]) -> float:
     best, total, runs = float("inf"), 0.0, 0
     while runs < LEAST_RUNS or (total < LEAST_MS and runs < MOST_RUNS):
         events = [

@@ -17,6 +17,7 @@ from torchedge.lowering.program_files import parse_program, program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import Target
 from torchedge.opencl.binary_caches import BinaryCache
+from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.storage import cache_folder, data_folder
 from torchedge.storage.documents import parse_json
 from torchedge.textures.layouts import Layout
@@ -26,37 +27,41 @@ _ROOMS = ("expressions", "graphs", "lowering", "textures")
 
 
 def lowered(
-    step: Step, target: Target, layouts: Mapping[str, Layout], folder: Path | None = None
+    step: Step,
+    target: Target,
+    layouts: Mapping[str, Layout],
+    folder: Path | None = None,
+    timer: CachedTimes | None = None,
 ) -> tuple[Program, bool]:
     """Return the program of a step, and whether it was cached; a damaged entry counts as absent.
 
-    layouts: as in `lower`. folder: of the cache, by default within the user's cache folder.
+    layouts, timer: as in `lower`. folder: of the cache, by default within the user's cache folder.
 
     Raises:
         LoweringError: operators without a rule, or a request that no kernel supports.
     """
     cache = BinaryCache(cache_folder() / "programs" if folder is None else folder)
-    key = key_of(step, target, layouts)
+    key = key_of(step, target, layouts, "" if timer is None else timer.device)
     entry = cache.read(key)
     if entry is not None:
         try:
             return parse_program(f"cached program {key[:12]}", parse_json(key, entry)), True
         except TorchedgeError:
             pass
-    program = lower(step, target, layouts)
+    program = lower(step, target, layouts, timer=timer)
     cache.write(key, json.dumps(program_document(program), allow_nan=False).encode())
     return program, False
 
 
-def key_of(step: Step, target: Target, layouts: Mapping[str, Layout]) -> str:
-    """Return a hash (sha256) of step, target, layouts and the code that lowers."""
+def key_of(step: Step, target: Target, layouts: Mapping[str, Layout], measured_on: str = "") -> str:
+    """Return a hash (sha256) of step, target, layouts, the device of a timer and the code that lowers."""
     state = hashlib.sha256(_code().encode())
     for value in step.values:
         state.update(f"{value.name}\n{canonical_text(value.shape)}{value.dtype}{value.role}\n".encode())
     for op in step.ops:
         state.update(f"{op.kind}{op.inputs}{op.outputs}{canonical_text(op.attrs)}{op.scope}\n".encode())
     tail = (step.name, step.inputs, step.outputs, step.updates)
-    settings = (dict(step.hyperparameters), dict(step.initial), target, dict(layouts))
+    settings = (dict(step.hyperparameters), dict(step.initial), target, dict(layouts), measured_on)
     state.update(f"{tail}{settings}".encode())
     return state.hexdigest()
 

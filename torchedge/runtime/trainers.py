@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torchedge.errors import InputError, OpenCLError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.rules.registry import all_rules
-from torchedge.lowering.targets import target_for
+from torchedge.lowering.targets import Tuner, target_for
 from torchedge.opencl import ClDevice, open_context
 from torchedge.opencl.sharing import serialised
 from torchedge.runtime.executors import SHARED, Executor, ProgramReport, report_on
+from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import lowered
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.objectives import Loss, as_arguments, as_tuple
@@ -76,7 +77,8 @@ class Trainer:
     optimizer: a torch.optim.SGD, Adam or AdamW over the model's parameters; its learning rates are read at
     each step, so that PyTorch's schedulers work. device: as in `torchedge devices --opencl`. accumulation:
     number of batches whose gradients are averaged before one update. seed: of dropout, by default
-    `torch.initial_seed()`. profile: measure the times of kernels for `report`.
+    `torch.initial_seed()`. profile: measure the times of kernels for `report`. tuner: what chooses the
+    schedules of kernels, "fixed", "model" or "measured" (docs/kernels.md).
 
     The model's own tensors change with `sync` only, which leaving the trainer as a context manager calls.
     Threads may share a trainer: its steps run one after the other.
@@ -96,11 +98,15 @@ class Trainer:
         accumulation: int = 1,
         seed: int | None = None,
         profile: bool = False,
+        tuner: Tuner | None = None,
     ) -> None:
         self._lock = threading.RLock()
         self._model, self._loss, self._optimizer = model, loss, optimizer
         self._accumulation, self._seed, self._profile = accumulation, seed, profile
-        self._device = open_context(device).device
+        context = open_context(device)
+        self._device = context.device
+        self._target = target_for(context.device, tuner)
+        self._timer = CachedTimes(context) if tuner == "measured" else None
         self._settings = OptimizerSettings(optimizer)
         self._example = _batch_of(example_inputs, targets)
         self._training: dict[Any, _Training] = {}
@@ -275,7 +281,8 @@ class Trainer:
     def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
         """Return the executor of a step, which shares weights and states with `owner`."""
         shared = [] if owner is None else [t for t in owner.program.tensors if t.role in SHARED]
-        program, _ = lowered(step, target_for(self._device), {t.name: t.layout for t in shared})
+        layouts = {tensor.name: tensor.layout for tensor in shared}
+        program, _ = lowered(step, self._target, layouts, timer=self._timer)
         executor = Executor(program, self._device, profile=self._profile, shared=owner)
         names = {tensor.name for tensor in program.tensors} - {tensor.name for tensor in shared}
         executor.load({name: _array_of(tensor) for name, tensor in tensors.items() if name in names})
