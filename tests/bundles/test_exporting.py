@@ -298,3 +298,15 @@ def test_stages_are_told(model, batch, tmp_path):
         model, batch[0], out=tmp_path / "b", device="local-cpu", onnx=False, progress=told.append
     )
     assert told == [stage for stage in exporting.STAGES if stage != "model.onnx"]
+
+
+def test_the_tuner_of_a_bundle_is_an_argument(tmp_path):
+    model, x = torch.nn.Linear(64, 64), torch.zeros(64, 64)
+    with pytest.raises(InputError, match="expected 'fixed' or 'model' for a bundle"):
+        torchedge.export(
+            model, x, out=tmp_path / "measured", device="adreno-640", onnx=False, tuner="measured"
+        )
+    by_model = torchedge.export(model, x, out=tmp_path / "model", device="adreno-640", onnx=False)
+    assert any("coefficients are partly" in note for note in by_model.manifest.notes)
+    fixed = torchedge.export(model, x, out=tmp_path / "fixed", device="adreno-640", onnx=False, tuner="fixed")
+    assert not any("coefficients" in note for note in fixed.manifest.notes)

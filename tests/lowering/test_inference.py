@@ -121,7 +121,7 @@ def test_intermediate_images_share_the_arena_where_the_device_makes_images_from_
     device = torchedge.find_device("adreno-640")
     model = nn.Sequential(nn.Conv2d(64, 256, 3, padding=1), nn.Conv2d(256, 64, 3, padding=1))
     captured = capture_inference_step(model, (torch.zeros(1, 64, 64, 64),))
-    target = target_of_device(device, profile_limits(device))
+    target = target_of_device(device, profile_limits(device), tuner="fixed")
     program = lower_inference(captured, target)
     assert {t.layout.storage for t in program.tensors if t.role == "intermediate"} == {"image_buffer"}
     assert not program.arena.slots

@@ -37,7 +37,7 @@ from torchedge.bundles.manifests import (
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
 from torchedge.bundles.plan_files import PLAN_FILES, plan_file
 from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
-from torchedge.devices import Device
+from torchedge.devices import Device, Provenance
 from torchedge.errors import DeviceError, InputError, LoweringError, check_choice
 from torchedge.graphs import Mode
 from torchedge.lowering.assembly import lower
@@ -119,9 +119,9 @@ def make_bundle(
     progress("lower")
     limits = profile_limits(device)
     lowered_for = target_of_device(device, limits, request.precision, request.tuner)
-    if lowered_for.coefficients is not None and lowered_for.coefficients.provenance != "measured":
-        origin = lowered_for.coefficients.provenance
-        notes.append(f"the cost model chooses kernels by coefficients that are {origin}")
+    coefficients = lowered_for.coefficients
+    if coefficients is not None and coefficients.provenance is not Provenance.MEASURED:
+        notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")
     programs = _lowered(captured, lowered_for, request)
     program = programs[0]
     plan = _planned(request, program, device)
