@@ -151,11 +151,12 @@ def test_measured_kernels_compute_the_same_and_are_timed_once(small, tmp_path, m
 def test_kernels_that_do_not_compile_are_never_fast(small):
     captured, _ = small
     candidates = []
-    lower(
-        captured.step,
-        tuned("cpu"),
-        timer=lambda kernels: candidates.extend(kernels) or [[1.0] * len(k) for k in kernels],
-    )
+
+    def timer(kernels):
+        candidates.extend(kernels)
+        return [[1.0] * len(k) for k in kernels]
+
+    lower(captured.step, tuned("cpu"), timer=timer)
     sources, layouts = candidates[0][0]
     broken = [
         replace(s, kernel=replace(s.kernel, name="broken", source="__kernel void broken( {")) for s in sources
