@@ -122,6 +122,5 @@ def test_lanes_follow_what_is_read_most():
     builder = RowBuilder((64, 40), (1,), "sum")
     total = builder.reduce("sum", lambda t, c: rows.at(t, c))
     node = builder.row(lambda *_: total)
-    builder.close()
     (kernel,) = program_of([node], "gpu", inputs=[table, tokens]).kernels
     assert "float4" in kernel.source and "vload4" not in kernel.source.split("{", 1)[1]

@@ -118,19 +118,6 @@ def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     return tuple(sorted({d % rank if rank else 0 for d in listed})) or tuple(range(rank))
 
 
-def rows(
-    x_shape: Shape,
-    dims: Sequence[int],
-    body: Callable[[RowBuilder], Sequence[RowsResult]],
-    name: str = "reduce",
-) -> tuple[RowsResult, ...]:
-    """Return the outputs that `body` adds to a RowBuilder over a domain `x_shape` with reduced `dims`."""
-    builder = RowBuilder(x_shape, dims, name)
-    parts = tuple(body(builder))
-    builder.close()
-    return parts
-
-
 _OF_NOTHING = {"sum": 0, "prod": 1, "any": False, "all": True, "max": -inf, "min": inf}
 
 
@@ -147,8 +134,6 @@ class RowBuilder:
         self._loops = axes(domain)
         self._kept = tuple([a for d, a in enumerate(self._loops) if d not in self.dims])
         self._inner = tuple([a for d, a in enumerate(self._loops) if d in self.dims])
-        self._stages: list[Stage] = []
-        self._outputs: list[Output] = []
         self._node = Rows(
             tuple([a.extent for a in self._kept]), "float32", self._kept, self._inner, (), (), name
         )
@@ -164,8 +149,8 @@ class RowBuilder:
         dtype = "int64" if kind in ("argmax", "argmin") else scalar.dtype
         if not prod(self.domain):
             return constant(_OF_NOTHING.get(kind, 0), dtype)
-        stage = Stage(f"s{len(self._stages)}", kind, scalar, dtype)
-        self._stages.append(stage)
+        stage = Stage(f"s{len(self._node.stages)}", kind, scalar, dtype)
+        self._node.stages += (stage,)
         return Local(stage.name, stage.dtype)
 
     def row(self, body: Callable[..., Scalar], dtype: str | None = None, keepdim: bool = False) -> Node:
@@ -184,12 +169,22 @@ class RowBuilder:
         kind = dtype or scalar.dtype
         if not prod(self.domain):  # nothing to walk through: no node of rows
             return Pointwise(tuple([a.extent for a in loops]), kind, loops, cast(scalar, kind))
-        self._outputs.append(Output(loops, cast(scalar, kind), kind))
-        return RowsResult(tuple([a.extent for a in loops]), kind, self._node, len(self._outputs) - 1)
+        self._node.outputs += (Output(loops, cast(scalar, kind), kind),)
+        return RowsResult(tuple([a.extent for a in loops]), kind, self._node, len(self._node.outputs) - 1)
 
-    def close(self) -> None:
-        """Fix stages and outputs in the node."""
-        self._node.stages, self._node.outputs = tuple(self._stages), tuple(self._outputs)
+
+def reduction(
+    domain: Shape,
+    dims: Sequence[int],
+    name: str,
+    body: Callable[..., Scalar],
+    dtype: str | None = None,
+    kind: ReduceKind = "sum",
+) -> Node:
+    """Return the reduction of `body(*index)` over the dimensions `dims` of a domain."""
+    builder = RowBuilder(domain, dims, name)
+    total = builder.reduce(kind, body)
+    return builder.row(lambda *_: total, dtype)
 
 
 def reduced(
@@ -208,9 +203,7 @@ def reduced(
     over = normal_dims(dims, len(x.shape))
     builder = RowBuilder(x.shape, over, kind)
     total = builder.reduce(kind, lambda *indices: body(x.at(*indices)))
-    result = builder.row(lambda *_: finish(total), dtype, keepdim)
-    builder.close()
-    return result
+    return builder.row(lambda *_: finish(total), dtype, keepdim)
 
 
 def contraction(

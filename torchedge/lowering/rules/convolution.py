@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torchedge.expressions.indices import ZERO, Index
 from torchedge.expressions.scalars import Bound, Scalar, guarded
-from torchedge.lowering.building import RowBuilder, contraction, elementwise, pointwise, reduced, reshaped
+from torchedge.lowering.building import contraction, elementwise, pointwise, reduced, reduction, reshaped
 from torchedge.lowering.nodes import ContractionRole, Node
 from torchedge.lowering.rules.registry import Result, rule
 from torchedge.lowering.rules.taps import Phases, Taps, each
@@ -33,11 +33,11 @@ def convolution(
     """Convolution of input with weight, plus bias."""
     x_sizes = result.shape[2:] if transposed else input.shape[2:]
     taps = _taps(x_sizes, weight, stride, padding, dilation, groups)
-    made = x_of(input, weight, taps) if transposed else y_of(input, weight, taps, result.shape[2:])
+    product = x_of(input, weight, taps) if transposed else y_of(input, weight, taps, result.shape[2:])
     if bias is None:
-        return made
+        return product
     across = reshaped(bias, (bias.numel, *[1] * len(x_sizes)))
-    return elementwise(lambda a, b: a + b, made, across, dtype=result.dtype)
+    return elementwise(lambda a, b: a + b, product, across, dtype=result.dtype)
 
 
 @rule("convolution_backward")
@@ -59,14 +59,14 @@ def convolution_backward(
     """Gradients of input, weight and bias: those of them that the mask asks for."""
     x, y = (grad_output, input) if transposed else (input, grad_output)
     taps = _taps(x.shape[2:], weight, stride, padding, dilation, groups)
-    made: list[Node] = []
+    gradients: list[Node] = []
     if output_mask[0]:
-        made.append(y_of(x, weight, taps, y.shape[2:]) if transposed else x_of(y, weight, taps))
+        gradients.append(y_of(x, weight, taps, y.shape[2:]) if transposed else x_of(y, weight, taps))
     if output_mask[1]:
-        made.append(weight_of(x, y, taps))
+        gradients.append(weight_of(x, y, taps))
     if output_mask[2]:
-        made.append(reduced("sum", grad_output, (0, *range(2, len(grad_output.shape)))))
-    return tuple(made)
+        gradients.append(reduced("sum", grad_output, (0, *range(2, len(grad_output.shape)))))
+    return tuple(gradients)
 
 
 def _taps(
@@ -100,8 +100,8 @@ def y_of(x: Node, weight: Node, taps: Taps, out: Sequence[int]) -> Node:
     def b(at: Sequence[Index], over: Sequence[Index]) -> Scalar:
         return weight.at(_channel(at, taps.groups, channels), over[-1], *over[:-1])
 
-    made = contraction(shape, roles, (*taps.kernel, each), a, b, x.dtype, "convolution")
-    return reshaped(made, (batch, channels, *out))
+    y = contraction(shape, roles, (*taps.kernel, each), a, b, x.dtype, "convolution")
+    return reshaped(y, (batch, channels, *out))
 
 
 def _channel(at: Sequence[Index], groups: int, channels: int) -> Index:
@@ -113,17 +113,13 @@ def _depthwise_y(x: Node, weight: Node, taps: Taps, out: Sequence[int]) -> Node:
     batch, channels, space = x.shape[0], weight.shape[0], len(out)
     multiplier = channels // taps.groups
     domain = (batch, channels, *out, *taps.kernel)
-    builder = RowBuilder(domain, range(2 + space, 2 + 2 * space), "depthwise")
 
     def product(n: Index, channel: Index, *at: Index) -> Scalar:
         places, bounds = taps.under(at[:space], at[space:])
         value = guarded(bounds, x.at(n, channel // multiplier, *places))
         return value * weight.at(channel, 0, *at[space:])
 
-    total = builder.reduce("sum", product)
-    made = builder.row(lambda *_: total)
-    builder.close()
-    return made
+    return reduction(domain, range(2 + space, 2 + 2 * space), "depthwise", product)
 
 
 def weight_of(x: Node, y: Node, taps: Taps) -> Node:
@@ -145,15 +141,14 @@ def weight_of(x: Node, y: Node, taps: Taps) -> Node:
         channel = at[0] if groups == 1 else at[0] * (channels // groups) + at[1]
         return y.at(over[0], channel, *over[1:])
 
-    made = contraction(shape, roles, (x.shape[0], *y.shape[2:]), a, b, x.dtype, "convolution_weight")
-    return reshaped(made, (channels, each, *taps.kernel))
+    weight = contraction(shape, roles, (x.shape[0], *y.shape[2:]), a, b, x.dtype, "convolution_weight")
+    return reshaped(weight, (channels, each, *taps.kernel))
 
 
 def _depthwise_weight(x: Node, y: Node, taps: Taps) -> Node:
     channels, space = y.shape[1], len(taps.kernel)
     multiplier = channels // taps.groups
     domain = (channels, 1, *taps.kernel, x.shape[0], *y.shape[2:])
-    builder = RowBuilder(domain, range(2 + space, len(domain)), "depthwise_weight")
 
     def product(channel: Index, _: Index, *at: Index) -> Scalar:
         n, outs = at[space], at[space + 1 :]
@@ -161,10 +156,7 @@ def _depthwise_weight(x: Node, y: Node, taps: Taps) -> Node:
         value = guarded(bounds, x.at(n, channel // multiplier, *places))
         return value * y.at(n, channel, *outs)
 
-    total = builder.reduce("sum", product)
-    made = builder.row(lambda *_: total)
-    builder.close()
-    return made
+    return reduction(domain, range(2 + space, len(domain)), "depthwise_weight", product)
 
 
 def x_of(y: Node, weight: Node, taps: Taps) -> Node:
@@ -179,10 +171,10 @@ def x_of(y: Node, weight: Node, taps: Taps) -> Node:
     channels = weight.shape[1] * taps.groups
     if weight.shape[1] == 1 and taps.groups > 1:
         return _depthwise_x(y, weight, taps, phases)
-    made = _dense_x(y, weight, taps, phases)
+    x = _dense_x(y, weight, taps, phases)
     if all(p.trivial for p in phases):
-        return reshaped(made, (y.shape[0], channels, *taps.sizes))
-    split = reshaped(made, (y.shape[0], channels, *[n for p in phases for n in (p.quotients, p.count)]))
+        return reshaped(x, (y.shape[0], channels, *taps.sizes))
+    split = reshaped(x, (y.shape[0], channels, *[n for p in phases for n in (p.quotients, p.count)]))
 
     def element(n: Index, channel: Index, *places: Index) -> Scalar:
         at: list[Index] = []
@@ -258,10 +250,7 @@ def _dense_x(y: Node, weight: Node, taps: Taps, phases: Sequence[Phases]) -> Nod
 def _depthwise_x(y: Node, weight: Node, taps: Taps, phases: Sequence[Phases]) -> Node:
     """The gradient where each channel of x has its own outputs: each x looks up its phase."""
     multiplier, space = weight.shape[0] // taps.groups, len(phases)
-    shape = (y.shape[0], taps.groups, *taps.sizes)
-    builder = RowBuilder(
-        (*shape, multiplier, *[p.most_taps for p in phases]), range(2 + space, 3 + 2 * space), "depthwise"
-    )
+    domain = (y.shape[0], taps.groups, *taps.sizes, multiplier, *[p.most_taps for p in phases])
 
     def product(n: Index, group: Index, *at: Index) -> Scalar:
         places: list[Index] = []
@@ -275,7 +264,4 @@ def _depthwise_x(y: Node, weight: Node, taps: Taps, phases: Sequence[Phases]) ->
         value = y.at(n, channel, *outs) * weight.at(channel, 0, *tapped)
         return guarded([*needed, *inside, *within], value)
 
-    total = builder.reduce("sum", product)
-    made = builder.row(lambda *_: total)
-    builder.close()
-    return made
+    return reduction(domain, range(2 + space, 3 + 2 * space), "depthwise", product)

@@ -27,6 +27,7 @@ from torchedge.lowering.building import (
     full,
     permuted,
     pointwise,
+    reduction,
     reshaped,
 )
 from torchedge.lowering.nodes import Node, ReduceKind
@@ -96,9 +97,7 @@ def combined(
         return guarded(sources.within(tail), where(sources.is_at(row, source, tail), value, neutral), neutral)
 
     total = builder.reduce(kind, mine)
-    made = builder.row(lambda *at: finish(total, *at), dtype)
-    builder.close()
-    return made
+    return builder.row(lambda *at: finish(total, *at), dtype)
 
 
 def _combined_in_order(
@@ -120,8 +119,7 @@ def _combined_in_order(
         def one(total: Scalar, row: Index) -> Scalar:
             return finish(total, *unflatten(row, shape))
 
-        made = _combined_in_order((prod(shape),), dtype, flat, kind, neutral, one)
-        return reshaped(made, shape)
+        return reshaped(_combined_in_order((prod(shape),), dtype, flat, kind, neutral, one), shape)
     compute, order = arithmetic_dtype(dtype), in_order(sources.row, sources.count)
 
     def joined(place: Index, *tail: Index) -> Scalar:
@@ -149,7 +147,6 @@ def _of_same_row(
 
     inner: extents of the tail, and the number of places that are joined, each `step` behind the one before.
     """
-    builder = RowBuilder((order.count, *inner), (len(inner),), "scatter")
 
     def mine(place: Index, *rest: Index) -> Scalar:
         *tail, number = rest
@@ -158,10 +155,7 @@ def _of_same_row(
         own = guarded([(apart, 0, 1)], value(other, *tail), neutral)
         return guarded([(other, 0, order.count)], own, neutral)
 
-    total = builder.reduce(kind, mine)
-    made = builder.row(lambda *_: total)
-    builder.close()
-    return made.at
+    return reduction((order.count, *inner), (len(inner),), "scatter", mine, kind=kind).at
 
 
 def _first_places(rows: int, order: Order) -> Node:
@@ -197,8 +191,8 @@ def replaced(shape: Sequence[int], dtype: str, sources: Sources, base: Element |
     last = _last_sources(shape, sources)
 
     def element(row: Index, *tail: Index) -> Scalar:
-        found = last.at(row, *tail) if sources.varies else last.at(row)
-        source = of(Fetched(found, -1, sources.count - 1))
+        number = last.at(row, *tail) if sources.varies else last.at(row)
+        source = of(Fetched(number, -1, sources.count - 1))
         new = cast(sources.value(source, *tail), dtype)
         return guarded([(source, 0, sources.count), *sources.within(tail)], new, previous(row, *tail))
 
@@ -302,33 +296,34 @@ def gather(result: Result, input: Node, dim: int, index: Node, sparse_grad: bool
 @rule("index")
 def index(result: Result, input: Node, indices: Sequence[Node | None]) -> Node:
     """Input at the places that tensors hold, together, for some of its dimensions."""
-    given = _given("index", indices)
-    shape = broadcast_shape(*[n.shape for n in given.values()])
-    first, space = _block(given), len(shape)
+    listed = _index_tensors("index", indices)
+    shape = broadcast_shape(*[n.shape for n in listed.values()])
+    first, space = _block(listed), len(shape)
 
     def element(*at: Index) -> Scalar:
         block, others = at[first : first + space], iter((*at[:first], *at[first + space :]))
-        indices = [Index(()) if d in given else next(others) for d in range(len(input.shape))]
-        places = {d: counted(_broadcast(n, block), input.shape[d]) for d, n in given.items()}
+        indices = [Index(()) if d in listed else next(others) for d in range(len(input.shape))]
+        places = {d: counted(_broadcast(n, block), input.shape[d]) for d, n in listed.items()}
         return _read(input, indices, places)
 
     return pointwise(result.shape, result.dtype, element)
 
 
-def _given(kind: str, indices: Sequence[Node | None]) -> dict[int, Node]:
-    given = {d: n for d, n in enumerate(indices) if n is not None}
-    masks = [n for n in given.values() if n.dtype in ("bool", "uint8")]
+def _index_tensors(kind: str, indices: Sequence[Node | None]) -> dict[int, Node]:
+    """Return the index tensors by dimension; raises LoweringError for masks."""
+    listed = {d: n for d, n in enumerate(indices) if n is not None}
+    masks = [n for n in listed.values() if n.dtype in ("bool", "uint8")]
     if masks:
         raise LoweringError(
             f"aten.{kind} was called with a mask; how many elements it takes is not known beforehand: "
             "use torch.where, or run this part of the model in PyTorch"
         )
-    return given
+    return listed
 
 
-def _block(given: dict[int, Node]) -> int:
+def _block(listed: dict[int, Node]) -> int:
     """Return where the index tensors' dimensions stand in the result: in place if together, else first."""
-    dims = list(given)
+    dims = list(listed)
     return dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
 
 
@@ -344,28 +339,28 @@ def index_put(
     masks = [n for n in indices if n is not None and n.dtype == "bool"]
     if len(masks) == 1 and len(indices) == 1 and values.numel == 1:
         return _masked(result, input, masks[0], values, accumulate)
-    given = _given("index_put", indices)
-    shape = broadcast_shape(*[n.shape for n in given.values()])
-    first, space = _block(given), len(shape)
-    others = [d for d in range(len(input.shape)) if d not in given]
-    sizes, tail = [input.shape[d] for d in given], [input.shape[d] for d in others]
+    listed = _index_tensors("index_put", indices)
+    shape = broadcast_shape(*[n.shape for n in listed.values()])
+    first, space = _block(listed), len(shape)
+    others = [d for d in range(len(input.shape)) if d not in listed]
+    sizes, tail = [input.shape[d] for d in listed], [input.shape[d] for d in others]
     spread = expanded(values, [*tail[:first], *shape, *tail[first:]])
     lead = permuted(
         spread, [*range(first, first + space), *range(first), *range(first + space, len(spread.shape))]
     )
     count = prod(shape)
     flat_values = reshaped(lead, (count, *tail))
-    flat_indices = [reshaped(expanded(n, shape), (count,)) for n in given.values()]
+    flat_indices = [reshaped(expanded(n, shape), (count,)) for n in listed.values()]
 
     def row(source: Index, *_: Index) -> Scalar:
         return _flat_row([n.at(source) for n in flat_indices], sizes)
 
-    order = [*given, *others]
+    order = [*listed, *others]
     base = reshaped(permuted(input, order), (prod(sizes), *tail))
     put = added if accumulate else replaced
-    made = put(base.shape, result.dtype, Sources(count, row, flat_values.at), base.at)
+    flat = put(base.shape, result.dtype, Sources(count, row, flat_values.at), base.at)
     back = [order.index(d) for d in range(len(order))]
-    return permuted(reshaped(made, (*sizes, *tail)), back)
+    return permuted(reshaped(flat, (*sizes, *tail)), back)
 
 
 def _flat_row(places: Sequence[Scalar], sizes: Sequence[int]) -> Scalar:
@@ -373,9 +368,9 @@ def _flat_row(places: Sequence[Scalar], sizes: Sequence[int]) -> Scalar:
     position: Scalar | None = None
     inside: Scalar | None = None
     for place, size in zip(places, sizes, strict=True):
-        found = counted(place, size)
-        good = (found >= 0) & (found < size)
-        position = found if position is None else position * size + found
+        index = counted(place, size)
+        good = (index >= 0) & (index < size)
+        position = index if position is None else position * size + index
         inside = good if inside is None else inside & good
     assert position is not None and inside is not None
     return where(inside, position, -1)
@@ -443,14 +438,14 @@ def scatter(
     reduce: str | None = None,
 ) -> Node:
     """Input with src, or a value, at the places along a dimension that index holds."""
-    given = value if src is None else src
+    sources = value if src is None else src
     if not index.numel:
         return input
     if reduce is not None:
-        return scatter_reduce(result, input, dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
+        return scatter_reduce(result, input, dim, index, sources, {"add": "sum", "multiply": "prod"}[reduce])
     base = _dim_first(input, dim)
-    made = replaced(base.shape, result.dtype, _along(input, dim, index, given), base.at)
-    return _dim_back(made, dim, result.shape)
+    replacing = replaced(base.shape, result.dtype, _along(input, dim, index, sources), base.at)
+    return _dim_back(replacing, dim, result.shape)
 
 
 @rule("scatter_add")
@@ -459,8 +454,9 @@ def scatter_add(result: Result, input: Node, dim: int, index: Node, src: Node) -
     if not index.numel:
         return input
     base = _dim_first(input, dim)
-    made = added(base.shape, result.dtype, _along(input, dim, index, src), base.at)
-    return _dim_back(made, dim, result.shape)
+    return _dim_back(
+        added(base.shape, result.dtype, _along(input, dim, index, src), base.at), dim, result.shape
+    )
 
 
 @rule("scatter_reduce")
@@ -497,21 +493,21 @@ def _joined(result: Result, input: Node, dim: int, sources: Sources, reduce: str
     kind, function, neutral = _REDUCTIONS[reduce]
     base = _dim_first(input, dim)
     compute = arithmetic_dtype(result.dtype)
-    found = combined(base.shape, compute, sources, kind, _limited(neutral, compute), lambda total, *_: total)
+    totals = combined(base.shape, compute, sources, kind, _limited(neutral, compute), lambda total, *_: total)
     ones = replace(sources, value=lambda *_: constant(1, "int32"))
     count = combined(base.shape, "int32", ones, "sum", 0, lambda total, *_: total)
 
     def joined(old: Scalar, new: Scalar, number: Scalar) -> Scalar:
         return apply(function, old, new) if include_self else where(number > 0, new, old)
 
-    made: Node = elementwise(joined, base, found, count, dtype=result.dtype, compute=compute)
+    output: Node = elementwise(joined, base, totals, count, dtype=result.dtype, compute=compute)
     if reduce == "mean":
         parts = elementwise(
             lambda n: n + 1 if include_self else apply("maximum", n, 1), count, dtype=compute, compute=compute
         )
         rounding = None if is_floating(result.dtype) else "floor"
-        made = div(Result((base.shape,), (result.dtype,)), made, parts, rounding)
-    return _dim_back(made, dim, result.shape)
+        output = div(Result((base.shape,), (result.dtype,)), output, parts, rounding)
+    return _dim_back(output, dim, result.shape)
 
 
 def _limited(number: float, dtype: str) -> float:

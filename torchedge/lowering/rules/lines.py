@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import RowBuilder, pointwise, reshaped
+from torchedge.lowering.building import RowBuilder, pointwise, reduction, reshaped
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.reductions import with_dimension
@@ -53,8 +53,8 @@ def running_extreme(result: Result, input: Node, dim: int, *, kind: _Kind) -> tu
         return where(best, Position(i[place], "int64"), 0)
 
     places = _scan("max", pointwise(x.shape, "int64", record), place)
-    made = (pointwise(x.shape, result.dtype, lambda *i: values.at(*i)), places)
-    return tuple([reshaped(node, shape) for node, shape in zip(made, result.shapes, strict=True)])
+    nodes = (pointwise(x.shape, result.dtype, lambda *i: values.at(*i)), places)
+    return tuple([reshaped(node, shape) for node, shape in zip(nodes, result.shapes, strict=True)])
 
 
 def _scan(kind: _Kind, x: Node, place: int) -> Node:
@@ -88,23 +88,20 @@ def _moved(items: Sequence[_Item], place: int, item: _Item) -> list[_Item]:
 def _within_blocks(kind: _Kind, x: Node, place: int) -> Node:
     """Return, for each element, the reduction of those of its block up to itself."""
     block = min(_BLOCK, x.shape[place])
-    builder = RowBuilder((*x.shape, block), (len(x.shape),), f"running_{kind}")
+    domain, dims, name = (*x.shape, block), (len(x.shape),), f"running_{kind}"
 
     def element(*i: Index) -> Scalar:
         along, k = i[place], i[-1]
         source = x.at(*_moved(i[:-1], place, along // block * block + k))
         return guarded([(along % block - k, 0, block)], source, _neutral(kind, x.dtype))
 
-    if kind == "logsumexp":
-        largest = builder.reduce("max", element)
-        shift = where(apply("isinf", largest), constant(0, x.dtype), largest)
-        spread = builder.reduce("sum", lambda *i: apply("exp", element(*i) - shift))
-        made = builder.row(lambda *_: apply("log", spread) + shift)
-    else:
-        found = builder.reduce(kind, element)
-        made = builder.row(lambda *_: found)
-    builder.close()
-    return made
+    if kind != "logsumexp":
+        return reduction(domain, dims, name, element, kind=kind)
+    builder = RowBuilder(domain, dims, name)
+    largest = builder.reduce("max", element)
+    shift = where(apply("isinf", largest), constant(0, x.dtype), largest)
+    spread = builder.reduce("sum", lambda *i: apply("exp", element(*i) - shift))
+    return builder.row(lambda *_: apply("log", spread) + shift)
 
 
 def _neutral(kind: _Kind, dtype: str) -> float:
@@ -153,16 +150,14 @@ def _ordered(result: Result, x: Node, dim: int, descending: bool) -> tuple[Node,
         return x, pointwise((), "int64", lambda: constant(0, "int64"))
     place = dim % len(x.shape)
     before = _count_before(x, place, descending)
-    builder = RowBuilder((*result.shape, x.shape[place]), (len(result.shape),), "sort")
 
     def here(*indices: Index) -> Scalar:
         *at, other = indices
         rank = before.at(*at[:place], other, *at[place + 1 :])
         return where(rank.equals(Position(at[place], "int32")), Position(other, "int32"), 0)
 
-    found = builder.reduce("max", here)
-    where_from = builder.row(lambda *_: found)
-    builder.close()
+    domain = (*result.shape, x.shape[place])
+    where_from = reduction(domain, (len(result.shape),), "sort", here, kind="max")
 
     def value(*at: Index) -> Scalar:
         source = of(Fetched(where_from.at(*at), 0, x.shape[place] - 1))
@@ -174,8 +169,6 @@ def _ordered(result: Result, x: Node, dim: int, descending: bool) -> tuple[Node,
 
 def _count_before(x: Node, place: int, descending: bool) -> Node:
     """Return for every element how many of its line come before it."""
-    size = x.shape[place]
-    builder = RowBuilder((*x.shape, size), (len(x.shape),), "sort")
 
     def is_before(*indices: Index) -> Scalar:
         *at, other = indices
@@ -186,10 +179,7 @@ def _count_before(x: Node, place: int, descending: bool) -> Node:
         )
         return cast(first | tied, "int32")
 
-    total = builder.reduce("sum", is_before)
-    made = builder.row(lambda *_: total)
-    builder.close()
-    return made
+    return reduction((*x.shape, x.shape[place]), (len(x.shape),), "sort", is_before)
 
 
 def _less(a: Scalar, b: Scalar) -> Scalar:

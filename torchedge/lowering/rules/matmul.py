@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, cast
-from torchedge.lowering.building import Operand, RowBuilder, contraction, elementwise
+from torchedge.lowering.building import Operand, contraction, elementwise, reduction
 from torchedge.lowering.nodes import ContractionRole, Node
 from torchedge.lowering.rules.registry import Result, rule
 
@@ -67,17 +67,12 @@ def _product(a: Node, b: Node, dtype: str) -> Node:
 
 def _exact_product(a: Node, b: Node, shape: Sequence[int]) -> Node:
     """Return a @ b of whole numbers, as sums of rows."""
-    rank = len(shape)
-    builder = RowBuilder((*shape, a.shape[-1]), (rank,), "matmul")
 
     def body(*indices: Index) -> Scalar:
         *batch, row, col, over = indices
         return a.at(*batch, row, over) * b.at(*batch, over, col)
 
-    total = builder.reduce("sum", body)
-    made = builder.row(lambda *_: total)
-    builder.close()
-    return made
+    return reduction((*shape, a.shape[-1]), (len(shape),), "matmul", body)
 
 
 def _added(result: Result, input: Operand, product: Node, beta: float, alpha: float) -> Node:

@@ -10,7 +10,7 @@ from itertools import accumulate, product
 
 from torchedge.expressions.indices import Fetched, Index, flatten, of, unflatten
 from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import RowBuilder, expanded, full, permuted, pointwise, reshaped, view
+from torchedge.lowering.building import expanded, full, permuted, pointwise, reduction, reshaped, view
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.registry import Result, rule
@@ -136,12 +136,12 @@ def cat(result: Result, tensors: Sequence[Node], dim: int = 0) -> Node:
     starts = list(accumulate([x.shape[place] for x in pieces[:-1]], initial=0))
 
     def element(*indices: Index) -> Scalar:
-        found: Scalar = constant(0, result.dtype)
+        joined: Scalar = constant(0, result.dtype)
         for x, start in reversed(list(zip(pieces, starts, strict=True))):
             at = indices[place] - start
             value = cast(x.at(*indices[:place], at, *indices[place + 1 :]), result.dtype)
-            found = guarded([(at, 0, x.shape[place])], value, found)
-        return found
+            joined = guarded([(at, 0, x.shape[place])], value, joined)
+        return joined
 
     return pointwise(result.shape, result.dtype, element)
 
@@ -293,17 +293,16 @@ def _images(index: Index, before: int, size: int) -> list[tuple[Index, tuple[Ind
 @rule("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
 def replication_pad_backward(result: Result, grad_output: Node, input: Node, padding: Sequence[int]) -> Node:
     """Each element's gradient, at the borders with those of its copies; one dimension after the other."""
-    found = grad_output
+    gradient = grad_output
     for dim, before in _before(padding, len(input.shape)).items():
-        found = _gathered_copies(found, dim, before, input.shape[dim])
-    return found
+        gradient = _gathered_copies(gradient, dim, before, input.shape[dim])
+    return gradient
 
 
 def _gathered_copies(grad: Node, dim: int, before: int, size: int) -> Node:
     rank, padded = len(grad.shape), grad.shape[dim]
     window = max(before, 0) + max(padded - size - before, 0) + 1
     shape = [size if d == dim else n for d, n in enumerate(grad.shape)]
-    builder = RowBuilder((*shape, window), (rank,), "sum")
 
     def body(*indices: Index) -> Scalar:
         place = indices[dim] + indices[-1] + min(before, 0)
@@ -312,10 +311,7 @@ def _gathered_copies(grad: Node, dim: int, before: int, size: int) -> Node:
         mine = where(origin.equals(Position(indices[dim], "int32")), value, 0)
         return guarded([(place, 0, padded)], mine)
 
-    total = builder.reduce("sum", body)
-    made = builder.row(lambda *_: total)
-    builder.close()
-    return made
+    return reduction((*shape, window), (rank,), "sum", body)
 
 
 @rule("unfold_backward")
@@ -327,7 +323,6 @@ def unfold_backward(
         return reshaped(grad_in, result.shape)
     rank = len(input_sizes)
     place = dim % rank
-    builder = RowBuilder((*input_sizes, -(-size // step)), (rank,), "window")
 
     def term(*indices: Index) -> Scalar:
         at, turn = list(indices[:-1]), indices[-1]
@@ -336,19 +331,16 @@ def unfold_backward(
         bounds = [(window, 0, grad_in.shape[place]), (inside, 0, size)]
         return guarded(bounds, cast(grad_in.at(*at, inside), arithmetic_dtype(result.dtype)))
 
-    total = builder.reduce("sum", term)
-    made = builder.row(lambda *_: total, result.dtype)
-    builder.close()
-    return made
+    return reduction((*input_sizes, -(-size // step)), (rank,), "window", term, result.dtype)
 
 
 def _columns(taps: Taps) -> tuple[int, ...]:
     """Return how many windows there are along each dimension."""
-    found = []
+    counts = []
     for dim, size in enumerate(taps.sizes):
         span = taps.dilation[dim] * (taps.kernel[dim] - 1) + 1
-        found.append((size + 2 * taps.padding[dim] - span) // taps.stride[dim] + 1)
-    return tuple(found)
+        counts.append((size + 2 * taps.padding[dim] - span) // taps.stride[dim] + 1)
+    return tuple(counts)
 
 
 def _taps(
@@ -399,7 +391,6 @@ def col2im(
     taps = _taps(result.shape[-2:], kernel_size, dilation, padding, stride)
     columns, lines = _columns(taps), (result.shape[-3], *taps.kernel)
     rank = len(result.shape)
-    builder = RowBuilder((*result.shape, *taps.kernel), (rank, rank + 1), "window")
 
     def term(*indices: Index) -> Scalar:
         *batch, channel = indices[: rank - 2]
@@ -413,10 +404,7 @@ def col2im(
         value = input.at(*batch, line, flatten(outs, columns))
         return guarded(bounds, cast(value, arithmetic_dtype(result.dtype)))
 
-    total = builder.reduce("sum", term)
-    made = builder.row(lambda *_: total, result.dtype)
-    builder.close()
-    return made
+    return reduction((*result.shape, *taps.kernel), (rank, rank + 1), "window", term, result.dtype)
 
 
 @rule("full")

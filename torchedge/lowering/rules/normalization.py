@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, apply, cast
-from torchedge.lowering.building import RowBuilder, full, pointwise, reshaped
+from torchedge.lowering.building import RowBuilder, full, pointwise, reduction, reshaped
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype, converted
 from torchedge.lowering.rules.reductions import moments
@@ -40,19 +40,18 @@ def _measured(x: Node, running: Sequence[Node], momentum: float, eps: float) -> 
     def moved(old: Node, new: Scalar, channel: Index) -> Scalar:
         return cast(old.at(channel), compute) * (1 - momentum) + new * momentum
 
-    made = [
-        builder.row(mean),
-        builder.row(lambda c: apply("rsqrt", variance + eps)),
-    ]
-    if running:
-        old_mean, old_var = running
-        made.append(builder.row(lambda c: moved(old_mean, mean(c), c), old_mean.dtype))
-        made.append(builder.row(lambda c: moved(old_var, unbiased, c), old_var.dtype))
-    builder.close()
-    return _Statistics(made[0], made[1], tuple(made[2:]))
+    statistics = _Statistics(builder.row(mean), builder.row(lambda c: apply("rsqrt", variance + eps)))
+    if not running:
+        return statistics
+    old_mean, old_var = running
+    new_mean = builder.row(lambda c: moved(old_mean, mean(c), c), old_mean.dtype)
+    return replace(
+        statistics,
+        running=(new_mean, builder.row(lambda c: moved(old_var, unbiased, c), old_var.dtype)),
+    )
 
 
-def _kept(running: Sequence[Node], eps: float) -> _Statistics:
+def _in_evaluation(running: Sequence[Node], eps: float) -> _Statistics:
     """Return the running statistics as those to normalize with."""
     mean, var = running
     compute = arithmetic_dtype(var.dtype)
@@ -60,22 +59,22 @@ def _kept(running: Sequence[Node], eps: float) -> _Statistics:
     return _Statistics(mean, rstd, tuple(running))
 
 
-def _normalized(x: Node, found: _Statistics, weight: Node | None, bias: Node | None) -> Node:
+def _normalized(x: Node, statistics: _Statistics, weight: Node | None, bias: Node | None) -> Node:
     """Return (x - mean) · rstd · weight + bias of each channel."""
     compute = arithmetic_dtype(x.dtype)
 
     def body(*indices: Index) -> Scalar:
         channel = indices[1]
-        scale = cast(found.rstd.at(channel), compute)
+        scale = cast(statistics.rstd.at(channel), compute)
         if weight is not None:
             scale = scale * cast(weight.at(channel), compute)
-        value = (cast(x.at(*indices), compute) - cast(found.mean.at(channel), compute)) * scale
+        value = (cast(x.at(*indices), compute) - cast(statistics.mean.at(channel), compute)) * scale
         return value if bias is None else value + cast(bias.at(channel), compute)
 
     return pointwise(x.shape, x.dtype, body)
 
 
-def _given(*nodes: Node | None) -> tuple[Node, ...]:
+def _present(*nodes: Node | None) -> tuple[Node, ...]:
     return tuple([n for n in nodes if n is not None])
 
 
@@ -98,8 +97,8 @@ def batch_norm(
     The functional schemas (5 outputs) add the new running mean and unbiased variance, the updating one
     (6 outputs) before them the empty reserve of PyTorch's own kernel.
     """
-    running = _given(running_mean, running_var)
-    statistics = _measured(input, running, momentum, eps) if training else _kept(running, eps)
+    running = _present(running_mean, running_var)
+    statistics = _measured(input, running, momentum, eps) if training else _in_evaluation(running, eps)
     output = _normalized(input, statistics, weight, bias)
     saved = [
         converted(node, dtype) if training else full(shape, 0, dtype)
@@ -134,7 +133,7 @@ def batch_norm_backward(
             )
         statistics = _Statistics(save_mean, save_invstd)
     else:
-        statistics = _kept(_given(running_mean, running_var), eps)
+        statistics = _in_evaluation(_present(running_mean, running_var), eps)
     sums = _gradient_sums(grad_out, input, statistics)
     gradients = (
         _input_gradient(grad_out, input, statistics, weight, sums if train else None),
@@ -156,27 +155,25 @@ def backward_with_reserve(
     return batch_norm_backward(result, train=update, save_invstd=save_var, **arguments)
 
 
-def _gradient_sums(gradient: Node, x: Node, found: _Statistics) -> tuple[Node, Node]:
+def _gradient_sums(gradient: Node, x: Node, statistics: _Statistics) -> tuple[Node, Node]:
     """Return the gradients for weight and bias: sums of gradient · x^ and of gradient over a channel."""
     builder = RowBuilder(x.shape, _all_but_channels(x), "batch_norm_backward")
     compute = arithmetic_dtype(x.dtype)
 
     def product(*indices: Index) -> Scalar:
-        distance = cast(x.at(*indices), compute) - cast(found.mean.at(indices[1]), compute)
+        distance = cast(x.at(*indices), compute) - cast(statistics.mean.at(indices[1]), compute)
         return cast(gradient.at(*indices), compute) * distance
 
     products = builder.reduce("sum", product)
     total = builder.reduce("sum", lambda *i: cast(gradient.at(*i), compute))
-    made = (
-        builder.row(lambda c: products * cast(found.rstd.at(c), compute)),
+    return (
+        builder.row(lambda c: products * cast(statistics.rstd.at(c), compute)),
         builder.row(lambda c: total),
     )
-    builder.close()
-    return made
 
 
 def _input_gradient(
-    gradient: Node, x: Node, found: _Statistics, weight: Node | None, sums: tuple[Node, Node] | None
+    gradient: Node, x: Node, statistics: _Statistics, weight: Node | None, sums: tuple[Node, Node] | None
 ) -> Node:
     """Return rstd · weight · (gradient - mean of gradient - x^ · mean of gradient · x^).
 
@@ -186,11 +183,11 @@ def _input_gradient(
 
     def body(*indices: Index) -> Scalar:
         channel = indices[1]
-        rstd = cast(found.rstd.at(channel), compute)
+        rstd = cast(statistics.rstd.at(channel), compute)
         value = cast(gradient.at(*indices), compute)
         if sums is not None:
             of_weight, of_bias = [s.at(channel) * share for s in sums]
-            distance = cast(x.at(*indices), compute) - cast(found.mean.at(channel), compute)
+            distance = cast(x.at(*indices), compute) - cast(statistics.mean.at(channel), compute)
             value = value - of_bias - distance * (rstd * of_weight)
         return value * (rstd if weight is None else rstd * cast(weight.at(channel), compute))
 
@@ -210,8 +207,8 @@ def layer_norm(
     bias: Node | None = None,
 ) -> tuple[Node, ...]:
     """Normalized input, mean and 1 / deviation of each row (the paper's LayerNorm)."""
-    kept = len(input.shape) - len(normalized_shape)
-    builder = RowBuilder(input.shape, range(kept, len(input.shape)), "layer_norm")
+    lead = len(input.shape) - len(normalized_shape)
+    builder = RowBuilder(input.shape, range(lead, len(input.shape)), "layer_norm")
     compute = arithmetic_dtype(result.dtype)
 
     def element(*indices: Index) -> Scalar:
@@ -227,16 +224,14 @@ def layer_norm(
 
     def normalized(*indices: Index) -> Scalar:
         value = (element(*indices) - mean) * rstd
-        value = value if weight is None else value * cast(weight.at(*indices[kept:]), compute)
-        return value if bias is None else value + cast(bias.at(*indices[kept:]), compute)
+        value = value if weight is None else value * cast(weight.at(*indices[lead:]), compute)
+        return value if bias is None else value + cast(bias.at(*indices[lead:]), compute)
 
-    made = (
+    return (
         builder.element(normalized, result.dtypes[0]),
         builder.row(lambda *_: mean, result.dtypes[1], keepdim=True),
         builder.row(lambda *_: rstd, result.dtypes[2], keepdim=True),
     )
-    builder.close()
-    return made
 
 
 @rule("native_layer_norm_backward")
@@ -252,7 +247,7 @@ def layer_norm_backward(
     bias: Node | None = None,
 ) -> tuple[Node, ...]:
     """Gradients for input, weight and bias, as far as the mask asks for them."""
-    compute, kept = arithmetic_dtype(input.dtype), len(input.shape) - len(normalized_shape)
+    compute, lead = arithmetic_dtype(input.dtype), len(input.shape) - len(normalized_shape)
 
     def gradient(*indices: Index) -> Scalar:
         return cast(grad_out.at(*indices), compute)
@@ -262,29 +257,27 @@ def layer_norm_backward(
         return distance * cast(rstd.at(*indices), compute)
 
     def weighted(*indices: Index) -> Scalar:
-        scale = 1 if weight is None else cast(weight.at(*indices[kept:]), compute)
+        scale = 1 if weight is None else cast(weight.at(*indices[lead:]), compute)
         return gradient(*indices) * scale
 
-    made: list[Node] = []
+    gradients: list[Node] = []
     if output_mask[0]:
-        rows = RowBuilder(input.shape, range(kept, len(input.shape)), "layer_norm_backward")
+        rows = RowBuilder(input.shape, range(lead, len(input.shape)), "layer_norm_backward")
         total = rows.reduce("sum", weighted) / rows.count
         product = rows.reduce("sum", lambda *i: weighted(*i) * normalized(*i)) / rows.count
-        made.append(
+        gradients.append(
             rows.element(
                 lambda *i: (weighted(*i) - total - normalized(*i) * product) * cast(rstd.at(*i), compute)
             )
         )
-        rows.close()
     if any(output_mask[1:]):
-        columns = RowBuilder(input.shape, range(kept), "layer_norm_weights")
+        columns = RowBuilder(input.shape, range(lead), "layer_norm_weights")
         bodies = (lambda *i: gradient(*i) * normalized(*i), gradient)
         for body, on in zip(bodies, output_mask[1:], strict=True):
             if on:
-                found = columns.reduce("sum", body)
-                made.append(columns.row(lambda *_, found=found: found))
-        columns.close()
-    return tuple([converted(n, d) for n, d in zip(made, result.dtypes, strict=True)])
+                total = columns.reduce("sum", body)
+                gradients.append(columns.row(lambda *_, total=total: total))
+    return tuple([converted(n, d) for n, d in zip(gradients, result.dtypes, strict=True)])
 
 
 @rule("_fused_rms_norm")
@@ -296,8 +289,8 @@ def rms_norm(
     eps: float | None = None,
 ) -> tuple[Node, ...]:
     """Input over its root mean square, and the latter's reciprocal."""
-    kept = len(input.shape) - len(normalized_shape)
-    builder = RowBuilder(input.shape, range(kept, len(input.shape)), "rms_norm")
+    lead = len(input.shape) - len(normalized_shape)
+    builder = RowBuilder(input.shape, range(lead, len(input.shape)), "rms_norm")
     compute = arithmetic_dtype(result.dtype)
     small = _SMALLEST_STEP.get(input.dtype, 2.0**-23) if eps is None else eps
 
@@ -308,15 +301,13 @@ def rms_norm(
     rstd = apply("rsqrt", squares / builder.count + small)
 
     def normalized(*indices: Index) -> Scalar:
-        scale = 1 if weight is None else cast(weight.at(*indices[kept:]), compute)
+        scale = 1 if weight is None else cast(weight.at(*indices[lead:]), compute)
         return element(*indices) * rstd * scale
 
-    made = (
+    return (
         builder.element(normalized, result.dtypes[0]),
         builder.row(lambda *_: rstd, result.dtypes[1], keepdim=True),
     )
-    builder.close()
-    return made
 
 
 @rule("_fused_rms_norm_backward")
@@ -330,7 +321,7 @@ def rms_norm_backward(
     weight: Node | None = None,
 ) -> tuple[Node, ...]:
     """Gradients for input and weight, as far as the mask asks for them."""
-    compute, kept = arithmetic_dtype(input.dtype), len(input.shape) - len(normalized_shape)
+    compute, lead = arithmetic_dtype(input.dtype), len(input.shape) - len(normalized_shape)
 
     def gradient(*indices: Index) -> Scalar:
         return cast(grad_out.at(*indices), compute)
@@ -339,23 +330,23 @@ def rms_norm_backward(
         return cast(input.at(*indices), compute) * cast(rstd.at(*indices), compute)
 
     def weighted(*indices: Index) -> Scalar:
-        scale = 1 if weight is None else cast(weight.at(*indices[kept:]), compute)
+        scale = 1 if weight is None else cast(weight.at(*indices[lead:]), compute)
         return gradient(*indices) * scale
 
-    made: list[Node] = []
+    gradients: list[Node] = []
     if output_mask[0]:
-        rows = RowBuilder(input.shape, range(kept, len(input.shape)), "rms_norm_backward")
+        rows = RowBuilder(input.shape, range(lead, len(input.shape)), "rms_norm_backward")
         product = rows.reduce("sum", lambda *i: weighted(*i) * normalized(*i)) / rows.count
-        made.append(
+        gradients.append(
             rows.element(lambda *i: (weighted(*i) - normalized(*i) * product) * cast(rstd.at(*i), compute))
         )
-        rows.close()
     if output_mask[1]:
-        columns = RowBuilder(input.shape, range(kept), "rms_norm_weights")
-        found = columns.reduce("sum", lambda *i: gradient(*i) * normalized(*i))
-        made.append(columns.row(lambda *_: found))
-        columns.close()
-    return tuple([converted(n, d) for n, d in zip(made, result.dtypes, strict=True)])
+
+        def sloped(*indices: Index) -> Scalar:
+            return gradient(*indices) * normalized(*indices)
+
+        gradients.append(reduction(input.shape, range(lead), "rms_norm_weights", sloped))
+    return tuple([converted(n, d) for n, d in zip(gradients, result.dtypes, strict=True)])
 
 
 @rule("native_group_norm")
@@ -382,7 +373,6 @@ def group_norm(
     mean, squares = moments(builder, element)
     means = builder.row(mean, result.dtypes[1])
     rstds = builder.row(lambda *_: apply("rsqrt", squares / builder.count + eps), result.dtypes[2])
-    builder.close()
 
     def normalized(n: Index, g: Index, c: Index, place: Index) -> Scalar:
         scale = cast(rstds.at(n, g), compute)
@@ -428,25 +418,22 @@ def group_norm_backward(
     product = channels.reduce("sum", lambda *i: gradient(*i) * normalized(*i))
     total = channels.reduce("sum", gradient)
     products, totals = channels.row(lambda *_: product), channels.row(lambda *_: total)
-    channels.close()
-    made: list[Node] = []
+    gradients: list[Node] = []
     if output_mask[0]:
         groups = RowBuilder((N, group, each), (2,), "group_norm_backward")
         sums = [groups.reduce("sum", lambda *i, s=s: s.at(*i) * scale(*i[1:])) for s in (products, totals)]
         of_products, of_totals = [groups.row(lambda *_, s=s: s / (each * HxW)) for s in sums]
-        groups.close()
 
         def of_input(n: Index, g: Index, c: Index, place: Index) -> Scalar:
             value = gradient(n, g, c, place) * scale(g, c) - of_totals.at(n, g)
             value = value - normalized(n, g, c, place) * of_products.at(n, g)
             return value * cast(rstds.at(n, g), compute)
 
-        made.append(reshaped(pointwise(shape, input.dtype, of_input), input.shape))
+        gradients.append(reshaped(pointwise(shape, input.dtype, of_input), input.shape))
     if any(output_mask[1:]):
         images = RowBuilder((N, group, each), (0,), "group_norm_weights")
         for source, on in zip((products, totals), output_mask[1:], strict=True):
             if on:
-                found = images.reduce("sum", lambda *i, s=source: s.at(*i))
-                made.append(reshaped(images.row(lambda *_, found=found: found), (C,)))
-        images.close()
-    return tuple([converted(n, d) for n, d in zip(made, result.dtypes, strict=True)])
+                total = images.reduce("sum", lambda *i, s=source: s.at(*i))
+                gradients.append(reshaped(images.row(lambda *_, total=total: total), (C,)))
+    return tuple([converted(n, d) for n, d in zip(gradients, result.dtypes, strict=True)])

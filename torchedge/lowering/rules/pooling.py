@@ -12,7 +12,7 @@ import numpy as np
 
 from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, guarded, where
-from torchedge.lowering.building import RowBuilder
+from torchedge.lowering.building import RowBuilder, reduction
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.registry import Result, spatial_rule
 from torchedge.lowering.rules.taps import Taps, each
@@ -84,9 +84,7 @@ def largest(
         start = sum((c * p for c, p in zip(corner(indices[-space:]), pitches, strict=True)), start=Index(()))
         return Position(start, "int64") + _offset(place, kernel, dilation, pitches)
 
-    made = builder.row(lambda *_: peak), builder.row(position)
-    builder.close()
-    return made
+    return builder.row(lambda *_: peak), builder.row(position)
 
 
 def _offset(place: Scalar, kernel: Sequence[int], dilation: Sequence[int], pitches: Sequence[int]) -> Scalar:
@@ -147,16 +145,12 @@ def covering_sum(
 ) -> Node:
     """Return for each element the sum of `value(element, window)` over the windows that cover it."""
     rank, space = len(result.shape), len(turns)
-    builder = RowBuilder((*result.shape, *turns), range(rank, rank + space), "pool")
 
     def term(*indices: Index) -> Scalar:
         outs, bounds = covering(indices[rank - space : rank], indices[rank:])
         return guarded(bounds, value(indices[:rank], outs))
 
-    total = builder.reduce("sum", term)
-    made = builder.row(lambda *_: total, result.dtype)
-    builder.close()
-    return made
+    return reduction((*result.shape, *turns), range(rank, rank + space), "pool", term, result.dtype)
 
 
 def _covering(windows: Taps, out: Sequence[int]) -> Reach:
@@ -201,9 +195,7 @@ def avg_pool(
         return divided(total, _counts(windows, outs, result.shape, count_include_pad, divisor_override))
 
     total = builder.reduce("sum", element)
-    made = builder.row(mean)
-    builder.close()
-    return made
+    return builder.row(mean)
 
 
 @spatial_rule("avg_pool2d_backward", "avg_pool3d_backward")
@@ -246,11 +238,11 @@ def _counts(
     if override is not None:
         return [override]
     counts: list[Count] = []
-    for dim, (out, made) in enumerate(zip(outs, shape[-len(outs) :], strict=True)):
+    for dim, (out, count) in enumerate(zip(outs, shape[-len(outs) :], strict=True)):
         size, padding = windows.sizes[dim], windows.padding[dim]
         kernel, step = windows.kernel[dim], windows.stride[dim]
         low, high = (-padding, size + padding) if with_padding else (0, size)
-        seen = {min(o * step - padding + kernel, high) - max(o * step - padding, low) for o in range(made)}
+        seen = {min(o * step - padding + kernel, high) - max(o * step - padding, low) for o in range(count)}
         if len(seen) == 1:
             counts.append(seen.pop())
             continue
@@ -306,9 +298,7 @@ def adaptive_avg_pool(space: int, result: Result, input: Node, output_size: Sequ
         return guarded(bounds, input.at(*indices[: rank - space], *places))
 
     total = builder.reduce("sum", element)
-    made = builder.row(lambda *at: divided(total, _adaptive_counts(at[-space:], sizes, outs)))
-    builder.close()
-    return made
+    return builder.row(lambda *at: divided(total, _adaptive_counts(at[-space:], sizes, outs)))
 
 
 @spatial_rule("adaptive_max_pool2d", "adaptive_max_pool3d")
@@ -329,9 +319,9 @@ def _adaptive_covering(sizes: Sequence[int], outs: Sequence[int]) -> Reach:
     """Return which windows lie over an element, the first one first."""
 
     def reach(places: Sequence[Index], turns: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
-        found = [_adaptive_start(i, m, n) + t for i, t, n, m in zip(places, turns, sizes, outs, strict=True)]
-        left = [_adaptive_end(i, m, n) - o for i, o, n, m in zip(places, found, sizes, outs, strict=True)]
-        return found, [(i, 1, i.range[1] + 1) for i in left]
+        at = [_adaptive_start(i, m, n) + t for i, t, n, m in zip(places, turns, sizes, outs, strict=True)]
+        left = [_adaptive_end(i, m, n) - o for i, o, n, m in zip(places, at, sizes, outs, strict=True)]
+        return at, [(i, 1, i.range[1] + 1) for i in left]
 
     return reach
 

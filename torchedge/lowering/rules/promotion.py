@@ -47,11 +47,11 @@ def _of_number(value: int | float | bool) -> str:
 
 def _joined(dtypes: list[str]) -> str:
     """Return the promotion of dtypes of one rank; "" of none."""
-    found = ""
+    promoted = ""
     for dtype in dtypes:
-        pair = frozenset((found, dtype))
-        found = _TOGETHER.get(pair) or (max(pair, key=_ORDER.index) if found else dtype)
-    return found
+        pair = frozenset((promoted, dtype))
+        promoted = _TOGETHER.get(pair) or (max(pair, key=_ORDER.index) if promoted else dtype)
+    return promoted
 
 
 def _over(first: str, second: str) -> str:

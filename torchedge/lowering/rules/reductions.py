@@ -107,12 +107,11 @@ def _with_place(kind: ReduceKind, result: Result, input: Node, dim: int, keepdim
     builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), kind)
     value = builder.reduce(kind, lambda *i: _comparable(x.at(*i)))
     index = builder.reduce(place[kind], lambda *i: _comparable(x.at(*i)))
-    made = [
+    nodes = [
         builder.row(lambda *_: value, result.dtypes[0], keepdim),
         builder.row(lambda *_: index, "int64", keepdim),
     ]
-    builder.close()
-    return tuple([reshaped(node, shape) for node, shape in zip(made, result.shapes, strict=True)])
+    return tuple([reshaped(node, shape) for node, shape in zip(nodes, result.shapes, strict=True)])
 
 
 def with_dimension(x: Node) -> Node:
@@ -141,9 +140,7 @@ def logsumexp(result: Result, input: Node, dim: Dims, keepdim: bool = False) -> 
     largest = builder.reduce("max", lambda *i: _wide(x.at(*i), result))
     shift = where(apply("isinf", largest), constant(0, largest.dtype), largest)
     spread = builder.reduce("sum", lambda *i: apply("exp", _wide(x.at(*i), result) - shift))
-    made = builder.row(lambda *_: apply("log", spread) + shift, result.dtype, keepdim)
-    builder.close()
-    return reshaped(made, result.shape)
+    return reshaped(builder.row(lambda *_: apply("log", spread) + shift, result.dtype, keepdim), result.shape)
 
 
 def moments(builder: RowBuilder, element: Callable[..., Scalar]) -> tuple[Callable[..., Scalar], Scalar]:
@@ -156,8 +153,10 @@ def moments(builder: RowBuilder, element: Callable[..., Scalar]) -> tuple[Callab
         return lambda *_: nothing / 0, nothing
 
     def middle(*row: Index) -> Scalar:
-        kept = iter(row)
-        places = [as_index(n // 2) if d in builder.dims else next(kept) for d, n in enumerate(builder.domain)]
+        outer = iter(row)
+        places = [
+            as_index(n // 2) if d in builder.dims else next(outer) for d, n in enumerate(builder.domain)
+        ]
         return element(*places)
 
     def distance(*indices: Index) -> Scalar:
@@ -193,8 +192,7 @@ def variance(
 
     mean, squares = moments(builder, element)
     spread = squares / max(0.0, builder.count - taken)
-    made = [builder.row(lambda *_: spread, result.dtype, keepdim)]
+    nodes = [builder.row(lambda *_: spread, result.dtype, keepdim)]
     if with_mean:
-        made.append(builder.row(mean, result.dtype, keepdim))
-    builder.close()
-    return tuple([reshaped(node, result.shape) for node in made])
+        nodes.append(builder.row(mean, result.dtype, keepdim))
+    return tuple([reshaped(node, result.shape) for node in nodes])

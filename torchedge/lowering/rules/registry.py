@@ -120,12 +120,12 @@ def apply_rule(kind: str, result: Result, arguments: Mapping[str, Any]) -> tuple
         LoweringError: it has no rule, or the rule refuses these arguments.
     """
     try:
-        made = rule_for(kind)(result, **arguments)
+        output = rule_for(kind)(result, **arguments)
     except TypeError as error:
         raise LoweringError(
             f"operator aten.{kind} was called in a way its rule does not know: {error}"
         ) from error
-    nodes = made if isinstance(made, tuple) else (made,)
+    nodes = output if isinstance(output, tuple) else (output,)
     for node, shape, dtype in zip(nodes, result.shapes, result.dtypes, strict=True):
         if node is not None and (node.shape, node.dtype) != (shape, dtype):
             raise LoweringError(

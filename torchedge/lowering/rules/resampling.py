@@ -16,7 +16,7 @@ import numpy as np
 
 from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import RowBuilder, pointwise
+from torchedge.lowering.building import pointwise, reduction
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.registry import Result, spatial_rule
@@ -28,17 +28,17 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How one dimension is resampled. ratio: steps in the input for one in the result."""
+    """How one dimension is resampled to `new_size`. ratio: steps in the input for one in the result."""
 
     kind: str
     size: int
-    made: int
+    new_size: int
     ratio: float
     align_corners: bool = False
 
     def taps(self, place: Index) -> list[Tap]:
         """Return what a place of the result reads."""
-        if self.size == self.made and self.ratio == 1:
+        if self.size == self.new_size and self.ratio == 1:
             return [(place, None)]
         if self.kind == "linear":
             return self._linear(place)
@@ -47,8 +47,8 @@ class Scaling:
     def reads(self, place: int) -> range:
         """Return which elements of the input a place of the result reads, to within the borders."""
         if self.kind.startswith("nearest"):
-            found = self._nearest_place(place)
-            return range(found, found + 1)
+            nearest = self._nearest_place(place)
+            return range(nearest, nearest + 1)
         start = floor(self._source_of(place))
         low, high = (start, start + 1) if self.kind == "linear" else (start - 1, start + 2)
         last = self.size - 1
@@ -57,15 +57,15 @@ class Scaling:
     def _source_of(self, place: int) -> float:
         if self.align_corners:
             return place * self.ratio
-        found = (place + 0.5) * self.ratio - 0.5
-        return max(found, 0.0) if self.kind == "linear" else found
+        source = (place + 0.5) * self.ratio - 0.5
+        return max(source, 0.0) if self.kind == "linear" else source
 
     def _source(self, place: Index) -> Scalar:
         at = Position(place, "float32")
         if self.align_corners:
             return at * self.ratio
-        found = (at + 0.5) * self.ratio - 0.5
-        return apply("maximum", found, 0) if self.kind == "linear" else found
+        source = (at + 0.5) * self.ratio - 0.5
+        return apply("maximum", source, 0) if self.kind == "linear" else source
 
     def _at(self, place: Scalar) -> Index:
         inside = apply("maximum", apply("minimum", place, self.size - 1), 0)
@@ -87,15 +87,15 @@ class Scaling:
 
     def _nearest_place(self, place: int) -> int:
         shift = 0.5 if self.kind == "nearest exact" else 0.0
-        found = np.floor(np.float32(place + shift) * np.float32(self.ratio))
-        return min(int(found), self.size - 1)
+        nearest = np.floor(np.float32(place + shift) * np.float32(self.ratio))
+        return min(int(nearest), self.size - 1)
 
     def _nearest(self, place: Index) -> Index:
         """Return the place read, in whole numbers that round as PyTorch's single precision does."""
         twice = place * 2 + 1 if self.kind == "nearest exact" else place * 2
         ratio = _fraction(
-            {2 * p + (self.kind == "nearest exact"): self._nearest_place(p) for p in range(self.made)},
-            Fraction(self.size, 2 * self.made),
+            {2 * p + (self.kind == "nearest exact"): self._nearest_place(p) for p in range(self.new_size)},
+            Fraction(self.size, 2 * self.new_size),
         )
         if ratio is not None:
             return twice * ratio.numerator // ratio.denominator
@@ -123,21 +123,21 @@ def _far(x: Scalar) -> Scalar:
 def _scalings(
     kind: str,
     sizes: Sequence[int],
-    made: Sequence[int],
+    new_sizes: Sequence[int],
     scales: dict[str, float | None],
     align_corners: bool,
 ) -> list[Scaling]:
     names = ["scales"] if len(sizes) == 1 else ["scales_d", "scales_h", "scales_w"][-len(sizes) :]
-    found = []
-    for name, size, new in zip(names, sizes, made, strict=True):
+    scalings = []
+    for name, size, new in zip(names, sizes, new_sizes, strict=True):
         scale = scales.get(name)
         ratio = 1 / scale if scale else size / new
         if align_corners:
             ratio = (size - 1) / (new - 1) if new > 1 else 0.0
         elif (size == new and kind in ("nearest", "linear")) or (2 * size == new and kind == "nearest"):
             ratio = size / new  # PyTorch forgets the given scale there
-        found.append(Scaling(kind, size, new, ratio, align_corners))
-    return found
+        scalings.append(Scaling(kind, size, new, ratio, align_corners))
+    return scalings
 
 
 def _resampled(result: Result, x: Node, scalings: Sequence[Scaling]) -> Node:
@@ -161,25 +161,20 @@ def _gathered(shape: Sequence[int], dtype: str, grad: Node, scalings: dict[int, 
     """Return for each element the sum of the gradients of the places that read it, by their weights."""
     rank, compute = len(shape), arithmetic_dtype(dtype)
     spans = {dim: _span(s) for dim, s in scalings.items()}
-    builder = RowBuilder(
-        (*shape, *[w for _, w in spans.values()]), range(rank, rank + len(spans)), "resample"
-    )
 
     def term(*indices: Index) -> Scalar:
         at, bounds, weights = list(indices[:rank]), [], []
         for turn, (dim, scaling) in zip(indices[rank:], scalings.items(), strict=True):
-            at[dim] = indices[dim] * scaling.made // scaling.size - spans[dim][0] + turn
-            bounds.append((at[dim], 0, scaling.made))
+            at[dim] = indices[dim] * scaling.new_size // scaling.size - spans[dim][0] + turn
+            bounds.append((at[dim], 0, scaling.new_size))
             weights.append(_weight(scaling.taps(at[dim]), indices[dim]))
         value = cast(grad.at(*at), compute)
         for weight in weights:
             value = value if weight is None else value * cast(weight, compute)
         return guarded(bounds, value)
 
-    total = builder.reduce("sum", term)
-    made = builder.row(lambda *_: total, dtype)
-    builder.close()
-    return made
+    domain = (*shape, *[w for _, w in spans.values()])
+    return reduction(domain, range(rank, rank + len(spans)), "resample", term, dtype)
 
 
 def _weight(taps: Sequence[Tap], element: Index) -> Scalar | None:
@@ -195,12 +190,12 @@ def _weight(taps: Sequence[Tap], element: Index) -> Scalar | None:
 
 
 def _span(scaling: Scaling) -> tuple[int, int]:
-    """Return (before, count): element i is read by some of `count` places from i·made // size - before on."""
+    """Return (before, count): element i is read by some of `count` places from i·new // size - before on."""
     places: list[list[int]] = [[] for _ in range(scaling.size)]
-    for place in range(scaling.made):
+    for place in range(scaling.new_size):
         for element in scaling.reads(place):
             places[element].append(place)
-    starts = [i * scaling.made // scaling.size for i in range(scaling.size)]
+    starts = [i * scaling.new_size // scaling.size for i in range(scaling.size)]
     before = max((s - p[0] for s, p in zip(starts, places, strict=True) if p), default=0)
     count = max((p[-1] - s + before + 1 for s, p in zip(starts, places, strict=True) if p), default=1)
     return before, count
@@ -216,8 +211,8 @@ def _forward(
     **scales: float | None,
 ) -> Node:
     """Input at another size."""
-    sizes, made = input.shape[-space:], result.shape[-space:]
-    return _resampled(result, input, _scalings(kind, sizes, made, scales, align_corners))
+    sizes, new_sizes = input.shape[-space:], result.shape[-space:]
+    return _resampled(result, input, _scalings(kind, sizes, new_sizes, scales, align_corners))
 
 
 def _backward(
@@ -231,8 +226,8 @@ def _backward(
     **scales: float | None,
 ) -> Node:
     """The gradient of the input: at once where taps have no weights, else one dimension after the other."""
-    sizes, made, rank = result.shape[-space:], grad_output.shape[-space:], len(result.shape)
-    scalings = dict(enumerate(_scalings(kind, sizes, made, scales, align_corners), start=rank - space))
+    sizes, new_sizes, rank = result.shape[-space:], grad_output.shape[-space:], len(result.shape)
+    scalings = dict(enumerate(_scalings(kind, sizes, new_sizes, scales, align_corners), start=rank - space))
     if kind.startswith("nearest"):
         return _gathered(result.shape, result.dtype, grad_output, scalings)
     gradient = grad_output

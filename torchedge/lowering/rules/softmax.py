@@ -30,9 +30,8 @@ def _softmax(result: Result, input: Node, dim: int, name: str, finish: Finish) -
 
     largest = builder.reduce("max", element)
     spread = builder.reduce("sum", lambda *i: apply("exp", element(*i) - largest))
-    made = builder.element(lambda *i: finish(element(*i), largest, spread), result.dtype)
-    builder.close()
-    return reshaped(made, result.shape)
+    output = builder.element(lambda *i: finish(element(*i), largest, spread), result.dtype)
+    return reshaped(output, result.shape)
 
 
 @rule("_softmax")
@@ -90,13 +89,13 @@ def log_softmax_backward(result: Result, grad_output: Node, output: Node, dim: i
 
 def _backward(
     result: Result,
-    given: tuple[Node, Node],
+    nodes: tuple[Node, Node],
     dim: int,
     name: str,
     summed: Callable[[Scalar, Scalar], Scalar],
     finish: Callable[[Scalar, Scalar, Scalar], Scalar],
 ) -> Node:
-    gradient, output = map(with_dimension, given)
+    gradient, output = map(with_dimension, nodes)
     builder = RowBuilder(output.shape, normal_dims(dim, len(output.shape)), name)
     compute = arithmetic_dtype(result.dtype)
 
@@ -104,9 +103,7 @@ def _backward(
         return cast(gradient.at(*indices), compute), cast(output.at(*indices), compute)
 
     total = builder.reduce("sum", lambda *i: summed(*both(*i)))
-    made = builder.element(lambda *i: finish(*both(*i), total), result.dtype)
-    builder.close()
-    return reshaped(made, result.shape)
+    return reshaped(builder.element(lambda *i: finish(*both(*i), total), result.dtype), result.shape)
 
 
 MEAN = 1
@@ -166,12 +163,10 @@ def nll_loss(
         return reshaped(losses, result.shape), pointwise((), result.dtypes[1], lambda: constant(0, compute))
     builder = RowBuilder(classes.shape, range(len(classes.shape)), "nll_loss")
     total, weights = builder.reduce("sum", each), builder.reduce("sum", counted)
-    made = (
+    return (
         builder.row(lambda: total / weights if reduction == MEAN else total, result.dtypes[0]),
         builder.row(lambda: weights, result.dtypes[1]),
     )
-    builder.close()
-    return made
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import RowBuilder, pointwise, reshaped
+from torchedge.lowering.building import pointwise, reduction, reshaped
 from torchedge.lowering.nodes import Node
 
 BLOCK = 256
@@ -67,25 +67,19 @@ def in_order(key: Callable[[Index], Scalar], count: int) -> Order:
 def _sorted_blocks(x: Node, block: int) -> Node:
     """Return x in blocks, each sorted. Its elements differ, or are all that is behind the end."""
     blocks = reshaped(x, (x.numel // block, block))
-    ranks = RowBuilder((*blocks.shape, block), (2,), "sort")
+    domain = (*blocks.shape, block)
 
     def is_before(b: Index, i: Index, other: Index) -> Scalar:
         mine, theirs = blocks.at(b, i), blocks.at(b, other)
         earlier = theirs.equals(mine) & (Position(other, "int32") < Position(i, "int32"))
         return cast((theirs < mine) | earlier, "int32")
 
-    smaller = ranks.reduce("sum", is_before)
-    rank = ranks.row(lambda *_: smaller)
-    ranks.close()
-    places = RowBuilder((*blocks.shape, block), (2,), "sort")
+    rank = reduction(domain, (2,), "sort", is_before)
 
     def here(b: Index, i: Index, other: Index) -> Scalar:
         return where(rank.at(b, other).equals(Position(i, "int32")), blocks.at(b, other), 0)
 
-    element = places.reduce("sum", here)
-    result = places.row(lambda *_: element)
-    places.close()
-    return result
+    return reduction(domain, (2,), "sort", here)
 
 
 def _merged(runs: Node, length: int) -> Node:

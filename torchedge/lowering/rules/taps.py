@@ -102,5 +102,5 @@ class Phases:
 
 def each(sizes: Sequence[int] | int, space: int) -> tuple[int, ...]:
     """Return one size for each of `space` dimensions; a single one stands for all."""
-    given = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    return given * space if len(given) == 1 else given
+    several = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    return several * space if len(several) == 1 else several
