@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -12,14 +14,18 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 import torch
+from oracles.crews import together
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 from tracing.networks import NETWORKS, LayerDrop, image
 
+from torchedge.tracing import torch_calls
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.joint_graphs import plain_kernels
+from torchedge.tracing.sources import load_model
+from torchedge.tracing.steps import capture_step
 
 
 class Norms(nn.Module):
@@ -196,3 +202,90 @@ def test_resampling_stays_whole_in_the_capturing_thread_alone():
         assert utils._collect_all_valid_cia_ops() == decomposable
     assert whole is torch.ops.aten.upsample_nearest2d.default
     assert len(decomposed) > 1
+
+
+SEEN = []
+
+
+class Recording(nn.Module):
+    """Attention and a recurrent layer; notes PyTorch's switches while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x):
+        SEEN.append(switches())
+        return self.lstm(self.attention(x, x, x)[0])[0]
+
+
+def switches():
+    cuda = torch.backends.cuda
+    kernels = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
+    fast = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    return (*kernels, *fast, gc.isenabled(), torch.get_default_dtype())
+
+
+@pytest.mark.parametrize("loss", [None, lambda output: output.sum()])
+def test_captures_leave_the_switches_of_the_process(loss):
+    SEEN.clear()
+    step = capture_step(Recording(), torch.zeros(2, 5, 8), loss=loss, training=loss is not None).step
+    capture(Recording(), image(5, 8), mode="infer")
+    assert set(SEEN) == {switches()} and len(SEEN) > 1
+    kinds = {op.kind for op in step.ops}
+    assert not any(word in kind for kind in kinds for word in ("scaled_dot", "mkldnn", "native_multi"))
+
+
+def ping(depth):
+    return random.random() if depth == 0 else pong(depth - 1)
+
+
+def pong(depth):
+    return ping(depth)
+
+
+class Through(nn.Module):
+    """Draws by a function that another one calls, and that calls it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+
+class ThroughPing(Through):
+    def forward(self, x):
+        return self.linear(x) if ping(2) < 2 else x
+
+
+class ThroughPong(Through):
+    def forward(self, x):
+        return self.linear(x) if pong(2) < 2 else x
+
+
+def test_functions_that_call_each_other_draw_from_no_shared_generator():
+    before = random.getstate()
+    for model in (ThroughPing(), ThroughPong()):
+        capture(model, image(8))
+        assert random.getstate() == before
+
+
+def test_threads_that_capture_for_the_first_time_get_the_same_graph(monkeypatch):
+    build, example = NETWORKS["encoder"]
+    model = build()
+    digest = capture(model, example()).digest
+    for cache in ("_bodies", "_rooms", "_resolved"):
+        monkeypatch.setattr(torch_calls, cache, {})
+    assert set(together(lambda number: capture(model, example()).digest)) == {digest}
+
+
+def test_models_by_name_take_nothing_from_the_shared_generator(monkeypatch):
+    pytest.importorskip("timm")
+
+    def refuse(*args):
+        raise AssertionError("the shared generator was set")
+
+    monkeypatch.setattr(torch, "set_rng_state", refuse)
+    before = torch.get_rng_state(), list(warnings.filters)
+    together(lambda number: [load_model(name) for name in ("mobilenet_v2", "timm:resnet10t")])
+    assert torch.equal(torch.get_rng_state(), before[0]) and list(warnings.filters) == before[1]

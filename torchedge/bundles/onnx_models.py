@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchedge.bundles.manifests import Plain
 from torchedge.errors import CaptureError, first_line, needed
+from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.vision import prepare_torchvision
 
@@ -115,8 +115,7 @@ def _exported(
     prepare_torchvision()
     silent = contextlib.redirect_stdout(io.StringIO())
     try:
-        with warnings.catch_warnings(), silent, isolated(model, False) as twin:
-            warnings.simplefilter("ignore")
+        with warnings_ignored(), silent, isolated(model, False) as twin:
             return torch.onnx.export(
                 twin,
                 args,

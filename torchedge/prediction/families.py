@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from torchedge.devices import Device
 from torchedge.graphs import GraphFamily, Mode
-from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.sizes import Amounts, UndecidedError
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.latency.workload import (
@@ -122,8 +121,7 @@ class FamilyAnalysis:
         lengths = [len(work.products) * len(PRODUCT_COLUMNS), len(work.depthwise) * len(DEPTHWISE_COLUMNS)]
         self._ends: list[int] = np.cumsum([*lengths, len(work.passes)]).tolist()
         self._training = family.template.loss is not None
-        with collection_paused():
-            self.tape = FamilyTape(family, settings)
+        self.tape = FamilyTape(family, settings)
 
     def workloads(self, values: IntArray) -> list[Workload]:
         """Return the work of each candidate; values: (D, C), a column of symbols' values a candidate."""

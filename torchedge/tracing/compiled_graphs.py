@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torchedge.errors import InputError
-from torchedge.tracing.copies import LOCK
+from torchedge.storage.locks import PROCESS
 from torchedge.tracing.decompositions import FUSED_LAYERS, base_name, decompositions
 from torchedge.tracing.joint_graphs import plain_kernels
 from torchedge.tracing.random_numbers import RANDOM
@@ -220,7 +220,7 @@ def compile_with_backward(
         partition_fn=partition,
         decompositions={**decompositions(keep), **FUSED_LAYERS},
     )
-    with LOCK, plain_kernels(), _kept_for_every_backward():
+    with PROCESS, plain_kernels(), _kept_for_every_backward():
         runner: Callable[..., Any] = backend(module, examples)
     return runner
 

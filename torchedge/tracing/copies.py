@@ -17,7 +17,6 @@ import copy
 import functools
 import random
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +29,6 @@ import torch
 from torchedge.errors import CaptureError
 from torchedge.tracing.torch_calls import plain_forward
 
-LOCK = threading.RLock()
-"""The lock of torch.export and AOTAutograd: both change settings of the whole process."""
 _LONGEST_RANGE = 50_000_000
 _ATOMS = frozenset((int, float, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype))
 _BOXES = frozenset((dict, OrderedDict, list, set))
@@ -306,23 +303,37 @@ def _methods_to_copy(kind: type) -> list[tuple[str, FunctionType]]:
 
 
 def _must_copy(function: FunctionType) -> bool:
-    """Return whether a function of the user's code names an object with a substitute."""
-    if function in _decided:
-        return _decided[function]
-    _decided[function] = False  # of a recursive function, the other names decide
-    room = (function.__module__ or "").partition(".")[0]
-    if room in ("torch", "torchedge") or room in sys.stdlib_module_names:
-        return False
-    home, code = function.__globals__, function.__code__
-    items = [home.get(name, range if name == "range" else None) for name in _names_in(code)]
-    items += [c.cell_contents for c in function.__closure__ or () if _is_filled(c)]
-    _decided[function] = any(_needs_substitute(item, code) for item in items)
+    """Return whether a function of the user's code, or one that it names, names what has a substitute."""
+    if function not in _decided:
+        _decided[function] = any(
+            _needs_substitute(item, each.__code__)
+            for each in _reachable(function)
+            for item in _named_by(each)
+        )
     return _decided[function]
 
 
+def _reachable(function: FunctionType) -> Iterator[FunctionType]:
+    """Yield a function and those that it names, directly or not, as far as they are the user's code."""
+    seen, waiting = set[FunctionType](), [function]
+    while waiting:
+        each = waiting.pop()
+        room = (each.__module__ or "").partition(".")[0]
+        if each in seen or room in ("torch", "torchedge") or room in sys.stdlib_module_names:
+            continue
+        seen.add(each)
+        yield each
+        waiting += [item for item in _named_by(each) if isinstance(item, FunctionType)]
+
+
+def _named_by(function: FunctionType) -> list[Any]:
+    """Return the globals and the cells that a function reads."""
+    home = function.__globals__
+    items = [home.get(name, range if name == "range" else None) for name in _names_in(function.__code__)]
+    return items + [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+
+
 def _needs_substitute(item: Any, code: CodeType) -> bool:
-    if isinstance(item, FunctionType):
-        return _must_copy(item)
     if isinstance(item, ModuleType):
         numpy = item.__name__ == "numpy" and "random" in _names_in(code)
         return item is random or numpy or item.__name__ == "numpy.random"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from typing import Any
@@ -18,8 +17,9 @@ from torch.fx import GraphModule, Interpreter, Node
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Role
+from torchedge.storage.locks import PROCESS, warnings_ignored
 from torchedge.tracing.aten_graphs import scope_of
-from torchedge.tracing.copies import LOCK, forget_cached, isolated
+from torchedge.tracing.copies import forget_cached, isolated
 from torchedge.tracing.interception import ForwardCall, Interceptor, batch_of, feed, loss_index, tensors_in
 from torchedge.tracing.objectives import Objective
 from torchedge.tracing.programs import scope
@@ -94,7 +94,7 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
     Python's lifetimes are unknown, so the graph has no releases.
     """
     batch = batch_of((call.args, call.kwargs))
-    with LOCK, isolated(call.model, call.training) as model:
+    with PROCESS, isolated(call.model, call.training) as model:
         objective = _ResultAndLoss(model, call.args, call.kwargs, loss=call.loss)
         program = _exported(objective, batch, call.fixed_batch)
     recorder = Recorder(_leaves_of(program), call.fixed_batch)
@@ -148,8 +148,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings_ignored(), redirect_stderr(io.StringIO()):
             yield
     finally:
         logger.setLevel(level)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.graph import Op
 from torchedge.graphs.steps import GraphBuilder, Input, Ref, Step
 from torchedge.tracing.recorder import DTYPE_NAMES
@@ -34,15 +33,14 @@ def fold_constants(captured: CapturedStep) -> CapturedStep:
     one scale and one shift of each channel, as PyTorch's own kernel computes it. Not folded: views and
     copies, and values that take more memory than the weights that they replace.
     """
-    with collection_paused():
-        step, _ = _copied(captured.step, plain=True)
-        folding = _Folding(step, captured.tensors)
-        chosen = folding.choose()
-        folded, names = _copied(step, chosen)
-        constants = {name: folding.tensor(index) for index, name in names.items()}
-        used = {value.name for value in folded.values if value.role != "activation"}
-        tensors = {name: t for name, t in {**captured.tensors, **constants}.items() if name in used}
-        return replace(captured, step=folded, tensors=tensors)
+    step, _ = _copied(captured.step, plain=True)
+    folding = _Folding(step, captured.tensors)
+    chosen = folding.choose()
+    folded, names = _copied(step, chosen)
+    constants = {name: folding.tensor(index) for index, name in names.items()}
+    used = {value.name for value in folded.values if value.role != "activation"}
+    tensors = {name: t for name, t in {**captured.tensors, **constants}.items() if name in used}
+    return replace(captured, step=folded, tensors=tensors)
 
 
 # which values -----------------------------------------------------------------------------------------------

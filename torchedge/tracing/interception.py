@@ -16,7 +16,6 @@ from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten, tree_flatte
 
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
-from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.sizes import shape_at
 from torchedge.ops import OpSpec
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
@@ -448,7 +447,6 @@ def trace(call: ForwardCall) -> ForwardGraph:
     fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
-        collection_paused(),
         isolated(call.model, call.training) as model,
         scoped(model, recorder.scopes),
         recorder.active(),

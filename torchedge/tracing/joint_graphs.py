@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.fx.traceback
+from torch._decomp import decompositions as rules
 from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -135,24 +137,13 @@ def _compiling() -> Iterator[None]:
             setattr(torch.compiler, flag, value)
 
 
-@contextmanager
-def plain_kernels() -> Iterator[None]:
+def plain_kernels() -> TorchFunctionMode:
     """Select implementations of attention, encoders and recurrent layers that use plain ATen operators.
 
     Resampling stays one operator: PyTorch would decompose it into reads at lists of places, whose gradients
-    scatter.
+    scatter. All in this thread alone: PyTorch's own switches are those of the whole process.
     """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    fast, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), _WholeResampling():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        torch._C._set_mkldnn_enabled(mkldnn)
+    return _PlainKernels()
 
 
 _RESAMPLING = (
@@ -171,18 +162,72 @@ _RESAMPLING_CALLS = frozenset(
 )
 
 
-class _WholeResampling(TorchFunctionMode):
-    """Keep PyTorch's decompositions from calls that resample, in this thread alone.
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Compute scaled_dot_product_attention by products, whatever fused kernels the device has."""
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return result
 
-    PyTorch's Python dispatcher would apply them before autograd records an operator: it is off during the
-    call.
+
+# PyTorch suspends a mode in the body of a Python function of its own: this copy calls the attention above.
+_multi_head_attention = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "scaled_dot_product_attention": _attention},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
+
+
+def _lstm(
+    source: torch.Tensor, states: Any, weights: Any, has_biases: bool, num_layers: int, *options: Any
+) -> Any:
+    """Compute torch.lstm of a batch by the operators of its steps, without oneDNN's fused layer."""
+    weights = rules.gather_params(weights, has_biases, states[0].size(2) != states[1].size(2))
+    output, last = rules._rnn_helper(
+        source,
+        list(zip(*states, strict=True)),
+        weights,
+        has_biases,
+        num_layers,
+        *options,
+        rules.one_layer_lstm,
+    )
+    return output, *[torch.stack(parts, 0) for parts in zip(*last, strict=True)]
+
+
+_PLAIN: dict[Any, Callable[..., Any]] = {
+    F.scaled_dot_product_attention: _attention,
+    torch.ops.aten.scaled_dot_product_attention: _attention,
+    torch.ops.aten.scaled_dot_product_attention.default: _attention,
+    F.multi_head_attention_forward: _multi_head_attention,
+}
+_LSTMS = frozenset((torch.lstm, torch.ops.aten.lstm, torch.ops.aten.lstm.input))
+
+
+class _PlainKernels(TorchFunctionMode):
+    """Replace fused functions, in this thread alone.
+
+    PyTorch's Python dispatcher would decompose resampling before autograd records an operator: it is off
+    during the call. PyTorch's encoders take no fast path while a mode is active.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func in _LSTMS and len(args) == 9 and not isinstance(args[1], torch.Tensor):  # no packed sequence
+            return _lstm(*args)
         with no_python_dispatcher() if func in _RESAMPLING_CALLS else nullcontext():
-            return func(*args, **(kwargs or {}))
+            return _PLAIN.get(func, func)(*args, **(kwargs or {}))
 
 
 def _described(module: GraphModule, count: int) -> JointGraph:

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import inspect
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torchedge.errors import (
     did_you_mean,
     first_line,
 )
+from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.paper_models import PAPER_MODELS, build_paper_model
 from torchedge.tracing.vision import find_timm, prepare_torchvision
 
@@ -179,10 +179,8 @@ def _torchvision_model(name: str, weights: bool) -> torch.nn.Module:
 
 def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Module:
     """Build a model on the meta device, without memory; with weights, or if that fails, on the default."""
-    state = torch.get_rng_state()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings_ignored():
             try:
                 with contextlib.nullcontext() if weights else torch.device("meta"):
                     model = make()
@@ -191,13 +189,12 @@ def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Modul
             except Exception:
                 if weights:
                     raise
-                model = make()
+                with torch.random.fork_rng(devices=[]):
+                    model = make()
     except TorchedgeError:
         raise
     except Exception as error:
         raise InputError(f"{label} cannot be built: {type(error).__name__}: {first_line(error)}") from error
-    finally:
-        torch.set_rng_state(state)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"{label} returns a {type(model).__name__}; expected a torch.nn.Module")
     return model

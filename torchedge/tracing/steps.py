@@ -11,12 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_whole, first_line
-from torchedge.graphs.garbage import collection_paused
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import GraphBuilder, Ref, Step
+from torchedge.storage.locks import PROCESS
 from torchedge.tracing.aten_graphs import add_nodes, form_of
 from torchedge.tracing.capturing import checked_model
-from torchedge.tracing.copies import LOCK, isolated
+from torchedge.tracing.copies import isolated
 from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, trace_joint
 from torchedge.tracing.objectives import Loss, Objective, as_tuple, public_name
@@ -86,7 +86,7 @@ def capture_step(
     gradients = gradients and loss is not None
     _check_choices(loss, optimizer, accumulation, gradients)
     title = name or type(model).__name__
-    with LOCK, collection_paused(), isolated(model, training) as twin:
+    with PROCESS, isolated(model, training) as twin:
         objective = Objective(twin, as_tuple(args), dict(kwargs or {}), as_tuple(targets), loss)
         trained = _trained(objective, optimizer) if gradients else None
         joint = _traced(objective, trained, keep)

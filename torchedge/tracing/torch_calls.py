@@ -14,6 +14,7 @@ import torch.functional
 import torch.nn.functional
 
 from torchedge.ops import OpSpec, registry
+from torchedge.storage.locks import PROCESS
 
 
 def _names(text: str) -> frozenset[str]:
@@ -106,8 +107,15 @@ def plain_body(func: Any) -> Any:
 
     Its globals and closure hold plain bodies too, so that a mode sees only the C functions that it calls.
     """
-    if not isinstance(func, FunctionType) or id(func) in _bodies:
-        return _bodies.get(id(func), func)
+    if not isinstance(func, FunctionType):
+        return func
+    with PROCESS:  # other threads see no body before its globals are complete
+        return _plain_body(func)
+
+
+def _plain_body(func: FunctionType) -> Any:
+    if id(func) in _bodies:
+        return _bodies[id(func)]
     home, cells = func.__globals__, [(cell, _content(cell)) for cell in func.__closure__ or ()]
     if any(home is vars(room) for room in _PYTHON_ROOMS):
         names = _plain_globals(home)
@@ -133,15 +141,16 @@ def plain_forward(kind: type[torch.nn.Module]) -> FunctionType | None:
         return None
     if "F" not in forward.__code__.co_names:
         return None
-    if id(forward) in _bodies:
-        known: FunctionType = _bodies[id(forward)]
-        return known
-    body = _bodies[id(forward)] = FunctionType(
-        forward.__code__, _plain_globals(forward.__globals__), forward.__name__, forward.__defaults__,
-        forward.__closure__,
-    )  # fmt: skip
-    body.__kwdefaults__ = forward.__kwdefaults__
-    return body
+    if id(forward) not in _bodies:
+        with PROCESS:
+            names = _plain_globals(forward.__globals__)
+        body = FunctionType(
+            forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+        )
+        body.__kwdefaults__ = forward.__kwdefaults__
+        _bodies[id(forward)] = body
+    known: FunctionType = _bodies[id(forward)]
+    return known
 
 
 def _plain_globals(home: dict[str, Any]) -> dict[str, Any]:

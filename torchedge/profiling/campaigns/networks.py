@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from torchedge.errors import InputError, MissingExtraError, did_you_mean, first_line
 from torchedge.profiling.topologies import TopologyModule
+from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.vision import find_timm, import_torchvision
 
 
@@ -56,8 +56,7 @@ def build_network(recipe: Mapping[str, Any]) -> nn.Module:
 
 
 def _create(library: str, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings_ignored():
         if library == "timm":
             timm_model: nn.Module = _timm().create_model(name, pretrained=False, **kwargs)
             return timm_model

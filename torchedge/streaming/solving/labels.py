@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.streaming.solving.prices import Floats, Flow, Guide, Ints
-from torchedge.streaming.solving.problems import Problem, Subproblem, WorkBudget
+from torchedge.streaming.solving.problems import Problem, Subproblem, Work
 
 COMPARED = 48
 """How many labels of a slot, the most promising, all others are compared with; more would only drop more."""
@@ -24,7 +24,7 @@ MOST_EXACT = 2.0**52
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkLimits:
+class Limits:
     """Most chunks in flight, counted whole from first load to last use or not; most chunks preloaded.
 
     `fewest`: the fewest chunks that must still be preloaded, by slot and chunks waiting. `premium`: what a
@@ -92,9 +92,9 @@ def search(
     part: Subproblem,
     *,
     width: int,
-    work: WorkBudget,
+    work: Work,
     order: str = "fewest remaining",
-    limits: ChunkLimits = ChunkLimits(),
+    limits: Limits = Limits(),
     guide: Guide | None = None,
     best: int | None = None,
 ) -> Labels:
@@ -111,9 +111,9 @@ class _Search:
         problem: Problem,
         part: Subproblem,
         width: int,
-        work: WorkBudget,
+        work: Work,
         order: str,
-        limits: ChunkLimits,
+        limits: Limits,
         guide: Guide | None,
         best: int | None,
     ) -> None:

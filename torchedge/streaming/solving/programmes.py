@@ -11,16 +11,18 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from torchedge.errors import MissingExtraError
+from torchedge.storage.locks import PROCESS
 from torchedge.streaming.solving.prices import Floats, Ints
-from torchedge.streaming.solving.problems import Job, Problem, Subproblem, WorkBudget
+from torchedge.streaming.solving.problems import Job, Problem, Subproblem, Work
 
 MOST_VARIABLES, FEW_VARIABLES = 4_000, 300
 CLOSE, NEAR_ENOUGH = 0.001, 0.004
@@ -140,7 +142,7 @@ class Programme:
             present = np.flatnonzero((self.last <= at) & (at <= self.release))
             self._limit(at, present, np.array([column]))
 
-    def solve(self, offer: Callable[[Ends], int | None], upper: int | None, work: WorkBudget) -> float:
+    def solve(self, offer: Callable[[Ends], int | None], upper: int | None, work: Work) -> float:
         """Bound the least cost (or memory) from below, infinitely where nothing less than `upper` exists.
 
         offer: takes ends of the jobs to stream, the others to be preloaded, and returns the cost (or memory)
@@ -270,20 +272,30 @@ class Programme:
 
 @contextmanager
 def _without_output() -> Iterator[None]:
-    """Keep off the standard output a line that HiGHS prints, whatever its options, with some solutions."""
-    try:
-        flush = ctypes.CDLL(None).fflush
-        own = os.dup(1)
-    except (AttributeError, OSError, TypeError):  # no such library, or no standard output
-        yield
-        return
-    sys.stdout.flush()
-    flush(None)
-    try:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 1)
-        yield
-    finally:
+    """Keep off the standard output a line that HiGHS prints, whatever its options, with some solutions.
+
+    Output of other threads follows at the end.
+    """
+    with ExitStack() as stack:
+        try:
+            flush = ctypes.CDLL(None).fflush
+            own = os.dup(1)
+            file = stack.enter_context(tempfile.TemporaryFile())
+        except (AttributeError, OSError, TypeError):  # no such library, no standard output, a full disk
+            yield
+            return
+        stack.enter_context(PROCESS)
+        sys.stdout.flush()
         flush(None)
-        os.dup2(own, 1)
-        os.close(own)
+        os.dup2(file.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            flush(None)
+            os.dup2(own, 1)
+            os.close(own)
+            file.seek(0)
+            for line in file:
+                if not line.startswith(b"HighsMipSolverData::"):
+                    os.write(1, line)
