@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchedge.api import (
         Predictor,
+        advise,
         capture,
         export,
         features,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     )
     from torchedge.graphs import ForwardGraph
     from torchedge.prediction import Estimate, Prediction
+    from torchedge.prediction.advice import Advice
     from torchedge.runtime.backends import program_reports
     from torchedge.runtime.model_plans import ModelPlan
     from torchedge.runtime.trainers import Trainer
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
     "Bundle",
     "CaptureError",
     "Device",
@@ -76,6 +79,7 @@ __all__ = [
     "TorchedgeError",
     "Trainer",
     "__version__",
+    "advise",
     "capture",
     "export",
     "features",
@@ -92,6 +96,7 @@ __all__ = [
 _HOMES = {
     "torchedge.api": (
         "Predictor",
+        "advise",
         "capture",
         "export",
         "features",
@@ -119,6 +124,7 @@ _HOMES = {
     ),
     "torchedge.graphs": ("ForwardGraph",),
     "torchedge.prediction": ("Estimate", "Prediction"),
+    "torchedge.prediction.advice": ("Advice",),
     "torchedge.runtime.backends": ("program_reports",),
     "torchedge.runtime.model_plans": ("ModelPlan",),
     "torchedge.runtime.trainers": ("Trainer",),

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
     from torchedge.bundles.bundle import Bundle
     from torchedge.lowering.targets import Precision
+    from torchedge.prediction.advice import Advice
     from torchedge.runtime.model_plans import ModelPlan
     from torchedge.streaming.adaptive_fusion import Fusion
     from torchedge.streaming.streaming_plans import StreamingPlan
 
 __all__ = [
     "Predictor",
+    "advise",
     "capture",
     "choose_device",
     "export",
@@ -135,6 +137,36 @@ class Predictor:
             raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
         graphs = [capture_request(CaptureRequest(m, mode=mode, input_size=input_size)) for m in models]
         return predict_graphs(graphs, batch_sizes, self.device, _settings(optimizer, amp, 1))
+
+
+def advise(
+    model: Model,
+    batch_size: int,
+    *,
+    device: str | Path | Device | None = None,
+    limit_mib: float | None = None,
+    confidence: float = 0.95,
+    input_size: tuple[int, ...] | None = None,
+    example: Any = None,  # noqa: ANN401 - any pytree of tensors
+    optimizer: str | torch.optim.Optimizer = "sgd-momentum",
+    amp: str | None = None,
+    loss: Callable[[Any], Any] | Literal["default"] = "default",
+    progress: Callable[[str], object] = lambda variant: None,
+) -> Advice:
+    """Return the settings under which updates of `batch_size` samples fit a device, with memory and time.
+
+    Combined are gradient accumulation, bfloat16 autocast, optimizers with less state, activation
+    checkpointing (models of transformers) and training the last layer alone. limit_mib: by default the
+    device's memory. The other arguments and the errors are those of `predict`.
+    """
+    from torchedge.prediction.advice import advise_settings
+
+    request = CaptureRequest(model, batch_size, "train", example, input_size, loss)
+    settings = _settings(optimizer, amp, 1)
+    chosen = _device(device)
+    return advise_settings(
+        request, chosen, settings, limit_mib=limit_mib, confidence=confidence, progress=progress
+    )
 
 
 def simulate(

@@ -227,3 +227,12 @@ def test_what_is_not_counted_or_not_covered_is_said(run, tmp_path, fitted):
     assert max(map(len, out.splitlines())) <= 80
     document = json.loads(run(*words, "--json"))
     assert document["unsupported"] and document["out_of_range"]
+
+
+def test_advise_prints_settings_that_fit(run, small):
+    words = ("advise", small, "-b", "64", *STEP)
+    assert re.search(r"^none +1 x 64 +sgd-momentum .* yes$", run(*words), re.MULTILINE)
+    document = json.loads(run(*words, "--json"))
+    assert document["fits"] and document["settings"][0]["changes"] == []
+    out = run(*words, "--memory-limit", "1MiB", status=DOES_NOT_FIT)
+    assert "no setting fits" in out and re.search(r"64 x 1 .* no$", out, re.MULTILINE)

@@ -28,6 +28,7 @@ COMPLETION_VARIABLE = "_TORCHEDGE_COMPLETE"
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Predict": {
         "predict": ("predicting:predict", "Predict memory and latency of a training step or an inference."),
+        "advise": ("predicting:advise", "Find settings under which a training step fits a device."),
         "simulate": ("predicting:simulate", "Show when a step's memory peaks, and which tensors fill it."),
         "features": ("predicting:features", "Print the prediction features of a model."),
         "search": ("searching:search", "Search a space of networks for the best one within limits."),

@@ -1,4 +1,4 @@
-"""`torchedge predict`, `simulate` and `features`: memory and latency of a step, and features of a model."""
+"""`torchedge predict`, `advise`, `simulate` and `features`: what a step takes, and features of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import DOES_NOT_FIT, MIB, print_json, print_table, print_wrapped
+from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, print_json, print_table, print_wrapped
 from torchedge.cli.options import CONFIDENCE, MODEL_HELP, PATH, SIZE, capture_named, command
 from torchedge.storage.pictures import check_picture, save_picture
 from torchedge.texts import number, span
@@ -225,6 +225,72 @@ def _print_remarks(predictions: list[Prediction]) -> None:
         print_wrapped(f"{', '.join(outside)}{at}: {why}", first="out of range: ", rest="  ")
     for note in dict.fromkeys(note for p in predictions for note in p.notes):
         print_wrapped(note, first="note: ", rest="  ")
+
+
+# advise -----------------------------------------------------------------------------------------------------
+
+
+@command(
+    "advise",
+    notes=MODEL_HELP,
+    examples=[
+        "torchedge advise resnet50 --batch-size 256 --device jetson-tx2",
+        "torchedge advise vit_b_16 -b 64 -d nvidia-h200 --memory-limit 8GiB --optimizer adamw --json",
+    ],
+)
+@click.argument("model")
+@options.batch_size
+@options.device
+@options.input_size
+@options.optimizer
+@options.amp
+@click.option("--memory-limit", type=SIZE, help="Memory to fit into: MiB, or 4GiB. [default: the device's]")
+@click.option("--confidence", type=CONFIDENCE, default=0.95, help="Confidence required of 'fits'.")
+def advise(
+    model: str,
+    batch_size: int,
+    device: str | None,
+    input_size: tuple[int, ...] | None,
+    optimizer: str,
+    amp: str | None,
+    memory_limit: int | None,
+    confidence: float,
+    as_json: bool,
+) -> int:
+    """Find settings under which a training step fits a device.
+
+    Combined are gradient accumulation, bfloat16 autocast, optimizers with less state, activation
+    checkpointing and training the last layer alone; an update always takes --batch-size samples. Each comes
+    with its memory and time. Nothing is run. The exit status is 3 if no setting fits.
+    """
+    from torchedge import api
+
+    module, label = options.load_named(model)
+    with Progress(3, f"advise {label}") as progress, options.unsuitable_size(input_size):
+        advice = api.advise(
+            module,
+            batch_size,
+            device=device,
+            limit_mib=None if memory_limit is None else memory_limit / MIB,
+            confidence=confidence,
+            input_size=input_size,
+            optimizer=optimizer,
+            amp=amp,
+            progress=progress.begin,
+        )
+    if as_json:
+        print_json(advice.to_dict())
+        return 0 if advice.fits else DOES_NOT_FIT
+    limit = f"{number(advice.limit_mib)} MiB at {100 * confidence:g} % confidence"
+    print_wrapped(f"{label}: updates of {batch_size} samples on {advice.device}, within {limit}")
+    print()
+    head, rows = advice.rows()
+    print_table(head, rows)
+    if not advice.fits:
+        print_wrapped("no setting fits; this one needs least: take smaller batches, or a smaller model")
+    for note in advice.notes:
+        print_wrapped(note, first="note: ", rest="  ")
+    return 0 if advice.fits else DOES_NOT_FIT
 
 
 # simulate ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,257 @@
+"""Settings under which a training step fits a device: what to change, and what each change costs in time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torchedge.devices import Device
+from torchedge.errors import InputError, check_whole
+from torchedge.graphs import ForwardGraph
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.predictor import predict_graph
+from torchedge.prediction.results import CONFIDENCE, Prediction
+from torchedge.storage.documents import plain
+from torchedge.texts import number
+from torchedge.tracing.capturing import CaptureRequest, capture_request
+
+_CHEAPER = {"adam": ("sgd-momentum", "sgd"), "adamw": ("sgd-momentum", "sgd"), "sgd-momentum": ("sgd",)}
+"""Optimizers with less state than another one."""
+_HEAD_SHARE = 0.2
+"""A last layer with at most this share of the parameters counts as a head that can be trained alone."""
+_SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
+"""Names of the switch of transformers' models, the newest release's first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run the asked training step.
+
+    changes: names of what differs from the request, none for the request itself. batch_size: samples of a
+    micro-batch, of which `accumulation` make one update. required_mib: memory that the run stays below with
+    the confidence asked for. update_ms: time of one update, all its micro-batches included. prediction: of
+    one micro-batch.
+    """
+
+    changes: tuple[str, ...]
+    batch_size: int
+    accumulation: int
+    optimizer: str
+    amp: str | None
+    checkpointing: bool
+    head_only: bool
+    fits: bool
+    required_mib: float
+    update_ms: float
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Settings of a training step within a memory limit, those with the fewest changes first.
+
+    Without one that fits, `settings` holds the one that needs least. A setting is left out where another one
+    fits with a part of its changes in no more time. notes: variants that were not tried, and why.
+    """
+
+    model: str
+    device: str
+    batch_size: int
+    limit_mib: float
+    confidence: float
+    settings: tuple[Setting, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether any of the settings fits."""
+        return any(setting.fits for setting in self.settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the advice as plain data, ready for JSON."""
+        data: dict[str, Any] = plain(self)
+        return {**data, "fits": self.fits}
+
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return the head and the body of a table: one line a setting."""
+        head = ["changes", "batch", "optimizer", "needs MiB", "ms an update", "fits"]
+        body = [
+            [
+                ", ".join(setting.changes) or "none",
+                f"{setting.accumulation} x {setting.batch_size}",
+                setting.optimizer,
+                number(setting.required_mib),
+                number(setting.update_ms),
+                "yes" if setting.fits else "no",
+            ]
+            for setting in self.settings
+        ]
+        return head, body
+
+
+class _Variant(NamedTuple):
+    """A graph of the model with changes that need a capture of their own."""
+
+    graph: ForwardGraph
+    checkpointing: bool
+    head_only: bool
+
+
+def advise_settings(
+    request: CaptureRequest,
+    device: Device,
+    settings: StepSettings,
+    *,
+    limit_mib: float | None = None,
+    confidence: float = CONFIDENCE,
+    progress: Callable[[str], object] = lambda stage: None,
+) -> Advice:
+    """Return the settings under which updates of `request.batch_size` samples fit within a limit.
+
+    Tried together: gradient accumulation, bfloat16 autocast, optimizers with less state, activation
+    checkpointing where the model has a switch for it, and training the last layer alone. limit_mib: by
+    default the device's memory. progress: called with each variant before it is captured.
+
+    Raises:
+        InputError: the batch size is missing, or no limit is known. CaptureError: the model itself cannot be
+            captured.
+    """
+    batch_size = check_whole("batch_size", request.batch_size)
+    request = request.loaded()
+    variants, notes = _variants(request, progress)
+    candidates: list[Setting] = []
+    for variant, amp, optimizer in product(
+        variants,
+        dict.fromkeys((settings.amp, "bfloat16")),
+        (settings.optimizer, *_CHEAPER.get(settings.optimizer, ())),
+    ):
+        changed = replace(settings, amp=amp, optimizer=optimizer)
+        candidates += _split(variant, device, changed, settings, batch_size, limit_mib, confidence)
+    fitting = [candidate for candidate in candidates if candidate.fits]
+    chosen = _undominated(fitting) or [min(candidates, key=lambda candidate: candidate.required_mib)]
+    limit = limit_mib if limit_mib is not None else chosen[0].prediction.device_memory_mib
+    assert limit is not None
+    return Advice(
+        variants[0].graph.name,
+        device.name,
+        batch_size,
+        limit,
+        confidence,
+        tuple(sorted(chosen, key=lambda setting: (len(setting.changes), setting.update_ms))),
+        tuple(dict.fromkeys([*notes, *variants[0].graph.notes])),
+    )
+
+
+def _variants(request: CaptureRequest, progress: Callable[[str], object]) -> tuple[list[_Variant], list[str]]:
+    """Return the graphs of the model and of its variants, the model's own first; and which failed."""
+    progress("the model")
+    variants, notes = [_Variant(capture_request(request), False, False)], list[str]()
+    if not isinstance(request.model, torch.nn.Module):
+        return variants, notes
+    for checkpointing, head_only in ((True, False), (False, True)):
+        name = "checkpointing" if checkpointing else "head only"
+        try:
+            model = _changed(request.model, checkpointing, head_only)
+            if model is not None:
+                progress(name)
+                graph = capture_request(replace(request, model=model))
+                variants.append(_Variant(graph, checkpointing, head_only))
+        except Exception as error:  # a copy of a foreign module may fail in any way
+            notes.append(f"{name} was not tried: {type(error).__name__}: {error}")
+    return variants, notes
+
+
+def _changed(model: torch.nn.Module, checkpointing: bool, head_only: bool) -> torch.nn.Module | None:
+    """Return a copy that shares the model's tensors, with changes; None where they make no difference."""
+    head = _head(model) if head_only else None
+    if head_only and head is None:
+        return None
+    switch = next((name for name in _SWITCHES if hasattr(model, f"{name}_enable")), None)
+    if checkpointing and (switch is None or getattr(model, f"is_{switch}", False)):
+        return None
+    trained = {id(p) for p in head.parameters()} if head is not None else None
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for p in model.parameters():
+        learns = p.requires_grad and (trained is None or id(p) in trained)
+        memo[id(p)] = torch.nn.Parameter(p.detach(), requires_grad=learns)
+    changed = copy.deepcopy(model, memo)
+    if checkpointing:
+        getattr(changed, f"{switch}_enable")()
+    return changed
+
+
+def _head(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the last linear layer if it is a small part of a model whose parameters all learn."""
+    parameters = list(model.parameters())
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    if not linear or not all(p.requires_grad for p in parameters):
+        return None
+    own = sum(p.numel() for p in linear[-1].parameters())
+    return linear[-1] if own <= _HEAD_SHARE * sum(p.numel() for p in parameters) else None
+
+
+def _split(
+    variant: _Variant,
+    device: Device,
+    settings: StepSettings,
+    asked: StepSettings,
+    batch_size: int,
+    limit_mib: float | None,
+    confidence: float,
+) -> Iterator[Setting]:
+    """Yield the setting with the whole batch, and the one with the largest micro-batches that fit."""
+    changes = [
+        *(["checkpointing"] if variant.checkpointing else []),
+        *(["head only"] if variant.head_only else []),
+        *([settings.amp or "no autocast"] if settings.amp != asked.amp else []),
+        *([settings.optimizer] if settings.optimizer != asked.optimizer else []),
+    ]
+
+    def setting(size: int, accumulation: int) -> Setting:
+        chosen = replace(settings, accumulation=accumulation)
+        prediction = predict_graph(variant.graph, size, device, chosen)
+        accumulates = ["accumulation"] if accumulation > asked.accumulation else []
+        return Setting(
+            (*accumulates, *changes),
+            size,
+            accumulation,
+            settings.optimizer,
+            settings.amp,
+            variant.checkpointing,
+            variant.head_only,
+            prediction.fits(limit_mib, confidence=confidence),
+            prediction.required_mib(confidence),
+            accumulation * prediction.latency.value,
+            prediction,
+        )
+
+    whole = setting(batch_size, asked.accumulation)
+    yield whole
+    if whole.fits or variant.graph.fixed_batch is not None or batch_size == 1:
+        return
+    sizes = sorted({-(-batch_size // parts) for parts in range(2, batch_size + 1)})
+    needs = predict_graph(variant.graph, 1, device, replace(settings, accumulation=2)).needs
+    limit = whole.prediction.device_memory_mib if limit_mib is None else limit_mib
+    if needs is None or limit is None:
+        raise InputError(f"the memory of {device.name} is not known; expected a limit: pass limit_mib")
+    fitting = np.array(sizes)[needs.required(np.array(sizes), confidence) <= limit]
+    size = int(fitting[-1]) if len(fitting) else 1
+    yield setting(size, asked.accumulation * -(-batch_size // size))
+
+
+def _undominated(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings of which none fits with a part of the changes in no more time."""
+    return [
+        setting
+        for setting in settings
+        if not any(
+            set(other.changes) < set(setting.changes) and other.update_ms <= setting.update_ms
+            for other in settings
+        )
+    ]
