@@ -363,14 +363,17 @@ def export(
     return make_bundle(request, target, out, force=force, progress=progress)
 
 
-def load_bundle(path: str | Path) -> Bundle:
+def load_bundle(path: str | Path, *, trust: bool = False) -> Bundle:
     """Read a bundle that `export` wrote, and check everything in it; see `Bundle.run` and `train_step`.
+
+    Its kernels are those that its source is lowered to, or it is refused. trust: they may be others, such as
+    those of another version; they run as any program does.
 
     Raises InputError and ProfileError for what is missing, damaged, changed or hostile.
     """
     from torchedge.bundles.bundle import Bundle
 
-    return Bundle.open(path)
+    return Bundle.open(path, trust=trust)
 
 
 def choose_device(device: str | Path | None) -> Device:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import torchedge
+from torchedge.bundles.manifests import digest_of
 
 
 class Small(nn.Sequential):
@@ -64,6 +65,6 @@ def reseal():
         document = json.loads(path.read_text())
         data = (folder / name).read_bytes()
         document["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-        path.write_text(json.dumps(document))
+        path.write_text(json.dumps({**document, "sha256": digest_of(document)}))
 
     return call

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchedge
-from torchedge.bundles.manifests import MANIFESTS
+from torchedge.bundles.manifests import MANIFESTS, digest_of
+from torchedge.bundles.sources import Source
 from torchedge.errors import InputError, ProfileError
 from torchedge.storage.tensors import read_tensors, write_tensors
 
@@ -33,7 +34,7 @@ def manifest(copied):
         path = copied / "manifest.json"
         document = json.loads(path.read_text())
         function(document)
-        path.write_text(json.dumps(document))
+        path.write_text(json.dumps({**document, "sha256": digest_of(document)}))
 
     return change
 
@@ -130,7 +131,7 @@ def test_a_resealed_program_is_still_checked(copied, reseal):
         (lambda d: d["launches"][0].update(kernel=99), "kernel is 99"),
         (lambda d: d["arena"].update(nbytes=1), "within 1"),
         (lambda d: d["tensors"][0].update(shape=[1]), "order is"),
-        (lambda d: d.update(outputs=[]), "have different outputs"),
+        (lambda d: d.update(outputs=[]), "is lowered to other outputs"),
         (lambda d: d["kernels"][0].update(name="../../x"), "no text of kernel ../../x"),
         (lambda d: d["kernels"][0].update(name="other"), "no text of kernel other"),
     ):
@@ -151,10 +152,10 @@ def test_a_resealed_kernel_is_still_checked(copied, reseal):
     reseal(copied, name)
     refused(copied, r"sha256 is .* computed from the other entries")
     for changed, message in (
-        (f"// {text}".replace("\n", " "), "does not define exactly one"),
+        (f"// {text}".replace("\n", " "), "its text has '//'"),
         (text + text, "does not define exactly one"),
-        (f'#include "/etc/passwd"\n{text}', "directive #include"),
-        ("\xff", "does not define exactly one"),
+        (f'#include "/etc/passwd"\n{text}', "its text has '#'"),
+        ("\xff", "its text has '.xff'|its text has"),
     ):
         path.write_text(changed)
         kernel["sha256"] = hashlib.sha256(changed.encode()).hexdigest()
@@ -200,6 +201,106 @@ def test_weights_that_shrink_after_the_check_are_an_error(copied):
         bundle.weights()
     with pytest.raises(ProfileError, match="ends before byte"):
         bundle.place()
+
+
+def test_a_changed_bit_of_the_manifest_is_noticed(copied):
+    path = copied / "manifest.json"
+    text = path.read_text()
+    assert '"torch"' in text
+    for before, after in (('"torchedge": "', '"torchedge": "1'), ('"left_out": "on', '"left_out": "at')):
+        assert before in text
+        path.write_text(text.replace(before, after))
+        refused(copied, "manifest.json: has another SHA-256 than it says")
+
+
+def test_a_manifest_outside_the_folder_is_refused(copied, tmp_path):
+    shutil.move(copied / "manifest.json", tmp_path / "manifest.json")
+    (copied / "manifest.json").symlink_to(tmp_path / "manifest.json")
+    refused(copied, "leads out of its folder")
+
+
+def edit(folder, name, reseal, change):
+    """Change a document of a bundle by a function, and all hashes with it."""
+    path = folder / name
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    reseal(folder, name)
+
+
+def other_tensor(document):
+    """Swap two tensors of a launch that have the same dtype, layout and access."""
+    for launch in document["launches"]:
+        access = document["kernels"][launch["kernel"]]["access"]
+        read = [place for place, how in enumerate(access) if how == "read"]
+        kinds = [document["tensors"][launch["tensors"][place]] for place in read]
+        for one in range(len(read)):
+            for two in range(one):
+                if (kinds[one]["dtype"], kinds[one]["role"]) == (kinds[two]["dtype"], kinds[two]["role"]):
+                    first, second = launch["tensors"][read[one]], launch["tensors"][read[two]]
+                    launch["tensors"][read[one]], launch["tensors"][read[two]] = second, first
+                    return
+    raise AssertionError("no launch has two such tensors")
+
+
+PROGRAMS = [
+    (other_tensor, "is lowered to other launches"),
+    (lambda d: d["launches"][0]["sizes"].__setitem__(0, d["launches"][0]["sizes"][0] + 1), "other launches"),
+    (lambda d: d["launches"][-1].update(scope="x"), "other launches"),
+    (lambda d: d["launches"][0].update(global_size=[2**40, 1, 1]), "expected at most"),
+    (lambda d: d["tensors"][0].update(name="other"), "have different inputs|other tensors"),
+    (lambda d: d.update(name="other"), "other name"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), PROGRAMS)
+def test_a_program_that_is_not_its_source_s_is_refused(copied, reseal, change, message):
+    """With every hash computed anew. A tensor of a launch swapped, or a size changed, ended in a signal."""
+    edit(copied, "program.json", reseal, change)
+    refused(copied, message)
+
+
+def test_a_kernel_that_is_not_its_source_s_is_refused_unless_trusted(copied, reseal):
+    def change(document):
+        kernel = document["kernels"][0]
+        path = copied / f"kernels/{kernel['name']}.cl"
+        text = path.read_text()
+        path.write_text(text.replace("0.0f", "1.0f") if "0.0f" in text else text + "\n")
+        kernel["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        reseal(copied, f"kernels/{kernel['name']}.cl")
+
+    edit(copied, "program.json", reseal, change)
+    refused(copied, "is lowered to other kernels than Small has: .* pass trust=True")
+    torchedge.load_bundle(copied, trust=True)
+
+
+SOURCES = [
+    (lambda d: d["step"]["ops"][0].update(kind="exec"), "aten.exec"),
+    (lambda d: d["step"]["ops"][0]["attrs"].update(padding=[9, 9]), "conv|lowered to other|PyTorch makes"),
+    (lambda d: d["step"]["ops"][0]["attrs"].update(input={"input": 99}), "an attribute is"),
+    (lambda d: d["step"]["ops"][0].update(inputs=[999]), "names value 999"),
+    (lambda d: d["step"]["values"][0].update(shape=[2**40, 2**40]), "elements"),
+    (lambda d: d["step"]["values"][-1].update(shape=[5]), "PyTorch makes|reshaped|other|broadcast"),
+    (lambda d: d.update({"class": "gpu"}), "unknown key"),
+    (lambda d: d.update(device_class="gpu"), "is lowered to other"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), SOURCES)
+def test_a_source_of_another_program_is_refused(copied, reseal, change, message):
+    edit(copied, "source.json", reseal, change)
+    refused(copied, message)
+
+
+def test_a_proof_is_noted_and_bound_to_every_byte(copied, reseal, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path / "cache"))
+    lowered = []
+    monkeypatch.setattr(Source, "lower", lambda self, lower=Source.lower: lowered.append(1) or lower(self))
+    for _ in range(3):
+        torchedge.load_bundle(copied)
+    assert len(lowered) == 1
+    edit(copied, "program.json", reseal, lambda document: document["launches"][0].update(flops=1))
+    refused(copied, "is lowered to other launches")
 
 
 def paths(document, before=()):

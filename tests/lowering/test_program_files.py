@@ -1,5 +1,6 @@
 """Programs as files: what is written is read back, and what is mangled is refused in one line."""
 
+import contextlib
 import copy
 import json
 from dataclasses import replace
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from oracles.small_programs import chain, image_copy, pointwise, sgd, vector_add
 
 from torchedge.errors import InputError, ProfileError
+from torchedge.expressions.dialect import CHECK, SAMPLER, UNALIGNED
 from torchedge.lowering.program_files import (
     parse_program,
     program_document,
@@ -18,7 +20,7 @@ from torchedge.lowering.program_files import (
     read_program,
     write_program,
 )
-from torchedge.lowering.programs import Arena, Launch, Program, StoredTensor
+from torchedge.lowering.programs import MAX_SOURCE, Arena, Launch, Program, StoredTensor
 from torchedge.textures.layouts import Layout
 
 IMAGE = Layout((0, 2, 3, 1), "image", 2, "block-4")
@@ -106,9 +108,19 @@ WRONG = [
     ("sgd", ("launches", 0, "kernel"), True, "kernel is True"),
     ("sgd", ("launches", 0, "tensors"), [0], "1 tensors for kernel total"),
     ("sgd", ("launches", 0, "tensors"), [0, 99], "from 0 to 4"),
+    ("add", ("launches", 0, "tensors"), [0, 1, 1], r"argument 2 is y|writes input y"),
+    ("add", ("launches", 0, "tensors"), [2, 1, 2], "writes z, which is another argument, too"),
+    ("add", ("tensors", 0, "dtype"), "float16", "argument 0 is x, a buffer of float16; .* buffer of float"),
+    ("images", ("tensors", 0, "layout"), {"order": [0, 2, 3, 1]}, "argument 0 is x, a buffer of float32"),
+    ("add", ("launches", 0, "global_size"), [2**40], r"expected at most \d+ work-items"),
+    ("add", ("launches", 0, "global_size"), [2**31, 2], r"expected at most \d+ work-items"),
+    ("add", ("kernels", 0, "local_bytes"), 4, "local_bytes is 4; its text declares 0"),
+    ("add", ("kernels", 0, "access"), ["write", "read", "write"], r"access\[0\] is write"),
+    ("add", ("kernels", 0, "access"), ["read", "read"], "declares 3 parameters; expected 2"),
     ("sgd", ("launches", 0, "sizes"), [3], "1 sizes for kernel total; expected 0"),
     ("sgd", ("launches", 0, "sizes"), [2**31], r"sizes\[0\] is 2147483648"),
-    ("sgd", ("kernels", 0, "sizes"), 1, "0 sizes for kernel total; expected 1"),
+    ("sgd", ("kernels", 0, "sizes"), 1, "declares 2 parameters; expected 2 tensors, then 1 sizes"),
+    ("sgd", ("kernels", 0, "checks"), True, "declares 2 parameters"),
     ("sgd", ("launches", 0, "global_size"), [], "global_size"),
     ("sgd", ("launches", 0, "global_size"), [2**30, 2**30], "global_size"),
     ("sgd", ("launches", 0, "local_size"), [2], "whole groups"),
@@ -143,10 +155,25 @@ def test_what_is_wrong_is_named(name, path, value, message):
 
 
 SOURCES = {
-    '#include "/etc/passwd"': "directive #include",
-    "/* */ %: include <a>": "directive #include",
-    "#/* */include <a>": "directive #include",
-    "#\\\ninclude <a>": "directive #include",
+    '#include "/etc/passwd"': "its text has '#'",
+    "/* */ %: include <a>": "its text has '%:'|'/\\*'",
+    "#/* */include <a>": "its text has '#'",
+    "#\\\ninclude <a>": "its text has '#'",
+    "??=include <a>": "its text has '\\?\\?'",
+    "\f#include <a>": "its text has '.x0c'",
+    "\v#include <a>": "its text has '.x0b'",
+    "#pragma unroll \\\n#include <a>": "its text has '#'",
+    'constant char* a = "/*";\n#include <a>\n// */': "its text has '\"'|'#'",
+    "int a = '/*';": """its text has "'\"""",
+    "#if __has_include(<a>)": "its text has '#'",
+    "int a = __has_include(<a>);": "its text has '__has_include'",
+    '__asm__(".incbin /etc/passwd");': """its text has '"'""",
+    "void f() { asm volatile(1); }": "its text has 'asm'",
+    "_Pragma(1)": "its text has '_Pragma'",
+    "__attribute__((constructor)) void f() {}": "its text has '__attribute__'",
+    "// hides \\\nint a;": "its text has '.*'",
+    "/* hides */": "its text has '/.'",
+    "int \u00e9;": "its text has '\u00e9'",
     "__kernel void other() {}": "exactly one __kernel",
     "\ud800": "expected OpenCL C",
     "\0": "expected OpenCL C",
@@ -163,11 +190,37 @@ def test_hostile_texts_of_kernels_are_refused(text):
         parse_program("x", document, {"add": source})
 
 
-def test_texts_may_define_macros():
+def test_texts_may_define_the_macros_of_exports_alone():
     kernel = vector_add().kernels[0]
-    text = f"#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#define N 3 // #include\n{kernel.source}"
-    program = replace(vector_add(), kernels=(replace(kernel, source=text),))
-    assert same(parse_program("x", program_document(program)), program)
+    macros = SAMPLER + CHECK + UNALIGNED.format(stored="half", width=8)
+    for text in (f"{macros}// loading slot\n#pragma unroll\n{kernel.source}", kernel.source):
+        program = replace(vector_add(), kernels=(replace(kernel, source=text),))
+        assert same(parse_program("x", program_document(program)), program)
+    for line in macros.splitlines(keepends=True)[1:]:
+        if "#" in line:
+            program = replace(vector_add(), kernels=(replace(kernel, source=line + kernel.source),))
+            with pytest.raises(InputError, match="its text has"):
+                parse_program("x", program_document(program))
+
+
+def test_a_megabyte_of_anything_is_judged_in_one_pass():
+    kernel = vector_add().kernels[0]
+    for piece in (
+        "/*",
+        "//",
+        "#",
+        "\\\n",
+        "__kernel",
+        "(",
+        "__attribute__((",
+        "a ",
+        "__local float a[1]",
+        "\n",
+    ):
+        text = piece * (MAX_SOURCE // len(piece) - len(kernel.source)) + kernel.source
+        program = replace(vector_add(), kernels=(replace(kernel, source=text),))
+        with contextlib.suppress(InputError):
+            parse_program("x", program_document(program))
 
 
 def paths(document, before=()):

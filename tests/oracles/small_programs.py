@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from torchedge.expressions.dialect import SAMPLER
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
 from torchedge.textures.layouts import row_major
@@ -106,17 +107,14 @@ def sgd(count=10):
     )
 
 
-SAMPLER = "__constant sampler_t s = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;\n"
-
-
 def image_copy(shape, layout, dtype="float32", storage="image", count=3):
     """x -> image -> ... -> image -> z over texels: intermediates share slots."""
     held = replace(layout, storage=storage)
     width, height = held.extent(shape)
     source = SAMPLER + (
-        "__kernel void texels(__read_only image2d_t a, __write_only image2d_t b) {\n"
+        "__kernel void texels(read_only image2d_t a, write_only image2d_t b) {\n"
         "    const int2 at = (int2)(get_global_id(0), get_global_id(1));\n"
-        "    write_imagef(b, at, read_imagef(a, s, at) + 1.0f);\n}\n"
+        "    write_imagef(b, at, read_imagef(a, te_sampler, at) + 1.0f);\n}\n"
     )
     middle = [f"t{i}" for i in range(count)]
     names = ["x", *middle, "z"]

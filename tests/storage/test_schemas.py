@@ -5,6 +5,7 @@ import json
 import pytest
 
 from torchedge.bundles.manifests import MANIFESTS
+from torchedge.bundles.sources import SOURCES
 from torchedge.lowering.program_files import program_schema
 from torchedge.storage import data_folder
 from torchedge.streaming.instances import INSTANCES
@@ -15,6 +16,7 @@ SCHEMAS = {
     "overlap-instance": INSTANCES.schema,
     "overlap-plan": PLANS.schema,
     "program": program_schema,
+    "source": SOURCES.schema,
 }
 
 

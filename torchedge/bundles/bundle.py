@@ -19,6 +19,7 @@ from torchedge.bundles.manifests import (
     PLAN,
     PROGRAM,
     SHARED,
+    SOURCE,
     WEIGHTS,
     Manifest,
     Memory,
@@ -28,6 +29,7 @@ from torchedge.bundles.manifests import (
     ports_of,
     read_manifest,
 )
+from torchedge.bundles.sources import MAX_SOURCE_BYTES, prove
 from torchedge.bundles.weights import RESIDENT_ROLES, check_weights, packed_weights, read_header
 from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT
@@ -74,8 +76,11 @@ class Bundle:
     schedule: StreamingSchedule | None = None
 
     @classmethod
-    def open(cls, path: str | Path) -> Bundle:
+    def open(cls, path: str | Path, *, trust: bool = False) -> Bundle:
         """Read a bundle and check everything in it: hashes, sizes, schemas, indices, layouts, the arena.
+
+        Its programs, kernels included, have to be those that its source is lowered to. trust: they need not;
+        they then run as they are, as programs do.
 
         Raises:
             InputError: it is no bundle, or something in it is missing, changed or out of range.
@@ -92,6 +97,13 @@ class Bundle:
         texts = {name[len("kernels/") : -len(".cl")]: _text(folder, name) for name in kernels}
         program = _program(folder, PROGRAM, texts)
         accumulating = _program(folder, ACCUMULATING, texts) if manifest.accumulation > 1 else None
+        if not trust:
+            path = resolve_inside(folder, SOURCE)
+            document = parse_json(path, read_bytes(path, max_bytes=MAX_SOURCE_BYTES))
+            deciding = [
+                f"{name} {manifest.files[name].sha256}" for name in sorted(manifest.files) if name != WEIGHTS
+            ]
+            prove(path, document, (program,) if accumulating is None else (program, accumulating), deciding)
         plan, schedule = _streaming(folder, manifest, program)
         _check_same(folder, manifest, program, accumulating, schedule)
         weights = resolve_inside(folder, WEIGHTS)
@@ -389,7 +401,7 @@ def _names(program: Program, roles: Collection[str]) -> set[str]:
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
     """Check that every file listed is inside the folder, known, and what was hashed."""
-    known = {PROGRAM, ACCUMULATING, WEIGHTS, ONNX, f"{ONNX}.data", PLAN}
+    known = {SOURCE, PROGRAM, ACCUMULATING, WEIGHTS, ONNX, f"{ONNX}.data", PLAN}
     for name, file in manifest.files.items():
         kernel = name.startswith("kernels/") and name.endswith(".cl") and name.count("/") == 1
         if name not in known and not kernel:

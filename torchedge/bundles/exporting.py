@@ -20,10 +20,10 @@ from torchedge.bundles.bundle import Bundle
 from torchedge.bundles.manifests import (
     ACCUMULATING,
     MANIFEST,
-    MANIFESTS,
     ONNX,
     PLAN,
     PROGRAM,
+    SOURCE,
     WEIGHTS,
     BundleFile,
     BundleTarget,
@@ -33,15 +33,16 @@ from torchedge.bundles.manifests import (
     kernel_file,
     memory_of,
     ports_of,
+    write_manifest,
 )
 from torchedge.bundles.onnx_models import check_packages, eager_outputs, write_onnx
 from torchedge.bundles.plan_files import PLAN_FILES, plan_file
-from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
+from torchedge.bundles.sources import SOURCES, Source
+from torchedge.bundles.weights import write_weights
 from torchedge.devices import Device, Provenance
 from torchedge.errors import DeviceError, InputError, LoweringError, check_choice
 from torchedge.graphs import Mode
-from torchedge.lowering.assembly import lower
-from torchedge.lowering.inference import capture_inference_step, lower_inference, target_of_device
+from torchedge.lowering.inference import capture_inference_step, target_of_device
 from torchedge.lowering.limits import Limits, check_limits, profile_limits
 from torchedge.lowering.program_files import program_document
 from torchedge.lowering.programs import Program
@@ -52,7 +53,6 @@ from torchedge.storage.tensors import NAMES
 from torchedge.streaming.planning import plan_program
 from torchedge.streaming.plans import PLANS
 from torchedge.streaming.streaming_plans import StreamingPlan
-from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import unwrapped
 from torchedge.tracing.objectives import Loss, as_arguments
 from torchedge.tracing.steps import CapturedStep, capture_step
@@ -122,14 +122,16 @@ def make_bundle(
     coefficients = lowered_for.coefficients
     if coefficients is not None and coefficients.provenance is not Provenance.MEASURED:
         notes.append(f"the cost model's coefficients are partly {coefficients.provenance}")
-    programs = _lowered(captured, lowered_for, request)
+    source = _source(captured, lowered_for, request)
+    programs = source.lower()
     program = programs[0]
     plan = _planned(request, program, device)
     memory = _memory(programs, plan)
     _check_memory(programs, memory, limits)
     with new_folder(target) as folder:
         progress("write")
-        files = _write_programs(folder, programs, captured, plan)
+        write_json(folder / SOURCE, SOURCES.document(source))
+        files = {SOURCE: _file(folder / SOURCE), **_write_programs(folder, programs, captured, plan)}
         onnx: Mapping[str, Plain] = {"left_out": "on request"}
         if request.onnx:
             progress("model.onnx")
@@ -156,7 +158,7 @@ def make_bundle(
             limits.unknown,
         )
         manifest = _manifest(request, captured, programs, memory, checked, notes, onnx, files)
-        write_json(folder / MANIFEST, MANIFESTS.document(manifest))
+        write_manifest(folder, manifest)
         progress("check")
         bundle = Bundle.open(folder)
     return replace(bundle, path=target)
@@ -196,31 +198,13 @@ def _check_memory(programs: Sequence[Program], memory: Memory, limits: Limits) -
         )
 
 
-def _lowered(captured: CapturedStep, target: Target, request: Request) -> list[Program]:
-    """Return the program of a step and, for accumulation, the one that adds up gradients.
-
-    Both share their tensors and so the layouts: the second chooses those of the tensors it writes, the first
-    all others.
-    """
+def _source(captured: CapturedStep, target: Target, request: Request) -> Source:
+    """Return the captured steps and their target as the bundle holds them."""
     _check_dtypes(captured)
-    if not request.train:
-        return [lower_inference(captured, target, request.plan.apart if request.plan else frozenset())]
-    if captured.accumulating is None:
-        return [lower(captured.step, target)]
-    accumulating = lower(captured.accumulating, target)
-    values = captured.accumulating.values
-    written = {values[before].name for before, _ in captured.accumulating.updates}
-    updating = lower(
-        captured.step, target, {n: at for n, at in _resident_layouts(accumulating).items() if n in written}
-    )
-    settled, known = _resident_layouts(updating), _resident_layouts(accumulating)
-    if any(settled.get(name, layout) != layout for name, layout in known.items()):
-        accumulating = lower(captured.accumulating, target, settled)
-    return [updating, accumulating]
-
-
-def _resident_layouts(program: Program) -> dict[str, Layout]:
-    return {tensor.name: tensor.layout for tensor in program.tensors if tensor.role in RESIDENT_ROLES}
+    if request.train:
+        return Source.of(captured.step, captured.accumulating, target)
+    apart = request.plan.apart if request.plan else ()
+    return Source.of(captured.step, None, replace(target, half_weights=target.half), apart)
 
 
 def _check_request(request: Request) -> None:
@@ -390,6 +374,7 @@ def _manifest(
         onnx=onnx,
         notes=(*notes, *program.notes),
         files=files,
+        sha256="",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +17,12 @@ from torchedge.graphs.graph import Mode
 from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.programs import MAX_ITEMS, DType, Program, Shape
 from torchedge.lowering.targets import DeviceClass
+from torchedge.storage import resolve_inside
 from torchedge.storage.codecs import DERIVED, REQUIRED, Codec, Key, OptionalText, Sha256, Text
+from torchedge.storage.documents import read_json, write_json
 
-MANIFEST, PROGRAM, ACCUMULATING = "manifest.json", "program.json", "accumulating.json"
+MANIFEST, SOURCE = "manifest.json", "source.json"
+PROGRAM, ACCUMULATING = "program.json", "accumulating.json"
 WEIGHTS = "weights.safetensors"
 ONNX, PLAN = "model.onnx", "streaming_plan.json"
 
@@ -95,7 +100,7 @@ class Manifest:
     accumulation: batches to an update; above one, all but the last of them run accumulating.json, which adds
     up gradients. versions: of torchedge and torch that made it. hyperparameters: their values at the
     beginning. onnx: what was found when model.onnx was run, or why there is none. files: by path within the
-    bundle.
+    bundle. sha256: of all other entries (`digest_of`).
     """
 
     model: Text
@@ -110,6 +115,7 @@ class Manifest:
     onnx: Mapping[Text, Plain]
     notes: Notes
     files: Annotated[Mapping[Text, BundleFile], Meta(max_length=MAX_FILES)]
+    sha256: Sha256
 
 
 def kernel_file(name: str) -> str:
@@ -151,13 +157,33 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         InputError: an entry is missing, unknown or out of range.
-        ProfileError: the file cannot be read, is too large or is no JSON.
+        ProfileError: the file cannot be read, leads out of the folder, is too large or is no JSON.
     """
-    return MANIFESTS.read(folder / MANIFEST)
+    path = resolve_inside(folder, MANIFEST)
+    document = read_json(path, max_bytes=MAX_MANIFEST_BYTES)
+    manifest = MANIFESTS.parse(path, document)
+    if manifest.sha256 != digest_of(document):
+        raise InputError(
+            f"{path}: has another SHA-256 than it says: it was changed, or damaged on its way; copy or "
+            "export the bundle again"
+        )
+    return manifest
+
+
+def digest_of(document: Mapping[str, object]) -> str:
+    """Return the SHA-256 (hex) of a manifest's entries without `sha256`: JSON, keys sorted, no spaces."""
+    entries = {key: entry for key, entry in document.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest with its own hash; raises ProfileError if the folder cannot be written."""
+    document = MANIFESTS.document(manifest)
+    write_json(folder / MANIFEST, {**document, "sha256": digest_of(document)})
 
 
 def _check_manifest(manifest: Manifest) -> None:
-    for name in (PROGRAM, WEIGHTS, *([ACCUMULATING] if manifest.accumulation > 1 else [])):
+    for name in (SOURCE, PROGRAM, WEIGHTS, *([ACCUMULATING] if manifest.accumulation > 1 else [])):
         if name not in manifest.files:
             raise InputError(f"files has no {name!r}; expected it")
 
@@ -165,7 +191,7 @@ def _check_manifest(manifest: Manifest) -> None:
 MANIFESTS = Codec(
     Manifest,
     "Bundle manifest",
-    schema="torchedge-bundle-1",
+    schema="torchedge-bundle-2",
     verify=_check_manifest,
     remedy="export the model again",
     max_bytes=MAX_MANIFEST_BYTES,

@@ -75,14 +75,16 @@ _HEADER_BYTES = 2**16
 )
 @click.option("--trace", type=PATH, metavar="FILE", help="Write a streaming run as a Perfetto trace (.json).")
 @click.option("--plot", type=PATH, metavar="FILE", help="Draw the memory of a streaming run over time.")
+@click.option("--trust", is_flag=True, help="Also run kernels that the bundle's source is not lowered to.")
 @click.option("--device", "-d", help="OpenCL device: its number, type or a part of its name.")
 def run(bundles: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401 - see _Options
     """Run an exported bundle through OpenCL, or several in turn.
 
-    Every file in it is checked first. Without inputs, the bundle and its inputs are described. --input is one
-    array each, in order or as NAME=FILE, of the bundle's shape and data type (float64 serves as float32). A
-    training step prints the loss of each step; --save writes the weights by PyTorch's names. --out writes the
-    last output (.npy), or all of them (.npz). `torchedge devices --opencl` lists devices.
+    Every file in it is checked first, and its kernels are compared with those that its source gives. Without
+    inputs, the bundle and its inputs are described. --input is one array each, in order or as NAME=FILE, of
+    the bundle's shape and data type (float64 serves as float32). A training step prints the loss of each
+    step; --save writes the weights by PyTorch's names. --out writes the last output (.npy), or all of them
+    (.npz). `torchedge devices --opencl` lists devices.
 
     A bundle that was exported with --memory-limit streams its weights, and any bundle of an inference does
     under a --memory-limit that its weights exceed; --time, --trace and --plot then also give the measured
@@ -101,7 +103,7 @@ def run(bundles: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401 - se
         raise InputError("--random is given beside --input; expected one of them")
     if len(bundles) > 1:
         _check_queue(settings)
-    opened = [Bundle.open(path) for path in bundles]
+    opened = [Bundle.open(path, trust=settings.trust) for path in bundles]
     queue = BundleQueue(opened) if len(opened) > 1 else None
     inputs, outputs = (queue or opened[0]).inputs, (queue or opened[0]).outputs
     _check_files(outputs, settings)
@@ -138,6 +140,7 @@ class _Options:
     loading: Any
     trace: Path | None
     plot: Path | None
+    trust: bool
     device: str | None
     as_json: bool
 

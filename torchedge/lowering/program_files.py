@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
 from torchedge.errors import InputError, PlanError
 from torchedge.lowering.arena_checks import check_arena
+from torchedge.lowering.kernel_texts import Parameters, check_arguments, read_parameters
 from torchedge.lowering.programs import MAX_SIZE, Kernel, Launch, Program, StoredTensor
 from torchedge.storage import Document
 from torchedge.storage.codecs import Codec
@@ -16,10 +16,6 @@ from torchedge.storage.documents import first_repeated
 from torchedge.textures.layouts import MAX_EXTENT, Layout
 
 MAX_FILE_BYTES = 2**26
-
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-_DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:|\?\?=)[ \t]*(\w*)", re.MULTILINE)
-_ALLOWED = frozenset(["define", "undef", "if", "ifdef", "ifndef", "elif", "else", "endif", "pragma"])
 
 
 def program_document(program: Program, *, sources: bool = True) -> Document:
@@ -93,11 +89,12 @@ def _check_program(program: Program) -> None:
     """Check what concerns several entries: indices, names, roles, layouts, the arena against the launches."""
     for number, tensor in enumerate(program.tensors):
         _check_tensor(f"tensors[{number}]", tensor)
-    for number, kernel in enumerate(program.kernels):
-        _check_kernel(f"kernels[{number}]", kernel)
-    for number, launch in enumerate(program.launches):
-        _check_launch(f"launches[{number}]", launch, program)
+    parameters = [
+        _check_kernel(f"kernels[{number}]", kernel) for number, kernel in enumerate(program.kernels)
+    ]
     _check_indices(program)
+    for number, launch in enumerate(program.launches):
+        _check_launch(f"launches[{number}]", launch, program, parameters)
     named = [tensor.name for tensor in program.tensors if tensor.role != "intermediate"]
     for what, names in (("tensors", named), ("kernels", [kernel.name.lower() for kernel in program.kernels])):
         if len(set(names)) != len(names):
@@ -161,16 +158,9 @@ def _check_layout(where: str, layout: Layout, shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_kernel(where: str, kernel: Kernel) -> None:
-    """Check a kernel's text: one `__kernel` of its name, and no file that it includes."""
-    bare = _COMMENT.sub(" ", re.sub(r"(?:\\|\?\?/)\r?\n", "", kernel.source))
-    if bare.count("__kernel") != 1 or not re.search(rf"\b__kernel\b[^;{{]*\bvoid\s+{kernel.name}\s*\(", bare):
-        raise InputError(f"{where}: its text does not define exactly one __kernel void {kernel.name}")
-    for word in _DIRECTIVE.findall(bare):
-        if word not in _ALLOWED:
-            raise InputError(
-                f"{where}: its text has the directive #{word[:20]}; expected none that reads files"
-            )
+def _check_kernel(where: str, kernel: Kernel) -> Parameters:
+    """Return the parameters that a kernel's text declares, checked against its other entries."""
+    parameters = read_parameters(where, kernel)
     for pair in kernel.in_place:
         if max(pair) >= len(kernel.access):
             raise InputError(
@@ -180,9 +170,10 @@ def _check_kernel(where: str, kernel: Kernel) -> None:
             raise InputError(
                 f"{where}: in_place is {list(pair)}; expected an argument that is read and one written"
             )
+    return parameters
 
 
-def _check_launch(where: str, launch: Launch, program: Program) -> None:
+def _check_launch(where: str, launch: Launch, program: Program, parameters: Sequence[Parameters]) -> None:
     _check_index(f"{where}.kernel", launch.kernel, len(program.kernels))
     kernel, size, local = program.kernels[launch.kernel], launch.global_size, launch.local_size
     if len(launch.tensors) != len(kernel.access):
@@ -193,14 +184,14 @@ def _check_launch(where: str, launch: Launch, program: Program) -> None:
         raise InputError(
             f"{where}: {len(launch.sizes)} sizes for kernel {kernel.name}; expected {kernel.sizes}"
         )
-    if prod(size) > MAX_SIZE:
-        raise InputError(f"{where}: global_size is {list(size)}; expected at most {MAX_SIZE} in all")
     if local is not None and (
         len(local) != len(size) or any(whole % part for whole, part in zip(size, local, strict=True))
     ):
         raise InputError(
             f"{where}: {list(size)} work-items in groups of {list(local)}; expected whole groups"
         )
+    tensors = [program.tensors[index] for index in launch.tensors]
+    check_arguments(where, launch, kernel, parameters[launch.kernel], tensors)
 
 
 def _check_indices(program: Program) -> None:

@@ -55,7 +55,7 @@ def lowered(
 
 def key_of(step: Step, target: Target, layouts: Mapping[str, Layout], measured_on: str = "") -> str:
     """Return a hash (sha256) of step, target, layouts, the device of a timer and the code that lowers."""
-    state = hashlib.sha256(_code().encode())
+    state = hashlib.sha256(code_digest().encode())
     for value in step.values:
         state.update(f"{value.name}\n{canonical_text(value.shape)}{value.dtype}{value.role}\n".encode())
     for op in step.ops:
@@ -67,7 +67,7 @@ def key_of(step: Step, target: Target, layouts: Mapping[str, Layout], measured_o
 
 
 @cache
-def _code() -> str:
+def code_digest() -> str:
     """Return a hash of the version and of the code that lowers."""
     state = hashlib.sha256(__version__.encode())
     package = Path(__file__).parents[1]

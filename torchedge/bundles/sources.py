@@ -1,0 +1,274 @@
+"""source.json of a bundle: the steps and the target from which its programs were lowered.
+
+A kernel is a program, and no reader can decide what C does. So a bundle carries its source, operators of
+PyTorch with their shapes, and reading it lowers the source again: kernels, launches and tensors of a bundle
+are those that the lowering gives, or the bundle is refused. Every operator is checked by its rule: a changed
+source is an error or another network, never a kernel that somebody else wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from torchedge.errors import InputError, LoweringError, TorchedgeError
+from torchedge.graphs.graph import Op, Role, Value
+from torchedge.graphs.steps import Input, Step
+from torchedge.lowering.assembly import lower_step
+from torchedge.lowering.programs import MAX_ITEMS, MAX_SIZE, DType, Extent, Index, Indices, Program, Shape
+from torchedge.lowering.targets import TARGETS, DeviceClass, Target
+from torchedge.opencl.binary_caches import BinaryCache
+from torchedge.runtime.program_caches import code_digest
+from torchedge.storage import cache_folder
+from torchedge.storage.codecs import REQUIRED, Codec, OptionalText, Text
+from torchedge.textures.coefficients import KernelCoefficients
+from torchedge.textures.layouts import Layout
+
+MAX_SOURCE_BYTES = 2**26
+_PROVED = b"proved\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceValue:
+    """One tensor of a step."""
+
+    name: Text
+    shape: Shape
+    dtype: DType
+    role: Role = "activation"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOp:
+    """One operator of a step.
+
+    attrs: plain data; a tensor is {"input": its place among the inputs}, a number that JSON lacks {"number":
+    "inf"}.
+    """
+
+    kind: Text
+    inputs: Annotated[tuple[Index | None, ...], Meta(max_length=MAX_ITEMS)]
+    outputs: Indices
+    attrs: Mapping[Text, object]
+    scope: OptionalText = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStep:
+    """A `graphs.steps.Step`."""
+
+    name: Text
+    values: Annotated[tuple[SourceValue, ...], Meta(max_length=MAX_ITEMS)]
+    ops: Annotated[tuple[SourceOp, ...], Meta(max_length=MAX_ITEMS)]
+    inputs: Indices
+    outputs: Indices
+    updates: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=MAX_ITEMS)] = ()
+    hyperparameters: Annotated[dict[Text, Index], REQUIRED] = field(default_factory=dict)
+    initial: Annotated[dict[Index, float], REQUIRED] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: Step) -> SourceStep:
+        """Return a step as a bundle holds it; raises LoweringError for an attribute that is no plain data."""
+        return cls(
+            step.name,
+            tuple([SourceValue(v.name, tuple(map(int, v.shape)), v.dtype, v.role) for v in step.values]),  # type: ignore[arg-type]
+            tuple(
+                [
+                    SourceOp(
+                        op.kind,
+                        op.inputs,
+                        op.outputs,
+                        {key: _stored(op.kind, item) for key, item in op.attrs.items()},
+                        op.scope,
+                    )
+                    for op in step.ops
+                ]
+            ),
+            step.inputs,
+            step.outputs,
+            step.updates,
+            dict(step.hyperparameters),
+            {index: float(number) for index, number in step.initial.items()},
+        )
+
+    def step(self) -> Step:
+        """Return the step, verified; raises InputError and CaptureError."""
+        count = len(self.values)
+        indices = [*self.inputs, *self.outputs, *self.hyperparameters.values(), *self.initial]
+        indices += [index for pair in self.updates for index in pair]
+        indices += [i for op in self.ops for i in (*op.inputs, *op.outputs) if i is not None]
+        if max(indices, default=0) >= max(count, 1):
+            raise InputError(f"{self.name} names value {max(indices)} of {count}; expected one that it has")
+        for value in self.values:
+            if math.prod(value.shape) > MAX_SIZE:
+                raise InputError(f"value {value.name} has over {MAX_SIZE} elements; expected no more")
+        step = Step(
+            tuple([Value(v.name, v.shape, v.dtype, v.role) for v in self.values]),
+            tuple(
+                [
+                    Op(
+                        op.kind,
+                        op.inputs,
+                        op.outputs,
+                        {key: _restored(item, len(op.inputs)) for key, item in op.attrs.items()},
+                        op.scope,
+                    )
+                    for op in self.ops
+                ]
+            ),
+            self.inputs,
+            self.outputs,
+            self.updates,
+            self.hyperparameters,
+            self.initial,
+            self.name,
+        )
+        step.verify()
+        return step
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a bundle's programs were lowered from.
+
+    apart: element-wise values that kernels of their own compute. The other entries are those of `Target` in
+    which devices of a class differ.
+    """
+
+    step: SourceStep
+    accumulating: SourceStep | None
+    device_class: Annotated[DeviceClass, REQUIRED]
+    image_width: Extent
+    image_height: Extent
+    pitch: Extent
+    shared_pitch: Annotated[int, Meta(ge=0, le=MAX_ITEMS)]
+    half: bool
+    half_weights: bool
+    coefficients: KernelCoefficients | None = None
+    apart: Annotated[tuple[Text, ...], Meta(max_length=MAX_ITEMS)] = ()
+
+    @classmethod
+    def of(cls, step: Step, accumulating: Step | None, target: Target, apart: Sequence[str] = ()) -> Source:
+        """Return the source of steps that are lowered for a target of `target_of_device`."""
+        settings = {name: getattr(target, name) for name in _SETTINGS}
+        second = None if accumulating is None else SourceStep.of(accumulating)
+        source = cls(SourceStep.of(step), second, target.name, apart=tuple(sorted(apart)), **settings)
+        if source.target() != target:
+            raise LoweringError(f"target {target.name} has settings that no bundle holds; use a device's own")
+        return source
+
+    def target(self) -> Target:
+        """Return the target."""
+        return replace(TARGETS[self.device_class], **{name: getattr(self, name) for name in _SETTINGS})
+
+    def lower(self) -> list[Program]:
+        """Return the program of the step and, for accumulation, the one that adds up gradients.
+
+        Both share their tensors and so the layouts: the second chooses those of the tensors it writes, the
+        first all others.
+
+        Raises:
+            TorchedgeError: the steps are not well formed, or have operators without kernels.
+        """
+        step, target = self.step.step(), self.target()
+        if self.accumulating is None:
+            return [lower_step(step, target, apart=self.apart).program]
+        second = self.accumulating.step()
+        accumulating = lower_step(second, target).program
+        written = {second.values[before].name for before, _ in second.updates}
+        layouts = {name: layout for name, layout in _layouts(accumulating).items() if name in written}
+        updating = lower_step(step, target, layouts).program
+        settled = _layouts(updating)
+        if any(settled.get(name, layout) != layout for name, layout in _layouts(accumulating).items()):
+            accumulating = lower_step(second, target, settled).program
+        return [updating, accumulating]
+
+
+_SETTINGS = ("image_width", "image_height", "pitch", "shared_pitch", "half", "half_weights", "coefficients")
+
+
+SOURCES = Codec(
+    Source,
+    "Source of a bundle",
+    schema="torchedge-source-1",
+    remedy="export the model again",
+    max_bytes=MAX_SOURCE_BYTES,
+)
+
+
+def _layouts(program: Program) -> dict[str, Layout]:
+    return {
+        t.name: t.layout for t in program.tensors if t.role in ("parameter", "buffer", "state", "constant")
+    }
+
+
+def _stored(kind: str, item: Any) -> object:  # noqa: ANN401 - attributes are any plain data
+    if isinstance(item, Input):
+        return {"input": item.position}
+    if isinstance(item, (list, tuple)):
+        return [_stored(kind, entry) for entry in item]
+    if isinstance(item, float) and not math.isfinite(item):
+        return {"number": str(item)}
+    if item is None or type(item) in (bool, int, float, str):
+        return item
+    raise LoweringError(
+        f"operator {kind} has an attribute of type {type(item).__name__}; expected plain data"
+    )
+
+
+def _restored(item: object, inputs: int) -> object:
+    if isinstance(item, dict):
+        place = item.get("input")
+        if len(item) == 1 and type(place) is int and 0 <= place < inputs:
+            return Input(place)
+        if item in ({"number": "inf"}, {"number": "-inf"}, {"number": "nan"}):
+            return float(item["number"])
+        raise InputError(f"an attribute is {str(item)[:60]}; expected an input that the operator has, or inf")
+    if isinstance(item, list):
+        return tuple([_restored(entry, inputs) for entry in item])
+    return item
+
+
+# the proof --------------------------------------------------------------------------------------------------
+
+
+def prove(
+    path: Path, document: Mapping[str, object], programs: Sequence[Program], digests: Sequence[str]
+) -> None:
+    """Raise InputError unless programs are what the source in `document` is lowered to.
+
+    path: of the source, named in errors. digests: hashes of all files that decide. What is proved is noted in
+    the user's cache folder, so that each bundle is lowered once by each version of the package.
+    """
+    key = hashlib.sha256("\n".join([code_digest(), *digests]).encode()).hexdigest()
+    notes: BinaryCache | None = None
+    with contextlib.suppress(InputError):  # no home folder
+        notes = BinaryCache(cache_folder() / "proofs")
+    if notes is not None and notes.read(key) == _PROVED:
+        return
+    source = SOURCES.parse(path, document)
+    try:
+        lowered = source.lower()
+    except TorchedgeError as error:
+        raise InputError(f"{path}: {error}; export the model again") from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise InputError(f"{path}: is not the source of a step ({reason}); export the model again") from error
+    names = [entry.name for entry in fields(Program)]
+    for program, expected in zip(programs, lowered, strict=True):
+        for name in names:
+            if getattr(program, name) != getattr(expected, name):
+                raise InputError(
+                    f"{path}: is lowered to other {name} than {program.name} has: the bundle was changed, or "
+                    "exported by another version; export the model again, or if you trust whoever made it, "
+                    "as you would a program, pass trust=True (--trust)"
+                )
+    if notes is not None:
+        notes.write(key, _PROVED)
