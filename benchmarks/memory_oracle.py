@@ -51,16 +51,14 @@ def main() -> None:
 
 def compare(name: str, batch_sizes: list[int], optimizer: str, detail: bool) -> list[float]:
     """Print and return the errors of one network in percent."""
-    network, kind = CHECKPOINTED[name] if name in CHECKPOINTED else (NETWORKS[name], "non-reentrant")
+    network = CHECKPOINTED[name] if name in CHECKPOINTED else NETWORKS[name]
     maker = OPTIMIZERS[optimizer]
     with torch.device("meta"):
         model = network.build().train()
     args, kwargs = network.feed(2)
     graph = capture(model, kwargs or args)
     amp = "amp" in maker.settings
-    settings = StepSettings(
-        backend="cpu", attention="fused" if amp else "math", checkpoint=kind, **maker.settings
-    )
+    settings = StepSettings(backend="cpu", attention="fused" if amp else "math", **maker.settings)
     begin = time.perf_counter()
     tape = write_tape(graph, settings)
     tape_ms = 1000 * (time.perf_counter() - begin)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from oracles.networks import Network, _images
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 
 class Block(nn.Module):
@@ -26,14 +34,20 @@ class Block(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """A stem, blocks each in a checkpoint of its own, a head."""
+    """A stem, blocks each in a checkpoint of its own, a head.
 
-    def __init__(self, reentrant: bool, width: int = 64, depth: int = 4, sequential: bool = False) -> None:
+    The checkpoint function gets its options (those of `checkpoint`) bound before the model runs.
+    """
+
+    def __init__(
+        self, reentrant: bool, width: int = 64, depth: int = 4, sequential: bool = False, **options: Any
+    ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
         self.blocks = nn.Sequential(*[Block(width) for _ in range(depth)])
         self.head = nn.Linear(width, 1000)
         self.reentrant, self.sequential = reentrant, sequential
+        self.run = partial(checkpoint, use_reentrant=reentrant, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
@@ -41,8 +55,14 @@ class Checkpointed(nn.Module):
             x = checkpoint_sequential(self.blocks, 2, x, use_reentrant=self.reentrant)
         else:
             for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=self.reentrant)
+                x = self.run(block, x)
         return self.head(x.mean((2, 3)))
+
+
+def stores_convolutions(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """A policy of selective checkpointing: convolutions are not computed again."""
+    stored = operator is torch.ops.aten.convolution.default
+    return CheckpointPolicy.MUST_SAVE if stored else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _densenet() -> nn.Module:
@@ -57,22 +77,15 @@ def _densenet() -> nn.Module:
     return model
 
 
-CHECKPOINTED: dict[str, tuple[Network, str]] = {
-    "blocks": (Network("blocks", lambda: Checkpointed(False), _images(3, 64, 64)), "non-reentrant"),
-    "blocks-reentrant": (
+_SELECTIVE = {"context_fn": partial(create_selective_checkpoint_contexts, stores_convolutions)}
+CHECKPOINTED: dict[str, Network] = {
+    network.name: network
+    for network in (
+        Network("blocks", lambda: Checkpointed(False), _images(3, 64, 64)),
         Network("blocks-reentrant", lambda: Checkpointed(True), _images(3, 64, 64)),
-        "reentrant",
-    ),
-    "sequential": (
+        Network("blocks-selective", lambda: Checkpointed(False, **_SELECTIVE), _images(3, 64, 64)),
         Network("sequential", lambda: Checkpointed(False, sequential=True), _images(3, 64, 64)),
-        "non-reentrant",
-    ),
-    "sequential-reentrant": (
         Network("sequential-reentrant", lambda: Checkpointed(True, sequential=True), _images(3, 64, 64)),
-        "reentrant",
-    ),
-    "densenet121-efficient": (
         Network("densenet121-efficient", _densenet, _images(3, 224, 224)),
-        "non-reentrant",
-    ),
+    )
 }

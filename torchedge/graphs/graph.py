@@ -88,8 +88,9 @@ class Op:
     """One operator call: ATen base name, indices of the values it reads (None: an absent one) and makes.
 
     `scope` is the path of the module that called it; `inplace` that output 0 overwrites input 0; `grad` that
-    autograd was recording; `region` numbers the activation-checkpoint region it runs in (0: none); `known`
-    that `torchedge.ops` knows it.
+    autograd was recording; `region` numbers the activation-checkpoint region it runs in (0: none, below 0:
+    one with reentrant autograd); `stored` that a selective checkpoint stores its outputs; `known` that
+    `torchedge.ops` knows it.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class Op:
     grad: bool = True
     region: int = 0
     known: bool = True
+    stored: bool = False
 
 
 def last_uses(uses: Sequence[Iterable[_Key]], stays: Collection[_Key] = ()) -> tuple[tuple[_Key, ...], ...]:
@@ -174,7 +176,7 @@ class ForwardGraph:
             state.update(f"{shape}{value.dtype}{value.role}{value.alias}{value.trainable};".encode())
         for op in self.ops:
             attrs = canonical_text(op.attrs)
-            line = f"{op.kind}{op.inputs}{op.outputs}{attrs}{op.inplace}{op.grad}{op.region};"
+            line = f"{op.kind}{op.inputs}{op.outputs}{attrs}{op.inplace}{op.grad}{op.region}{op.stored};"
             state.update(line.encode())
         tail = (self.inputs, self.outputs, self.loss, self.training, self.releases, self.fixed_batch)
         state.update(repr(tail).encode())

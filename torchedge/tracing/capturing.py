@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -174,7 +174,7 @@ def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> For
         tried = call if batch_size is None else _fixed(call, batch_size, noted=attempt > 0)
         for method in methods:
             try:
-                return _by(method, tried)
+                return _by(method, _after_failures(tried, failures) if method == "export" else tried)
             except TorchedgeError as error:
                 if not attempt and isinstance(error, InputError):
                     raise
@@ -223,6 +223,17 @@ def _fixed(call: ForwardCall, batch_size: int, noted: bool) -> ForwardCall:
     return replace(call, args=args, kwargs=kwargs, fixed_batch=batch_size, notes=notes)
 
 
+def _after_failures(call: ForwardCall, failures: Mapping[str, TorchedgeError]) -> ForwardCall:
+    """Return the call with a note where torch.export takes over from tracing."""
+    if "trace" not in failures:
+        return call
+    note = (
+        f"captured by torch.export, as {failures['trace']}; tensors are assumed to be freed after their last "
+        "use, and branches taken as torch.export takes them"
+    )
+    return replace(call, notes=(*call.notes, note))
+
+
 def _by(method: str, call: ForwardCall) -> ForwardGraph:
     """Capture by one method; an exception of the model becomes a CaptureError of one line."""
     run: Callable[[ForwardCall], ForwardGraph] = trace
@@ -242,14 +253,17 @@ def _by(method: str, call: ForwardCall) -> ForwardGraph:
 
 
 def resized(tree: Any, batch_size: int) -> Any:
-    """Return an example with another batch size, as meta tensors."""
+    """Return an example with another batch size: its integers repeated, other tensors as meta tensors."""
     batch = batch_of(tree)
 
     def resize(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         sizes = tuple(leaf.shape)
-        sizes = (batch_size, *sizes[1:]) if sizes and sizes[0] == batch else sizes
+        follows = bool(sizes) and sizes[0] == batch
+        if leaf.device.type != "meta" and not leaf.dtype.is_floating_point:
+            return leaf[torch.arange(batch_size, device=leaf.device) % batch] if follows and batch else leaf
+        sizes = (batch_size, *sizes[1:]) if follows else sizes
         return torch.empty(sizes, dtype=leaf.dtype, device="meta")
 
     return tree_map(resize, tree)

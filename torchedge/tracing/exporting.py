@@ -19,6 +19,7 @@ from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Role
 from torchedge.storage.locks import PROCESS, warnings_ignored
 from torchedge.tracing.aten_graphs import scope_of
+from torchedge.tracing.checkpointing import CheckpointRegion, annotated_checkpoints, region_of
 from torchedge.tracing.copies import forget_cached, isolated
 from torchedge.tracing.interception import ForwardCall, Interceptor, batch_of, feed, loss_index, tensors_in
 from torchedge.tracing.objectives import Objective
@@ -32,17 +33,20 @@ class _Replay(Interpreter):
     The nodes' module paths without `prefix` become the operators' scopes.
     """
 
-    def __init__(self, module: GraphModule, recorder: Recorder, prefix: str) -> None:
+    def __init__(
+        self, module: GraphModule, recorder: Recorder, prefix: str, regions: list[CheckpointRegion]
+    ) -> None:
         super().__init__(module)
         self.extra_traceback = False
-        self.recorder, self.prefix = recorder, prefix
+        self.recorder, self.prefix, self.regions = recorder, prefix, regions
 
     def results(self, inputs: Iterable[Any]) -> Any:
         """Return the arguments of the graph's output node."""
         return self.run(*inputs, enable_io_processing=False)
 
     def run_node(self, n: Node) -> Any:
-        with scope(self.recorder, _path_of(n, self.prefix)):
+        region = region_of(n, self.regions)
+        with scope(self.recorder, _path_of(n, self.prefix)), self.recorder.autograd.inside(region):
             return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -61,7 +65,7 @@ class _Replay(Interpreter):
                 "captured"
             )
         with region:
-            return _Replay(module, self.recorder, self.prefix).results(inputs)
+            return _Replay(module, self.recorder, self.prefix, self.regions).results(inputs)
 
 
 def _path_of(node: Node, prefix: str) -> str:
@@ -96,11 +100,12 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
     batch = batch_of((call.args, call.kwargs))
     with PROCESS, isolated(call.model, call.training) as model:
         objective = _ResultAndLoss(model, call.args, call.kwargs, loss=call.loss)
-        program = _exported(objective, batch, call.fixed_batch)
+        with annotated_checkpoints() as regions:
+            program = _exported(objective, batch, call.fixed_batch)
     recorder = Recorder(_leaves_of(program), call.fixed_batch)
     fed = feed(objective.tensors(), recorder)
     inputs = list(range(len(fed)))
-    results = _run(program, fed, recorder, call.training)
+    results = _run(program, fed, recorder, call.training, regions)
     loss = None if call.loss is None else loss_index(recorder, results.pop())
     returned = [recorder.index_of(t) for t in results if isinstance(t, torch.Tensor)]
     if not returned:
@@ -175,7 +180,11 @@ def _tensor_of(program: torch.export.ExportedProgram, target: str | None) -> Any
 
 
 def _run(
-    program: torch.export.ExportedProgram, fed: list[Any], recorder: Recorder, training: bool
+    program: torch.export.ExportedProgram,
+    fed: list[Any],
+    recorder: Recorder,
+    training: bool,
+    regions: list[CheckpointRegion],
 ) -> list[Any]:
     """Replay the program on stand-ins; returns its outputs without the buffers that it updates."""
     users = iter(fed)
@@ -183,6 +192,6 @@ def _run(
     for spec in program.graph_signature.input_specs:
         inputs.append(next(users) if spec.kind is InputKind.USER_INPUT else _tensor_of(program, spec.target))
     with Interceptor(recorder), torch.set_grad_enabled(training):
-        results = _Replay(program.graph_module, recorder, _PREFIX).results(inputs)
+        results = _Replay(program.graph_module, recorder, _PREFIX, regions).results(inputs)
     updated = len(results) - len(program.graph_signature.user_outputs)
     return list(results[updated:])

@@ -7,7 +7,7 @@ shapes runs unchanged. One run gives operators, shapes, Python lifetimes, checkp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import FLOATING, ForwardGraph
 from torchedge.graphs.sizes import shape_at
 from torchedge.ops import OpSpec
+from torchedge.tracing.checkpointing import Policy, is_stored, without_modes
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
+from torchedge.tracing.example_values import known_in
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
 from torchedge.tracing.torch_calls import TorchCall, target_of
 
@@ -177,7 +179,10 @@ class Interceptor(TorchFunctionMode):
             return self._run_body(target.body, func, args, kwargs)
         role = target.role
         if role == "op":
-            return self._record(target, func, args, kwargs)
+            policy = self.recorder.autograd.policy()
+            if policy is None:
+                return self._record(target, func, args, kwargs)
+            return self._record_selectively(policy, target, func, args, kwargs)
         if role == "query":
             if target.kind == "_set_grad_enabled":
                 self.recorder.autograd.switch(args[0])
@@ -202,11 +207,30 @@ class Interceptor(TorchFunctionMode):
     def _read(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         if any(type(t) is TracedTensor or t.device.type == "meta" for t in tensors):
+            answers = self._read_example(func, args, kwargs)
+            if answers:
+                return answers[0]
             raise CaptureError(
                 f"the forward pass reads the value of a tensor ({target.kind}{where()}), which is not known "
                 "before running"
             )
         return func(*args, **kwargs)
+
+    def _read_example(self, func: Any, args: Any, kwargs: Any) -> list[Any]:
+        """Return what a read of values gives for the user's example, nothing where the example is unknown."""
+        rec = self.recorder
+
+        def real(item: Any) -> Any:
+            return rec.example.value(rec.index_of(item)) if isinstance(item, torch.Tensor) else item
+
+        try:
+            answer = func(*map(real, args), **{k: real(v) for k, v in kwargs.items()})
+        except Exception:  # a value that no example gives, or that PyTorch computes only in the model's run
+            return []
+        if isinstance(answer, torch.Tensor):
+            return []
+        rec.note("the forward pass reads values of its inputs: captured as it runs for the example's")
+        return [answer]
 
     def _assign(self, target: TorchCall, func: Any, args: Any) -> None:
         """Record `tensor.attribute = value`: stand-ins take new data, the model's tensors do not change."""
@@ -221,6 +245,20 @@ class Interceptor(TorchFunctionMode):
         func(tensor, meta)
         tensor.sizes, tensor.dtype_name = meta.size(), DTYPE_NAMES[meta.dtype]
         tensor.token = value.token if type(value) is TracedTensor else self.recorder.token(index)
+
+    def _record_selectively(
+        self, policy: Policy, target: TorchCall, func: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Record a call inside a selective checkpoint; the policy decides whether its results are stored."""
+        rec, first = self.recorder, len(self.recorder.ops)
+        with without_modes():
+            metas = to_meta(args, rec), to_meta(kwargs, rec)
+            result = self._record(target, func, args, kwargs)
+            if len(rec.ops) > first and not target.inplace:
+                attention = target.kind == "scaled_dot_product_attention"
+                if is_stored(policy, lambda: func(*metas[0], **metas[1]), attention):
+                    rec.ops[first:] = [replace(op, stored=True) for op in rec.ops[first:]]
+        return result
 
     def _record(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> Any:
         rec, known = self.recorder, target.spec
@@ -241,6 +279,14 @@ class Interceptor(TorchFunctionMode):
             return args[0]
         if "out" in kwargs:
             return self._write_out(call)
+        result = self._result(call)
+        if all([i is None or i in rec.example for i in call.inputs]):
+            self._follow_example(call, result)
+        return result
+
+    def _result(self, call: _Call) -> Any:
+        """Record a call and return its results as stand-ins."""
+        target, known = call.target, call.target.spec
         if known is not None and (known.infer is not None or known.infer_many is not None):
             result = (self._infer if known.infer is not None else self._infer_many)(call, known)
             if result is not None:
@@ -248,8 +294,18 @@ class Interceptor(TorchFunctionMode):
         if target.inplace:
             return self._overwrite(call)
         if target.kind in _SPLITS:
-            _refuse_batch_loop(target.kind, args, attrs)
+            _refuse_batch_loop(target.kind, call.args, call.attrs)
         return self._collect(call, self._meta_result(call))
+
+    def _follow_example(self, call: _Call, result: Any) -> None:
+        """Let the example's values follow a call that reads nothing else."""
+        rec, many = self.recorder, isinstance(result, (tuple, list))
+        tensors = [t for t in (result if many else (result,)) if type(t) is TracedTensor]
+        outputs = [rec.index_of(t) for t in tensors]
+        if not set(outputs) & set(call.inputs):
+            args = [known_in(a, rec.index_of) for a in call.args]
+            kwargs = {k: known_in(v, rec.index_of) for k, v in call.kwargs.items()}
+            rec.example.add_call(call.target.kind, call.func, args, kwargs, outputs, many)
 
     def _fold(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         """Run operators on single random numbers for real: a stochastic layer reads the value of its draw."""
@@ -311,6 +367,7 @@ class Interceptor(TorchFunctionMode):
         """Record an in-place call: from here on the tensor is a new value in the same storage."""
         rec, tensor = self.recorder, call.args[0]
         old = rec.index_of(tensor)
+        rec.example.forget(old, rec.values)
         results = [(tuple(tensor.shape), rec.values[old].dtype)]
         (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, results, old, inplace=True)
         if type(tensor) is TracedTensor:
@@ -471,6 +528,7 @@ def trace(call: ForwardCall) -> ForwardGraph:
 def feed(tree: Any, recorder: Recorder) -> Any:
     """Replace every tensor of an example by an input of the graph under construction."""
     batch = batch_of(tree)
+    recorder.example.batch = batch or 1
     count = 0
 
     def stand_in(leaf: Any) -> Any:
@@ -481,7 +539,10 @@ def feed(tree: Any, recorder: Recorder) -> Any:
         if sizes and sizes[0] == batch:
             sizes = (recorder.batch, *sizes[1:])
         count += 1
-        return recorder.feed("x" if count == 1 else f"x{count}", sizes, leaf.dtype)
+        fed = recorder.feed("x" if count == 1 else f"x{count}", sizes, leaf.dtype)
+        if not leaf.dtype.is_floating_point:
+            recorder.example.add(recorder.index_of(fed), leaf)
+        return fed
 
     return tree_map(stand_in, tree)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointFunction
 
 from torchedge.errors import CaptureError
 from torchedge.graphs import ForwardGraph, GraphBuilder, Op
@@ -25,6 +22,8 @@ from torchedge.graphs.sizes import (
 )
 from torchedge.ops import registry
 from torchedge.ops.gradients import extend_needs
+from torchedge.tracing.checkpointing import AutogradState
+from torchedge.tracing.example_values import ExampleValues
 
 _DTYPES = """
     float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool uint16 uint32
@@ -139,63 +138,6 @@ def active_recorder() -> Recorder | None:
     return _active.recorders[-1] if _active.recorders else None
 
 
-class AutogradState:
-    """The gradient mode of the model's operators, and the checkpointed region that contains them.
-
-    In a custom autograd function and a reentrant checkpoint, PyTorch disables gradients below Python.
-    Operators there count as recorded: each has its own backward, or runs again in the backward pass.
-    """
-
-    def __init__(self) -> None:
-        self._switched_on = torch.is_grad_enabled()
-        self._regions = 0
-
-    def switch(self, on: bool) -> None:
-        """Follow `torch.set_grad_enabled`, called before it takes effect."""
-        if not (self._switched_on and self._is_inside_function()):
-            self._switched_on = on
-
-    def now(self, note: Callable[[str], None]) -> tuple[bool, int]:
-        """Return whether gradients are recorded, and the number of the region (0: none)."""
-        if torch.is_grad_enabled():
-            self._switched_on = True
-        elif self._switched_on and self._is_inside_function():
-            return True, self._region_of_frames(note)
-        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
-            return self._switched_on and not torch.is_inference_mode_enabled(), 0
-        return self._switched_on, self._number(hooks[0])
-
-    @staticmethod
-    def _is_inside_function() -> bool:
-        return not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
-
-    def _number(self, owner: Any) -> int:
-        """Return the number of a region, an attribute of the object that PyTorch creates for it."""
-        if not hasattr(owner, _REGION):
-            self._regions += 1
-            setattr(owner, _REGION, self._regions)
-        number: int = getattr(owner, _REGION)
-        return number
-
-    def _region_of_frames(self, note: Callable[[str], None]) -> int:
-        """Return the region of the innermost reentrant checkpoint, and note custom functions on the way."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is CheckpointFunction.forward.__code__:
-                return self._number(frame.f_locals["ctx"])
-            if frame.f_code is _APPLY and frame.f_locals["cls"] is not CheckpointFunction:
-                name = frame.f_locals["cls"].__name__
-                note(
-                    f"{name} is a custom autograd function: captured as the operators of its forward, each "
-                    "with its own backward"
-                )
-            frame = frame.f_back
-        return 0
-
-
-_REGION = "_torchedge_region"
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 Leaves = Callable[[], Iterable[tuple[str, torch.Tensor, Role]]]
 """Returns every tensor of the model with its name and role; called once, at the first such tensor."""
 
@@ -237,6 +179,7 @@ class Recorder:
         self._tokens = self._booked = 0
         self.scopes: list[str] = [""]
         self.autograd = AutogradState()
+        self.example = ExampleValues()
         self.fixed_batch = fixed_batch
         self.batch = fixed_batch or BATCH_PRIME
         self.folded: dict[int, torch.Tensor] = {}
@@ -321,6 +264,8 @@ class Recorder:
             None,
             role == "parameter" and tensor.requires_grad,
         )
+        if role != "parameter":
+            self.example.add(index, tensor)
         self._leaves[id(tensor)] = index
         self._alive.append(tensor)
         return index

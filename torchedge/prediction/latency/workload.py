@@ -157,7 +157,8 @@ def count_amounts(graph: ForwardGraph) -> WorkAmounts:
         if work is Work.NONE or not op.outputs or _bookkeeping(graph, op):
             continue
         counter.trained = is_differentiated(op, needs, through_stops=True)
-        counter.runs = 2 if counter.trained and op.region and graph.loss is not None else 1
+        repeated = op.region and not op.stored and graph.loss is not None
+        counter.runs = 2 if counter.trained and repeated else 1
         _COUNTS[work](counter, op, counter.trained, needs)
     _count_updates(counter, needs)
     return WorkAmounts(

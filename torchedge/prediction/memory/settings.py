@@ -29,7 +29,6 @@ class StepSettings:
     up to 1.6).
     backend: "cuda" or "cpu", which library's kernels run.
     attention: how attention runs: a "fused" kernel, or its "math" (as on meta tensors).
-    checkpoint: which kind of activation checkpointing the model uses, `use_reentrant=False` or True.
     winograd_tile: output tile of the non-fused Winograd algorithm that the convolution library runs for
     weight gradients of dense 3×3 convolutions with stride 1, whose workspace comes out of PyTorch's allocator
     (2 or 4; 0: none).
@@ -49,7 +48,6 @@ class StepSettings:
     clamp_keeps: Literal["copy", "output"] = "copy"
     backend: Literal["cuda", "cpu"] = "cuda"
     attention: Literal["fused", "math"] = "fused"
-    checkpoint: Literal["non-reentrant", "reentrant"] = "non-reentrant"
     winograd_tile: int = 0
     blas_workspace_mib: float = 0.0
     workspaces: WorkspaceModel | None = None
@@ -64,7 +62,6 @@ class StepSettings:
             ("clamp_keeps", ("copy", "output")),
             ("backend", ("cuda", "cpu")),
             ("attention", ("fused", "math")),
-            ("checkpoint", ("non-reentrant", "reentrant")),
         ):
             check_choice(name, getattr(self, name), allowed)
 

@@ -6,7 +6,9 @@ was recorded last comes first, and gradients that meet are summed. The optimizer
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from torchedge.graphs import ForwardGraph, Op, Value
 from torchedge.graphs.sizes import poly
@@ -79,10 +81,15 @@ class _Record:
 
 @dataclass(slots=True)
 class _Region:
-    """An activation-checkpoint region: positions of its operators, storages it keeps to run them again."""
+    """An activation-checkpoint region: positions of its operators, storages it keeps to run them again.
 
-    positions: list[int]
-    inputs: list[int]
+    stored: outputs of operators whose results a selective checkpoint stores, by value.
+    """
+
+    reentrant: bool
+    positions: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    stored: dict[int, int] = field(default_factory=dict)
 
 
 class StepWriter:
@@ -162,18 +169,27 @@ class StepWriter:
             if op.region and op.grad and graph.loss is not None:
                 region = regions.get(op.region)
                 if region is None:
-                    region = regions[op.region] = _Region([], [])
+                    region = regions[op.region] = _Region(op.region < 0)
                     seen[op.region] = set()
                     self._records.append(region)
                 region.positions.append(position)
                 self._keep_inputs(op, region, seen[op.region])
                 self._run(position, op, saving=False)
+                if op.stored:
+                    self._store(op, region)
             else:
                 self._run(position, op)
             for index in self._releases[position]:
                 storage = self._storage[index]
                 if storage >= 0 and graph.values[index].role == "activation":
                     tape.drop(storage)
+
+    def _store(self, op: Op, region: _Region) -> None:
+        """Let a selective checkpoint store an operator's outputs."""
+        for index in op.outputs:
+            storage = region.stored[index] = self._storage[index]
+            self.tape.hold(storage)
+            self.tape.category[storage] = SAVED
 
     def _keep_inputs(self, op: Op, region: _Region, seen: set[int]) -> None:
         """Keep the outside values that a checkpoint region reads; `seen` holds the region's values so far."""
@@ -185,14 +201,21 @@ class StepWriter:
                     region.inputs.append(self._storage[index])
         seen.update(op.outputs)
 
-    def _run(self, position: int, op: Op, saving: bool = True) -> None:
-        """Write one operator's forward call; a record for backward follows where autograd keeps one."""
+    def _run(
+        self, position: int, op: Op, saving: bool = True, stored: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
+        """Write one operator's forward call; a record for backward follows where autograd keeps one.
+
+        stored: the outputs that a selective checkpoint stored in the first run, which it gives up here.
+        """
         spec = spec_of(op.kind)
         recorded = saving and is_differentiated(op, self.differentiable)
         values, tape, storage = self.graph.values, self.tape, self._storage
         for index in op.outputs:
             value = values[index]
-            if value.alias is not None:
+            if index in stored:
+                storage[index] = stored[index]
+            elif value.alias is not None:
                 shared = storage[value.alias]
                 storage[index] = shared
                 tape.hold(shared)
@@ -426,7 +449,7 @@ class StepWriter:
         complete (torch.utils.checkpoint).
         """
         tape, graph = self.tape, self.graph
-        reentrant = self.settings.checkpoint == "reentrant"
+        reentrant = region.reentrant
         floor = len(self._records)
         storages: list[int] = []
         positions = region.positions
@@ -441,7 +464,7 @@ class StepWriter:
         tape.owner = last - region.positions[-1]
         for position in positions:
             op = graph.ops[position]
-            self._run(position, op)
+            self._run(position, op, stored=region.stored)
             alive.update(op.outputs)
             for index in self._releases[position]:
                 if index in alive:

@@ -1,0 +1,237 @@
+"""Activation checkpoints in a capture: the region of each operator, and what selective ones store.
+
+While tracing, the hooks and frames of torch.utils.checkpoint show the region that runs, however the function
+was called. torch.export runs other code in their place, so an export annotates the nodes of each region.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx import traceback as fx_traceback
+from torch.utils import checkpoint as checkpoints
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
+from torch.utils.checkpoint import CheckpointFunction
+
+Policy = Callable[..., Any]
+"""Decides for an ATen operator whether selective checkpointing stores its result."""
+Note = Callable[[str], None]
+
+
+class AutogradState:
+    """The gradient mode of the model's operators, and the checkpointed region that contains them.
+
+    In a custom autograd function and a reentrant checkpoint, PyTorch disables gradients below Python.
+    Operators there count as recorded: each has its own backward, or runs again in the backward pass.
+    """
+
+    def __init__(self) -> None:
+        self._switched_on = torch.is_grad_enabled()
+        self._regions = 0
+        self._annotated: CheckpointRegion | None = None
+
+    def switch(self, on: bool) -> None:
+        """Follow `torch.set_grad_enabled`, called before it takes effect."""
+        if not (self._switched_on and self._is_inside_function()):
+            self._switched_on = on
+
+    def now(self, note: Note) -> tuple[bool, int]:
+        """Return whether gradients are recorded, and the number of the region as in `Op.region`."""
+        if torch.is_grad_enabled():
+            self._switched_on = True
+        elif self._switched_on and self._is_inside_function():
+            return self._in_frames(note)
+        if self._annotated is not None:
+            return self._switched_on, self._annotated.number
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
+            return self._switched_on and not torch.is_inference_mode_enabled(), 0
+        return self._switched_on, self._number(hooks[0])
+
+    @contextmanager
+    def inside(self, region: CheckpointRegion | None) -> Iterator[None]:
+        """Take operators as part of a region that an export annotated."""
+        outer, self._annotated = self._annotated, region
+        try:
+            yield
+        finally:
+            self._annotated = outer
+
+    def policy(self) -> Policy | None:
+        """Return the policy of the selective checkpoint that runs, if any."""
+        if self._annotated is not None:
+            return self._annotated.policy
+        if not torch._C._len_torch_dispatch_stack():
+            return None
+        policies = map(_policy_of, reversed(_get_current_dispatch_mode_stack()))
+        return next((policy for policy in policies if policy is not None), None)
+
+    @staticmethod
+    def _is_inside_function() -> bool:
+        return not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+
+    def _number(self, owner: Any) -> int:
+        """Return the number of a region, an attribute of the object that PyTorch creates for it."""
+        if not hasattr(owner, _REGION):
+            self._regions += 1
+            setattr(owner, _REGION, self._regions)
+        number: int = getattr(owner, _REGION)
+        return number
+
+    def _in_frames(self, note: Note) -> tuple[bool, int]:
+        """Return the region of the innermost reentrant checkpoint, and note custom functions on the way."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is CheckpointFunction.forward.__code__:
+                return self._in_reentrant(frame, note)
+            if frame.f_code is _APPLY and frame.f_locals["cls"] is not CheckpointFunction:
+                name = frame.f_locals["cls"].__name__
+                note(
+                    f"{name} is a custom autograd function: captured as the operators of its forward, each "
+                    "with its own backward"
+                )
+            frame = frame.f_back
+        return True, 0
+
+    def _in_reentrant(self, frame: FrameType, note: Note) -> tuple[bool, int]:
+        owner = frame.f_locals["ctx"]
+        if not hasattr(owner, _REGION):
+            tensors = [a for a in frame.f_locals["args"] if isinstance(a, torch.Tensor)]
+            owner.torchedge_trains = any(t.requires_grad for t in tensors)
+            if tensors and not owner.torchedge_trains:
+                note(
+                    "a reentrant checkpoint gets no tensor that needs a gradient: as in PyTorch, nothing "
+                    "inside it is trained (use_reentrant=False trains it)"
+                )
+        number = self._number(owner)
+        return (True, -number) if owner.torchedge_trains else (False, 0)
+
+
+_REGION = "_torchedge_region"
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def _policy_of(context: Any) -> Policy | None:
+    """Return the policy of a forward context of `create_selective_checkpoint_contexts`."""
+    if type(context).__name__ != "_CachingTorchDispatchMode":
+        return None
+    policy: Policy = context.policy_fn
+    return policy
+
+
+# selective checkpoints --------------------------------------------------------------------------------------
+
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+"""Operators that CUDA may run for an attention: no meta tensor reaches them."""
+
+
+def without_modes() -> Any:
+    """Return a context without dispatch modes: a selective checkpoint's would store stand-ins."""
+    return _disable_current_modes()
+
+
+def is_stored(policy: Policy, call: Callable[[], Any], is_attention: bool) -> bool:
+    """Return whether a policy stores the result of one of the ATen operators that a call runs."""
+    listing = _Listing(policy)
+    try:
+        with listing:
+            call()
+        for name in _ATTENTION if is_attention else ():
+            listing.ask(getattr(torch.ops.aten, name).default)
+    except Exception:  # a call that meta tensors cannot run, or a policy that reads their values
+        return listing.stored
+    return listing.stored
+
+
+class _Listing(TorchDispatchMode):
+    """Asks a policy about every ATen operator that runs."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy, self.stored = policy, False
+
+    def ask(self, func: Any, args: Any = (), kwargs: Any = None) -> None:
+        """Take one answer of the policy into account: a CheckpointPolicy, or True to store."""
+        context = checkpoints.SelectiveCheckpointContext(is_recompute=False)
+        answer = self.policy(context, func, *args, **(kwargs or {}))
+        storing = (checkpoints.CheckpointPolicy.MUST_SAVE, checkpoints.CheckpointPolicy.PREFER_SAVE)
+        self.stored = self.stored or answer is True or answer in storing
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ask(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+# torch.export -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRegion:
+    """A checkpoint that an export ran: its number as in `Op.region`, its policy if it is selective."""
+
+    number: int
+    policy: Policy | None = None
+
+
+_MARK = "torchedge_region"
+
+
+@contextmanager
+def annotated_checkpoints() -> Iterator[list[CheckpointRegion]]:
+    """Make this thread's checkpoints run as plain calls whose nodes carry their region; yields the regions.
+
+    `region_of` reads them. The caller has the lock of torch.export.
+    """
+    owner, regions = threading.get_ident(), list[CheckpointRegion]()
+    plain_generator = checkpoints._checkpoint_without_reentrant_generator
+    plain_function = checkpoints.CheckpointFunction
+    annotate: Any = getattr(fx_traceback, "annotate", lambda mark: nullcontext())
+
+    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if threading.get_ident() != owner:
+            yield from plain_generator(*args, **kwargs)
+            return
+        contexts = args[2]() if len(args) > 2 else (None,)
+        regions.append(CheckpointRegion(len(regions) + 1, _policy_of(contexts[0])))
+        with annotate({_MARK: regions[-1].number}):
+            yield
+
+    class Function(CheckpointFunction):
+        @classmethod
+        def apply(cls, function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+            if threading.get_ident() != owner:
+                return plain_function.apply(function, preserve_rng_state, *args)
+            regions.append(CheckpointRegion(-len(regions) - 1))
+            with annotate({_MARK: regions[-1].number}):
+                return function(*args)
+
+    checkpoints._checkpoint_without_reentrant_generator = generator
+    checkpoints.CheckpointFunction = Function  # type: ignore[misc]
+    try:
+        with fx_traceback.preserve_node_meta():
+            yield regions
+    finally:
+        checkpoints._checkpoint_without_reentrant_generator = plain_generator
+        checkpoints.CheckpointFunction = plain_function  # type: ignore[misc]
+
+
+def region_of(node: Node, regions: list[CheckpointRegion]) -> CheckpointRegion | None:
+    """Return the region that a node of an export ran in."""
+    number = (node.meta.get("custom") or {}).get(_MARK, 0)
+    return regions[abs(number) - 1] if number else None
