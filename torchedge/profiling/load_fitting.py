@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import exp, isfinite, log, prod
@@ -20,7 +19,7 @@ from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import Source
 from torchedge.storage import file_sha256
-from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.documents import parse_lines, read_unpacked, reading
 from torchedge.streaming.capacities import (
     GROUP_ITEMS,
     LOAD_FEATURES,
@@ -108,9 +107,8 @@ def read_loads(file: str | Path) -> LoadTable:
     ways: dict[str, list[float]] = {}
     points = calm = 0
     expected = "what `torchedge profile --streaming` writes"
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        with reading(f"{file} line {number}", "a row of measured loads", expected):
-            row = json.loads(line)
+    for place, row in parse_lines(file, data):
+        with reading(place, "a row of measured loads", expected):
             if row.get("row") == "environment":
                 reported = {key: _text(row[key]) for key in _ENVIRONMENT}
                 if environment.get("device", reported["device"]) != reported["device"]:

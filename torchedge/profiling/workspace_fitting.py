@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from torchedge.prediction.memory.workspaces import (
 )
 from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, package_versions, today
-from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.documents import parse_lines, read_unpacked, reading
 
 CONVOLUTIONS = "convolutions.jsonl"
 """The file of a dataset folder that holds measured convolutions, as the probe writes them."""
@@ -51,9 +50,8 @@ def read_workspaces(file: str | Path) -> Workspaces:
     geometry, measured = [], []
     data = read_unpacked(file, max_bytes=_MOST_BYTES)
     expected = "a line of hooks/convolution_probe.py"
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        with reading(f"{file} line {number}", "a measured convolution", expected):
-            row = json.loads(line)
+    for place, row in parse_lines(file, data):
+        with reading(place, "a measured convolution", expected):
             if row.get("reason"):
                 continue
             shape = _geometry(row)

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,6 +28,14 @@ SCHEMA = "torchedge-search-1"
 FloatArray = npt.NDArray[np.float64]
 Record = tuple[tuple[float, ...], float]
 """Figures (NaN: not computed) and score (NaN: above a constraint, so never scored) of a candidate."""
+
+
+class _Candidates(msgspec.Struct):
+    """A row of candidates: genes (C, G), figures (C, F) and scores (C,); None: not computed."""
+
+    genes: tuple[tuple[Annotated[int, msgspec.Meta(ge=-(2**15), lt=2**15)], ...], ...]
+    figures: tuple[tuple[float | None, ...], ...]
+    scores: tuple[float | None, ...]
 
 
 class SearchJournal:
@@ -86,11 +95,12 @@ class SearchJournal:
     def _record(self, row: Mapping[str, Any], number: int) -> None:
         columns = len(self.header["figures"])
         try:
-            genes = np.array(row["genes"], dtype=np.int16)
-            figures = np.array(row["figures"], dtype=np.float64)
-            scores = np.array(row["scores"], dtype=np.float64)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            candidates = msgspec.convert(row, _Candidates)
+            genes = np.array(candidates.genes, dtype=np.int16)
+            figures = np.array(candidates.figures, dtype=np.float64)
+        except (msgspec.ValidationError, ValueError) as error:
             raise InputError(f"{self.path} line {number}: holds no candidates; delete the file") from error
+        scores = np.array(candidates.scores, dtype=np.float64)
         count = len(scores)
         if genes.shape != (count, self.header["genes"]) or figures.shape != (count, columns):
             raise InputError(f"{self.path} line {number}: holds another number of genes; delete the file")

@@ -172,6 +172,17 @@ def check_values(source: str | Path, data: bytes) -> None:
         )
 
 
+def parse_lines(source: str | Path, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the JSON objects of a text with one a line, each with its place, as errors name it.
+
+    Raises:
+        ProfileError: as `parse_json`; the message names the line.
+    """
+    for number, line in enumerate(data.splitlines(), start=1):
+        place = f"{source} line {number}"
+        yield place, parse_json(place, line)
+
+
 def plain(value: Any) -> Any:  # noqa: ANN401 - any nested result
     """Return a nested result as JSON has it: dicts, lists, texts, finite numbers and None.
 

@@ -101,7 +101,7 @@ class KnownValues(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._left = MAX_KNOWN
 
     def spend(self, count: int) -> None:

@@ -22,7 +22,7 @@ from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.profiling.campaigns.children import Listener, report_errors, run_child
 from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.transports import Transport, explain
-from torchedge.storage.documents import write_bytes
+from torchedge.storage.documents import parse_json, write_bytes
 from torchedge.storage.journals import Journal, read_rows
 
 PROBE, CONVOLUTIONS, LEFT = "convolution_probe.py", "convolutions.jsonl", "convolutions-left.jsonl"
@@ -136,11 +136,14 @@ def _key(shape: Mapping[str, Any]) -> str:
 
 
 def _row_of(line: str) -> dict[str, Any] | None:
-    """Return a row of the probe; None for other output, of a login shell or a library."""
+    """Return a row of the probe; None for other output, of a login shell or a library.
+
+    Raises ProfileError for a row with a figure that is not finite.
+    """
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
         if isinstance(row, dict) and _is_row(row):
-            return row
+            return parse_json("a row of the probe", line.encode())
     return None
 
 

@@ -22,7 +22,7 @@ from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_pl
 from torchedge.profiling.campaigns.recording import Summary, describe_device, write_tables
 from torchedge.profiling.campaigns.transports import Run, Transport, explain
 from torchedge.storage import data_folder
-from torchedge.storage.documents import read_bytes, write_bytes, writing
+from torchedge.storage.documents import parse_json, read_bytes, write_bytes, writing
 
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
 PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
@@ -269,7 +269,10 @@ def write_left(folder: Path, left: Mapping[Point, None]) -> None:
 
 
 def _row_of(line: str) -> dict[str, Any] | None:
-    """Return a row of the probe; None for other output, of a login shell or a library."""
+    """Return a row of the probe; None for other output, of a login shell or a library.
+
+    Raises ProfileError for a row with a figure that is not finite.
+    """
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         row: dict[str, Any] = json.loads(line)
         if row["row"] in ("start", "point"):
@@ -277,7 +280,7 @@ def _row_of(line: str) -> dict[str, Any] | None:
         if row["row"] == "point":
             row["fits"]
         if row["row"] in ("environment", "start", "point"):
-            return row
+            return parse_json("a row of the probe", line.encode())
     return None
 
 
