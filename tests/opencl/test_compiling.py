@@ -12,7 +12,7 @@ import pytest
 from torchedge.errors import KernelBuildError
 from torchedge.opencl import build_processes, compile_kernels, compiling, open_context
 from torchedge.opencl.binary_caches import MAGIC, BinaryCache, default_cache, key_of
-from torchedge.opencl.build_processes import process_count
+from torchedge.opencl.build_processes import TrialRun, process_count
 from torchedge.opencl.memory import allocate_buffer, download, upload
 from torchedge.opencl.wide_vectors import in_halves
 
@@ -100,6 +100,35 @@ def test_kernels_are_built_here_where_no_process_starts(cache, builds, eager, mo
     sources = {name: put(name, place) for place, name in enumerate("abcdefghi")}
     assert result(compile_kernels(open_context(), sources, cache=cache), "i") == 8
     assert len(builds) == len(entries(cache)) == 3
+
+
+@pytest.fixture
+def driver_cache(tmp_path, monkeypatch):
+    """An empty cache of the driver in the processes that are started."""
+    if open_context().device.platform not in compiling.SELF_CACHING:
+        pytest.skip("this driver has no cache of its own")
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "driver"))
+    monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path / "own"))
+    (tmp_path / "driver").mkdir()
+    return tmp_path / "driver"
+
+
+def test_processes_run_kernels_so_that_the_driver_compiles_them(eager, driver_cache, monkeypatch):
+    sources = {name: put(name, place) for place, name in enumerate("abcdefghi")}
+    trials = [TrialRun(name, (1,), (64,), ()) for name in sources]
+    compiled = compile_kernels(open_context(), sources, trials=trials)
+    assert [result(compiled, name) for name in "ai"] == [0, 8]
+    assert {path.stem for path in driver_cache.rglob("*.so")} == set(sources)
+    monkeypatch.setattr(compiling, "build_in_processes", None)  # nothing is left to do
+    compile_kernels(open_context(), sources, trials=trials)
+
+
+def test_a_process_that_a_kernel_ends_leaves_it_to_the_caller(eager, driver_cache):
+    sources = {name: put(name, place) for place, name in enumerate("ab")}
+    numbers = (1 << 30,)  # far outside
+    sources["wild"] = "__kernel void wild(__global int* to, int far) { to[far] = to[-far] = 3; }"
+    trials = [TrialRun("wild", (1,), (64,), numbers), *[TrialRun(name, (1,), (64,), ()) for name in "ab"]]
+    assert result(compile_kernels(open_context(), sources, trials=trials), "b") == 1
 
 
 def test_processes_are_for_much_text(monkeypatch):

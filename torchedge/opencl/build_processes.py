@@ -1,9 +1,10 @@
 """Programs built in several processes at once, for drivers whose compiler runs in one thread at a time.
 
 Each process (`opencl/build_worker.py`) reads its share as JSON from its standard input, builds it and leaves
-binaries in the cache, from which the caller takes them. A process that fails leaves less: the caller then
-compiles itself. `TORCHEDGE_BUILD_PROCESSES` limits their number, 0 or 1:
-none.
+binaries in the cache, from which the caller takes them. For a driver that compiles a kernel when it first
+runs and has a cache of its own (PoCL), it also runs one work-group of each kernel on memory without content.
+A process that fails leaves less: the caller then compiles itself. `TORCHEDGE_BUILD_PROCESSES` limits their
+number, 0 or 1: none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torchedge.opencl.binary_caches import BinaryCache
@@ -26,6 +28,21 @@ LEAST_CHARACTERS = 1 << 17
 """Text for which starting processes pays: it compiles for longer than they take to start."""
 SHARE_CHARACTERS = 1 << 15
 """Text of one process at least."""
+PATIENCE_S = 10
+"""Seconds for each kernel that a process runs, after which the processes are ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRun:
+    """A run of one work-group, for which the driver compiles a kernel.
+
+    buffers: bytes of the kernel's first arguments. numbers: its other arguments, int32.
+    """
+
+    kernel: str
+    local_size: tuple[int, ...]
+    buffers: tuple[int, ...]
+    numbers: tuple[int, ...]
 
 
 def process_count(characters: int) -> int:
@@ -36,14 +53,24 @@ def process_count(characters: int) -> int:
     return count if count > 1 and sys.executable else 0
 
 
-def build_in_processes(device: ClDevice, texts: Sequence[str], cache: BinaryCache, count: int) -> None:
-    """Build texts in `count` processes, which leave binaries in the cache; return when all have ended."""
-    order = sorted(texts, key=len, reverse=True)
+def build_in_processes(
+    device: ClDevice,
+    texts: Sequence[str],
+    cache: BinaryCache | None,
+    count: int,
+    trials: Mapping[str, Sequence[TrialRun]] | None = None,
+) -> None:
+    """Build texts in `count` processes, which leave binaries in the cache; return when all have ended.
+
+    trials: runs by text, for a driver that has a cache of its own.
+    """
+    order, runs = sorted(texts, key=len, reverse=True), trials or {}
+    patience = PATIENCE_S * sum(map(len, runs.values())) if runs else None
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "torchedge.opencl.build_worker"]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    about = {"device": device.index, "folder": str(cache.folder), "max_bytes": cache.max_bytes}
+    folder = None if cache is None else {"folder": str(cache.folder), "max_bytes": cache.max_bytes}
     processes: list[subprocess.Popen[bytes]] = []
     try:
         with contextlib.suppress(OSError):  # fewer processes build less
@@ -53,12 +80,15 @@ def build_in_processes(device: ClDevice, texts: Sequence[str], cache: BinaryCach
                 )
         for number, process in enumerate(processes):
             with contextlib.suppress(OSError):  # it has ended already
-                share = json.dumps({**about, "texts": order[number :: len(processes)]}).encode()
+                own = order[number :: len(processes)]
+                share = [(text, [asdict(run) for run in runs.get(text, ())]) for text in own]
+                about = {"device": device.index, "cache": folder, "share": share}
                 assert process.stdin is not None
-                process.stdin.write(share)
+                process.stdin.write(json.dumps(about).encode())
                 process.stdin.close()
-        for process in processes:
-            process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for process in processes:
+                process.wait(patience)
     finally:
         for process in processes:
             process.kill()

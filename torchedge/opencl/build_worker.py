@@ -4,24 +4,45 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.compiling import build_text
-from torchedge.opencl.contexts import open_context
+from torchedge.opencl.contexts import DeviceContext, open_context
 
 
 def main() -> int:
     """Build the share; texts that do not build are left to the caller, who reports them."""
-    share = json.loads(sys.stdin.buffer.read())
-    context = open_context(share["device"])
-    cache = BinaryCache(Path(share["folder"]), share["max_bytes"])
-    for text in share["texts"]:
+    order = json.loads(sys.stdin.buffer.read())
+    context, folder = open_context(order["device"]), order["cache"]
+    cache = BinaryCache(Path(folder["folder"]), folder["max_bytes"]) if folder else None
+    built = []
+    for text, runs in order["share"]:
         try:
-            build_text(context, text, cache)
+            built.append((build_text(context, text, cache), runs))
         except context.cl.Error:
             continue
+    try_kernels(context, built)
     return 0
+
+
+def try_kernels(context: DeviceContext, built: Sequence[tuple[Any, Sequence[dict[str, Any]]]]) -> None:
+    """Run one work-group of kernels; all their tensors lie in one buffer, whose content is of no use."""
+    cl = context.cl
+    sizes = [nbytes for _, runs in built for run in runs for nbytes in run["buffers"]]
+    if not sizes:
+        return
+    buffer = cl.Buffer(context.context, cl.mem_flags.READ_WRITE, max(sizes))
+    for program, runs in built:
+        for run in runs:
+            kernel, group = cl.Kernel(program, run["kernel"]), tuple(run["local_size"])
+            kernel.set_args(*[buffer] * len(run["buffers"]), *map(np.int32, run["numbers"]))
+            cl.enqueue_nd_range_kernel(context.queue, kernel, group, group)
+            context.queue.finish()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from torchedge.errors import KernelBuildError
 from torchedge.opencl.binary_caches import BinaryCache, default_cache, key_of
-from torchedge.opencl.build_processes import build_in_processes, process_count
+from torchedge.opencl.build_processes import TrialRun, build_in_processes, process_count
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.platforms import ClDevice
 from torchedge.opencl.sharing import check_process
@@ -24,6 +25,9 @@ MOST_KERNELS = 4
 SELF_CACHING = frozenset({"Portable Computing Language"})
 """Platforms with a cache of their own: PoCL compiles a kernel when it is first enqueued, for each work-group
 size, and would compile all kernels once more to return binaries."""
+
+DRIVER_CACHES = ("POCL_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+"""Environment variables that say where such a cache lies."""
 
 _KERNEL = re.compile(r"^.*\b__kernel\b", re.MULTILINE)
 _ERROR = re.compile(r":(\d+):\d+:\s*(?:fatal )?error:\s*(.+)|error:\s*\S*?:(\d+):\d+:\s*(.+)")
@@ -46,13 +50,15 @@ def compile_kernels(
     context: DeviceContext,
     sources: Mapping[str, str],
     cache: BinaryCache | Literal["auto"] | None = "auto",
+    trials: Sequence[TrialRun] = (),
 ) -> CompiledKernels:
     """Build kernels, each given by its name and the source that defines it.
 
     Kernels with the same text before their `__kernel` share a program, `MOST_KERNELS` at most where binaries
     are cached: on PoCL, one program of 40 kernels is built in a tenth of the time of 40 programs. Much text
     that is not in the cache is built by several processes. cache: of binaries ("auto": `cache_for` the
-    device; None: no cache).
+    device; None: no cache). trials: runs by which those processes let a driver compile that compiles kernels
+    when they first run.
 
     Raises:
         KernelBuildError: names the kernel and shows the line of the compiler's first error.
@@ -64,16 +70,24 @@ def compile_kernels(
         begin = _KERNEL.search(source)
         place = begin.start() if begin else 0
         groups.setdefault(source[:place].strip(), {})[name] = source[place:]
+    by_itself = context.device.platform in SELF_CACHING
+    count = process_count(sum(map(len, sources.values()))) if trials and by_itself else 0
     parts = [
         (preamble, dict(part))
         for preamble, bodies in groups.items()
-        for part in (_parts(bodies) if binaries else [bodies.items()])
+        for part in (_parts(bodies) if binaries else _shares(bodies, max(1, count)))
     ]
     texts = ["\n".join([preamble, *bodies.values()]) for preamble, bodies in parts]
-    if context.device.platform in SELF_CACHING:
+    if by_itself:
         texts = [in_halves(text) + text for text in texts]
     if binaries is not None:
         _build_ahead(context, texts, binaries)
+    elif count > 1:
+        own = {
+            text: [t for t in trials if t.kernel in bodies]
+            for (_, bodies), text in zip(parts, texts, strict=True)
+        }
+        _run_ahead(context, own, count)
     programs: dict[str, Any] = {}
     for (_, bodies), text in zip(parts, texts, strict=True):
         try:
@@ -94,6 +108,22 @@ def _parts(bodies: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
     items = list(bodies.items())
     for begin in range(0, len(items), MOST_KERNELS):
         yield items[begin : begin + MOST_KERNELS]
+
+
+def _shares(bodies: Mapping[str, str], count: int) -> list[list[tuple[str, str]]]:
+    """Return kernels by programs that take about as long to compile."""
+    items = sorted(bodies.items(), key=lambda item: -len(item[1])) if count > 1 else list(bodies.items())
+    return [items[first::count] for first in range(min(count, len(items)))]
+
+
+def _run_ahead(context: DeviceContext, trials: Mapping[str, Sequence[TrialRun]], count: int) -> None:
+    """Let several processes fill the driver's own cache, once for the same texts and the same place of it."""
+    folders = [f"{name}={os.environ.get(name, '')}" for name in DRIVER_CACHES]
+    key = key_of(context.device, "".join(trials), [*OPTIONS, *folders, repr(list(trials.values()))])
+    done = default_cache()
+    if done.read(key) is None:
+        build_in_processes(context.device, list(trials), None, count, trials)
+        done.write(key, b"compiled")
 
 
 def _build_ahead(context: DeviceContext, texts: Sequence[str], cache: BinaryCache) -> None:

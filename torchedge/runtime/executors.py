@@ -18,6 +18,7 @@ from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
+from torchedge.opencl.build_processes import TrialRun
 from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import translated, translation
 from torchedge.opencl.memory import download, upload
@@ -141,7 +142,8 @@ class Executor:
         self._queue: Any = self.memory.queue
         slots = slots_of(schedule) if schedule is not None and loading == "slot" else {}
         kernels = self._kernels(schedule, whole_arena)
-        compiled = compile_kernels(self.context, _sources(self.program, kernels, slots))
+        trials = _trials(self.program, kernels) if schedule is None else []
+        compiled = compile_kernels(self.context, _sources(self.program, kernels, slots), trials=trials)
         self._gauge = memory_gauge(self.context) if self._profile and schedule is not None else None
         self._before_bytes = 0 if self._gauge is None else self._gauge.read()
         self._tensors = self._residents({} if shared is None else shared._tensors)
@@ -541,6 +543,19 @@ def _sources(program: Program, kernels: Sequence[OffsetKernel], slots: Mapping[i
                 f"program {program.name} has two kernels called {kernel.name}; rename one of them"
             )
     return sources
+
+
+def _trials(program: Program, kernels: Sequence[OffsetKernel]) -> list[TrialRun]:
+    """Return a run of each kernel and work-group whose tensors all lie in buffers."""
+    trials: dict[tuple[str, tuple[int, ...]], TrialRun] = {}
+    for launch in program.launches:
+        form, tensors = kernels[launch.kernel], [program.tensors[index] for index in launch.tensors]
+        if launch.local_size is not None and all(t.layout.storage == "buffer" for t in tensors):
+            buffers = [max(1, t.nbytes) for t in tensors] + [4 * _WORDS] * form.kernel.checks
+            numbers = (*launch.sizes, *[0 for _ in form.moved])
+            run = TrialRun(form.kernel.name, launch.local_size, tuple(buffers), numbers)
+            trials.setdefault((run.kernel, run.local_size), run)
+    return list(trials.values())
 
 
 @dataclass(frozen=True, slots=True)
