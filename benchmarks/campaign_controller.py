@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torchedge.profiling.campaigns.plans import read_plan
 from torchedge.profiling.campaigns.running import Campaign, Summary, run_campaign
-from torchedge.profiling.campaigns.transports import Local
+from torchedge.profiling.campaigns.transports import LocalTransport
 
 PROBE = """
 import json, sys
@@ -62,7 +62,7 @@ def run(plan: str, folder: Path, clock: Clock) -> Summary:
     probe = folder / "probe.py"
     probe.write_text(PROBE)
     campaign = Campaign(folder, read_plan(plan), "none", "local", probe=probe)
-    return run_campaign(campaign, Local(sys.executable, folder / "device"), clock)
+    return run_campaign(campaign, LocalTransport(sys.executable, folder / "device"), clock)
 
 
 def main() -> None:

@@ -90,6 +90,16 @@ def test_no_module_bears_the_name_of_a_public_function():
     assert not clashes, "rename the module (modules are nouns): importing it would replace the function"
 
 
+def test_every_class_has_a_name_of_its_own():
+    """One word has one meaning in the whole package."""
+    homes = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(text_of(path)).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
+
+
 def test_no_package_hides_a_submodule_behind_a_name_of_its_own():
     clashes = []
     for init in PACKAGE.rglob("__init__.py"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchedge.profiling.campaigns.plans import parse_plan
 from torchedge.profiling.campaigns.running import Campaign, run_campaign
-from torchedge.profiling.campaigns.transports import Local
+from torchedge.profiling.campaigns.transports import LocalTransport
 
 PROBE = Path(__file__).with_name("fake_probe.py")
 
@@ -58,7 +58,7 @@ def run_fake(folder, plan, listener=None, **options):
     """Run a campaign of the fake probe to its end."""
     options = {"device": "board", "over": "local", "pauses": (0.0,) * 6, **options}
     campaign = Campaign(folder, plan, probe=PROBE, **options)
-    transport = Local(sys.executable, folder / "device")
+    transport = LocalTransport(sys.executable, folder / "device")
     return run_campaign(campaign, transport, listener or Silent())
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from torchedge.profiling.kernel_cases import SIDE, Case, Traits, stride_walk
+from torchedge.profiling.kernel_cases import SIDE, Case, DeviceTraits, stride_walk
 
 REUSE = {"column": 0, "row": 1, "block-2": 2, "block-4": 4, "block-8": 8}
 
@@ -71,8 +71,8 @@ class SimulatedDevice:
     exact: dict[Case, float] = field(default_factory=dict)
 
     @property
-    def traits(self) -> Traits:
-        return Traits("Simulated 640", "1", "mobile", self.warp, self.units, 1024, 32_768, True)
+    def traits(self) -> DeviceTraits:
+        return DeviceTraits("Simulated 640", "1", "mobile", self.warp, self.units, 1024, 32_768, True)
 
     @property
     def line_bytes(self) -> int:

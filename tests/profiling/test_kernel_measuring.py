@@ -9,13 +9,13 @@ import pytest
 
 from torchedge.cli import main
 from torchedge.profiling import kernel_cases, kernel_measuring
-from torchedge.profiling.kernel_cases import SIDE, UNITS, Case, Traits, cases, stride_walk
+from torchedge.profiling.kernel_cases import SIDE, UNITS, Case, DeviceTraits, cases, stride_walk
 from torchedge.profiling.kernel_measuring import OpenCLBench
 
 pytest.importorskip("pyopencl")
 
 TRAITS = {
-    kind: Traits("a", "1", kind, warp, 2, 1024, 32_768, True)
+    kind: DeviceTraits("a", "1", kind, warp, 2, 1024, 32_768, True)
     for kind, warp in (("cpu", 1), ("gpu", 32), ("mobile", 64))
 }
 

@@ -12,7 +12,14 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.opencl import open_context
 from torchedge.profiling import load_fitting, load_measuring
 from torchedge.profiling.load_fitting import read_loads
-from torchedge.profiling.load_measuring import Case, LoadBench, cases, count_rows, disk_row, measure_loads
+from torchedge.profiling.load_measuring import (
+    LoadBench,
+    LoadedOperator,
+    cases,
+    count_rows,
+    disk_row,
+    measure_loads,
+)
 from torchedge.storage.journals import Journal
 
 pytest.importorskip("pyopencl")
@@ -25,9 +32,9 @@ def few(monkeypatch):
     for size in (1, 2, 3, 4):
         shape = (8, 1024 * size)
         tiny += [
-            Case("gelu", shape, nn.GELU, (shape,)),
-            Case("softmax", shape, lambda: nn.Softmax(-1), (shape,)),
-            Case(
+            LoadedOperator("gelu", shape, nn.GELU, (shape,)),
+            LoadedOperator("softmax", shape, lambda: nn.Softmax(-1), (shape,)),
+            LoadedOperator(
                 "linear", (64, 64 * size, 64), lambda size=size: nn.Linear(64 * size, 64), ((64, 64 * size),)
             ),
         ]
@@ -133,7 +140,7 @@ def test_all_device_classes_are_measured(target):
     from torchedge.lowering.targets import TARGETS
 
     bench = LoadBench(open_context(), TARGETS[target], 1 << 20)
-    case = Case("linear", (16, 512, 16), lambda: nn.Linear(512, 16), ((16, 512),))
+    case = LoadedOperator("linear", (16, 512, 16), lambda: nn.Linear(512, 16), ((16, 512),))
     row = load_measuring.measure_case(bench, case, quick=True)
     assert row["class"] == "reusable" and len(row["loads"]) >= 3
     assert bench.texture == ("image2d" if target == "mobile" else "buffer")

@@ -14,7 +14,7 @@ from oracles.small_programs import program, tensor
 pytest.importorskip("pyopencl")
 
 from torchedge.runtime.staging import Readers, StagingRing
-from torchedge.runtime.weight_reads import Read, plan_reads
+from torchedge.runtime.weight_reads import WeightRead, plan_reads
 from torchedge.streaming.schedules import Transfer
 from torchedge.textures.layouts import PAGE_BYTES, Layout
 
@@ -143,7 +143,7 @@ def test_readers_do_jobs_in_order_and_hand_over_what_the_source_raises(faults):
 
     ring = ring_of(16)
     readers = Readers(Source(), ring)
-    reads = [Read(number, 2, 2, ()) for number in range(8)]
+    reads = [WeightRead(number, 2, 2, ()) for number in range(8)]
     for number, read in enumerate(reads):
         readers.submit(number, read, 2 * number, [])
     seen, failed = set(), []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.graphs import Mode
     from torchedge.profiling.profile_folders import ModeFit
-    from torchedge.profiling.transfer import Transfer
+    from torchedge.profiling.transfer import Adaptation
 
 _LETTERS = {("train", "gamma"): "Γ", ("train", "phi"): "Φ", ("infer", "gamma"): "γ", ("infer", "phi"): "φ"}
 _DATASET = """\
@@ -141,7 +141,7 @@ def _fit_modes(
     check_target(out, force=force)
     if not dataset.is_dir() or (base is not None and not is_dataset(dataset)):
         read_dataset(dataset)  # raises the error of a missing folder
-    transfers: dict[Mode, Transfer] = {}
+    transfers: dict[Mode, Adaptation] = {}
     with one_thread():
         if base is None:
             written, fits = _fit_from_nothing(modes, dataset, device, out, accuracy)
@@ -203,7 +203,7 @@ def _adapt(
     base: str,
     points: int | None,
     seed: int,
-) -> tuple[Device, dict[Mode, Transfer], Mapping[Mode, ModeFit]]:
+) -> tuple[Device, dict[Mode, Adaptation], Mapping[Mode, ModeFit]]:
     """Choose points, adapt the base's models to them, score them on the others, write."""
     from torchedge.prediction.profiles import MODE_TABLES
     from torchedge.profiling.profile_folders import write_profile
@@ -212,7 +212,7 @@ def _adapt(
     from torchedge.profiling.workspace_fitting import fit_device_workspaces
 
     base_of(base, "train")
-    transfers: dict[Mode, Transfer] = {}
+    transfers: dict[Mode, Adaptation] = {}
     fits: dict[Mode, ModeFit] = {}
     with tempfile.TemporaryDirectory() as scratch, Progress(6, "adapting") as progress:
         progress.begin("reading")
@@ -268,7 +268,7 @@ def _print_mode(device: str, name: str, table: Any) -> None:  # noqa: ANN401 - a
         print_table(head, scores)
 
 
-def _print_transfers(name: str, transfers: Mapping[Mode, Transfer], dataset: Path) -> None:
+def _print_transfers(name: str, transfers: Mapping[Mode, Adaptation], dataset: Path) -> None:
     rows = []
     for mode, transfer in transfers.items():
         networks = len(set(transfer.samples.network[transfer.used].tolist()))

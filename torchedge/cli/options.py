@@ -111,7 +111,7 @@ class _Numbers(_Type):
         return tuple(dict.fromkeys(numbers) if self.distinct else numbers)
 
 
-class Size(_Type):
+class MemorySize(_Type):
     """An amount of memory in bytes: 500MiB, 1.5GiB, or a number of MiB."""
 
     name = "SIZE"
@@ -143,7 +143,7 @@ class _Device(_Type):
 
 
 WHOLE = Whole()
-SIZE = Size()
+SIZE = MemorySize()
 BATCH_SIZES = _Numbers("N[,N...]", ",", 1024, "numbers such as 32,64,128", distinct=True)
 SHAPE = _Numbers("CxHxW", "[x×,]", 8, "the shape of one sample such as 3x224x224", distinct=False)
 CONFIDENCE = Number(0.5, 1.0, name="P", open_high=True)

@@ -22,7 +22,7 @@ from torchedge.cli.console import (
     table,
     warn,
 )
-from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, Number, Size, unsuitable_size
+from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, MemorySize, Number, unsuitable_size
 from torchedge.errors import InputError, LimitError
 from torchedge.storage.pictures import check_picture, save_picture
 from torchedge.texts import number
@@ -56,7 +56,7 @@ def plan() -> None:
     """
 
 
-class _SizeOrNone(Size):
+class _SizeOrNone(MemorySize):
     """An amount of memory in bytes, or "none"."""
 
     name = "SIZE|none"
@@ -67,7 +67,7 @@ class _SizeOrNone(Size):
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class _PlanSettings:
     """Options of planning; sizes in bytes."""
 
     device: Device
@@ -111,13 +111,15 @@ def _planning(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _settings(device: str | None, m_peak: int | str, chunk: int, precision: str, effort: float) -> _Settings:
+def _settings(
+    device: str | None, m_peak: int | str, chunk: int, precision: str, effort: float
+) -> _PlanSettings:
     from torchedge.api import choose_device
     from torchedge.streaming.rates import derive_rates
 
     chosen = choose_device(device)
     derive_rates(chosen)  # fail before the model is captured
-    return _Settings(chosen, None if isinstance(m_peak, str) else m_peak, chunk, precision, effort)
+    return _PlanSettings(chosen, None if isinstance(m_peak, str) else m_peak, chunk, precision, effort)
 
 
 _lambda = click.option(
@@ -240,7 +242,9 @@ def _check_targets(targets: dict[str, Path]) -> None:
         )
 
 
-def _lower(text: str, input_size: tuple[int, ...] | None, settings: _Settings, progress: Progress) -> Program:
+def _lower(
+    text: str, input_size: tuple[int, ...] | None, settings: _PlanSettings, progress: Progress
+) -> Program:
     from torchedge.lowering.inference import lower_model
 
     progress.begin(f"lowering {text}")

@@ -55,7 +55,7 @@ def accuracy(
     """
     if out is not None:
         check_picture("--out", out)
-    asked = _Asked(protocol, intervals)
+    asked = _Comparison(protocol, intervals)
     with tempfile.TemporaryDirectory() as scratch, Progress(3, "comparing") as progress:
         found, report = _compare_source(source, device, asked, Path(scratch), progress)
         if out is not None:
@@ -71,7 +71,7 @@ def accuracy(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Comparison:
     """The protocol (None: chosen by the data), and whether intervals are fitted."""
 
     protocol: str | None
@@ -79,7 +79,7 @@ class _Asked:
 
 
 def _compare_source(
-    text: str, name: str | None, asked: _Asked, scratch: Path, progress: Progress
+    text: str, name: str | None, asked: _Comparison, scratch: Path, progress: Progress
 ) -> tuple[Device, Report]:
     """Return the device and its comparison with measurements."""
     from torchedge.devices import find_device
@@ -115,7 +115,7 @@ def _compare_source(
     return device, replace(report, dataset=f"{device.name}/{CAMPAIGN}")
 
 
-def _compare(folder: Path, device: Device, asked: _Asked, progress: Progress) -> Report:
+def _compare(folder: Path, device: Device, asked: _Comparison, progress: Progress) -> Report:
     from torchedge.prediction.profiles import load_models
     from torchedge.profiling.accuracy import compare_profile, compare_unseen, splits
     from torchedge.profiling.latency_fitting import one_thread

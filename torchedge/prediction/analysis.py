@@ -8,22 +8,22 @@ from weakref import WeakKeyDictionary
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
-from torchedge.prediction.memory.peaks import Traits, graph_traits
+from torchedge.prediction.memory.peaks import GraphTraits, graph_traits
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import Tape
 
 
 @dataclass(slots=True)
-class _Results:
+class _GraphResults:
     """Results for one graph, without a reference to it: they go with the graph."""
 
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
     works: dict[str | None, Workload] = field(default_factory=dict)
-    traits: Traits | None = None
+    traits: GraphTraits | None = None
 
 
-_results: WeakKeyDictionary[ForwardGraph, _Results] = WeakKeyDictionary()
+_results: WeakKeyDictionary[ForwardGraph, _GraphResults] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Analysis:
     """Results for one graph, each computed on first use."""
 
     graph: ForwardGraph
-    _results: _Results
+    _results: _GraphResults
 
     @property
     def work(self) -> Workload:
@@ -46,7 +46,7 @@ class Analysis:
         return work
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> GraphTraits:
         """Parameters, and whether the graph multiplies matrices."""
         if self._results.traits is None:
             self._results.traits = graph_traits(self.graph)
@@ -62,4 +62,4 @@ class Analysis:
 
 def analyse(graph: ForwardGraph) -> Analysis:
     """Return the analysis of a graph; its results are computed once."""
-    return Analysis(graph, _results.setdefault(graph, _Results()))
+    return Analysis(graph, _results.setdefault(graph, _GraphResults()))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.memory.model import MemoryModel
-from torchedge.prediction.memory.peaks import Peaks, Traits, simulate_peaks
+from torchedge.prediction.memory.peaks import GraphTraits, Peaks, simulate_peaks
 from torchedge.prediction.memory.tape import Tape
 
 FloatArray = npt.NDArray[np.float64]
@@ -27,7 +27,7 @@ class Demand:
 
     graph: ForwardGraph
     tape: Tape
-    traits: Traits
+    traits: GraphTraits
     model: MemoryModel
 
     def required(self, batch_sizes: IntArray, confidence: float) -> FloatArray:

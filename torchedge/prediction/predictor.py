@@ -17,7 +17,7 @@ from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.latency.model import Times
-from torchedge.prediction.memory.model import Memory
+from torchedge.prediction.memory.model import PredictedMemory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
@@ -44,7 +44,7 @@ def predict_graph(
     graph.check_batch_sizes([int(checked)])
     settings = device_settings(device, settings)
     models = _models(device, [graph], settings.amp)
-    job = _Job([graph], [analyse(graph)], models, settings)
+    job = _Graphs([graph], [analyse(graph)], models, settings)
     tape = job.analyses[0].tape(settings)
     row = np.zeros(1, dtype=np.intp)
     batch = checked.reshape(1).astype(np.float64)
@@ -88,7 +88,7 @@ def predict_graphs(
         graph.check_batch_sizes(batches.tolist())
     settings = device_settings(device, settings)
     models = _models(device, graphs, settings.amp)
-    job = _Job(list(graphs), [analyse(g) for g in graphs], models, settings)
+    job = _Graphs(list(graphs), [analyse(g) for g in graphs], models, settings)
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
     peaks = job.peaks(which, batch)
@@ -134,7 +134,7 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], amp: str | None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Graphs:
     """Graphs with their analyses, on one device under one setting."""
 
     graphs: list[ForwardGraph]
@@ -156,7 +156,9 @@ class _Job:
         """Return the columns (R, F) of a feature set for rows; None: no set."""
         return None if feature_set is None else feature_rows(self.graphs, which, batch, feature_set)
 
-    def predict(self, peaks: Peaks, which: npt.NDArray[np.intp], batch: FloatArray) -> tuple[Memory, Times]:
+    def predict(
+        self, peaks: Peaks, which: npt.NDArray[np.intp], batch: FloatArray
+    ) -> tuple[PredictedMemory, Times]:
         """Return memory and latency of rows."""
         memory, latency = self.models.memory, self.models.latency
         memory_columns = self.columns(memory.feature_set, which, batch)
@@ -185,7 +187,7 @@ def _categories(tape: Tape, batch_size: int) -> FloatArray:
     return np.bincount(tape.category, weights=sizes * alive, minlength=len(CATEGORIES)) / _MIB
 
 
-def _needed(models: StepModels, memory: Memory, peaks: Peaks) -> Estimate:
+def _needed(models: StepModels, memory: PredictedMemory, peaks: Peaks) -> Estimate:
     """Return the memory that one run asks for: Γ, and above a board's ceiling what the allocator asks for."""
     process, one = models.memory.process, np.ones(1)
     off = np.exp(models.memory.reserved_errors.half_width(one))

@@ -18,7 +18,7 @@ from torchedge.devices import Device
 from torchedge.errors import ProfileError, check_choice
 from torchedge.graphs import Mode
 from torchedge.prediction.latency.model import LatencyModel, Times
-from torchedge.prediction.memory.model import Memory, MemoryModel
+from torchedge.prediction.memory.model import MemoryModel, PredictedMemory
 from torchedge.prediction.profiles import MODE_TABLES, FittedModels, StepModels, load_models
 from torchedge.profiling.latency_fitting import fit_latency, predict_latency
 from torchedge.profiling.memory_fitting import fit_memory, predict_memory
@@ -160,7 +160,7 @@ def _means(keys: npt.NDArray[Any], values: FloatArray) -> dict[Any, float]:
     return {key: float(values[keys == key].mean()) for key in sorted(set(keys.tolist()))}
 
 
-def predict_rows(model: MemoryModel | LatencyModel, samples: Samples, rows: Mask) -> Memory | Times:
+def predict_rows(model: MemoryModel | LatencyModel, samples: Samples, rows: Mask) -> PredictedMemory | Times:
     """Return the predictions of a model of either quantity for some rows."""
     if isinstance(model, MemoryModel):
         return predict_memory(model, samples, rows)

@@ -73,7 +73,7 @@ def case(benchmark: str, **parameters: Value) -> Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class DeviceTraits:
     """What a device states about itself, and the benchmarks do not measure.
 
     name, driver: texts for the profile. kind: the device class. warp: work-items in lock-step. units: compute
@@ -95,7 +95,7 @@ class BenchDevice(Protocol):
     """A device that micro-benchmarks run on."""
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> DeviceTraits:
         """What it states about itself."""
 
     def measure(self, case: Case) -> float:
@@ -125,7 +125,7 @@ def stride_walk(
     return np.repeat(x, rows), (np.repeat(y, rows) + np.tile(np.arange(rows), places)) % SIDE
 
 
-def cases(traits: Traits, *, quick: bool = False) -> Iterator[Case]:
+def cases(traits: DeviceTraits, *, quick: bool = False) -> Iterator[Case]:
     """Yield the cases of a device, in the order in which they are measured.
 
     quick: few of them, for a test.
@@ -171,7 +171,7 @@ def _footprints(quick: bool) -> list[int]:
     return small[::4] + large[::3] if quick else small + large
 
 
-def _thread_counts(traits: Traits, quick: bool) -> list[int]:
+def _thread_counts(traits: DeviceTraits, quick: bool) -> list[int]:
     """Return work-items of a group: powers of two and one and a half of them; few on a processor."""
     if traits.kind == "cpu":  # its work-items run one after another
         return [1, 8, 64]
@@ -179,7 +179,7 @@ def _thread_counts(traits: Traits, quick: bool) -> list[int]:
     return sorted(count for count in counts if count <= min(traits.max_group, 1024))[:: 2 if quick else 1]
 
 
-def _group_counts(traits: Traits, quick: bool) -> list[int]:
+def _group_counts(traits: DeviceTraits, quick: bool) -> list[int]:
     """Return numbers of work-groups: multiples of the compute units, to beyond what they hold."""
     most = {"cpu": 8, "gpu": 32, "mobile": 64}[traits.kind]
     multiples = [1, 2, 4, 8] if quick else range(1, most + 1)

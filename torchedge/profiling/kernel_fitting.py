@@ -14,7 +14,7 @@ import numpy as np
 
 from torchedge.devices import Device, Provenance
 from torchedge.errors import ProfileError, needed
-from torchedge.profiling.kernel_cases import UNITS, Case, Traits, stride_walk
+from torchedge.profiling.kernel_cases import UNITS, Case, DeviceTraits, stride_walk
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import Source
 from torchedge.storage import file_sha256
@@ -49,7 +49,7 @@ class KernelTable:
     """
 
     environment: Mapping[str, Any]
-    traits: Traits
+    traits: DeviceTraits
     passes: Mapping[int, Mapping[Case, float]]
     reasons: Mapping[str, str]
 
@@ -105,7 +105,7 @@ def read_kernels(file: Path) -> KernelTable:
             else:
                 raise ValueError(f"the result {str(value)[:20]}")
     with reading(str(file), "a table of micro-benchmarks", 'a row "environment" of a device'):
-        traits = Traits(
+        traits = DeviceTraits(
             name=str(environment["device"]),
             driver=str(environment["driver"]),
             kind=_kind(environment["kind"]),
@@ -255,7 +255,7 @@ def fit_waves(waves: Mapping[int, int | None], most: int, warp: int, step: int =
 # the whole fit ----------------------------------------------------------------------------------------------
 
 
-class _Results:
+class _MeasuredCases:
     """Results of one device by benchmark and parameters."""
 
     def __init__(self, results: Mapping[Case, float]) -> None:
@@ -288,7 +288,7 @@ def fit_coefficients(table: KernelTable) -> KernelCoefficients:
 
 
 def _fit(table: KernelTable, results: Mapping[Case, float]) -> KernelCoefficients:
-    measured, traits = _Results(results), table.traits
+    measured, traits = _MeasuredCases(results), table.traits
     base = DEFAULTS[traits.kind]
     environment = table.environment
     source = "{command} on {date}, {device}, driver {driver}".format(**environment)
@@ -338,7 +338,7 @@ def _fit(table: KernelTable, results: Mapping[Case, float]) -> KernelCoefficient
 
 
 def _fit_path(
-    measured: _Results, storage: str, base: MemoryPath, traits: Traits, l2_bytes: int
+    measured: _MeasuredCases, storage: str, base: MemoryPath, traits: DeviceTraits, l2_bytes: int
 ) -> tuple[MemoryPath, float]:
     """Return the coefficients of images or of buffers, and the residual of eq. 1 in %."""
     walks = list(measured.of("walk", storage=storage))
@@ -376,7 +376,7 @@ def _fit_path(
     ), strides.residual
 
 
-def _fit_path_scans(measured: _Results, storage: str, traits: Traits, expected: float) -> ScanFit:
+def _fit_path_scans(measured: _MeasuredCases, storage: str, traits: DeviceTraits, expected: float) -> ScanFit:
     """Return C and D: slowdowns beyond those of column-major work-items, and beyond `line_ns`.
 
     Column-major work-items use each line at once, so that they contend for bandwidth alone. On a processor
@@ -398,7 +398,7 @@ def _fit_path_scans(measured: _Results, storage: str, traits: Traits, expected: 
     return fit_scans(np.array(live, float), np.array(slowdowns), expected)
 
 
-def _scans(measured: _Results, storage: str) -> dict[str, dict[int, float]]:
+def _scans(measured: _MeasuredCases, storage: str) -> dict[str, dict[int, float]]:
     """Return the times of the patterns by work-items."""
     return {name: measured.by("threads", "scan", storage=storage, pattern=name) for name in REUSE}
 
@@ -427,7 +427,7 @@ def _first_level(latencies: Mapping[int, float]) -> int:
     return max(fast, default=sizes[0])
 
 
-def _second_level(measured: _Results, default: int) -> int:
+def _second_level(measured: _MeasuredCases, default: int) -> int:
     """Return the footprint in bytes before the largest step of latency beyond 16 times the first cache."""
     steps: list[tuple[float, int]] = []
     for storage in ("buffer", "image"):
@@ -462,7 +462,7 @@ def _line_bytes(latencies: Mapping[int, float], default: int) -> int:
     return next(size for size, step in zip(sizes, steps, strict=True) if step >= 0.3 * steps.sum())
 
 
-def _fit_occupancy(measured: _Results, traits: Traits) -> tuple[WavesFit, float]:
+def _fit_occupancy(measured: _MeasuredCases, traits: DeviceTraits) -> tuple[WavesFit, float]:
     seen: dict[int, int | None] = {}
     most = warps = 1
     for case, _ in list(measured.of("waves")):

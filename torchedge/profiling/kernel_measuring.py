@@ -21,7 +21,7 @@ from torchedge.lowering.targets import device_class
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.memory import allocate_buffer, allocate_image, upload
-from torchedge.profiling.kernel_cases import SIDE, UNITS, BenchDevice, Case, Traits, cases, stride_walk
+from torchedge.profiling.kernel_cases import SIDE, UNITS, BenchDevice, Case, DeviceTraits, cases, stride_walk
 from torchedge.storage import data_folder
 from torchedge.storage.journals import Journal
 
@@ -63,7 +63,7 @@ class OpenCLBench:
         self._queue = self.context.new_queue(True)
         self._kernels: dict[Any, Any] = {}
         self._memories: dict[Any, Any] = {}
-        self.traits = Traits(
+        self.traits = DeviceTraits(
             described.name, described.driver, kind, self._warp(kind), described.compute_units,
             described.work_group, described.local_bytes, described.images,
         )  # fmt: skip
@@ -378,7 +378,7 @@ def _result(device: BenchDevice, case: Case) -> _Row:
         return {"reason": " ".join(str(error).split())[:200]}
 
 
-def _environment(traits: Traits, quick: bool) -> _Row:
+def _environment(traits: DeviceTraits, quick: bool) -> _Row:
     from torchedge import __version__
 
     return {

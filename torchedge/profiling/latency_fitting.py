@@ -25,7 +25,7 @@ from torchedge.prediction.intervals import (
 )
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel, Times
 from torchedge.prediction.latency.roofline import (
-    Rows,
+    WorkRows,
     WorkTimes,
     named,
     pack,
@@ -172,7 +172,7 @@ def _with_errors(
 
 
 def fit_coefficients(
-    rows: Rows,
+    rows: WorkRows,
     measured: FloatArray,
     weights: FloatArray,
     prior: FloatArray,
@@ -225,7 +225,9 @@ def fit_coefficients(
         return np.asarray(coefficients().numpy(), dtype=np.float64)
 
 
-def _layers_loss(rows: Rows, times: WorkTimes, measured: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def _layers_loss(
+    rows: WorkRows, times: WorkTimes, measured: torch.Tensor, share: torch.Tensor
+) -> torch.Tensor:
     """Return the loss of the times by kind; measured: (R, 6) logarithms, NaN where there is none."""
     products, passes = times.products, dict(zip(PASSES, times.passes, strict=True))
     sums = {

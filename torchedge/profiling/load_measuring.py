@@ -83,7 +83,7 @@ class _Add(nn.Module):
 
 
 @dataclass(frozen=True)
-class Case:
+class LoadedOperator:
     """A model of one operator and the shapes of its inputs; `size` distinguishes its sizes."""
 
     kernel: str
@@ -92,33 +92,33 @@ class Case:
     inputs: tuple[tuple[int, ...], ...]
 
 
-def cases(*, quick: bool = False) -> list[Case]:
+def cases(*, quick: bool = False) -> list[LoadedOperator]:
     """Return all cases, the sizes of each kernel ascending."""
-    every: list[Case] = []
+    every: list[LoadedOperator] = []
     for exponent in range(14, 25, 3 if quick else 1):
         count = 1 << exponent
-        every.append(Case("gelu", (count,), nn.GELU, ((count,),)))
-        every.append(Case("add", (count,), _Add, ((count,), (count,))))
-        every.append(Case("relu", (count,), nn.ReLU, ((count,),)))
+        every.append(LoadedOperator("gelu", (count,), nn.GELU, ((count,),)))
+        every.append(LoadedOperator("add", (count,), _Add, ((count,), (count,))))
+        every.append(LoadedOperator("relu", (count,), nn.ReLU, ((count,),)))
     lines = [(rows, length) for length in (256, 768, 1024, 4096) for rows in (64, 512, 2048)]
     lines.sort(key=prod)
     for rows, length in lines[::3] if quick else lines:
-        every.append(Case("softmax", (rows, length), lambda: nn.Softmax(-1), ((rows, length),)))
+        every.append(LoadedOperator("softmax", (rows, length), lambda: nn.Softmax(-1), ((rows, length),)))
         norm = _maker(nn.LayerNorm, length)
-        every.append(Case("layer_norm", (rows, length), norm, ((rows, length),)))
+        every.append(LoadedOperator("layer_norm", (rows, length), norm, ((rows, length),)))
     sizes = [(n, n, n) for n in (64, 128, 256, 512, 1024, 2048)]
     sizes += [(1, 768, 768), (16, 768, 3072), (128, 768, 768), (128, 768, 3072), (128, 3072, 768)]
     sizes += [(197, 768, 2304), (512, 1024, 1024), (128, 2048, 8192), (1024, 1024, 4096), (2048, 256, 256)]
     sizes.sort(key=prod)
     for rows, inner, outputs in sizes[:9:2] if quick else sizes:
         linear = _maker(nn.Linear, inner, outputs)
-        every.append(Case("linear", (rows, inner, outputs), linear, ((rows, inner),)))
+        every.append(LoadedOperator("linear", (rows, inner, outputs), linear, ((rows, inner),)))
     planes = [(56, 64, 64), (28, 128, 128), (14, 256, 256), (7, 512, 512), (32, 320, 320), (112, 32, 32)]
     planes += [(64, 128, 128), (32, 64, 256), (128, 16, 64), (64, 32, 32), (16, 64, 128)]
     planes.sort(key=lambda plane: plane[0] ** 2 * plane[1] * plane[2])
     for side, inner, outputs in planes[:5:2] if quick else planes:
         conv = _maker(nn.Conv2d, inner, outputs, 3, padding=1)
-        every.append(Case("conv", (side, inner, outputs), conv, ((1, inner, side, side),)))
+        every.append(LoadedOperator("conv", (side, inner, outputs), conv, ((1, inner, side, side),)))
     return every
 
 
@@ -382,7 +382,7 @@ def _check_same(path: Path, known: _Row, environment: _Row) -> None:
             )
 
 
-def measure_case(bench: LoadBench, case: Case, *, quick: bool) -> dict[str, Any]:
+def measure_case(bench: LoadBench, case: LoadedOperator, *, quick: bool) -> dict[str, Any]:
     """Return the row of a case; where its kernel does not run here, a row with the reason."""
     inputs = [torch.zeros(shape) for shape in case.inputs]
     program = lower_inference(capture_inference_step(case.make(), tuple(inputs)), bench.target)

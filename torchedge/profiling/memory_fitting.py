@@ -18,7 +18,13 @@ from torchedge.errors import ProfileError
 from torchedge.forests.trees import Forest
 from torchedge.prediction.feature_sets import find_feature_set
 from torchedge.prediction.intervals import NO_ERRORS, ErrorModel, assumed_errors, fit_errors
-from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, Memory, MemoryModel, Process
+from torchedge.prediction.memory.model import (
+    MEMORY_FEATURES,
+    UNLIMITED,
+    MemoryModel,
+    PredictedMemory,
+    Process,
+)
 from torchedge.prediction.memory.peaks import Peaks
 from torchedge.profiling.forest_fitting import fit_forest
 from torchedge.profiling.samples import (
@@ -45,7 +51,7 @@ _UNMEASURED = assumed_errors(0.25)
 """Of peaks that the device does not report."""
 
 
-def predict_memory(model: MemoryModel, samples: Samples, rows: Mask) -> Memory:
+def predict_memory(model: MemoryModel, samples: Samples, rows: Mask) -> PredictedMemory:
     """Return a model's predictions for some rows."""
     return model.predict(samples.peaks_of(rows), columns_of(samples, rows, model.feature_set))
 

@@ -26,7 +26,7 @@ from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, dist
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.roofline import (
     COEFFICIENTS,
-    Rows,
+    WorkRows,
     named,
     pack,
     prior_mean,
@@ -92,7 +92,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class Adaptation:
     """Models adapted to the `used` rows (R,) of one mode, and their scores on the other rows by target."""
 
     mode: Mode
@@ -125,14 +125,14 @@ def adapt_mode(
     points: int | None,
     seed: int = 0,
     start: Callable[[str], object] = lambda _: None,
-) -> Transfer:
+) -> Adaptation:
     """Choose points (None or too many: all rows), adapt the base, and score it on the other rows."""
     used = samples.usable("memory") | samples.usable("latency")
     if points is not None and points < used.sum():
         start("choosing points")
         used = select_points(base, samples, samples.every, points, seed)
     models = adapt_models(base, samples, used, start)
-    return Transfer(mode, base.device, samples, used, models, score_rows(models, samples, ~used))
+    return Adaptation(mode, base.device, samples, used, models, score_rows(models, samples, ~used))
 
 
 def score_rows(models: FittedModels, samples: Samples, rows: Mask) -> dict[str, Score]:
@@ -316,7 +316,7 @@ def _reactions(
     return slopes @ moves
 
 
-def _log_times(rows: Rows, coefficients: FloatArray) -> FloatArray:
+def _log_times(rows: WorkRows, coefficients: FloatArray) -> FloatArray:
     p = named(coefficients)
     times = work_times(rows, p)
     return np.asarray(np.log(step_time(times.busy, times.launch, p)))
@@ -477,7 +477,7 @@ def _constant(names: tuple[str, ...], hull: npt.NDArray[np.float32]) -> Forest:
 # descriptions -----------------------------------------------------------------------------------------------
 
 
-def describe_transfer(out: Path, transfer: Transfer, points: int | None, seed: int) -> ModeFit:
+def describe_transfer(out: Path, transfer: Adaptation, points: int | None, seed: int) -> ModeFit:
     """Return adapted models with their table: base, points, which rows, and their accuracy on the others."""
     samples, used, models = transfer.samples, transfer.used, transfer.models
     source = replace(samples.source, provenance=weakest((samples.source.provenance, models.provenance)))

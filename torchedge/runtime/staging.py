@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torchedge.opencl.contexts import translated
 from torchedge.opencl.memory import StagingMemory
-from torchedge.runtime.weight_reads import Read
+from torchedge.runtime.weight_reads import WeightRead
 from torchedge.runtime.weight_sources import WeightSource
 
 Bytes = npt.NDArray[np.uint8]
@@ -96,7 +96,7 @@ class StagingRing:
 @dataclass(frozen=True, slots=True)
 class _Job:
     number: int
-    read: Read
+    read: WeightRead
     at: int
     events: Sequence[Any]
 
@@ -132,7 +132,7 @@ class Readers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, number: int, read: Read, at: int, events: Sequence[Any]) -> None:
+    def submit(self, number: int, read: WeightRead, at: int, events: Sequence[Any]) -> None:
         """Have a read done at a place once events have completed, which must be flushed."""
         self._busy += 1
         self._jobs.put(_Job(number, read, at, events))

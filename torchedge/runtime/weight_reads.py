@@ -34,7 +34,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class WeightRead:
     """One read of the source: `needed` bytes from `address` into `nbytes` bytes of staging memory."""
 
     address: int
@@ -55,7 +55,7 @@ def plan_reads(
     most: int,
     *,
     join: bool = False,
-) -> list[Read]:
+) -> list[WeightRead]:
     """Return the reads of transfers, each at most `most` bytes of staging memory, a multiple of a page.
 
     groups: transfers by the launch beside which they happen. Neighbours in the source that belong to one
@@ -64,7 +64,7 @@ def plan_reads(
     where the source does not fit the program.
     """
     payload = most if source.alignment == 1 else most - 2 * source.alignment
-    reads: list[Read] = []
+    reads: list[WeightRead] = []
     for launch, transfers in groups:
         for transfer in transfers:
             tensor = program.tensors[transfer.tensor]
@@ -107,13 +107,13 @@ def _place(tensor: StoredTensor, start: int, stop: int) -> tuple[int, ...]:
     return start % row // texel, start // row, (stop - start) // texel, 1
 
 
-def _read_of(address: int, copy: Copy, alignment: int) -> Read:
+def _read_of(address: int, copy: Copy, alignment: int) -> WeightRead:
     begin = address - address % alignment
     needed = address + copy.nbytes - begin
-    return Read(begin, needed, _whole_pages(needed), (replace(copy, at=address - begin),))
+    return WeightRead(begin, needed, _whole_pages(needed), (replace(copy, at=address - begin),))
 
 
-def _joined(first: Read, second: Read, most: int) -> Read | None:
+def _joined(first: WeightRead, second: WeightRead, most: int) -> WeightRead | None:
     """Return two reads as one; None where they are far apart, or too large together."""
     end = first.address + first.needed
     needed = second.address + second.needed - first.address
@@ -126,7 +126,7 @@ def _joined(first: Read, second: Read, most: int) -> Read | None:
         moved = replace(copy, at=copy.at + ahead)
         one = _one_copy(copies[-1], moved)
         copies[-1:] = [one] if one else [copies[-1], moved]
-    return Read(first.address, needed, _whole_pages(needed), tuple(copies))
+    return WeightRead(first.address, needed, _whole_pages(needed), tuple(copies))
 
 
 def _one_copy(first: Copy, second: Copy) -> Copy | None:
@@ -146,7 +146,7 @@ def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def copies_before(uses: Mapping[int, tuple[int, int]], reads: Sequence[Read]) -> dict[int, int]:
+def copies_before(uses: Mapping[int, tuple[int, int]], reads: Sequence[WeightRead]) -> dict[int, int]:
     """Return how many copies, in order, precede each launch that is the first to use a weight.
 
     uses: first and last launch of weights, as `weight_uses` returns; others precede none.

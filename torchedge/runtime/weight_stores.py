@@ -20,7 +20,7 @@ from torchedge.opencl.contexts import clock_offset, translated
 from torchedge.opencl.memory import upload_call
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.staging import READERS, Bytes, Readers, StagingPool, StagingRing
-from torchedge.runtime.weight_reads import PRELOAD, Copy, Read, copies_before, packed_bytes, plan_reads
+from torchedge.runtime.weight_reads import PRELOAD, Copy, WeightRead, copies_before, packed_bytes, plan_reads
 from torchedge.runtime.weight_sources import WeightSource
 from torchedge.streaming.schedules import StreamingSchedule, Transfer, weight_uses
 from torchedge.textures.layouts import PAGE_BYTES
@@ -89,7 +89,7 @@ class Load:
     after: it began when the first `after` reads were copied, whose place in staging memory it takes.
     """
 
-    read: Read
+    read: WeightRead
     start_ns: int
     end_ns: int
     events: list[Any]
@@ -120,7 +120,7 @@ class Pass:
     """
 
     def __init__(
-        self, reads: Sequence[Read], pool: StagingPool, needed: Mapping[int, int], launches: int
+        self, reads: Sequence[WeightRead], pool: StagingPool, needed: Mapping[int, int], launches: int
     ) -> None:
         self.reads = tuple(reads)
         places = pool.places([read.nbytes for read in reads])

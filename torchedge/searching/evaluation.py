@@ -29,7 +29,7 @@ _CHUNK = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ConstrainedFigure:
     """One figure that can be constrained: mode, "latency" or "memory", letter and unit."""
 
     mode: Mode
@@ -38,12 +38,12 @@ class Figure:
     unit: str
 
 
-FIGURES: Mapping[str, Figure] = MappingProxyType(
+FIGURES: Mapping[str, ConstrainedFigure] = MappingProxyType(
     {
-        "inference_latency": Figure("infer", "latency", "φ", "ms"),
-        "training_latency": Figure("train", "latency", "Φ", "ms"),
-        "inference_memory": Figure("infer", "memory", "γ", "MiB"),
-        "training_memory": Figure("train", "memory", "Γ", "MiB"),
+        "inference_latency": ConstrainedFigure("infer", "latency", "φ", "ms"),
+        "training_latency": ConstrainedFigure("train", "latency", "Φ", "ms"),
+        "inference_memory": ConstrainedFigure("infer", "memory", "γ", "MiB"),
+        "training_memory": ConstrainedFigure("train", "memory", "Γ", "MiB"),
     }
 )
 """The figures by name; the cheapest to compute comes first."""

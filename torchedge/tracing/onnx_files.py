@@ -18,7 +18,7 @@ from torchedge.graphs.graph import last_uses
 from torchedge.tracing.onnx_nodes import (
     DTYPES,
     KnownValues,
-    Node,
+    OnnxNode,
     is_known,
     known_count,
     numbers,
@@ -65,7 +65,7 @@ class OnnxProgram(FileProgram):
     """An ONNX graph; `forward` runs its operators on stand-ins."""
 
     def __init__(self, title: str, graph: Any) -> None:
-        nodes = [Node.read(proto) for proto in graph.node]
+        nodes = [OnnxNode.read(proto) for proto in graph.node]
         unknown = sorted({n.title for n in nodes if n.title not in OPERATORS | LAYERS})
         if unknown:
             raise CaptureError(
@@ -142,7 +142,7 @@ class OnnxProgram(FileProgram):
                 tensors.pop(name, None)
         return tuple([tensors[name] for name in self._returned if not is_known(tensors[name])])
 
-    def _run(self, node: Node, inputs: list[Any], batch: int, known: KnownValues) -> tuple[Any, ...]:
+    def _run(self, node: OnnxNode, inputs: list[Any], batch: int, known: KnownValues) -> tuple[Any, ...]:
         """Return the results of one operator: known tensors if all its inputs are known, else stand-ins."""
         if self.training and node.title in _TRAINED:
             node = dataclasses.replace(node, attributes={**node.attributes, "training_mode": 1})
@@ -176,7 +176,7 @@ def _with_batch(inputs: list[Any], batch: int) -> list[Any]:
     return inputs
 
 
-def _names_at(nodes: list[Node], places: Mapping[str, tuple[int, ...]]) -> set[str]:
+def _names_at(nodes: list[OnnxNode], places: Mapping[str, tuple[int, ...]]) -> set[str]:
     """Return the names at these input positions of these operators."""
     return {n.inputs[k] for n in nodes for k in places.get(n.title, ()) if k < len(n.inputs)}
 

@@ -20,7 +20,7 @@ _STANDARD = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OnnxNode:
     """An operator: `title` is its type (and domain, unless ONNX's own), `scope` the module it came from."""
 
     title: str
@@ -31,7 +31,7 @@ class Node:
     scope: str = ""
 
     @classmethod
-    def read(cls, proto: Any) -> Node:
+    def read(cls, proto: Any) -> OnnxNode:
         """Return a NodeProto as plain data; raises CaptureError for control flow."""
         from onnx import helper
 

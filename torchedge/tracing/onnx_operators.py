@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from torchedge.errors import CaptureError
-from torchedge.tracing.onnx_nodes import DTYPES, Node, is_known, numbers, read_tensor, scalar, values
+from torchedge.tracing.onnx_nodes import DTYPES, OnnxNode, is_known, numbers, read_tensor, scalar, values
 
 Handler = Callable[..., Any]
 
@@ -26,20 +26,20 @@ def _unary(function: Handler) -> Handler:
 
 
 def _binary(function: Handler) -> Handler:
-    def apply(node: Node, a: Any, b: Any) -> Any:
+    def apply(node: OnnxNode, a: Any, b: Any) -> Any:
         return function(a, operand(b))
 
     return apply
 
 
 def _folded(function: Handler) -> Handler:
-    def apply(node: Node, *items: Any) -> Any:
+    def apply(node: OnnxNode, *items: Any) -> Any:
         return reduce(function, items)
 
     return apply
 
 
-def _clip(node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
+def _clip(node: OnnxNode, x: Any, low: Any = None, high: Any = None) -> Any:
     low = node.get("min", None) if low is None else scalar(low, 0)
     high = node.get("max", None) if high is None else scalar(high, 0)
     if low == 0 and high == 6:
@@ -48,7 +48,7 @@ def _clip(node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 def _reduce(function: Handler) -> Handler:
-    def apply(node: Node, x: Any, axes: Any = None) -> Any:
+    def apply(node: OnnxNode, x: Any, axes: Any = None) -> Any:
         dims, keep = node.axes(axes), bool(node.get("keepdims", 1))
         if not dims:
             if node.get("noop_with_empty_axes", 0):
@@ -74,13 +74,13 @@ def _arg(function: Handler) -> Handler:
     return lambda node, x: function(x, node.get("axis", 0), bool(node.get("keepdims", 1)))
 
 
-def _reshape(node: Node, x: Any, shape: Any) -> Any:
+def _reshape(node: OnnxNode, x: Any, shape: Any) -> Any:
     sizes = numbers(shape, f"the shape of {node.name}")
     shape = [x.shape[i] if s == 0 and not node.get("allowzero", 0) else s for i, s in enumerate(sizes)]
     return x.reshape(shape)
 
 
-def _flatten(node: Node, x: Any) -> Any:
+def _flatten(node: OnnxNode, x: Any) -> Any:
     axis = node.get("axis", 1)
     axis = axis + x.dim() if axis < 0 else axis
     if axis == 1 and x.dim() > 1:
@@ -88,12 +88,12 @@ def _flatten(node: Node, x: Any) -> Any:
     return x.reshape([math.prod(x.shape[:axis]), -1])
 
 
-def _squeeze(node: Node, x: Any, axes: Any = None) -> Any:
+def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> Any:
     dims = node.axes(axes)
     return x.squeeze() if dims is None else x.squeeze(dims if len(dims) > 1 else dims[0])
 
 
-def _unsqueeze(node: Node, x: Any, axes: Any = None) -> Any:
+def _unsqueeze(node: OnnxNode, x: Any, axes: Any = None) -> Any:
     dims = node.axes(axes) or ()
     rank = x.dim() + len(dims)
     for axis in sorted([d % rank for d in dims]):
@@ -101,7 +101,7 @@ def _unsqueeze(node: Node, x: Any, axes: Any = None) -> Any:
     return x
 
 
-def _split(node: Node, x: Any, split: Any = None) -> tuple[Any, ...]:
+def _split(node: OnnxNode, x: Any, split: Any = None) -> tuple[Any, ...]:
     axis = node.get("axis", 0)
     parts = node.get("split", None) if split is None else tuple(numbers(split, f"the parts of {node.name}"))
     if parts is not None:
@@ -109,14 +109,14 @@ def _split(node: Node, x: Any, split: Any = None) -> tuple[Any, ...]:
     return tuple(torch.chunk(x, node.get("num_outputs", len(node.outputs)), axis))
 
 
-def _sequence(node: Node, x: Any, split: Any = None) -> tuple[Any]:
+def _sequence(node: OnnxNode, x: Any, split: Any = None) -> tuple[Any]:
     axis = node.get("axis", 0)
     parts = [1] if split is None else numbers(split, f"the parts of {node.name}")
     return (list(torch.split(x, parts[0] if split is None or not split.dim() else parts, axis)),)
 
 
 def _slice(
-    node: Node, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+    node: OnnxNode, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
 ) -> Any:
     def bounds(item: Any, name: str) -> list[int] | None:
         return node.get(name, None) if item is None else numbers(item, f"the {name} of {node.name}")
@@ -134,7 +134,7 @@ def _slice(
     return x[tuple(index)]
 
 
-def _gather(node: Node, x: Any, indices: Any) -> Any:
+def _gather(node: OnnxNode, x: Any, indices: Any) -> Any:
     axis = node.get("axis", 0)
     if is_known(indices) and indices.dim() < 2:
         with torch._C.DisableTorchFunction():
@@ -153,33 +153,33 @@ def integers(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64)
 
 
-def _expand(node: Node, x: Any, shape: Any) -> Any:
+def _expand(node: OnnxNode, x: Any, shape: Any) -> Any:
     sizes = torch.broadcast_shapes(tuple(x.shape), tuple(numbers(shape, f"the shape of {node.name}")))
     return x.expand(sizes)
 
 
-def _tile(node: Node, x: Any, repeats: Any) -> Any:
+def _tile(node: OnnxNode, x: Any, repeats: Any) -> Any:
     return x.repeat(numbers(repeats, f"the repeats of {node.name}"))
 
 
-def _range(node: Node, *limits: Any) -> Any:
+def _range(node: OnnxNode, *limits: Any) -> Any:
     start, stop, step = [scalar(item, 1) for item in limits]
     return torch.arange(start, stop, step, dtype=limits[0].dtype)
 
 
-def _filled(node: Node, shape: Any) -> Any:
+def _filled(node: OnnxNode, shape: Any) -> Any:
     sizes = numbers(shape, f"the shape of {node.name}")
     value = node.attributes.get("value")
     number = torch.zeros(1) if value is None else read_tensor(value)
     return number.expand(sizes) if sizes else number[0]
 
 
-def _concat(node: Node, *items: Any) -> Any:
+def _concat(node: OnnxNode, *items: Any) -> Any:
     known = all(map(is_known, items))
     return torch.cat([i.reshape(1) if known and not i.dim() else i for i in items], node.get("axis", 0))
 
 
-def _pad(node: Node, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
+def _pad(node: OnnxNode, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
     amounts = list(node.get("pads", ())) if pads is None else numbers(pads, f"the padding of {node.name}")
     padded = list(range(x.dim())) if axes is None else [a % x.dim() for a in numbers(axes, "padded axes")]
     half = len(amounts) // 2
@@ -196,7 +196,7 @@ def _pad(node: Node, x: Any, pads: Any = None, value: Any = None, axes: Any = No
     return F.pad(x, padding, mode, scalar(value, 0.0) if mode == "constant" else None)
 
 
-def _dropout(node: Node, x: Any, ratio: Any = None, *ignored: Any) -> Any:
+def _dropout(node: OnnxNode, x: Any, ratio: Any = None, *ignored: Any) -> Any:
     rate = node.get("ratio", 0.5) if ratio is None else scalar(ratio, 0.5)
     return F.dropout(x, rate, bool(node.get("training_mode", 0)))
 
@@ -272,7 +272,9 @@ _WHOLE_AVERAGES = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adap
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-def _padded(node: Node, x: Any, kernel: tuple[int, ...], value: float = 0.0) -> tuple[Any, tuple[int, ...]]:
+def _padded(
+    node: OnnxNode, x: Any, kernel: tuple[int, ...], value: float = 0.0
+) -> tuple[Any, tuple[int, ...]]:
     """Return the input, padded explicitly if its sides differ, and the padding for the operator."""
     rank = len(kernel)
     pads = tuple(node.get("pads", (0,) * 2 * rank))
@@ -286,7 +288,7 @@ def _padded(node: Node, x: Any, kernel: tuple[int, ...], value: float = 0.0) -> 
     return F.pad(x, sides, value=value), (0,) * rank
 
 
-def _same(node: Node, x: Any, kernel: tuple[int, ...], upper: bool) -> tuple[int, ...]:
+def _same(node: OnnxNode, x: Any, kernel: tuple[int, ...], upper: bool) -> tuple[int, ...]:
     rank = len(kernel)
     strides, dilations = node.get("strides", (1,) * rank), node.get("dilations", (1,) * rank)
     before, after = [], []
@@ -298,7 +300,7 @@ def _same(node: Node, x: Any, kernel: tuple[int, ...], upper: bool) -> tuple[int
     return (*before, *after)
 
 
-def _conv(node: Node, x: Any, w: Any, b: Any = None) -> Any:
+def _conv(node: OnnxNode, x: Any, w: Any, b: Any = None) -> Any:
     kernel = tuple(w.shape[2:])
     rank = len(kernel)
     x, padding = _padded(node, x, kernel)
@@ -306,7 +308,7 @@ def _conv(node: Node, x: Any, w: Any, b: Any = None) -> Any:
     return _CONVOLUTIONS[rank](x, w, b, strides, padding, dilations, node.get("group", 1))
 
 
-def _conv_transpose(node: Node, x: Any, w: Any, b: Any = None) -> Any:
+def _conv_transpose(node: OnnxNode, x: Any, w: Any, b: Any = None) -> Any:
     rank = w.dim() - 2
     pads = node.get("pads", (0,) * 2 * rank)
     if tuple(pads[:rank]) != tuple(pads[rank:]) or "output_shape" in node.attributes:
@@ -318,7 +320,7 @@ def _conv_transpose(node: Node, x: Any, w: Any, b: Any = None) -> Any:
     )  # fmt: skip
 
 
-def _gemm(node: Node, a: Any, b: Any, c: Any = None) -> Any:
+def _gemm(node: OnnxNode, a: Any, b: Any, c: Any = None) -> Any:
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
     a = a.t() if node.get("transA", 0) else a
     if alpha == 1.0 and (c is None or (beta == 1.0 and c.ndim == 1)):
@@ -328,7 +330,7 @@ def _gemm(node: Node, a: Any, b: Any, c: Any = None) -> Any:
     return product if c is None else product + (operand(c) * beta if beta != 1.0 else operand(c))
 
 
-def _max_pool(node: Node, x: Any) -> Any:
+def _max_pool(node: OnnxNode, x: Any) -> Any:
     kernel = tuple(node.get("kernel_shape", ()))
     rank, ones = len(kernel), (1,) * len(kernel)
     if len(node.outputs) > 1 and node.outputs[1]:
@@ -338,7 +340,7 @@ def _max_pool(node: Node, x: Any) -> Any:
                             bool(node.get("ceil_mode", 0)))  # fmt: skip
 
 
-def _average_pool(node: Node, x: Any) -> Any:
+def _average_pool(node: OnnxNode, x: Any) -> Any:
     kernel = tuple(node.get("kernel_shape", ()))
     rank = len(kernel)
     x, padding = _padded(node, x, kernel)
@@ -346,27 +348,27 @@ def _average_pool(node: Node, x: Any) -> Any:
     return _AVERAGES[rank](x, kernel, node.get("strides", (1,) * rank), padding, ceil, whole)
 
 
-def _batch_norm(node: Node, x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
+def _batch_norm(node: OnnxNode, x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
     training = bool(node.get("training_mode", 0))
     result = torch.batch_norm(x, scale, bias, mean, var, training, 0.1, node.get("epsilon", 1e-5), True)
     return (result, mean, var) if len(node.outputs) > 1 else result
 
 
-def _instance_norm(node: Node, x: Any, scale: Any, bias: Any) -> Any:
+def _instance_norm(node: OnnxNode, x: Any, scale: Any, bias: Any) -> Any:
     return F.instance_norm(x, None, None, scale, bias, True, 0.1, node.get("epsilon", 1e-5))
 
 
-def _layer_norm(node: Node, x: Any, scale: Any = None, bias: Any = None) -> Any:
+def _layer_norm(node: OnnxNode, x: Any, scale: Any = None, bias: Any = None) -> Any:
     shape = tuple(x.shape[node.get("axis", -1) :])
     weight = None if scale is None else scale
     return F.layer_norm(x, shape, weight, None if bias is None else bias, node.get("epsilon", 1e-5))
 
 
-def _group_norm(node: Node, x: Any, scale: Any, bias: Any) -> Any:
+def _group_norm(node: OnnxNode, x: Any, scale: Any, bias: Any) -> Any:
     return F.group_norm(x, node.get("num_groups", 1), scale, bias, node.get("epsilon", 1e-5))
 
 
-def _resize(node: Node, x: Any, *operands: Any) -> Any:
+def _resize(node: OnnxNode, x: Any, *operands: Any) -> Any:
     """Resize (roi, scales, sizes) and the older Upsample (scales)."""
     present = [
         r for r in (operands if node.title == "Upsample" else operands[1:]) if r is not None and r.numel()
@@ -390,7 +392,9 @@ def _resize(node: Node, x: Any, *operands: Any) -> Any:
 def _recurrent(function: Callable[..., Any], gates: int) -> Callable[..., Any]:
     """LSTM and GRU: one layer, one or two directions, sequence first."""
 
-    def apply(node: Node, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, *states: Any) -> Any:
+    def apply(
+        node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, *states: Any
+    ) -> Any:
         if isinstance(lengths, torch.Tensor) or node.get("layout", 0):
             raise CaptureError(f"{node.name}: a recurrent layer with sequence lengths or batch-first layout")
         directions, hidden = w.shape[0], r.shape[2]

@@ -12,7 +12,7 @@ from oracles.fake_campaigns import Silent, plan_of, prepare, run_fake
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.profiling.campaigns import convolutions
 from torchedge.profiling.campaigns.convolutions import draw_shapes, measure_convolutions, shapes_of
-from torchedge.profiling.campaigns.transports import Local
+from torchedge.profiling.campaigns.transports import LocalTransport
 
 
 def job(*layers, size=(3, 32, 32)):
@@ -109,7 +109,7 @@ def folder(tmp_path):
 
 def measure(folder, hooks, count=30):
     listener = Silent()
-    transport = Local(sys.executable, folder / "device")
+    transport = LocalTransport(sys.executable, folder / "device")
     measure_convolutions(folder, count, 0, CUDA, transport, hooks, listener)
     return listener
 

@@ -9,7 +9,7 @@ from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.solving.problems import (
     ORDERS,
     Subproblem,
-    Work,
+    WorkBudget,
     admit,
     make_problem,
     pack,
@@ -96,7 +96,7 @@ def test_what_is_admitted_keeps_the_limit(seed, whole):
     part = Subproblem(0, problem.layers, problem.jobs)
     for order in ORDERS.values():
         for limit in (2, 6, 20):
-            preloaded = admit(problem, part, frozenset(), order, Work(1e9), limit=limit, whole=whole)
+            preloaded = admit(problem, part, frozenset(), order, WorkBudget(1e9), limit=limit, whole=whole)
             jobs = [job for job in problem.jobs if job.weight not in preloaded]
             packing = pack(problem, jobs, order)
             assert not packing.unfinished
@@ -107,5 +107,5 @@ def test_what_is_admitted_keeps_the_limit(seed, whole):
 def test_without_work_everything_is_preloaded():
     problem = make_problem(random_instance(5, "small"))
     part = Subproblem(0, problem.layers, problem.jobs)
-    preloaded = admit(problem, part, frozenset(), ORDERS["consumption"], Work(0))
+    preloaded = admit(problem, part, frozenset(), ORDERS["consumption"], WorkBudget(0))
     assert preloaded == {job.weight for job in problem.jobs}

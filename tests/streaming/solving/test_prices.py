@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from oracles.random_instances import random_instance
 
-from torchedge.streaming.solving.labels import Limits, search
+from torchedge.streaming.solving.labels import ChunkLimits, search
 from torchedge.streaming.solving.prices import Flow, Guide, Tables, ascend
 from torchedge.streaming.solving.problems import (
     ORDERS,
-    Work,
+    WorkBudget,
     make_problem,
     pack,
     residency,
@@ -59,7 +59,7 @@ def cost_of(problem, part, preloaded):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_search_finds_the_cheapest(seed):
     for problem, part in parts(seed):
-        labels = search(problem, part, width=10**6, work=Work(ENDLESS))
+        labels = search(problem, part, width=10**6, work=WorkBudget(ENDLESS))
         assert labels.bound == np.inf
         assert cost_of(problem, part, labels.preloaded) == cheapest(problem, part)
 
@@ -68,7 +68,7 @@ def test_search_finds_the_cheapest(seed):
 @pytest.mark.parametrize("limit", [1, 3, 6])
 def test_search_keeps_a_limit(seed, limit):
     for problem, part in parts(seed):
-        labels = search(problem, part, width=10**6, work=Work(ENDLESS), limits=Limits(limit))
+        labels = search(problem, part, width=10**6, work=WorkBudget(ENDLESS), limits=ChunkLimits(limit))
         assert cost_of(problem, part, labels.preloaded) == cheapest(problem, part, limit)
 
 
@@ -77,7 +77,7 @@ def test_bounds_hold_and_pruning_by_them_loses_nothing(seed):
     for problem, part in parts(seed, tied=False):
         best, tables = cheapest(problem, part), Tables(problem, part)
         everything = sum(job.preload_cost for job in part.jobs)
-        climbed = ascend(tables, everything, rounds=50, work=Work(ENDLESS))
+        climbed = ascend(tables, everything, rounds=50, work=WorkBudget(ENDLESS))
         assert climbed.value <= best + 1e-6
         prices = np.zeros(part.end - part.start)
         prices[tables.slots - part.start] = climbed.prices
@@ -86,11 +86,13 @@ def test_bounds_hold_and_pruning_by_them_loses_nothing(seed):
         assert climbed.value - 1e-6 <= flow.bound <= best + 1e-6
         guide = Guide(problem, part, tables, climbed.prices, flow)
         for width in (1, 3, 10**6):
-            labels = search(problem, part, width=width, work=Work(ENDLESS), guide=guide, best=everything + 1)
+            labels = search(
+                problem, part, width=width, work=WorkBudget(ENDLESS), guide=guide, best=everything + 1
+            )
             cost = np.inf if labels.preloaded is None else cost_of(problem, part, labels.preloaded)
             assert min(labels.bound, cost) <= best + 1e-6
             assert labels.bound < np.inf or cost == best
-        none = search(problem, part, width=10**6, work=Work(ENDLESS), guide=guide, best=best)
+        none = search(problem, part, width=10**6, work=WorkBudget(ENDLESS), guide=guide, best=best)
         assert none.bound == np.inf and none.preloaded is None
 
 

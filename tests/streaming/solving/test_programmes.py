@@ -7,7 +7,14 @@ import pytest
 from oracles.exhaustive_plans import best_plan, smallest_memory
 from oracles.random_instances import random_instance
 
-from torchedge.streaming.solving.problems import Subproblem, Work, make_problem, pack, residency, whole_chunks
+from torchedge.streaming.solving.problems import (
+    Subproblem,
+    WorkBudget,
+    make_problem,
+    pack,
+    residency,
+    whole_chunks,
+)
 from torchedge.streaming.solving.programmes import make_programme
 
 PROBLEMS = [
@@ -62,7 +69,7 @@ def test_the_programme_finds_the_best_plan(block, limited):
                 return cost
             return None
 
-        bound = programme.solve(offer, None, Work(1e9)) + problem.fixed_cost
+        bound = programme.solve(offer, None, WorkBudget(1e9)) + problem.fixed_cost
         best = best_plan(instance if limited else replace(instance, memory_chunks=None))
         if best.objective is None:
             assert bound == np.inf
@@ -84,7 +91,7 @@ def test_the_programme_finds_the_smallest_memory():
         def offer(ends, instance=instance, problem=problem):
             return chunks_in_flight(instance, problem, ends)[0] + chunks_preloaded(problem, ends)
 
-        bound = programme.solve(offer, None, Work(1e9)) + problem.fixed_chunks
+        bound = programme.solve(offer, None, WorkBudget(1e9)) + problem.fixed_chunks
         assert bound == pytest.approx(smallest_memory(instance), rel=1e-3)
 
 
@@ -92,6 +99,6 @@ def test_nothing_is_printed(capfd):
     for instance, problem in PROBLEMS[:20]:
         programme = programme_of(instance, problem)
         if programme is not None:
-            programme.solve(lambda ends: None, None, Work(1e9))
+            programme.solve(lambda ends: None, None, WorkBudget(1e9))
     print("after")
     assert capfd.readouterr().out == "after\n"

@@ -15,8 +15,8 @@ from torchedge.prediction.intervals import DistanceScale, ErrorModel
 from torchedge.prediction.latency.roofline import (
     KINDS,
     PHASES,
-    Rows,
     Terms,
+    WorkRows,
     WorkTimes,
     named,
     numpy_segments,
@@ -128,7 +128,7 @@ class LatencyModel:
         return () if self.forest is None else tuple(features_outside(self.forest, features))
 
 
-def time_shares(rows: Rows, times: WorkTimes) -> npt.NDArray[np.float64]:
+def time_shares(rows: WorkRows, times: WorkTimes) -> npt.NDArray[np.float64]:
     """Return (R, F), F = len(SHARE_NAMES).
 
     Shares of the busy time by work, time-weighted mean sizes of products, and the step's scale.

@@ -131,7 +131,7 @@ def _figure(device: Device, name: str, default: float) -> float:
 
 
 @dataclass(frozen=True)
-class Rows:
+class WorkRows:
     """Work of R (graph, batch size) pairs: tables of distinct work, and which line belongs to which row.
 
     products (U, 13) and depthwise (V, 9) are tables; `product_line` (L,) and `product_row` (L,) say that row
@@ -150,17 +150,19 @@ class Rows:
     launches: Array
     training: bool
 
-    def mapped(self, convert: Callable[[Any], Array]) -> Rows:
+    def mapped(self, convert: Callable[[Any], Array]) -> WorkRows:
         """Return the same rows with every array passed through `convert`."""
         names = [f.name for f in fields(self) if f.name not in ("count", "training")]
         return replace(self, **{name: convert(getattr(self, name)) for name in names})
 
 
-def pack(workloads: Sequence[Workload], which: npt.NDArray[np.intp], batch: npt.NDArray[np.float64]) -> Rows:
+def pack(
+    workloads: Sequence[Workload], which: npt.NDArray[np.intp], batch: npt.NDArray[np.float64]
+) -> WorkRows:
     """Lay out rows: row r is `workloads[which[r]]` at batch size `batch[r]`."""
     product_line, product_row = _lines([len(w.products) for w in workloads], which)
     depthwise_line, depthwise_row = _lines([len(w.depthwise) for w in workloads], which)
-    return Rows(
+    return WorkRows(
         len(which),
         np.asarray(batch, dtype=float),
         np.concatenate([w.products for w in workloads]),
@@ -196,14 +198,14 @@ Terms = dict[str, tuple[Array, Array, Array]]
 """By phase, (U,) each: the time of a line of the product table by position, by sample and in any case, ms."""
 
 
-def product_terms(rows: Rows, p: Mapping[str, Any], xp: Any) -> Terms:  # noqa: ANN401
+def product_terms(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> Terms:  # noqa: ANN401
     """Return the part that does not depend on the batch size, to predict a workload again."""
     op = _padded_positions(rows.products, xp)
     phases = PHASES if rows.training else PHASES[:1]
     return {phase: _product_terms(rows.products, op, phase, p, xp) for phase in phases}
 
 
-def product_times(rows: Rows, terms: Terms, xp: Any) -> dict[str, Array]:  # noqa: ANN401
+def product_times(rows: WorkRows, terms: Terms, xp: Any) -> dict[str, Array]:  # noqa: ANN401
     """Time (L,) of each product run in each phase, ms.
 
     Padded arithmetic, traffic of tensors and of weights, and a start-up latency. Of all these only the
@@ -278,7 +280,7 @@ def _tiled(size: Array, p: Mapping[str, Any], phase: str, xp: Any) -> Array:  # 
     return best
 
 
-def depthwise_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> Array:  # noqa: ANN401
+def depthwise_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> Array:  # noqa: ANN401
     """Time of each depthwise convolution over all phases, ms."""
     n, k, stride, ip, op, input_grad, count, weight_grad, runs = (
         rows.depthwise[rows.depthwise_line, i] for i in range(9)
@@ -297,7 +299,7 @@ def depthwise_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> Array:  # noqa
     return total * count
 
 
-def pass_times(rows: Rows, p: Mapping[str, Any], xp: Any) -> list[Array]:  # noqa: ANN401
+def pass_times(rows: WorkRows, p: Mapping[str, Any], xp: Any) -> list[Array]:  # noqa: ANN401
     """Time of each kind of element-wise work by row, ms; a forward pass alone does about a third of it."""
     share = 1.0 if rows.training else FORWARD_SHARE
     times = []
@@ -321,7 +323,7 @@ class WorkTimes:
 
 
 def work_times(
-    rows: Rows,
+    rows: WorkRows,
     p: Mapping[str, Any],
     xp: Any = np,  # noqa: ANN401
     segments: Segment = numpy_segments,

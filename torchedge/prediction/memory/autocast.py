@@ -24,10 +24,10 @@ def lower_precision(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph
     """
     if settings.amp is None:
         return graph
-    return _Pass(graph, settings).run()
+    return _AutocastPass(graph, settings).run()
 
 
-class _Pass:
+class _AutocastPass:
     def __init__(self, graph: ForwardGraph, settings: StepSettings) -> None:
         assert settings.amp is not None
         self.out, self.graph = Rewriter(graph), graph

@@ -23,10 +23,10 @@ def decompose(graph: ForwardGraph, settings: StepSettings) -> ForwardGraph:
     """
     if not any(spec_of(kind).composite for kind in {op.kind for op in graph.ops}):
         return graph
-    return _Pass(graph, settings).run()
+    return _CompositePass(graph, settings).run()
 
 
-class _Pass:
+class _CompositePass:
     def __init__(self, graph: ForwardGraph, settings: StepSettings) -> None:
         self.out = Rewriter(graph)
         self.on_cuda = settings.backend == "cuda"

@@ -58,7 +58,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PredictedMemory:
     """Γ of R rows in MiB with its interval; features: (R, F) read by the forest.
 
     beyond: (R,) MiB that a run asks for above the board's ceiling, which Γ does not show.
@@ -108,7 +108,7 @@ class MemoryModel:
             (up - down) / (2 * self.process.base(peaks.reserved, peaks.linear)) + _LEAST_DIFFICULTY
         )
 
-    def predict(self, peaks: Peaks, columns: FloatArray | None = None) -> Memory:
+    def predict(self, peaks: Peaks, columns: FloatArray | None = None) -> PredictedMemory:
         """Predict R rows; vectorised, numpy only. columns: (R, F) of `feature_set`, where there is one."""
         features = self.features(peaks)
         value = features[:, 1]
@@ -119,7 +119,7 @@ class MemoryModel:
             outside = outside_hull(self.forest, features)
         half = self.errors.half_width(self.difficulty(peaks))
         beyond = self.process.beyond(peaks.reserved, peaks.linear)
-        return Memory(value, value * np.exp(-half), value * np.exp(half), beyond, outside, features)
+        return PredictedMemory(value, value * np.exp(-half), value * np.exp(half), beyond, outside, features)
 
     def needed(self, peaks: Peaks, columns: FloatArray | None = None) -> FloatArray:
         """Return (R,) MiB that runs ask for: Γ, and on a board that saturates the part above its ceiling."""
@@ -149,5 +149,5 @@ class MemoryModel:
         return self.process.capacity + np.where(linear, self.process.beside[1], self.process.beside[0])
 
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:
-        """Name the features of rows (R, F), as `Memory.features`, that leave the training hull."""
+        """Name the features of rows (R, F), as `PredictedMemory.features`, that leave the training hull."""
         return () if self.forest is None else tuple(features_outside(self.forest, features))

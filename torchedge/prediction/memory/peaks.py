@@ -58,20 +58,20 @@ class Peaks:
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class GraphTraits:
     """Inputs of Γ beside a graph's tape: parameters in MiB, and whether the graph multiplies matrices."""
 
     parameters_mib: float
     multiplies: bool
 
 
-def graph_traits(graph: ForwardGraph) -> Traits:
+def graph_traits(graph: ForwardGraph) -> GraphTraits:
     """Return the traits of a graph."""
-    return Traits(sum(v.nbytes[0] for v in graph.parameters) / 2**20, multiplies(graph))
+    return GraphTraits(sum(v.nbytes[0] for v in graph.parameters) / 2**20, multiplies(graph))
 
 
 def simulate_peaks(
-    tapes: Sequence[Tape], traits: Sequence[Traits], which: npt.NDArray[np.intp], batch: FloatArray
+    tapes: Sequence[Tape], traits: Sequence[GraphTraits], which: npt.NDArray[np.intp], batch: FloatArray
 ) -> Peaks:
     """Return the simulated peaks of rows: the graph of `tapes[which[r]]` and its traits, at `batch[r]`."""
     allocated, reserved = np.empty(len(which)), np.empty(len(which))

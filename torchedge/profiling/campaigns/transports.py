@@ -120,7 +120,7 @@ class Transport(ABC):
         return [*leash, self.python, "-u", there(f"/{script}"), *map(there, arguments)]
 
 
-class Local(Transport):
+class LocalTransport(Transport):
     """This machine; files are copied to a folder of the campaign."""
 
     def __init__(self, python: str, folder: Path) -> None:
@@ -185,7 +185,7 @@ class _Remote(Transport):
         return Run(self.words(shlex.join(self._command(self.folder, script, arguments))))
 
 
-class Ssh(_Remote):
+class SshTransport(_Remote):
     """A machine that ssh reaches without a password."""
 
     program = "ssh"
@@ -213,7 +213,7 @@ class Ssh(_Remote):
         return ["ssh", "-T", *flags, *self._port, "--", self._target, line]
 
 
-class Adb(_Remote):
+class AdbTransport(_Remote):
     """A device that adb lists, with a Python its shell may run."""
 
     program = "adb"
@@ -239,11 +239,11 @@ def open_transport(over: str, python: str | None, folder: Path) -> Transport:
     Raises InputError for another form and DeviceError where ssh or adb is not installed.
     """
     if over == "local":
-        return Local(python or sys.executable, folder)
+        return LocalTransport(python or sys.executable, folder)
     if over.startswith("ssh://"):
-        return Ssh(over[len("ssh://") :].rstrip("/"), python or "python3")
+        return SshTransport(over[len("ssh://") :].rstrip("/"), python or "python3")
     if over == "adb" or over.startswith("adb:"):
-        return Adb(over[len("adb:") :], python or "python3")
+        return AdbTransport(over[len("adb:") :], python or "python3")
     raise InputError(f"--over is {over!r}; expected {FORMS}")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.streaming.solving.prices import Floats, Flow, Guide, Ints
-from torchedge.streaming.solving.problems import Problem, Subproblem, Work
+from torchedge.streaming.solving.problems import Problem, Subproblem, WorkBudget
 
 COMPARED = 48
 """How many labels of a slot, the most promising, all others are compared with; more would only drop more."""
@@ -24,7 +24,7 @@ MOST_EXACT = 2.0**52
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChunkLimits:
     """Most chunks in flight, counted whole from first load to last use or not; most chunks preloaded.
 
     `fewest`: the fewest chunks that must still be preloaded, by slot and chunks waiting. `premium`: what a
@@ -92,9 +92,9 @@ def search(
     part: Subproblem,
     *,
     width: int,
-    work: Work,
+    work: WorkBudget,
     order: str = "fewest remaining",
-    limits: Limits = Limits(),
+    limits: ChunkLimits = ChunkLimits(),
     guide: Guide | None = None,
     best: int | None = None,
 ) -> Labels:
@@ -111,9 +111,9 @@ class _Search:
         problem: Problem,
         part: Subproblem,
         width: int,
-        work: Work,
+        work: WorkBudget,
         order: str,
-        limits: Limits,
+        limits: ChunkLimits,
         guide: Guide | None,
         best: int | None,
     ) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from torchedge.errors import InputError
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan, infeasible_plan, make_plan
-from torchedge.streaming.solving.labels import Limits, search
+from torchedge.streaming.solving.labels import ChunkLimits, search
 from torchedge.streaming.solving.prices import NEVER, Flow, Guide, Tables, ascend, flow_effort
 from torchedge.streaming.solving.problems import (
     ORDERS,
@@ -26,7 +26,7 @@ from torchedge.streaming.solving.problems import (
     Packing,
     Problem,
     Subproblem,
-    Work,
+    WorkBudget,
     admit,
     make_problem,
     pack,
@@ -56,7 +56,7 @@ LARGE = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PreloadChoice:
     """The jobs (weights) preloaded, the order of service, and the cost in whole numbers."""
 
     cost: int
@@ -68,7 +68,7 @@ class Choice:
 class Solved:
     """The best choice of a part (None: none keeps the limits), its lower bound, and the method behind it."""
 
-    choice: Choice | None
+    choice: PreloadChoice | None
     bound: int
     method: str
 
@@ -79,7 +79,7 @@ class Solved:
 
 
 def solve_part(
-    problem: Problem, part: Subproblem, limits: Limits, work: Work, known: int | None = None
+    problem: Problem, part: Subproblem, limits: ChunkLimits, work: WorkBudget, known: int | None = None
 ) -> Solved:
     """Choose what to preload of a part within limits; `known`: only cheaper choices are of use."""
     return _Part(problem, part, limits, work, known).solve()
@@ -87,7 +87,7 @@ def solve_part(
 
 class _Part:
     def __init__(
-        self, problem: Problem, part: Subproblem, limits: Limits, work: Work, known: int | None
+        self, problem: Problem, part: Subproblem, limits: ChunkLimits, work: WorkBudget, known: int | None
     ) -> None:
         self.problem, self.part, self.limits, self.work = problem, part, limits, work
         self.size = part.size
@@ -95,7 +95,7 @@ class _Part:
         whole = limits.whole and limits.in_flight is not None
         self.exact = len({job.late for job in part.jobs}) == 1 and not whole  # the first order is optimal
         self.orders = list(ORDERS)[: 1 if self.exact else 2 if self.size > LARGE else None]
-        self.best: Choice | None = None
+        self.best: PreloadChoice | None = None
         self.known = known
         self.bound = 0
 
@@ -146,7 +146,7 @@ class _Part:
             return None
         cost = packing.cost + sum(job.preload_cost for job in jobs if job.weight in preloaded)
         if self.best is None or cost < self.best.cost:
-            self.best = Choice(cost, preloaded, order)
+            self.best = PreloadChoice(cost, preloaded, order)
         return cost
 
     def _exceeds(self, streamed: list[Job], packing: Packing) -> bool:
@@ -172,8 +172,8 @@ class _Part:
         order: str,
         width: int,
         guide: Guide | None,
-        limits: Limits | None = None,
-        work: Work | None = None,
+        limits: ChunkLimits | None = None,
+        work: WorkBudget | None = None,
     ) -> bool:
         """Offer what a search finds; return whether it proves that no plan is cheaper."""
         upper = self.known if self.best is None else self.best.cost
@@ -313,7 +313,7 @@ class Smallest:
 class _Memory:
     """A problem with a limit on preloaded chunks and those in flight together."""
 
-    def __init__(self, problem: Problem, whole: bool, work: Work) -> None:
+    def __init__(self, problem: Problem, whole: bool, work: WorkBudget) -> None:
         self.problem, self.whole, self.work = problem, whole, work
         start = min((job.release for job in problem.jobs), default=problem.layers)
         self.part = Subproblem(start, problem.layers, problem.jobs)
@@ -408,7 +408,7 @@ class _Memory:
         closed = not ranges or ranges[0][0] >= best.chunks
         return replace(best, proven=proven and closed)
 
-    def solve(self, smallest: Smallest) -> tuple[Choice | None, int]:
+    def solve(self, smallest: Smallest) -> tuple[PreloadChoice | None, int]:
         """Find a cheap choice within the limit, and a lower bound."""
         assert self.problem.memory is not None
         budget = self.problem.memory - self.problem.fixed_chunks
@@ -451,7 +451,7 @@ class _Memory:
             if low + 1 + fewest.bound > budget:
                 continue
             slack = budget - low - 1
-            limits = Limits(high, self.whole, budget - high, slack=slack, fewest=fewest)
+            limits = ChunkLimits(high, self.whole, budget - high, slack=slack, fewest=fewest)
             known = None if best is None else best.cost
             with self.work.share(min(1.0, share / max(1.0, self.work.left))) as own:
                 solved = solve_part(self.problem, self.part, limits, own, known)
@@ -479,14 +479,14 @@ class _Memory:
             smallest=smallest,
         )
 
-    def _priced(self, preloaded: frozenset[int], order: Order, budget: int) -> Choice | None:
+    def _priced(self, preloaded: frozenset[int], order: Order, budget: int) -> PreloadChoice | None:
         """A set of preloads with its cost; None if it needs more memory."""
         needed = self.needed(preloaded, order)
         if needed is None or needed > budget:
             return None
         jobs = [job for job in self.problem.jobs if job.weight not in preloaded]
         lost = sum(job.preload_cost for job in self.problem.jobs if job.weight in preloaded)
-        return Choice(pack(self.problem, jobs, order).cost + lost, preloaded, order)
+        return PreloadChoice(pack(self.problem, jobs, order).cost + lost, preloaded, order)
 
 
 # the whole instance -----------------------------------------------------------------------------------------
@@ -496,7 +496,7 @@ class _Memory:
 class _Draft:
     """Preloads and order of service by part, with a lower bound of the whole cost."""
 
-    parts: tuple[tuple[Subproblem, Choice], ...]
+    parts: tuple[tuple[Subproblem, PreloadChoice], ...]
     bound: int
     methods: Counter[str]
 
@@ -520,7 +520,7 @@ def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
         raise InputError(f"effort is {effort!r}; expected a number from 0.01 to 1000")
     problem = make_problem(instance)
     whole = instance.residency == "weights"
-    work = Work(WORK * effort)
+    work = WorkBudget(WORK * effort)
     plan, draft = None, None
     for split in (True, False):  # parts without a limit of their own might, together, still exceed it
         if plan is None or not plan.solver["respects_m_peak"]:
@@ -549,7 +549,7 @@ def _order(plan: OverlapPlan) -> tuple[bool, float, float]:
     return broken, plan.objective or 0.0, -(plan.lower_bound or 0.0)
 
 
-def _draft(problem: Problem, whole: bool, work: Work, split: bool) -> _Draft:
+def _draft(problem: Problem, whole: bool, work: WorkBudget, split: bool) -> _Draft:
     """Solve every part, equal ones once; the memory limit does not count.
 
     split: into parts; else the whole problem is one part, with the limit on chunks in flight.
@@ -570,10 +570,10 @@ def _draft(problem: Problem, whole: bool, work: Work, split: bool) -> _Draft:
     else:
         parts = segments(problem, limit if binds else None, full)
     keys: list[object] = []
-    unsolved: dict[object, tuple[Subproblem, Limits]] = {}
+    unsolved: dict[object, tuple[Subproblem, ChunkLimits]] = {}
     for part in parts:
         first = max(0, min(job.last for job in part.jobs))
-        limits = Limits(limit, whole) if binds and max(full[first : part.end]) > most else Limits()
+        limits = ChunkLimits(limit, whole) if binds and max(full[first : part.end]) > most else ChunkLimits()
         keys.append(_signature(problem, part, limits))
         unsolved.setdefault(keys[-1], (part, limits))
     left = sum(part.size for part, _ in unsolved.values())
@@ -595,7 +595,7 @@ def _draft(problem: Problem, whole: bool, work: Work, split: bool) -> _Draft:
     return _Draft(tuple(chosen), bound, methods)
 
 
-def _limited(problem: Problem, part: Subproblem, limits: Limits, work: Work) -> Solved:
+def _limited(problem: Problem, part: Subproblem, limits: ChunkLimits, work: WorkBudget) -> Solved:
     """Solve a part; where weights count whole, count their chunks first: often no more is in flight so."""
     if not limits.whole:
         return solve_part(problem, part, limits, work)
@@ -613,7 +613,7 @@ def _limited(problem: Problem, part: Subproblem, limits: Limits, work: Work) -> 
     return replace(best, bound=max(first.bound, second.bound))
 
 
-def _fits_whole(problem: Problem, part: Subproblem, solved: Solved, limits: Limits) -> bool:
+def _fits_whole(problem: Problem, part: Subproblem, solved: Solved, limits: ChunkLimits) -> bool:
     """Whether a choice keeps the limit in flight also where weights count whole."""
     assert solved.choice is not None and limits.in_flight is not None
     jobs = [job for job in part.jobs if job.weight not in solved.choice.preloaded]
@@ -621,7 +621,7 @@ def _fits_whole(problem: Problem, part: Subproblem, solved: Solved, limits: Limi
     return max(whole_chunks(problem, jobs, packing)) <= limits.in_flight
 
 
-def _signature(problem: Problem, part: Subproblem, limits: Limits) -> object:
+def _signature(problem: Problem, part: Subproblem, limits: ChunkLimits) -> object:
     """All that the solution of a part depends on; its place in time is not part of it."""
     start = part.start
     jobs = tuple((j.release - start, j.chunks, j.preload_cost, j.late, j.last - start) for j in part.jobs)
@@ -638,7 +638,7 @@ def _renamed(solved: Solved, names: dict[int, int]) -> Solved:
     return replace(solved, choice=replace(choice, preloaded=preloaded, order=order))
 
 
-def _plan(instance: Instance, problem: Problem, draft: _Draft, work: Work) -> OverlapPlan:
+def _plan(instance: Instance, problem: Problem, draft: _Draft, work: WorkBudget) -> OverlapPlan:
     streamed: dict[str, dict[int, int]] = {}
     for part, choice in draft.parts:
         jobs = [job for job in part.jobs if job.weight not in choice.preloaded]
@@ -659,7 +659,7 @@ def _plan(instance: Instance, problem: Problem, draft: _Draft, work: Work) -> Ov
     )
 
 
-def _infeasible(instance: Instance, problem: Problem, smallest: Smallest, work: Work) -> OverlapPlan:
+def _infeasible(instance: Instance, problem: Problem, smallest: Smallest, work: WorkBudget) -> OverlapPlan:
     facts = {
         "strategy": STRATEGY,
         "smallest_memory_chunks": smallest.chunks + problem.fixed_chunks,

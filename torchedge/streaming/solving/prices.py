@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import MissingExtraError
-from torchedge.streaming.solving.problems import Problem, Subproblem, Work
+from torchedge.streaming.solving.problems import Problem, Subproblem, WorkBudget
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class Tables:
         self.capacity = problem.capacity[self.slots].astype(float)
         self.total = np.cumsum(self.capacity)
         chunks, late, self.kind = kinds_of(part, max(8, CELLS // max(1, len(usable))))
-        self.ends = Ends(self.capacity, self.total, chunks)
+        self.ends = LastChunks(self.capacity, self.total, chunks)
         self.late = late[:, None] * (problem.layers - self.slots)[None, :]
         self.preload_cost = np.array([job.preload_cost for job in part.jobs], dtype=float)
         self.use = late[self.kind] * np.array([job.use for job in part.jobs], dtype=float)
@@ -91,7 +91,7 @@ class Tables:
         return value, used, streaming
 
 
-class Ends:
+class LastChunks:
     """Where the last chunks of each of some amounts before each slot's end begin."""
 
     def __init__(self, capacity: Floats, total: Floats, chunks: Floats) -> None:
@@ -117,7 +117,7 @@ class Ascent:
     streaming: Floats
 
 
-def ascend(tables: Tables, upper: float, *, rounds: int, work: Work) -> Ascent:
+def ascend(tables: Tables, upper: float, *, rounds: int, work: WorkBudget) -> Ascent:
     """Climb to prices of capacity that bound a part's cost well.
 
     upper: the cost of a plan that is known, from which step lengths follow.
@@ -397,7 +397,7 @@ class Guide:
         self.chunks, self.flow, self.start, self.end = chunks, flow, part.start, part.end
         amounts = (chunks[:, None] * (np.arange(1, PARTS + 1) / PARTS)).ravel()
         late = np.repeat(late, PARTS)
-        table = Ends(tables.capacity, tables.total, amounts).fills(prices, prices * tables.capacity)
+        table = LastChunks(tables.capacity, tables.total, amounts).fills(prices, prices * tables.capacity)
         table += late[:, None] * tables.slots[None, :]
         least = np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
         place = np.searchsorted(tables.slots, np.arange(part.start, part.end + 1), "left")

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Work:
+class WorkBudget:
     """The one limit of a solve: about microseconds of a core, counted, not measured, so that plans repeat."""
 
     left: float
@@ -36,9 +36,9 @@ class Work:
         return self.left > 0
 
     @contextmanager
-    def share(self, part: float) -> Iterator[Work]:
+    def share(self, part: float) -> Iterator[WorkBudget]:
         """Lend a part of the work that is left; what is not spent of it comes back."""
-        work = Work(max(0.0, self.left) * part)
+        work = WorkBudget(max(0.0, self.left) * part)
         yield work
         self.spend(work.spent)
 
@@ -277,7 +277,7 @@ def admit(
     part: Subproblem,
     preloaded: frozenset[int],
     order: Order,
-    work: Work,
+    work: WorkBudget,
     *,
     limit: int | None = None,
     whole: bool = False,

@@ -22,7 +22,7 @@ import numpy as np
 from torchedge.errors import MissingExtraError
 from torchedge.storage.locks import PROCESS
 from torchedge.streaming.solving.prices import Floats, Ints
-from torchedge.streaming.solving.problems import Job, Problem, Subproblem, Work
+from torchedge.streaming.solving.problems import Job, Problem, Subproblem, WorkBudget
 
 MOST_VARIABLES, FEW_VARIABLES = 4_000, 300
 CLOSE, NEAR_ENOUGH = 0.001, 0.004
@@ -142,7 +142,7 @@ class Programme:
             present = np.flatnonzero((self.last <= at) & (at <= self.release))
             self._limit(at, present, np.array([column]))
 
-    def solve(self, offer: Callable[[Ends], int | None], upper: int | None, work: Work) -> float:
+    def solve(self, offer: Callable[[Ends], int | None], upper: int | None, work: WorkBudget) -> float:
         """Bound the least cost (or memory) from below, infinitely where nothing less than `upper` exists.
 
         offer: takes ends of the jobs to stream, the others to be preloaded, and returns the cost (or memory)
