@@ -29,7 +29,7 @@ from torchedge.prediction.memory.peaks import Peaks, graph_traits, simulate_peak
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.predictor import device_settings
-from torchedge.profiling.samples import Samples, Source
+from torchedge.profiling.samples import DataSource, Samples
 from torchedge.storage.documents import read_bytes
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.vision import prepare_torchvision
@@ -100,7 +100,7 @@ def read_public_samples(folder: Path, device: Device, *, column: str | None = No
     rows = _read_rows(folder / table, data, _TABLES[table])
     read = {"latency.csv": _edge_samples, "steps.csv": _step_samples, "memory.csv": _memory_samples}[table]
     digest = hashlib.sha256(data).hexdigest()
-    return read(Source(folder.resolve().name, digest, Provenance.PUBLIC_DATA), rows, device, column)
+    return read(DataSource(folder.resolve().name, digest, Provenance.PUBLIC_DATA), rows, device, column)
 
 
 def _read_rows(file: Path, data: bytes, columns: Sequence[str]) -> list[Row]:
@@ -132,7 +132,9 @@ def _number(row: Row, name: str, where: str = "") -> float:
 # tables -----------------------------------------------------------------------------------------------------
 
 
-def _edge_samples(source: Source, rows: Sequence[Row], device: Device, column: str | None) -> PublicSamples:
+def _edge_samples(
+    source: DataSource, rows: Sequence[Row], device: Device, column: str | None
+) -> PublicSamples:
     """φ at batch 1 of the cells' networks, 32 x 32 images."""
     wanted = column or EDGE_COLUMNS.get(device.name)
     chosen = [row for row in rows if row["device"] == wanted]
@@ -162,7 +164,9 @@ def _cell_graph(architecture: str, folded: bool) -> ForwardGraph:
     return capture(module, input_size=(3, 32, 32), mode="infer", method="trace", name=architecture)
 
 
-def _step_samples(source: Source, rows: Sequence[Row], device: Device, column: str | None) -> PublicSamples:
+def _step_samples(
+    source: DataSource, rows: Sequence[Row], device: Device, column: str | None
+) -> PublicSamples:
     """Φ under autocast; families are timm's modules."""
     layout = column or "nchw"
     kept, families, work, skipped = [], [], [], {}
@@ -182,7 +186,9 @@ def _step_samples(source: Source, rows: Sequence[Row], device: Device, column: s
     return PublicSamples(samples, skipped)
 
 
-def _memory_samples(source: Source, rows: Sequence[Row], device: Device, column: str | None) -> PublicSamples:
+def _memory_samples(
+    source: DataSource, rows: Sequence[Row], device: Device, column: str | None
+) -> PublicSamples:
     """Γ as the peak of a whole GPU, of runs that are not saturated; the allocator's figures are not known."""
     settings = device_settings(device, MEMORY_SETTINGS)
     by_model: dict[str, list[Row]] = {}
@@ -222,7 +228,7 @@ def _joined(parts: Sequence[Peaks]) -> Peaks:
 
 
 def table_samples(
-    source: Source,
+    source: DataSource,
     device: Device,
     names: Sequence[str],
     groups: Sequence[str],

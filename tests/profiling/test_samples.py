@@ -35,7 +35,7 @@ def test_the_forest_is_left_out_where_it_only_learns_noise():
     from torchedge.devices import Provenance, find_device
     from torchedge.prediction.memory.peaks import Peaks
     from torchedge.profiling.memory_fitting import fit_memory
-    from torchedge.profiling.samples import NO_FOREST, OWN, Source
+    from torchedge.profiling.samples import NO_FOREST, OWN, DataSource
 
     random = np.random.default_rng(0)
     count = 120
@@ -44,7 +44,7 @@ def test_the_forest_is_left_out_where_it_only_learns_noise():
     peaks = Peaks(np.full(count, 8.0), 0.9 * reserved, reserved, reserved / 10, linear)
     gamma = (reserved + 900) * np.exp(random.normal(0, 0.05, count))
     groups = [f"family{number % 12}" for number in range(count)]
-    source = Source("made up", "0" * 64, Provenance.PUBLIC_DATA)
+    source = DataSource("made up", "0" * 64, Provenance.PUBLIC_DATA)
     device = find_device("nvidia-a100")
     samples = table_samples(source, device, groups, groups, peaks.batch, (), gamma=gamma, peaks=peaks)
     every = np.ones(count, dtype=bool)

@@ -16,7 +16,7 @@ from torchedge.devices import Device, Provenance
 from torchedge.errors import ProfileError, needed
 from torchedge.profiling.kernel_cases import UNITS, Case, DeviceTraits, stride_walk
 from torchedge.profiling.profile_folders import PartFit, describe
-from torchedge.profiling.samples import Source
+from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
 from torchedge.storage.documents import parse_json, read_unpacked, reading
 from torchedge.textures.coefficients import (
@@ -492,7 +492,7 @@ def fit_kernels(file: Path, device: Device, out: Path) -> PartFit:
     CODEC.check(coefficients)
     environment = table.environment
     described = describe(
-        Source(file.name, file_sha256(file, max_bytes=_MOST_BYTES), Provenance.MEASURED),
+        DataSource(file.name, file_sha256(file, max_bytes=_MOST_BYTES), Provenance.MEASURED),
         f"torchedge fit kernels {file.name} --device {device.name} --out {out.resolve().name}",
         measured=environment["date"],
         probe=environment["command"],

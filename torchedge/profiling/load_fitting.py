@@ -17,7 +17,7 @@ from torchedge.forests.trees import Forest
 from torchedge.lowering.programs import LoadClassName
 from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, describe
-from torchedge.profiling.samples import Source
+from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
 from torchedge.storage.documents import parse_lines, read_unpacked, reading
 from torchedge.streaming.capacities import (
@@ -230,7 +230,7 @@ def fit_device_loads(
         scores[load_class] = score_loads(table, load_class)
         step()
     measured_on = table.environment
-    source = Source(file.name, file_sha256(file, max_bytes=_MOST_BYTES), Provenance.MEASURED)
+    source = DataSource(file.name, file_sha256(file, max_bytes=_MOST_BYTES), Provenance.MEASURED)
     described = describe(
         source,
         f"torchedge fit loads {file.name} --device {device.name} --out {out.resolve().name}",

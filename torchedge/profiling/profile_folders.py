@@ -27,7 +27,7 @@ from torchedge.prediction.profiles import MODE_TABLES, FittedModels, file_names,
 from torchedge.profiling.accuracy import PROTOCOLS, Score, many_networks, score, score_simulation
 from torchedge.profiling.latency_fitting import fit_latency
 from torchedge.profiling.memory_fitting import fit_memory
-from torchedge.profiling.samples import QUANTITIES, Quantity, Samples, Source
+from torchedge.profiling.samples import QUANTITIES, DataSource, Quantity, Samples
 from torchedge.storage import read_toml, resolve_inside
 from torchedge.storage.documents import writing
 from torchedge.streaming.capacities import FILE as LOADING_FILE
@@ -176,7 +176,7 @@ def _write_mode(folder: Path, mode: Mode, fit: ModeFit) -> dict[str, Any]:
 # descriptions -----------------------------------------------------------------------------------------------
 
 
-def describe(source: Source, command: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - TOML values
+def describe(source: DataSource, command: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - TOML values
     """Return the table of a fitted part: where its data comes from, date, command, versions and `more`."""
     return {
         "provenance": str(source.provenance),

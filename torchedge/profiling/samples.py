@@ -50,7 +50,7 @@ _MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """Where measurements come from: name and sha256 of the dataset, and their provenance."""
 
     name: str
@@ -68,7 +68,7 @@ class Samples:
     """
 
     mode: Mode
-    source: Source
+    source: DataSource
     network: npt.NDArray[np.str_]
     level: npt.NDArray[np.int64]
     strategy: npt.NDArray[np.str_]
@@ -145,7 +145,7 @@ def prepare(
     tapes, traits = [a.tape(settings) for a in analyses], [a.traits for a in analyses]
     return Samples(
         mode=mode,
-        source=Source(dataset.name, dataset.digest, dataset.provenance),
+        source=DataSource(dataset.name, dataset.digest, dataset.provenance),
         network=np.array([n.architecture for n in networks])[which],
         level=np.array([n.level for n in networks], dtype=np.int64)[which],
         strategy=np.array([n.strategy for n in networks])[which],
