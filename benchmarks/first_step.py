@@ -2,14 +2,16 @@
 
     python benchmarks/first_step.py                                  # ResNet-18, MobileNetV2 and others
     python benchmarks/first_step.py resnet18 --batch-size 16 --side 224
+    python benchmarks/first_step.py resnet18 --compile --batch-size 4 --side 64    # by torch.compile
     python benchmarks/first_step.py whisper-tiny                     # an inference
 
 Each process trains a torchvision model for two steps (`Trainer`, SGD with momentum), or runs an inference
-twice. The first process begins with empty caches, the second one with those
-that it left; PoCL's own cache lies in the same temporary folder. Stages: importing (PyTorch, torchedge, the
-model); capture; lowering, of which rendering kernels; build (the driver's compiler for programs); load
-(allocation, weights); enqueue (the first run less the second one: PoCL compiles kernels then). Seconds of
-wall time, then of processor time of all threads and processes, which other work on the machine disturbs less.
+twice. The first process begins with empty caches, the second one with those that it left; PoCL's own cache
+lies in the same temporary folder. Results of both must be the same to the bit. Stages: importing (PyTorch,
+torchedge, the model); capture; lowering, of which rendering kernels; build (the driver's compiler for
+programs); load (allocation, weights); enqueue (what else the first run takes beside the second one: PoCL
+compiles kernels then; with --compile also all that torch.compile does and the loading). Seconds of wall time,
+then of processor time of all threads and processes, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Clock:
         return call
 
 
-def child(name: str, batch_size: int, side: int, device: str | None) -> dict[str, Any]:
+def child(name: str, batch_size: int, side: int, device: str | None, by_compile: bool) -> dict[str, Any]:
     """Run a model twice in this process; returns seconds by stage and numbers of kernels."""
     clock = Clock()
     import torch
@@ -74,14 +76,15 @@ def child(name: str, batch_size: int, side: int, device: str | None) -> dict[str
     from torchedge.runtime import executors
 
     torch.manual_seed(0)
-    prepare = inference if name in INFERENCES else training
+    prepare = inference if name in INFERENCES else compiling if by_compile else training
     open_model = prepare(clock, name, batch_size, side, device)
     clock.add("import", time.perf_counter() - BEGAN[0], processor_seconds() - BEGAN[1])
     assembly.write_kernels = clock.timed("render", assembly.write_kernels)  # type: ignore[assignment]
     executors.compile_kernels = clock.timed("build", executors.compile_kernels)  # type: ignore[assignment]
     began = time.perf_counter(), processor_seconds()
-    executor, run = open_model()
+    describe, run = open_model()
     opened = time.perf_counter() - began[0], processor_seconds() - began[1]
+    inside = [sum(clock.stages[stage][k] for stage in ("capture", "lower", "build")) for k in (0, 1)]
     runs, results = [], []
     for _ in range(2):
         start = time.perf_counter(), processor_seconds()
@@ -89,30 +92,28 @@ def child(name: str, batch_size: int, side: int, device: str | None) -> dict[str
         runs.append((time.perf_counter() - start[0], processor_seconds() - start[1]))
     first, second = runs
     for k in (0, 1):
-        known = sum(clock.stages[stage][k] for stage in ("capture", "lower", "build"))
-        clock.stages["load"][k] = opened[k] - known
-        clock.stages["enqueue"][k] = first[k] - second[k]
+        later = sum(clock.stages[stage][k] for stage in ("capture", "lower", "build")) - inside[k]
+        clock.stages["load"][k] = opened[k] - inside[k]
+        clock.stages["enqueue"][k] = first[k] - second[k] - later
         clock.stages["first step"][k] = opened[k] + first[k]
         clock.stages["second run"][k] = second[k]
-    program = executor.program
+    reports = describe()
     return {
         "stages": clock.stages,
-        "launches": len(program.launches),
-        "kernels": len(program.kernels),
-        "device": executor.context.device.name,
+        "launches": sum(report.launches for report in reports),
+        "kernels": sum(report.kernels for report in reports),
+        "device": reports[0].device,
         "results": [float(result).hex() for result in results],
     }
 
 
 def training(clock: Clock, name: str, batch_size: int, side: int, device: str | None) -> Callable[[], Any]:
-    """Return a function that opens a Trainer and returns its executor and its step."""
+    """Return a function that opens a Trainer and returns its reports and its step."""
     import torch
 
     from torchedge.runtime import trainers
-    from torchedge.tracing.vision import import_torchvision
 
-    model = getattr(import_torchvision().models, name)(num_classes=10)
-    x, y = torch.randn(batch_size, 3, side, side), torch.randint(10, (batch_size,))
+    model, x, y = problem(name, batch_size, side)
     trainers.lowered = clock.timed("lower", trainers.lowered)
     trainers.capture_step = clock.timed("capture", trainers.capture_step)
 
@@ -125,13 +126,46 @@ def training(clock: Clock, name: str, batch_size: int, side: int, device: str | 
             optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
             device=device,
         )
-        return trainer._opened(), lambda: trainer.step(x, y)
+        return trainer.report, lambda: trainer.step(x, y)
 
     return open_model
 
 
+def compiling(clock: Clock, name: str, batch_size: int, side: int, device: str | None) -> Callable[[], Any]:
+    """Return a function that opens nothing and returns the reports and the step of torch.compile."""
+    import torch
+
+    import torchedge
+    from torchedge.runtime import backends
+
+    model, x, y = problem(name, batch_size, side)
+    options = {"device": device} if device else {}
+    compiled = torch.compile(model, backend="torchedge", options=options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    backends.lowered = clock.timed("lower", backends.lowered)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(compiled(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return lambda: (torchedge.program_reports, step)
+
+
+def problem(name: str, batch_size: int, side: int) -> tuple[Any, Any, Any]:
+    """Return a torchvision model, random images and labels."""
+    import torch
+
+    from torchedge.tracing.vision import import_torchvision
+
+    model = getattr(import_torchvision().models, name)(num_classes=10)
+    return model, torch.randn(batch_size, 3, side, side), torch.randint(10, (batch_size,))
+
+
 def inference(clock: Clock, name: str, batch_size: int, side: int, device: str | None) -> Callable[[], Any]:
-    """Return a function that opens the executor of an inference on zeros, with random weights."""
+    """Return a function that opens an inference on zeros, with random weights."""
     import numpy as np
     from streaming_runs import whisper_tiny
 
@@ -139,6 +173,7 @@ def inference(clock: Clock, name: str, batch_size: int, side: int, device: str |
     from torchedge.lowering.targets import target_for
     from torchedge.opencl import open_context
     from torchedge.runtime import Executor
+    from torchedge.runtime.executors import report_on
 
     model, example = whisper_tiny()
 
@@ -152,7 +187,9 @@ def inference(clock: Clock, name: str, batch_size: int, side: int, device: str |
         executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})
         inputs = [program.tensors[index] for index in program.inputs]
         zeros = [np.zeros(tensor.shape, tensor.dtype) for tensor in inputs]
-        return executor, lambda: float(np.sum(executor.step(*zeros)[0], dtype=np.float64))
+        return lambda: [report_on(executor)], lambda: float(
+            np.sum(executor.step(*zeros)[0], dtype=np.float64)
+        )
 
     return open_model
 
@@ -166,14 +203,18 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--side", type=int, default=224, help="height and width of the images")
     parser.add_argument("--device", help="OpenCL device: a number, a type or a part of its name")
+    parser.add_argument("--compile", action="store_true", help="by torch.compile instead of Trainer")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         (name,) = arguments.models
-        print(json.dumps(child(name, arguments.batch_size, arguments.side, arguments.device)))
+        print(
+            json.dumps(child(name, arguments.batch_size, arguments.side, arguments.device, arguments.compile))
+        )
         return 0
     options = [f"--batch-size={arguments.batch_size}", f"--side={arguments.side}"]
     options += [f"--device={arguments.device}"] if arguments.device else []
+    options += ["--compile"] * arguments.compile
     print(f"{'':<28}" + "".join(f"{stage:>12}" for stage in STAGES))
     different = 0
     for name in arguments.models:
