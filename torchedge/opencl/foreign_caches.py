@@ -65,7 +65,12 @@ def _provide_pocl_cache() -> None:
     temporary = tempfile.mkdtemp(prefix="torchedge-pocl-")
     os.environ[POCL_CACHE] = temporary
     owner = os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(temporary, ignore_errors=True))
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    atexit.register(remove)
     if folder is not None:
         warnings.warn(
             f"{folder}: {fault}, and PoCL keeps compiled kernels there; this process compiles all of them "

@@ -113,7 +113,7 @@ class Executor:
         self._placed = dict(placed or {})
         self._profile: bool = profile if shared is None else shared._profile
         self._checks = checks
-        self._lock = threading.RLock() if shared is None else shared._lock
+        self._lock: Any = threading.RLock() if shared is None else shared._lock
         self._events: list[Any] = []
         try:
             self._open(schedule, source, device, shared, loading, whole_arena)

@@ -1,0 +1,234 @@
+"""Training runs of transformers, Lightning and accelerate are checked before their first step."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import torchedge
+from torchedge.errors import InputError, LimitError, TorchedgeError, TorchedgeWarning
+from torchedge.integrations.training_runs import TrainingRun, largest_batch
+
+H200 = {"device": "nvidia-h200"}
+
+
+class Sequences(Dataset):
+    """Token sequences of growing length."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, place):
+        random.random(), np.random.rand(), torch.rand(1)
+        ids = [1] * (8 + place % 25)
+        return {"input_ids": ids, "labels": ids}
+
+
+def padded(samples):
+    longest = max(len(sample["input_ids"]) for sample in samples)
+    rows = [sample["input_ids"] + [0] * (longest - len(sample["input_ids"])) for sample in samples]
+    return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
+
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+# what all share ---------------------------------------------------------------------------------------------
+
+
+def test_the_example_is_of_the_largest_samples_and_randomness_stays():
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    batch = largest_batch(Sequences(), padded, 4)
+    assert batch["input_ids"].shape == (4, 32)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+def test_streams_need_an_example():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from range(3)
+
+    with pytest.raises(TorchedgeError, match="pass example="):
+        largest_batch(Stream(), list, 2)
+
+
+def test_a_run_that_fits_is_predicted_as_predict_does():
+    model, x = network(), torch.zeros(8, 3, 32, 32)
+    run = TrainingRun(**H200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prediction = run.check(model, x, 8, optimizer="adamw")
+    assert prediction.memory == torchedge.predict(model, 8, example=x, optimizer="adamw", **H200).memory
+
+
+@pytest.mark.parametrize("misfit", ["warn", "raise"])
+def test_a_run_that_does_not_fit_is_refused_or_announced_with_what_would_fit(misfit):
+    model, x = nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]), torch.zeros(1 << 16, 512)
+    limit = torchedge.predict(model, 1 << 14, example=x, **H200).required_mib()
+    run = TrainingRun(limit_mib=limit, misfit=misfit, **H200)
+    expected = "will not fit on nvidia-h200.*would fit: .*accumulation"
+    if misfit == "raise":
+        with pytest.raises(LimitError, match=expected):
+            run.check(model, x, 1 << 16, optimizer="sgd")
+    else:
+        with pytest.warns(TorchedgeWarning, match=expected):
+            assert run.check(model, x, 1 << 16, optimizer="sgd") is not None
+    assert run.advice.fits
+
+
+def test_a_model_that_cannot_be_predicted_does_not_stop_the_training():
+    class Odd(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum().item() > 0 else x.tolist()
+
+    run = TrainingRun(**H200)
+    with pytest.warns(TorchedgeWarning, match="does not predict this run"):
+        assert run.check(Odd(4, 4), torch.zeros(2, 4), 2) is None
+    run.finish()
+
+
+def test_the_comparison_has_prediction_and_measurement_side_by_side(monkeypatch):
+    reports, clock = [], iter(range(10))
+    run = TrainingRun(report=reports.append, **H200)
+    run.check(network(), torch.zeros(8, 3, 32, 32), 8, optimizer="sgd", accumulation=2)
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    for _ in range(7):
+        run.updated()
+    assert run.measured()["an update"] == pytest.approx(1000.0)  # one second each, after three
+    run.finish()
+    (text,) = reports
+    assert "batch 2 x 8 on nvidia-h200" in text and "an update" in text and "1,000 ms" in text
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(InputError, match="misfit is 'stop'; expected"):
+        TrainingRun(misfit="stop")
+
+
+# transformers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_trainer_of_transformers_is_checked_before_its_first_step(tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    from torchedge.integrations.transformers import PredictionCallback
+
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=2, vocab_size=50, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    model, reports = transformers.GPT2LMHeadModel(config), []
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=5,
+        report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    callback = PredictionCallback(report=reports.append, **H200)
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=Sequences(), data_collator=padded, callbacks=[callback]
+    )
+    trainer.train()
+    example = padded([{"input_ids": [1] * 32}] * 4)
+    expected = torchedge.predict(model, 4, example=example, optimizer="adamw", accumulation=2, **H200)
+    assert callback.run.prediction.allocated.value == pytest.approx(expected.allocated.value, rel=0.01)
+    assert len(reports) == 1 and "batch 2 x 4" in reports[0]
+    assert callback.run.measured()["an update"] > 0
+
+    strict = PredictionCallback(limit_mib=1, misfit="raise", **H200)
+    stopped = transformers.Trainer(
+        model, arguments, train_dataset=Sequences(), data_collator=padded, callbacks=[strict]
+    )
+    with pytest.raises(LimitError, match="GPT2LMHeadModel at batch 4 will not fit"):
+        stopped.train()
+
+
+# Lightning --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lightning():
+    return pytest.importorskip("pytorch_lightning")
+
+
+def lit(lightning):
+    class Lit(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network, self.batch_size = network(), 4
+
+        def training_step(self, batch, place):
+            x, y = batch
+            loss = nn.functional.cross_entropy(self.network(x), y)
+            self.log("loss", loss)
+            return {"loss": loss}
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+        def train_dataloader(self):
+            data = TensorDataset(torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.long))
+            return DataLoader(data, self.batch_size)
+
+    return Lit()
+
+
+def trainer(lightning, tmp_path, *callbacks, steps=5):
+    return lightning.Trainer(
+        max_steps=steps, callbacks=list(callbacks), logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_lightning_is_checked_before_its_first_step(lightning, tmp_path):
+    from torchedge.integrations.lightning import PredictionCallback
+
+    reports, module = [], lit(lightning)
+    callback = PredictionCallback(report=reports.append, **H200)
+    trainer(lightning, tmp_path, callback).fit(module)
+    expected = torchedge.predict(network(), 4, input_size=(3, 32, 32), optimizer="adamw", **H200)
+    assert callback.run.prediction.model == "Lit"
+    assert callback.run.prediction.allocated.value == pytest.approx(expected.allocated.value, rel=0.01)
+    assert "batch 1 x 4" in reports[0] and callback.run.measured()["an update"] > 0
+    with pytest.raises(LimitError, match="Lit at batch 4 will not fit"):
+        strict = PredictionCallback(limit_mib=1, misfit="raise", advise=False, **H200)
+        trainer(lightning, tmp_path, strict).fit(lit(lightning))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_lightning_gets_the_largest_batch_size_that_fits(lightning, tmp_path):
+    from torchedge.integrations.lightning import PredictedBatchSize
+
+    model = network()
+    predict = {"input_size": (3, 32, 32), "optimizer": "adamw", **H200}
+    limit = torchedge.predict(model, 40, **predict).required_mib()
+    expected = torchedge.predict(model, 1, **predict).max_batch_size(limit, largest=64)
+    module = lit(lightning)
+    trainer(lightning, tmp_path, PredictedBatchSize(limit_mib=limit, **H200), steps=1).fit(module)
+    assert module.batch_size == expected
+    with pytest.raises(InputError, match="does not fit at batch size 1"):
+        trainer(lightning, tmp_path, PredictedBatchSize(limit_mib=1, **H200), steps=1).fit(lit(lightning))
+
+
+# accelerate -------------------------------------------------------------------------------------------------
+
+
+def test_scripts_with_accelerate_are_checked():
+    accelerate = pytest.importorskip("accelerate")
+    from torchedge.integrations.accelerate import check_run
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = network()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    run = check_run(accelerator, model, optimizer, torch.zeros(8, 3, 32, 32), 8, **H200)
+    expected = torchedge.predict(
+        network(), 8, input_size=(3, 32, 32), optimizer="adamw", accumulation=2, **H200
+    )
+    assert run.prediction.allocated.value == pytest.approx(expected.allocated.value, rel=0.01)

@@ -1,0 +1,1 @@
+"""Predictions inside the tools that people train with: transformers, Lightning and accelerate."""
