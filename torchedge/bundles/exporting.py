@@ -203,7 +203,7 @@ def _source(captured: CapturedStep, target: Target, request: Request) -> Source:
     _check_dtypes(captured)
     if request.train:
         return Source.of(captured.step, captured.accumulating, target)
-    apart = request.plan.apart if request.plan else ()
+    apart = sorted(request.plan.apart) if request.plan else ()
     return Source.of(captured.step, None, replace(target, half_weights=target.half), apart)
 
 

@@ -13,8 +13,10 @@ from torchedge.devices import Device
 from torchedge.errors import InputError, TorchedgeError, TorchedgeWarning, needed
 from torchedge.integrations.training_runs import TrainingRun, largest_batch
 from torchedge.prediction.results import CONFIDENCE
+from torchedge.tracing.vision import import_torchvision
 
 with needed("pytorch-lightning", purpose="Lightning's callbacks"):
+    import_torchvision()  # which Lightning's metrics import, and mismatched builds of which fail
     try:
         import lightning.pytorch as pl
     except ImportError:

@@ -163,7 +163,7 @@ class _Listing(TorchDispatchMode):
     """Asks a policy about every ATen operator that runs."""
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.policy, self.stored = policy, False
 
     def ask(self, func: Any, args: Any = (), kwargs: Any = None) -> None:
