@@ -16,6 +16,7 @@ __all__ = [
     "DeviceError",
     "DeviceLostError",
     "DeviceMemoryError",
+    "IndexRangeError",
     "InputError",
     "KernelBuildError",
     "KernelCheckError",
@@ -57,6 +58,10 @@ class CaptureError(TorchedgeError):
 
 class InputError(TorchedgeError, ValueError):
     """An argument, a shape, a file or a dataset given by the user is not usable."""
+
+
+class IndexRangeError(InputError, IndexError):
+    """A class label or an index in an input is outside of the tensor that it names a place of."""
 
 
 class DeviceError(TorchedgeError, LookupError):

@@ -9,6 +9,7 @@ from torchedge.errors import InputError
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
+from torchedge.lowering.index_ranges import index_ranges
 from torchedge.lowering.joined_rows import join_rows
 from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
 from torchedge.lowering.kernels.pointwise import gather_updates, write_updates
@@ -196,14 +197,18 @@ def _tensors(
     tensors: list[StoredTensor] = []
     number: dict[Node, int] = {}
 
-    def add(node: Node, name: str, role: TensorRole, layout: Layout, initial: float = 0.0) -> None:
+    ranges = index_ranges(step)
+
+    def add(node: Node, name: str, role: TensorRole, layout: Layout, value: int | None = None) -> None:
+        initial = step.initial.get(value, 0.0) if value is not None else 0.0
+        indices = ranges.get(value) if value is not None else None
         number[node] = len(tensors)
-        tensors.append(StoredTensor(name, node.shape, node.dtype, role, layout, initial))
+        tensors.append(StoredTensor(name, node.shape, node.dtype, role, layout, initial, indices))
 
     for index, stored in translation.stored.items():
         role = step.values[index].role
         assert role != "activation"
-        add(stored, stored.name, role, layouts[stored], step.initial.get(index, 0.0))
+        add(stored, stored.name, role, layouts[stored], index)
     for group in fused.groups:
         for node, over in group.stored.items():
             if over is not None:

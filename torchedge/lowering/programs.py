@@ -45,11 +45,21 @@ Places = Annotated[dict[Index, Size], REQUIRED, Meta(max_length=MAX_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True)
+class IndexRange:
+    """What an input of indices may hold: numbers from `low` on, below `high`, and `ignored`."""
+
+    low: Annotated[int, Meta(ge=-MAX_SIZE, le=MAX_SIZE)]
+    high: Annotated[int, Meta(ge=-MAX_SIZE, le=MAX_SIZE)]
+    ignored: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor on the device: logical shape and dtype, and the layout of its bytes.
 
     Roles "parameter", "buffer", "state" and "constant" stay on the device from step to step; "intermediate"
-    lives within a step, in the arena. `fill` is the content of a state before the first step.
+    lives within a step, in the arena. `fill` is the content of a state before the first step, `indices` what
+    an input that operators index with may hold.
     """
 
     name: Text
@@ -58,6 +68,7 @@ class StoredTensor:
     role: TensorRole
     layout: Layout
     fill: int | float = 0.0
+    indices: IndexRange | None = None
 
     @property
     def nbytes(self) -> int:

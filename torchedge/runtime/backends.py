@@ -28,6 +28,7 @@ from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.opencl.sharing import check_process
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
+from torchedge.runtime.memory import check_indices
 from torchedge.runtime.program_caches import lowered
 from torchedge.runtime.tensor_memory import KeptTensor, ResultPool, TensorMemory, kept_behind
 from torchedge.storage.locks import PROCESS
@@ -348,6 +349,7 @@ class SegmentProgram:
         self.program = settings.lower(step, layouts)
         self._pool = ResultPool(self.device.memory)
         self._inputs = {t.name: t for t in self.program.tensors if t.name in segment.inputs}
+        self._indices = {name: t for name, t in self._inputs.items() if t.indices is not None}
         self._outputs = {
             name: self.program.tensors[index]
             for name, index in zip(segment.outputs, self.program.outputs, strict=True)
@@ -363,6 +365,10 @@ class SegmentProgram:
 
     def run(self, values: MutableMapping[str, OnDevice]) -> None:
         """Run on `values` by name; adds the segment's results, which stay on the device."""
+        for name, tensor in self._indices.items():
+            value = values[name]
+            if isinstance(value, torch.Tensor):
+                check_indices(tensor, value.numpy())
         results = self._taken()
         for name, memory in self._memory(values, results).items():
             self.executor.place(name, memory)
