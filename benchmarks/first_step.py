@@ -8,10 +8,11 @@
 Each process trains a torchvision model for two steps (`Trainer`, SGD with momentum), or runs an inference
 twice. The first process begins with empty caches, the second one with those that it left; PoCL's own cache
 lies in the same temporary folder. Results of both must be the same to the bit. Stages: importing (PyTorch,
-torchedge, the model); capture; lowering, of which rendering kernels; build (the driver's compiler for
-programs); load (allocation, weights); enqueue (what else the first run takes beside the second one: PoCL
-compiles kernels then; with --compile also all that torch.compile does and the loading). Seconds of wall time,
-then of processor time of all threads and processes, which other work on the machine disturbs less.
+torchedge, the model); capture; lowering, of which rendering kernels; build (the driver's compiler, in
+processes where that is much work); load (allocation, weights, the program where it needs no capture); enqueue
+(what else the first run takes beside the second one, where PoCL compiles what is left; with --compile also
+all that torch.compile does and the loading). Seconds of wall time, then of processor time of all threads and
+processes, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations

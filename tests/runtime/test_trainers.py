@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import torchedge
 from torchedge.errors import InputError, LoweringError, OpenCLError
+from torchedge.runtime import trainers
 
 pytest.importorskip("pyopencl")
 
@@ -305,3 +306,57 @@ def test_unknown_tuners_are_refused():
         torchedge.Trainer(model, *data[0], loss=F.cross_entropy, optimizer=optimizer, tuner="best")
     with pytest.raises(Exception, match="the option tuner is 'best'; expected"):
         torch.compile(model, backend="torchedge", options={"tuner": "best"})(data[0][0])
+
+
+def without_capture(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the model is captured again")
+
+    monkeypatch.setattr(trainers, "capture_step", refuse)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_model_that_was_captured_before_is_not_captured_again(tmp_path, monkeypatch, accumulation):
+    monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path))
+    data = batches(4)
+
+    def losses():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 4))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        with torchedge.Trainer(
+            model, *data[0], loss=F.cross_entropy, optimizer=optimizer, accumulation=accumulation
+        ) as trainer:
+            return [trainer.step(*batch) for batch in data], model.state_dict()
+
+    first, weights = losses()
+    without_capture(monkeypatch)
+    second, again = losses()
+    assert first == second
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+def test_a_resumed_optimizer_another_seed_and_another_loss_are_captured(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHEDGE_CACHE", str(tmp_path))
+    model, (batch,) = mlp(), batches(1)
+
+    def trainer(**options):
+        settings = {"loss": F.cross_entropy, "optimizer": torch.optim.Adam(model.parameters()), "seed": 1}
+        return torchedge.Trainer(model, *batch, **{**settings, **options})
+
+    trainer().close()
+    without_capture(monkeypatch)
+    trainer().close()
+    stepped = torch.optim.Adam(model.parameters())
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    stepped.step()
+    for options in (
+        {"seed": 2},
+        {"loss": lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1)},
+        {"optimizer": torch.optim.Adam(model.parameters(), betas=(0.8, 0.9))},
+        {"optimizer": torch.optim.Adam(list(model.parameters())[:2])},
+        {"optimizer": stepped},
+        {"accumulation": 2},
+    ):
+        with pytest.raises(AssertionError, match="captured again"):
+            trainer(**options)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +27,9 @@ from torchedge.textures.layouts import Layout
 
 _ROOMS = ("expressions", "graphs", "lowering", "textures")
 """Rooms whose code decides about programs."""
+_CAPTURING = ("tracing", "runtime", "ops")
+"""Rooms whose code decides about captures besides."""
+_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def lowered(
@@ -42,15 +48,58 @@ def lowered(
     """
     cache = BinaryCache(cache_folder() / "programs" if folder is None else folder)
     key = key_of(step, target, layouts, "" if timer is None else timer.device)
-    entry = cache.read(key)
-    if entry is not None:
-        try:
-            return parse_program(f"cached program {key[:12]}", parse_json(key, entry)), True
-        except TorchedgeError:
-            pass
+    known = _read_program(cache, key)
+    if known is not None:
+        return known, True
     program = lower(step, target, layouts, timer=timer)
     cache.write(key, json.dumps(program_document(program), allow_nan=False).encode())
     return program, False
+
+
+def _read_program(cache: BinaryCache, key: str) -> Program | None:
+    """Return a cached program; None without one, or where the entry is damaged."""
+    entry = cache.read(key)
+    if entry is not None:
+        with contextlib.suppress(TorchedgeError):
+            return parse_program(f"cached program {key[:12]}", parse_json(key, entry))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCache:
+    """Which programs a capture led to, so that it need not be repeated: by what decides about it, as text.
+
+    identity: of model, batch, loss, optimizer and settings (`tracing.identities`). target, measured_on: as in
+    `key_of`.
+    """
+
+    identity: str
+    target: Target
+    measured_on: str = ""
+
+    def read(self) -> list[Program] | None:
+        """Return the programs of an earlier process, or None."""
+        entry = self._folder("captures").read(self._key())
+        if entry is None:
+            return None
+        keys = entry.decode(errors="replace").split()
+        programs = [_read_program(self._folder("programs"), key) for key in keys if _KEY.fullmatch(key)]
+        known = [program for program in programs if program is not None]
+        return known if known and len(known) == len(keys) else None
+
+    def write(self, steps: Sequence[tuple[Step, Mapping[str, Layout]]]) -> None:
+        """Remember the programs of steps, each lowered with its layouts."""
+        keys = [key_of(step, self.target, layouts, self.measured_on) for step, layouts in steps]
+        self._folder("captures").write(self._key(), "\n".join(keys).encode())
+
+    def _key(self) -> str:
+        state = hashlib.sha256(code_digest().encode() + code_digest(_CAPTURING).encode())
+        state.update(f"{self.identity}{self.target}{self.measured_on}".encode())
+        return state.hexdigest()
+
+    @staticmethod
+    def _folder(name: str) -> BinaryCache:
+        return BinaryCache(cache_folder() / name)
 
 
 def key_of(step: Step, target: Target, layouts: Mapping[str, Layout], measured_on: str = "") -> str:
@@ -67,11 +116,11 @@ def key_of(step: Step, target: Target, layouts: Mapping[str, Layout], measured_o
 
 
 @cache
-def code_digest() -> str:
-    """Return a hash of the version and of the code that lowers."""
+def code_digest(rooms: tuple[str, ...] = _ROOMS) -> str:
+    """Return a hash of the version and of the code that lowers, or of other rooms."""
     state = hashlib.sha256(__version__.encode())
     package = Path(__file__).parents[1]
-    files = [file for room in _ROOMS for file in sorted((package / room).rglob("*.py"))]
+    files = [file for room in rooms for file in sorted((package / room).rglob("*.py"))]
     for file in [*files, *sorted((data_folder("export") / "kernels").glob("*.*"))]:
         state.update(file.name.encode() + file.read_bytes())
     return state.hexdigest()

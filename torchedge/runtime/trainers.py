@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,14 +16,17 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from torchedge.errors import InputError, OpenCLError
 from torchedge.graphs.steps import Step
+from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
 from torchedge.opencl import ClDevice, open_context
 from torchedge.opencl.sharing import serialised
-from torchedge.runtime.executors import SHARED, Executor, ProgramReport, report_on
+from torchedge.runtime.executors import LOADED, SHARED, Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
-from torchedge.runtime.program_caches import lowered
+from torchedge.runtime.program_caches import CaptureCache, lowered
+from torchedge.textures.layouts import Layout
 from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.identities import identity_of
 from torchedge.tracing.objectives import Loss, as_arguments, as_tuple
 from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
 from torchedge.tracing.steps import capture_step
@@ -239,6 +242,12 @@ class Trainer:
         return programs
 
     def _capture_training(self, batch: _Batch) -> _Training:
+        cache = None if self._first else self._capture_cache(batch)
+        known = cache.read() if cache else []
+        weights = self._weights()
+        if known and _fit(known, weights):
+            updating = self._opened_on(known[0], weights, None)
+            return _Training(updating, self._opened_on(known[1], weights, updating) if known[1:] else None)
         with self._settings.as_captured(), _keywords_named(batch):
             captured = capture_step(
                 self._model,
@@ -252,10 +261,34 @@ class Trainer:
                 seed=self._seed,
             )
         updating = self._executor(captured.step, captured.tensors, self._first)
-        if captured.accumulating is None:
-            return _Training(updating, None)
-        owner = self._first or updating
-        return _Training(updating, self._executor(captured.accumulating, captured.tensors, owner))
+        accumulating, steps = None, [(captured.step, _shared_layouts(None))]
+        if captured.accumulating is not None:
+            owner = self._first or updating
+            accumulating = self._executor(captured.accumulating, captured.tensors, owner)
+            steps.append((captured.accumulating, _shared_layouts(owner)))
+        if cache is not None and set(captured.tensors) <= {*weights, *captured.step.hyperparameters}:
+            cache.write(steps)
+        return _Training(updating, accumulating)
+
+    def _capture_cache(self, batch: _Batch) -> CaptureCache | None:
+        """Return the cache of what the capture on a batch leads to; None where too much decides about it."""
+        names = {id(parameter): name for name, parameter in self._parameters().items()}
+        groups = [
+            (settings, [names.get(id(parameter), "") for parameter in group["params"]])
+            for settings, group in zip(self._settings.fixed, self._optimizer.param_groups, strict=True)
+        ]
+        identity = identity_of(
+            unwrapped(self._model),
+            self._loss,
+            tree_map(_form_of, (batch.args, dict(batch.kwargs), batch.targets)),
+            type(self._optimizer),
+            groups,
+            self._accumulation,
+            torch.initial_seed() if self._seed is None else self._seed,
+        )
+        if identity is None or self._optimizer.state:
+            return None
+        return CaptureCache(identity, self._target, "" if self._timer is None else self._timer.device)
 
     def _inference_on(self, batch: _Batch, loss: Loss | None) -> _Inference:
         self._opened()
@@ -280,11 +313,15 @@ class Trainer:
 
     def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
         """Return the executor of a step, which shares weights and states with `owner`."""
-        shared = [] if owner is None else [t for t in owner.program.tensors if t.role in SHARED]
-        layouts = {tensor.name: tensor.layout for tensor in shared}
-        program, _ = lowered(step, self._target, layouts, timer=self._timer)
+        program, _ = lowered(step, self._target, _shared_layouts(owner), timer=self._timer)
+        return self._opened_on(program, tensors, owner)
+
+    def _opened_on(
+        self, program: Program, tensors: Mapping[str, torch.Tensor], owner: Executor | None
+    ) -> Executor:
+        """Return the executor of a program, loaded with what it does not share with `owner`."""
         executor = Executor(program, self._device, profile=self._profile, shared=owner)
-        names = {tensor.name for tensor in program.tensors} - {tensor.name for tensor in shared}
+        names = {tensor.name for tensor in program.tensors}.difference(_shared_layouts(owner))
         executor.load({name: _array_of(tensor) for name, tensor in tensors.items() if name in names})
         return executor
 
@@ -321,15 +358,34 @@ class Trainer:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers that the first program holds, by name."""
-        model = unwrapped(self._model)
-        named = [*self._parameters().items(), *model.named_buffers(remove_duplicate=False)]
-        return {n: t.detach() for n, t in named if self._roles.get(n) in ("parameter", "buffer")}
+        return {n: t for n, t in self._weights().items() if self._roles.get(n) in ("parameter", "buffer")}
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """All parameters and buffers of the model, by name."""
+        buffers = unwrapped(self._model).named_buffers(remove_duplicate=False)
+        return {name: t.detach() for name, t in [*self._parameters().items(), *buffers]}
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return dict(unwrapped(self._model).named_parameters(remove_duplicate=False))
 
     def _states(self) -> frozenset[str]:
         return frozenset(name for name, role in self._roles.items() if role == "state")
+
+
+def _shared_layouts(owner: Executor | None) -> dict[str, Layout]:
+    """Return the layouts of the tensors that other programs share with an executor's, by name."""
+    return {} if owner is None else {t.name: t.layout for t in owner.program.tensors if t.role in SHARED}
+
+
+def _fit(programs: Sequence[Program], weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a model has all that programs load, in the same form."""
+    loaded = [t for program in programs for t in program.tensors if t.role in LOADED and t.role != "state"]
+    forms = {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in weights.items()}
+    return all(forms.get(tensor.name) == (tensor.shape, tensor.dtype) for tensor in loaded)
+
+
+def _form_of(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,11 @@ class OptimizerSettings:
             for parameter, state in optimizer.state.items()
         }
 
+    @property
+    def fixed(self) -> list[dict[str, Any]]:
+        """The settings of each group of parameters at the capture, without learning rates."""
+        return self._fixed
+
     def rates(self) -> dict[str, float]:
         """Return the present learning rates by hyperparameter.
 
