@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
+
+_CONTROL = re.compile(
+    r"\x1b\[[0-9;]*m"  # colours and weights of letters
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
 
 
 def number(value: float) -> str:
@@ -22,3 +28,12 @@ def span(low: float, high: float) -> str:
 def shorten(text: str, columns: int) -> str:
     """Return text in at most so many columns, with an ellipsis where its end is cut off."""
     return text if len(text) <= columns else text[: columns - 1].rstrip(" (,") + "…"
+
+
+def printable(text: str) -> str:
+    """Return text with control codes and marks of direction as escapes; colours, tabs and line feeds stay."""
+    return _CONTROL.sub(lambda code: code[0] if code[0].endswith("m") else _escaped(code[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()

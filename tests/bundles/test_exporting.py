@@ -243,13 +243,9 @@ def test_a_failure_leaves_what_was_there(model, batch, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
 
-def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
-    target = tmp_path / "b"
-    target.mkdir()
-    (target / "old").write_text("old")
-    with pytest.raises(InputError, match="cannot be written"), exporting.new_folder(target) as made:
-        made.rmdir()
-    assert (target / "old").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["b"]
+def test_an_empty_name_is_refused(model, batch):
+    with pytest.raises(InputError, match="out is empty; expected the name of a folder"):
+        torchedge.export(model, batch[0], out="", device="local-cpu", onnx=False)
 
 
 # what is given ----------------------------------------------------------------------------------------------

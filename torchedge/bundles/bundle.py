@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,12 @@ from torchedge.errors import InputError
 from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.placement import part_images
 from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
-from torchedge.lowering.programs import MAX_SOURCE, Program
+from torchedge.lowering.programs import MAX_SOURCE, Program, StoredTensor
 from torchedge.opencl.sharing import serialised
 from torchedge.storage import file_sha256, resolve_inside
-from torchedge.storage.documents import Document, parse_json, read_bytes
+from torchedge.storage.documents import Document, open_file, parse_json, read_bytes
 from torchedge.storage.locks import PROCESS
+from torchedge.storage.replacing import recover
 from torchedge.storage.tensors import Header
 from torchedge.streaming.schedules import with_own_images
 
@@ -63,7 +65,8 @@ class Bundle:
     """An exported model: kernels, launches, weights. `open` reads one; `run` and `train_step` execute it.
 
     path: its folder. manifest: what it says of itself. program: what runs. accumulating: the step that only
-    adds up gradients. header: where weights lie in the file. plan: the streaming plan with its instance, and
+    adds up gradients. header: where weights lie in the file. weights_state: its bytes and time of
+    change (ns) before it was checked. plan: the streaming plan with its instance, and
     schedule: the copies it makes, None where all weights stay on the device.
     """
 
@@ -72,6 +75,7 @@ class Bundle:
     program: Program
     accumulating: Program | None
     header: Header
+    weights_state: tuple[int, int]
     plan: PlanFile | None = None
     schedule: StreamingSchedule | None = None
 
@@ -87,11 +91,15 @@ class Bundle:
             ProfileError: a file cannot be read or is damaged, or leads out of the folder.
         """
         folder = Path(path).expanduser()
+        recover(folder)
         if not folder.is_dir() or not (folder / MANIFEST).exists():
             raise InputError(
                 f"{path}: is no bundle; expected a folder with a {MANIFEST}, which torchedge.export makes"
             )
         manifest = read_manifest(folder)
+        weights = resolve_inside(folder, WEIGHTS)
+        with open_file(weights) as file:
+            status = os.fstat(file.fileno())
         _check_files(folder, manifest)
         kernels = [name for name in manifest.files if name.startswith("kernels/")]
         texts = {name[len("kernels/") : -len(".cl")]: _text(folder, name) for name in kernels}
@@ -106,10 +114,10 @@ class Bundle:
             prove(path, document, (program,) if accumulating is None else (program, accumulating), deciding)
         plan, schedule = _streaming(folder, manifest, program)
         _check_same(folder, manifest, program, accumulating, schedule)
-        weights = resolve_inside(folder, WEIGHTS)
         header = read_header(weights)
         check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
-        return cls(folder.resolve(), manifest, program, accumulating, header, plan, schedule)
+        state = (status.st_size, status.st_mtime_ns)
+        return cls(folder.resolve(), manifest, program, accumulating, header, state, plan, schedule)
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -238,13 +246,17 @@ class Bundle:
 
     def weights(self) -> dict[str, Array]:
         """Return what the file holds: parameters, buffers and constants by name, as PyTorch has them."""
-        packed = packed_weights(self.path / WEIGHTS, self.header, self.programs)
+        packed = self._packed(None)
         return {tensor.name: tensor.layout.unpack(array, tensor.shape) for tensor, array in packed}
 
     def packed(self, names: Collection[str]) -> Iterator[tuple[str, Array]]:
         """Yield those of the tensors that the file holds, in the layout of the device."""
-        for tensor, array in packed_weights(self.path / WEIGHTS, self.header, self.programs, names):
+        for tensor, array in self._packed(names) if names else ():
             yield tensor.name, array
+
+    def _packed(self, names: Collection[str] | None) -> Iterator[tuple[StoredTensor, Array]]:
+        digest = self.manifest.files[WEIGHTS].sha256
+        return packed_weights(self.path / WEIGHTS, self.header, self.programs, digest, names)
 
     def packed_states(self) -> Iterator[tuple[str, Array]]:
         """Yield the states that the file holds: they are loaded once, also where weights are streamed."""
@@ -257,7 +269,7 @@ class Bundle:
         places = {
             name: (entry.start, entry.stop - entry.start) for name, entry in self.header.entries.items()
         }
-        return FileSource(self.path / WEIGHTS, places, reads)
+        return FileSource(self.path / WEIGHTS, places, reads, state=self.weights_state)
 
     def document(self) -> Document:
         """Return the manifest, and the counts of its program, as plain data."""

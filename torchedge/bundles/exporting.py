@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -49,6 +46,7 @@ from torchedge.lowering.programs import Program
 from torchedge.lowering.rules import all_rules
 from torchedge.lowering.targets import Precision, Target, Tuner
 from torchedge.storage import file_sha256, write_json
+from torchedge.storage.replacing import new_folder, recover
 from torchedge.storage.tensors import NAMES
 from torchedge.streaming.planning import plan_program
 from torchedge.streaming.plans import PLANS
@@ -387,7 +385,10 @@ def check_free(out: str | Path, force: bool) -> Path:
     Raises:
         InputError: it is there already (with `force`: and is no bundle), or its own folder is not there.
     """
+    if not os.fspath(out):
+        raise InputError("out is empty; expected the name of a folder to make")
     target = Path(out).expanduser().absolute()
+    recover(target)
     if target.is_symlink():
         target = target.resolve()
     if not target.parent.is_dir():
@@ -403,33 +404,3 @@ def check_free(out: str | Path, force: bool) -> Path:
     if force:
         raise InputError(f"{out}: is a folder but no bundle, and is not replaced; choose another")
     raise InputError(f"{out}: is there already; expected a new folder: pass force (--force) to replace it")
-
-
-@contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder; it replaces `target` if the block ends without an error.
-
-    Raises:
-        InputError: the folder cannot be made, filled or put in place.
-    """
-    stem = f".{target.name[:100]}.{secrets.token_hex(8)}"
-    new, old = target.with_name(f"{stem}.tmp"), target.with_name(f"{stem}.old")
-    try:
-        new.mkdir()
-        yield new
-        if target.exists():
-            target.rename(old)
-        try:
-            new.rename(target)
-        except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
-    except OSError as error:
-        raise InputError(
-            f"{target}: cannot be written ({error.strerror or error}), expected a folder with room; "
-            "choose another, or free some space"
-        ) from error
-    finally:
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)

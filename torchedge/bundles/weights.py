@@ -23,7 +23,7 @@ from torchedge.errors import InputError, ProfileError
 from torchedge.lowering.packing import check_weight, pack_weight
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.storage.documents import open_file, writing
-from torchedge.storage.tensors import MAX_HEADER_BYTES, NAMES, Entry, Header, parse_header
+from torchedge.storage.tensors import MAX_HEADER_BYTES, NAMES, Header, parse_header
 
 PAGE, LINE = 16384, 64
 SCHEMA = "torchedge-weights-1"
@@ -165,27 +165,35 @@ def _dtype(tensor: StoredTensor) -> np.dtype[Any] | None:
 
 
 def packed_weights(
-    path: Path, header: Header, programs: Sequence[Program], names: Collection[str] | None = None
+    path: Path, header: Header, programs: Sequence[Program], sha256: str, names: Collection[str] | None = None
 ) -> Iterator[tuple[StoredTensor, Array]]:
     """Yield tensors of the file with their data in the device's layout, in the file's order.
 
-    names: of the tensors to read; None: all.
+    The whole file is read and hashed on the way: what is used is what was checked. names: of the tensors to
+    yield; None: all.
 
     Raises:
-        ProfileError: the file ends early, or cannot be read.
+        ProfileError: the file ends early, cannot be read, or (after the last tensor) is not that of `sha256`.
     """
     resident = {tensor.name: tensor for tensor in _resident_tensors(programs)}
+    entries = sorted(header.entries.items(), key=lambda item: item[1].start)
+    state = hashlib.sha256()
     with open_file(path) as file:
-        for name, entry in sorted(header.entries.items(), key=lambda item: item[1].start):
-            if name in resident and entry.stop > entry.start and (names is None or name in names):
-                yield resident[name], _read(path, file, entry)
-
-
-def _read(path: Path, file: Any, entry: Entry) -> Array:  # noqa: ANN401 - a binary file
-    content = np.empty(entry.stop - entry.start, np.uint8)
-    file.seek(entry.start)
-    if file.readinto(content.data) != content.size:
-        raise ProfileError(f"{path}: ends before byte {entry.stop}, expected more; export or copy it again")
-    if entry.dtype.kind == "b" and bool((content > 1).any()):
-        raise ProfileError(f"{path}: holds a byte that is no boolean, expected 0 or 1; copy it again")
-    return content.view(entry.dtype).reshape(entry.shape)
+        begin = min([entry.start for _, entry in entries], default=os.fstat(file.fileno()).st_size)
+        state.update(file.read(begin))
+        for name, entry in entries:
+            content = np.empty(entry.stop - entry.start, np.uint8)
+            if file.readinto(content.data) != content.size:
+                raise ProfileError(f"{path}: ends before byte {entry.stop}, expected more; copy it again")
+            state.update(content.data)
+            if name in resident and content.size and (names is None or name in names):
+                if entry.dtype.kind == "b" and bool((content > 1).any()):
+                    raise ProfileError(
+                        f"{path}: holds a byte that is no boolean; expected 0 or 1: copy it again"
+                    )
+                yield resident[name], content.view(entry.dtype).reshape(entry.shape)
+        state.update(file.read(1))
+    if state.hexdigest() != sha256:
+        raise ProfileError(
+            f"{path}: was changed after it was checked, or is read wrongly; copy or export the bundle again"
+        )

@@ -17,9 +17,10 @@ from typing import Any
 import click
 
 from torchedge import __version__
-from torchedge.cli.console import BAD_INPUT, DOES_NOT_FIT
+from torchedge.cli.console import BAD_INPUT, DOES_NOT_FIT, PrintableStream, keep_words
 from torchedge.cli.options import DEBUG_VARIABLE, Group, debugging, verbosity_options
 from torchedge.errors import DeviceMemoryError, LimitError, TorchedgeError
+from torchedge.texts import printable
 
 UNFORESEEN, INTERRUPTED, NO_READER = 1, 130, 141
 
@@ -148,7 +149,11 @@ def _run(words: list[str]) -> int:
 
         return shell_complete(_root, {}, "torchedge", COMPLETION_VARIABLE, instruction)
     try:
-        with _root.make_context("torchedge", words) as context:
+        with (
+            contextlib.redirect_stdout(PrintableStream(sys.stdout)),  # type: ignore[type-var]
+            _root.make_context("torchedge", words) as context,
+        ):
+            keep_words(context, words)
             status: Any = _root.invoke(context)
     except click.exceptions.Exit as end:  # after --help and --version
         return end.exit_code
@@ -171,7 +176,7 @@ def _report(message: str, status: int, error: BaseException | None = None) -> in
             import traceback
 
             traceback.print_exception(error)
-        print("torchedge:", " ".join(message.split()), file=sys.stderr, flush=True)
+        print("torchedge:", printable(" ".join(message.split())), file=sys.stderr, flush=True)
     return status
 
 

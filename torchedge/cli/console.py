@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.errors import InputError
-from torchedge.texts import shorten
+from torchedge.texts import printable, shorten
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -31,7 +31,7 @@ MIB = 2**20
 NARROWEST, USUAL, WIDEST = 60, 80, 120
 """Columns of output: on a terminal at least and at most; away from one."""
 
-_VERBOSITY = "torchedge.verbosity"
+_VERBOSITY, _WORDS = "torchedge.verbosity", "torchedge.words"
 
 
 def width() -> int:
@@ -50,6 +50,34 @@ def verbosity() -> int:
 def set_verbosity(context: click.Context, level: int) -> None:
     """Set the verbosity of this command line."""
     context.meta[_VERBOSITY] = level
+
+
+def words_given() -> list[str]:
+    """Return the arguments of this command line, as `torchedge` got them."""
+    return list(click.get_current_context().meta.get(_WORDS, ()))
+
+
+def keep_words(context: click.Context, words: Sequence[str]) -> None:
+    """Keep the arguments of this command line for `words_given`."""
+    context.meta[_WORDS] = tuple(words)
+
+
+class PrintableStream:
+    """A text stream to which control codes pass as visible escapes: texts of devices and files hold any.
+
+    Only line feeds, tabs and the codes of colours and weights go through as they are.
+    """
+
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - any stream
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, and return its length."""
+        self._stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the stream
+        return getattr(self._stream, name)
 
 
 # text and JSON ----------------------------------------------------------------------------------------------
@@ -107,7 +135,7 @@ def print_wrapped(text: str, *, first: str = "", rest: str = "") -> None:
 def warn(text: str) -> None:
     """Write one line of warning to stderr, unless -q is given."""
     if verbosity() >= 0:
-        print("torchedge: warning:", " ".join(text.split()), file=sys.stderr)
+        print("torchedge: warning:", printable(" ".join(text.split())), file=sys.stderr)
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 - any nested result
@@ -128,7 +156,7 @@ class Progress:
     """
 
     def __init__(self, total: int, label: str, *, done: int = 0, remaining: bool = False) -> None:
-        self._total, self._label, self._done, self._begun = max(total, 1), label, done, False
+        self._total, self._label, self._done, self._begun = max(total, 1), printable(label), done, False
         self._start = time.monotonic()
         shown = sys.stderr.isatty() and verbosity() >= 0
         self._lines = verbosity() > 0 and not shown
@@ -185,7 +213,7 @@ class Progress:
     def note(self, state: str) -> None:
         """Show a state that changes at each step: on the bar alone."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=state)
+            self._bar.update(self._task, description=printable(state))
 
     def more(self, steps: int) -> None:
         """Add steps to the total."""
@@ -204,7 +232,7 @@ class Progress:
 
     def _line(self, text: str) -> None:
         if self._lines:
-            print(f"{self._label}: {text}", file=sys.stderr, flush=True)
+            print(f"{self._label}: {printable(text)}", file=sys.stderr, flush=True)
 
 
 # files ------------------------------------------------------------------------------------------------------

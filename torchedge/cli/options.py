@@ -148,7 +148,20 @@ BATCH_SIZES = _Numbers("N[,N...]", ",", 1024, "numbers such as 32,64,128", disti
 SHAPE = _Numbers("CxHxW", "[x×,]", 8, "the shape of one sample such as 3x224x224", distinct=False)
 CONFIDENCE = Number(0.5, 1.0, name="P", open_high=True)
 DEVICE = _Device()
-PATH = click.Path(path_type=Path)
+
+
+class _NamedPath(click.Path):
+    """A path, refused where it is empty: Path("") would be the current folder."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:  # noqa: ANN401 - as click's
+        if not os.fspath(value):
+            self.fail("the path is empty; expected a name", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _NamedPath(path_type=Path)
 
 # shared options ---------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ from torchedge.cli.console import (
     print_json,
     print_table,
     print_wrapped,
+    words_given,
 )
+from torchedge.cli.isolating import run_isolated
 from torchedge.cli.options import PATH, SIZE, WHOLE, command
 from torchedge.errors import InputError
 from torchedge.storage.pictures import check_picture, save_picture
@@ -75,9 +78,11 @@ _HEADER_BYTES = 2**16
 )
 @click.option("--trace", type=PATH, metavar="FILE", help="Write a streaming run as a Perfetto trace (.json).")
 @click.option("--plot", type=PATH, metavar="FILE", help="Draw the memory of a streaming run over time.")
+@click.option("--isolated", is_flag=True, help="Run in a child process: a driver that fails ends only it.")
+@click.option("--time-limit", type=float, default=600.0, metavar="SECONDS", help="Of an --isolated run.")
 @click.option("--trust", is_flag=True, help="Also run kernels that the bundle's source is not lowered to.")
 @click.option("--device", "-d", help="OpenCL device: its number, type or a part of its name.")
-def run(bundles: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401 - see _Options
+def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **options: Any) -> int:  # noqa: ANN401 - see _Options
     """Run an exported bundle through OpenCL, or several in turn.
 
     Every file in it is checked first, and its kernels are compared with those that its source gives. Without
@@ -90,6 +95,8 @@ def run(bundles: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401 - se
     under a --memory-limit that its weights exceed; --time, --trace and --plot then also give the measured
     memory, disk reads and copies. The exit status is 3 if no plan stays within the limit.
 
+    With --isolated, the run is a process of its own, and a driver that aborts or hangs is one clear error.
+
     Several bundles of inferences run one after the other within one --memory-limit, --iterations times. They
     are planned together: the last launches of one load the first weights of the next. Input NAME of the
     bundle in place k is called k/NAME. Latency, memory and loads of each run are printed; --trace writes the
@@ -98,6 +105,10 @@ def run(bundles: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401 - se
     from torchedge.bundles.bundle import Bundle
     from torchedge.bundles.queues import BundleQueue
 
+    if not 0 < time_limit < math.inf:
+        raise InputError(f"--time-limit is {time_limit}; expected a number of seconds above 0")
+    if isolated:
+        return run_isolated([word for word in words_given() if word != "--isolated"], time_limit)
     settings = _Options(**options)
     if settings.inputs and settings.random:
         raise InputError("--random is given beside --input; expected one of them")
@@ -109,7 +120,7 @@ def run(bundles: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401 - se
     _check_files(outputs, settings)
     if inputs and not settings.inputs and not settings.random:
         _describe(opened, inputs, settings.as_json)
-        return
+        return 0
     arrays = _random(inputs) if settings.random else _read(inputs, settings.inputs)
     results, document = (
         _run_one(opened[0], arrays, settings) if queue is None else _run_queue(queue, arrays, settings)
@@ -122,6 +133,7 @@ def run(bundles: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401 - se
         _print(document)
     else:
         _print_queue(document)
+    return 0
 
 
 @dataclass(frozen=True, slots=True)

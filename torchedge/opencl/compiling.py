@@ -12,6 +12,7 @@ from torchedge.errors import KernelBuildError
 from torchedge.opencl.binary_caches import BinaryCache, default_cache, key_of
 from torchedge.opencl.build_processes import TrialRun, build_in_processes, process_count
 from torchedge.opencl.contexts import DeviceContext, translated
+from torchedge.opencl.foreign_caches import pocl_cache
 from torchedge.opencl.platforms import ClDevice
 from torchedge.opencl.sharing import check_process
 from torchedge.opencl.wide_vectors import in_halves
@@ -41,8 +42,11 @@ class CompiledKernels:
     programs: Mapping[str, Any]
 
     def kernel(self, name: str) -> Any:
-        """Return a new kernel object, with arguments of its own."""
-        with translated(f"kernel {name}"):
+        """Return a new kernel object, with arguments of its own; raises OpenCLError."""
+        hint = ""
+        if self.context.device.platform in SELF_CACHING:
+            hint = f" (if the driver knows no such kernel, its cache is damaged: empty {pocl_cache()})"
+        with translated(f"kernel {name}{hint}"):
             return self.context.cl.Kernel(self.programs[name], name)
 
 

@@ -68,11 +68,12 @@ class FileSource:
 
     places: (offset, bytes) of each tensor by name. reads: "plain" goes through the page cache; "mmap" maps
     the file; "direct" goes past the page cache in whole pages (O_DIRECT). A read that fails with an error
-    that may pass is tried again. opener: opens the file.
+    that may pass is tried again. opener: opens the file. state: bytes and time of change (ns) that the file
+    had when it was checked.
 
     Raises:
-        ProfileError: the file is missing, too short or no regular file, or its file system refuses the way
-            of reading.
+        ProfileError: the file is missing, too short, changed since `state` or no regular file, or its file
+            system refuses the way of reading.
     """
 
     def __init__(
@@ -82,12 +83,16 @@ class FileSource:
         reads: Reads = "plain",
         *,
         opener: Callable[[Path, Reads], RawFile] | None = None,
+        state: tuple[int, int] | None = None,
     ) -> None:
         self._file: RawFile | None = None
         self._path, self._places = Path(path), dict(places)
         self.alignment = PAGE_BYTES if reads == "direct" else 1
         self._file = (opener or open_raw)(self._path, reads)
         self._state = self._file.state()
+        if state not in (None, self._state):
+            self.close()
+            raise ProfileError(f"{path}: was changed after it was checked; load the bundle again")
         for name, (offset, nbytes) in self._places.items():
             if offset < 0 or nbytes < 0 or offset + nbytes > self._state[0]:
                 self.close()

@@ -1,0 +1,96 @@
+"""Folders that replace others: a process killed at any step leaves the old one or the new one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchedge
+from torchedge.errors import InputError
+from torchedge.storage import replacing
+from torchedge.storage.replacing import new_folder, recover
+
+STOPPED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from torchedge.storage import replacing
+step, exchanges = int(sys.argv[2]), sys.argv[3] == "True"
+if not exchanges:
+    replacing._exchange = lambda one, two: False
+
+def counted(function):
+    def call(*arguments, **options):
+        global step
+        step -= 1
+        if step < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+Path.rename, os.fsync, shutil.rmtree = counted(Path.rename), counted(os.fsync), counted(shutil.rmtree)
+replacing._exchange = counted(replacing._exchange)
+with replacing.new_folder(Path(sys.argv[1])) as folder:
+    (folder / "content").write_text("new")
+"""
+
+
+def content_of(target):
+    recover(target)
+    return (target / "content").read_text()
+
+
+@pytest.fixture
+def target(tmp_path):
+    target = tmp_path / "b"
+    target.mkdir()
+    (target / "content").write_text("old")
+    return target
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_one(target, exchanges):
+    contents = []
+    for step in range(20):
+        (target / "content").write_text("old")
+        process = subprocess.run(
+            [sys.executable, "-c", STOPPED, str(target), str(step), str(exchanges)],
+            check=False,
+            env={"PYTHONPATH": str(Path(torchedge.__file__).parents[1])},
+        )
+        contents.append(content_of(target))
+        if process.returncode == 0:
+            break
+    assert process.returncode == 0 and len(contents) > 3
+    assert contents == sorted(contents, reverse=True) and set(contents) == {"old", "new"}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_is_replaced_and_nothing_is_left(target, monkeypatch, exchanges):
+    if not exchanges:
+        monkeypatch.setattr(replacing, "_exchange", lambda one, two: False)
+    with new_folder(target) as folder:
+        (folder / "content").write_text("new")
+        assert content_of(target) == "old"
+    assert content_of(target) == "new" and [p.name for p in target.parent.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_rename_that_fails_puts_the_old_folder_back(target, monkeypatch, exchanges):
+    def fail(one, two):
+        if exchanges:
+            raise OSError(5, "Input/output error")
+        one.joinpath("content").unlink()
+        one.rmdir()
+        return False
+
+    monkeypatch.setattr(replacing, "_exchange", fail)
+    with pytest.raises(InputError, match="cannot be written"), new_folder(target) as folder:
+        (folder / "content").write_text("new")
+    assert content_of(target) == "old" and [p.name for p in target.parent.iterdir()] == ["b"]
+
+
+def test_a_system_without_exchange_is_told_by_the_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(replacing.ctypes, "CDLL", lambda *_, **__: object())
+    assert replacing._exchange(tmp_path / "a", tmp_path / "b") is False

@@ -1,0 +1,103 @@
+"""Folders that replace others whole: whatever stops the process, the old one or the new one is there.
+
+Where the system can exchange two names at once (Linux: RENAME_EXCHANGE), it does. Elsewhere the old folder
+first moves to `.NAME.old` beside its place, then the new one takes the place; `recover` completes what was
+stopped between the two. Files are on the disk before their folder has its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchedge.errors import InputError
+
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fs.h
+_UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder; it replaces `target` if the block ends without an error.
+
+    Raises:
+        InputError: the folder cannot be made, filled or put in place.
+    """
+    new = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    try:
+        new.mkdir()
+        yield new
+        _flush(new)
+        _replace(target, new)
+    except OSError as error:
+        raise InputError(
+            f"{target}: cannot be written ({error.strerror or error}), expected a folder with room; "
+            "choose another, or free some space"
+        ) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def recover(target: Path) -> None:
+    """Put the old folder back where a process was stopped after it had moved the folder away."""
+    old = _old(target)
+    if old.is_dir() and not os.path.lexists(target):
+        with contextlib.suppress(OSError):
+            old.rename(target)
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f".{target.name[:200]}.old")
+
+
+def _replace(target: Path, new: Path) -> None:
+    """Give the new folder the name of the target; `new` or nothing is then what was there before."""
+    if not os.path.lexists(target):
+        new.rename(target)
+    elif not _exchange(new, target):
+        old = _old(target)
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+        try:
+            new.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    _flush_entry(target.parent)
+
+
+def _exchange(one: Path, two: Path) -> bool:
+    """Exchange two names at once; return whether this system and file system can."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(two), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNKNOWN:
+        return False
+    raise OSError(code, os.strerror(code))
+
+
+def _flush(folder: Path) -> None:
+    """Wait until every file and name in a folder is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        _flush_entry(path)
+
+
+def _flush_entry(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":  # only POSIX opens folders
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
