@@ -42,6 +42,7 @@ def clean(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("TORCHEDGE_DEVICE", raising=False)
     monkeypatch.delenv("TORCHEDGE_DEBUG", raising=False)
+    monkeypatch.setattr("torchedge.devices.catalog.memory_mib", lambda: (16384.0, None))
 
 
 @pytest.mark.parametrize("page", PAGES)

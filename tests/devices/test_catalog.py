@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from torchedge import devices
 from torchedge.devices import (
+    Provenance,
     board_name,
     default_device_name,
     find_device,
@@ -161,11 +162,16 @@ def test_a_linked_profile_that_leaves_the_folder_is_refused(home):
         ("NVIDIA Tegra X2", None, "jetson-tx2"),
         ("NVIDIA Tegra X1", None, "jetson-nano"),
         ("NVIDIA Jetson TX2 Developer Kit", None, "jetson-tx2"),
-        ("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super", None, "jetson-orin-nano"),
+        ("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super", None, "jetson-orin-nano-super"),
         ("QUALCOMM Adreno(TM) 740", None, "adreno-740"),
         ("Mali-G715 r0p0", None, "mali-g715"),
         ("NVIDIA H200", None, "nvidia-h200"),
-        ("NVIDIA H100 PCIe", None, None),
+        ("NVIDIA H100 PCIe", None, "nvidia-h100-pcie"),
+        ("NVIDIA H100 80GB HBM3", 81559.0, "nvidia-h100"),
+        ("NVIDIA A100-SXM4-80GB", 81920.0, "nvidia-a100-80gb"),
+        ("NVIDIA L4", 23034.0, "nvidia-l4"),
+        ("Tesla T4", 15360.0, "nvidia-t4"),
+        ("NVIDIA B200", None, None),
         ("", None, None),
         ("NVIDIA", None, None),
     ],
@@ -228,3 +234,19 @@ def test_devices_import_no_torch():
 )
 def test_phone_gpus_are_told_by_their_words(words, phone):
     assert is_phone_gpu(*words) is phone
+
+
+def test_the_template_has_the_memory_of_this_machine(monkeypatch):
+    from torchedge.devices import catalog
+
+    monkeypatch.setattr(catalog, "memory_mib", lambda: (24064.0, None))
+    device = find_device("local-cpu")
+    assert device.value("memory_mib") == 24064.0
+    assert device.figure("memory_mib").provenance is Provenance.MEASURED
+    assert device.figure("bandwidth_gb_s").provenance is Provenance.ASSUMED
+
+    def unknown():
+        raise DeviceError("this system does not report its memory")
+
+    monkeypatch.setattr(catalog, "memory_mib", unknown)
+    assert find_device("local-cpu").value("memory_mib") == 8192

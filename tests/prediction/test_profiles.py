@@ -50,8 +50,8 @@ def memory_model(names=MEMORY_FEATURES):
 def profile(tmp_path):
     """Write fitted models by mode into a folder and return the device."""
 
-    def make(**modes):
-        source = find_device("rtx-2080ti")
+    def make(base="rtx-2080ti", **modes):
+        source = find_device(base)
         folder = tmp_path / "made-up"
         folder.mkdir(exist_ok=True)
         tables = {}
@@ -127,13 +127,15 @@ def test_a_forest_on_the_papers_columns_reads_them(profile, mode):
 
 
 def test_latency_measured_under_autocast_is_converted_to_full_precision(profile):
-    base = find_device("rtx-2080ti")
-    device = profile(train=FittedModels(None, latency_model(base, names=None, amp="float16"), MEASURED))
+    base = find_device("rtx-3090")
+    device = profile(
+        train=FittedModels(None, latency_model(base, names=None, amp="float16"), MEASURED), base="rtx-3090"
+    )
     assert read_models(device, "train").latency.amp == "float16"
     half, other, full = (load_models(device, "train", amp) for amp in ("float16", "bfloat16", None))
     assert half.latency_provenance is other.latency_provenance is MEASURED
-    assert any("taken to be the same under bfloat16" in note for note in other.notes)
-    assert full.latency_provenance is ASSUMED and any("float16 autocast" in note for note in full.notes)
+    assert any("taken to be the same in bfloat16" in note for note in other.notes)
+    assert full.latency_provenance is ASSUMED and any("measured in float16" in note for note in full.notes)
     # The coefficients were the prior's under autocast, so that converted they are the prior's without.
     assert np.allclose(full.latency.coefficients, prior_mean(base))
     predictor = torchedge.Predictor(device)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def devices(name: str | None, opencl: bool, as_json: bool) -> None:
     """List devices, or one with the source of every figure.
 
-    NAME is a name, an alias or a profile folder. The provenance of predictions is that of the device's best
-    models: measured (by our probes), public data (fitted on published measurements) or assumed (an analytic
-    estimate from the device's figures).
+    NAME is a name, an alias or a profile folder. The columns training and inference hold the provenance of
+    predictions: measured (by our probes), public data (fitted on published measurements) or assumed (memory
+    or latency is an estimate from the device's figures, or scaled from another device's measurements).
 
     With --opencl, NAME is a number, a type (gpu, cpu) or a part of a name. The default device is marked *;
     TORCHEDGE_OPENCL_DEVICE chooses another.
@@ -58,19 +58,19 @@ def devices(name: str | None, opencl: bool, as_json: bool) -> None:
     for summary in summaries:
         memory = "-" if summary["memory_mib"] is None else number(summary["memory_mib"])
         mark = " (yours)" if summary["yours"] else ""
-        rows.append([summary["name"], summary["title"], summary["predictions"] + mark, memory])
-    print_table(["name", "device", "predictions", "MiB"], rows, left=3)
+        train, infer = summary["predictions"].values()
+        rows.append([summary["name"] + mark, summary["title"], train, infer, memory])
+    print_table(["name", "device", "training", "inference", "MiB"], rows, left=4)
 
 
 # devices with profiles --------------------------------------------------------------------------------------
 
 
-def predictions_of(device: Device) -> str:
-    """Return the provenance of a device's best models, without loading them."""
-    from torchedge.devices import Provenance
+def predictions_of(device: Device) -> dict[str, str]:
+    """Return the provenance of a device's predictions by mode, without loading its models."""
+    from torchedge.devices import prediction_provenance
 
-    words = [str(table.get("provenance", "public data")) for _, table in _fitted_tables(device)]
-    return str(max((item for item in Provenance if item.value in words), default=Provenance.ASSUMED))
+    return {mode: str(prediction_provenance(device, mode)) for mode in ("train", "infer")}
 
 
 def device_document(device: Device) -> dict[str, Any]:
@@ -82,9 +82,9 @@ def device_document(device: Device) -> dict[str, Any]:
 def print_device(device: Device) -> None:
     """Print a device's profile."""
     print_wrapped(f"{device.name}: {device.title}")
-    print_wrapped(
-        f"{device.kind} by {device.vendor}, {device.memory} memory, predictions: {predictions_of(device)}"
-    )
+    train, infer = predictions_of(device).values()
+    print_wrapped(f"{device.kind} by {device.vendor}, {device.memory} memory")
+    print_wrapped(f"predictions of training: {train}; of inference: {infer}")
     if device.aliases:
         print_wrapped(", ".join(device.aliases), first="also: ", rest="  ")
     if device.notes:

@@ -9,6 +9,7 @@ from torchedge.devices.catalog import (
     is_phone_gpu,
     list_devices,
     match_device,
+    prediction_provenance,
     profile_roots,
     scan_profiles,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "list_devices",
     "match_device",
     "parse_device",
+    "prediction_provenance",
     "profile_roots",
     "read_device",
     "scan_profiles",

@@ -6,12 +6,20 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from torchedge.devices.device import DEVICE_FILE, Device, read_device
+from torchedge.devices.device import (
+    DEVICE_FILE,
+    Device,
+    Figure,
+    Provenance,
+    freeze,
+    read_device,
+)
+from torchedge.devices.this_machine import memory_mib
 from torchedge.errors import DeviceError, InputError, ProfileError, TorchedgeWarning
 from torchedge.storage import data_folder, read_toml, resolve_inside, user_folder
 
@@ -158,6 +166,17 @@ def is_phone_gpu(*names: str) -> bool:
     return _PHONE_GPUS.search(" ".join(names)) is not None
 
 
+def prediction_provenance(device: Device, mode: str) -> Provenance:
+    """Return the provenance of a device's predictions of a mode, "train" or "infer", from its profile alone.
+
+    A prediction is of a memory and a time: where one of them was not measured, it is assumed.
+    """
+    table = device.profile.get({"train": "training", "infer": "inference"}[mode])
+    if not isinstance(table, Mapping) or not all(table.get(f"{f}_rows") for f in ("memory", "latency")):
+        return Provenance.ASSUMED
+    return Provenance(table.get("provenance", Provenance.PUBLIC_DATA.value))
+
+
 def board_name() -> str | None:
     """Return what the device tree calls this board ('NVIDIA Jetson TX2 Developer Kit'), or None."""
     try:
@@ -236,6 +255,24 @@ def _read_member(root: Path, folder: str) -> Device:
 
 def _read_folder(folder: Path) -> Device:
     path = resolve_inside(folder, DEVICE_FILE)
+    if path.parent == (data_folder("profiles") / LOCAL_DEVICE).resolve():
+        return _template_here(_stored(path))
+    return _stored(path)
+
+
+def _template_here(device: Device) -> Device:
+    """Return the template of an unmeasured processor with the memory of this machine, where it reports it."""
+    try:
+        total, _ = memory_mib()
+    except DeviceError:
+        return device
+    source = "this machine's system: physical pages, within the limit of the process's control group"
+    figure = Figure(round(total, 1), "MiB", Provenance.MEASURED, source)
+    return replace(device, figures=freeze({**device.figures, "memory_mib": figure}))  # type: ignore[arg-type]
+
+
+def _stored(path: Path) -> Device:
+    folder = path.parent
     try:
         status = path.stat()
     except OSError as error:

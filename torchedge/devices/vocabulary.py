@@ -58,11 +58,20 @@ KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
         ),
         "peak_fp16_gflops": FigureRule("GFLOP/s", "peak half-precision rate outside of matrix units"),
         "peak_fp16_matrix_gflops": FigureRule(
-            "GFLOP/s", "peak dense half-precision rate of matrix (tensor) units"
+            "GFLOP/s", "peak dense half-precision rate of matrix (tensor) units, sums in single precision"
+        ),
+        "peak_bf16_matrix_gflops": FigureRule("GFLOP/s", "peak dense bfloat16 rate of matrix (tensor) units"),
+        "peak_tf32_gflops": FigureRule(
+            "GFLOP/s",
+            "peak dense TF32 rate of matrix (tensor) units, which cuDNN takes for float32 convolutions",
         ),
         "clock_mhz": FigureRule("MHz", "highest clock of the compute units"),
         "compute_units": _count("compute units: SMs, shader processors, shader cores, CPU cores"),
         "launch_overhead_us": FigureRule("us", "time of one kernel launch that no other work hides"),
+        "eager_operator_us": FigureRule(
+            "us",
+            "time of the host's thread for one launch of eager PyTorch, where launch_overhead_us is not it",
+        ),
         "host_launch_us": FigureRule("us", "time of the host's thread for one launch of a program", low=0),
         "host_transfer_us": FigureRule("us", "time of the host's thread for one streamed transfer", low=0),
         "step_time_ratio": FigureRule(

@@ -9,7 +9,7 @@ from torchedge.graphs import ForwardGraph
 from torchedge.prediction.latency.workload import Workload, count_work
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.peaks import GraphTraits, graph_traits
-from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.settings import AMP_DTYPES, StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import Tape
 
@@ -24,6 +24,17 @@ class _GraphResults:
 
 
 _results: WeakKeyDictionary[ForwardGraph, _GraphResults] = WeakKeyDictionary()
+
+
+def precision_of(graph: ForwardGraph, settings: StepSettings) -> str | None:
+    """Return the precision of a step's products: autocast's, else that of most parameters; None: float32."""
+    if settings.amp is not None:
+        return settings.amp
+    elements: dict[str, int] = {}
+    for value in graph.parameters:
+        elements[value.dtype] = elements.get(value.dtype, 0) + value.numel[0]
+    most = max(elements, key=lambda dtype: elements[dtype], default=None)
+    return most if most in AMP_DTYPES else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from torchedge.prediction.latency.workload import (
     Workload,
     count_amounts,
 )
+from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.peaks import FamilyTape, family_peaks
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import device_settings
@@ -42,8 +43,8 @@ class FamilyPredictor:
     """
 
     def __init__(self, device: Device, mode: Mode, settings: StepSettings | None = None) -> None:
-        self.models = load_models(device, mode)
         self.settings = device_settings(device, settings)
+        self.models = load_models(device, mode, self.settings.amp)
         self._analyses: WeakKeyDictionary[GraphFamily, FamilyAnalysis | None] = WeakKeyDictionary()
 
     def latency(
@@ -115,7 +116,7 @@ class FamilyAnalysis:
     """
 
     def __init__(self, family: GraphFamily, settings: StepSettings) -> None:
-        work = count_amounts(family.template)
+        work = count_amounts(lower_precision(family.template, StepSettings(amp=settings.amp)))
         numbers = [n for line in (*work.products, *work.depthwise) for n in line]
         self._work = Amounts([*numbers, *work.passes, *work.launches], family.symbols, float)
         lengths = [len(work.products) * len(PRODUCT_COLUMNS), len(work.depthwise) * len(DEPTHWISE_COLUMNS)]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device
+from torchedge.devices import Device, weakest
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
-from torchedge.prediction.analysis import Analysis, analyse
+from torchedge.prediction.analysis import Analysis, analyse, precision_of
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.latency.model import Times
@@ -43,7 +43,7 @@ def predict_graph(
         )
     graph.check_batch_sizes([int(checked)])
     settings = device_settings(device, settings)
-    models = _models(device, [graph], settings.amp)
+    models = _models(device, [graph], precision_of(graph, settings))
     job = _Graphs([graph], [analyse(graph)], models, settings)
     tape = job.analyses[0].tape(settings)
     row = np.zeros(1, dtype=np.intp)
@@ -87,7 +87,10 @@ def predict_graphs(
     for graph in graphs:
         graph.check_batch_sizes(batches.tolist())
     settings = device_settings(device, settings)
-    models = _models(device, graphs, settings.amp)
+    precisions = [precision_of(graph, settings) for graph in graphs]
+    if len(set(precisions)) > 1:
+        return _joined([predict_graphs([graph], batches, device, settings) for graph in graphs])
+    models = _models(device, graphs, precisions[0])
     job = _Graphs(list(graphs), [analyse(g) for g in graphs], models, settings)
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
@@ -113,6 +116,21 @@ def predict_graphs(
     )
 
 
+def _joined(parts: Sequence[Predictions]) -> Predictions:
+    """Return predictions of single graphs as one table."""
+    first = parts[0]
+    arrays = [
+        f.name for f in fields(first) if f.name != "batch_sizes" and np.ndim(getattr(first, f.name)) == 2
+    ]
+    return replace(
+        first,
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays},
+        provenance=weakest(part.provenance for part in parts),
+        unsupported=tuple(kinds for part in parts for kinds in part.unsupported),
+        notes=tuple(notes for part in parts for notes in part.notes),
+    )
+
+
 def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     """Return notes on settings that change the memory, but not the predicted latency."""
     notes = []
@@ -123,14 +141,14 @@ def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _models(device: Device, graphs: Sequence[ForwardGraph], amp: str | None) -> StepModels:
+def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | None) -> StepModels:
     """Return a device's models of training steps, or of inference if no graph has a loss."""
     training = {g.loss is not None for g in graphs}
     if len(training) > 1:
         raise InputError(
             "some graphs are training steps and some are inferences; predict them in separate calls"
         )
-    return load_models(device, "train" if training == {True} else "infer", amp)
+    return load_models(device, "train" if training == {True} else "infer", precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +162,7 @@ class _Graphs:
 
     @property
     def work(self) -> list[Any]:
-        return [a.work_under(self.models.latency.amp) for a in self.analyses]
+        return [a.work_under(self.settings.amp) for a in self.analyses]
 
     def peaks(self, which: npt.NDArray[np.intp], batch: FloatArray) -> Peaks:
         tapes = [a.tape(self.settings) for a in self.analyses]
@@ -192,8 +210,8 @@ def _needed(models: StepModels, memory: PredictedMemory, peaks: Peaks) -> Estima
     process, one = models.memory.process, np.ones(1)
     off = np.exp(models.memory.reserved_errors.half_width(one))
     low, high = (process.beyond(peaks.reserved * by, peaks.linear) for by in (1 / off, off))
-    figures = (memory.value + memory.beyond, memory.low + low, memory.high + high)
-    return Estimate(*(float(figure[0]) for figure in figures), "MiB")
+    value = float(memory.value[0] + memory.beyond[0])
+    return Estimate(value, float(memory.low[0] + low[0]), float(memory.high[0] + high[0]), "MiB")
 
 
 _EXACT = ("weights", "gradients", "optimizer_state", "inputs")

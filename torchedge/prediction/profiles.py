@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.devices import Device, Provenance, weakest
+from torchedge.devices import Device, Provenance, find_device, weakest
 from torchedge.errors import InputError, ProfileError
 from torchedge.forests.files import read_forests, write_forests
 from torchedge.forests.trees import Forest, feature_hash
@@ -23,13 +24,15 @@ from torchedge.graphs import Mode
 from torchedge.prediction.feature_sets import find_feature_set, set_of_names
 from torchedge.prediction.intervals import GRID, DistanceScale, ErrorModel, assumed_errors
 from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
-from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, prior_mean
+from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, matrix_excess, prior_mean
 from torchedge.prediction.memory.model import MEMORY_FEATURES, UNLIMITED, MemoryModel, Process
 from torchedge.prediction.memory.settings import AMP_DTYPES
 from torchedge.storage import REBUILD, file_sha256, profile_file
 from torchedge.storage.tensors import read_tensors, write_tensors
 
 _MOST_BYTES = 8 * 2**20
+_MOST_MODELS = 256
+"""Models in memory: those of all shipped devices in every mode and precision."""
 _OWN_FEATURES = {"memory": MEMORY_FEATURES, "latency": SHARE_NAMES}
 _MEMORY_ERRORS = ("memory.errors", "memory.reserved_errors", "memory.allocated_errors")
 Tensors = Mapping[str, npt.NDArray[np.float64]]
@@ -71,27 +74,33 @@ def file_names(mode: Mode) -> tuple[str, str]:
     return f"{MODE_TABLES[mode]}.safetensors", f"{MODE_TABLES[mode]}-forests.safetensors"
 
 
-def load_models(device: Device, mode: Mode = "train", amp: str | None = None) -> StepModels:
-    """Return Γ and Φ of a device (mode "infer": γ and φ), for steps under autocast to a dtype.
+def load_models(device: Device, mode: Mode = "train", precision: str | None = None) -> StepModels:
+    """Return Γ and Φ of a device (mode "infer": γ and φ), for steps whose products run in a precision.
 
-    An unmeasured figure follows from the other mode's measurements or from the device's figures, marked as
-    assumed. Latency measured in full precision is used unchanged under autocast, with a note; latency
-    measured under autocast is converted to full precision, as an assumption. Raises
-    ProfileError for files that are missing, damaged or made for another version.
+    precision: None for float32, or a dtype of `AMP_DTYPES`. An unmeasured figure follows from the other
+    mode's measurements, a relative's or the device's figures, marked as assumed, and so does latency in a
+    precision that was not measured. Raises ProfileError for files that are missing, damaged or made for
+    another version.
     """
-    return _loaded(device, device.folder, mode, amp)
+    return _loaded(device, device.folder, mode, precision)
 
 
-@lru_cache(maxsize=32)
-def _loaded(device: Device, folder: Path, mode: Mode, amp: str | None) -> StepModels:
+@lru_cache(maxsize=_MOST_MODELS)
+def _loaded(device: Device, folder: Path, mode: Mode, precision: str | None) -> StepModels:
     # Equal devices may lie in several folders (a copy, a user's own fit): the folder is part of the key.
     other: Mode = "infer" if mode == "train" else "train"
-    models = complete_models(device, mode, read_models(device, mode), read_models(device, other))
-    return under_precision(models, device, amp)
+    fitted, derived = read_models(device, mode), read_models(device, other)
+    models = complete_models(device, mode, fitted, derived, read_relative(device, mode))
+    return under_precision(models, device, precision)
 
 
 def read_models(device: Device, mode: Mode) -> FittedModels | None:
     """Return the models fitted to measurements of one mode, None where its profile describes none."""
+    return _read_models(device, device.folder, mode)
+
+
+@lru_cache(maxsize=_MOST_MODELS)
+def _read_models(device: Device, folder: Path, mode: Mode) -> FittedModels | None:
     described = device.profile.get(MODE_TABLES[mode])
     return _read(device, described, mode) if isinstance(described, Mapping) else None
 
@@ -274,9 +283,17 @@ def _read_errors(source: str, tensors: Tensors, name: str) -> ErrorModel:
 
 
 def complete_models(
-    device: Device, mode: Mode, fitted: FittedModels | None, other: FittedModels | None
+    device: Device,
+    mode: Mode,
+    fitted: FittedModels | None,
+    other: FittedModels | None,
+    relative: Relative | None = None,
 ) -> StepModels:
-    """Return both models of a mode: those fitted, else derived from the `other` mode's, else analytic."""
+    """Return both models of a mode: those fitted, else derived, else analytic.
+
+    A figure that was not measured follows from the `other` mode's measurements; latency otherwise from those
+    of a `relative`, a device of the same kind, by the figures of both.
+    """
     memory = fitted.memory if fitted is not None else None
     latency = fitted.latency if fitted is not None else None
     provenance = fitted.provenance if fitted is not None else Provenance.ASSUMED
@@ -287,54 +304,112 @@ def complete_models(
         memory = _analytic_memory(device) if known is None else _derived_memory(known)
     if latency is None:
         known_latency = other.latency if other is not None else None
-        origins["latency"] = "analytic" if known_latency is None else "derived"
-        coefficients = prior_mean(device) if known_latency is None else known_latency.coefficients
-        amp = None if known_latency is None else known_latency.amp
-        latency = LatencyModel(coefficients, assumed_errors(_ASSUMED_LATENCY_ERROR), amp=amp)
+        if known_latency is not None:
+            origins["latency"] = "derived"
+            latency = _assumed_latency(known_latency.coefficients, known_latency.amp)
+        elif relative is not None:
+            origins["latency"] = "relative"
+            latency = relative.scaled_to(device)
+        else:
+            origins["latency"] = "analytic"
+            latency = _assumed_latency(prior_mean(device), excess=matrix_excess(device))
     return StepModels(
         memory,
         latency,
         Provenance.ASSUMED if "memory" in origins else provenance,
         Provenance.ASSUMED if "latency" in origins else provenance,
-        _notes(device, mode, origins),
+        _notes(device, mode, origins, relative),
     )
 
 
-def under_precision(models: StepModels, device: Device, amp: str | None) -> StepModels:
-    """Return models for steps under autocast to a dtype (None: full precision), with notes on assumptions.
+@dataclass(frozen=True, slots=True, eq=False)
+class Relative:
+    """A measured device of the same kind, from whose latency an unmeasured device's is scaled."""
 
-    Only latency measured under autocast is converted: its coefficients shift by the ratio of the device's
-    figures for both precisions.
+    device: Device
+    latency: LatencyModel
+
+    def scaled_to(self, device: Device) -> LatencyModel:
+        """Return the latency of a device by the ratio of both devices' figures, without the forest."""
+        precision = self.latency.amp
+        shift = prior_mean(device, precision) - prior_mean(self.device, precision)
+        excess = matrix_excess(device, precision) - matrix_excess(self.device, precision)
+        return _assumed_latency(self.latency.coefficients + shift, precision, excess)
+
+
+def read_relative(device: Device, mode: Mode) -> Relative | None:
+    """Return the device that `[profile] relative` of a device names, with its latency of this mode, if any.
+
+    Raises ProfileError where it names no device with measured latency.
+    """
+    name = device.profile.get("relative")
+    if name is None:
+        return None
+    source = find_device(str(name))
+    other: Mode = "infer" if mode == "train" else "train"
+    for models in (read_models(source, mode), read_models(source, other)):
+        if models is not None and models.latency is not None:
+            return Relative(source, models.latency)
+    raise ProfileError(
+        f"{device.folder / 'device.toml'}: profile.relative is {str(name)[:40]!r}, whose latency was not "
+        "measured; name a device with a fitted latency"
+    )
+
+
+def _assumed_latency(
+    coefficients: npt.NDArray[np.float64], amp: str | None = None, excess: float = 0.0
+) -> LatencyModel:
+    return LatencyModel(coefficients, assumed_errors(_ASSUMED_LATENCY_ERROR), amp=amp, excess=excess)
+
+
+def under_precision(models: StepModels, device: Device, precision: str | None) -> StepModels:
+    """Return models for steps whose products run in a precision (None: float32), with notes on assumptions.
+
+    Latency measured in another precision is converted: its coefficients shift by the ratio of the device's
+    rates in both. float16 and bfloat16 take the same time where the device has the same rate for both.
     """
     latency, measured = models.latency, models.latency.amp
-    if measured is None and amp is not None:
-        note = f"latency is that of full precision: what {amp} autocast saves is not modelled"
-        return replace(models, notes=(*models.notes, note))
-    if measured == amp:
+    if measured == precision:
         return models
-    if amp is not None:
-        note = f"latency was measured under {measured} autocast and taken to be the same under {amp}"
+    shift = prior_mean(device, precision) - prior_mean(device, measured)
+    excess = matrix_excess(device, precision) - matrix_excess(device, measured)
+    if None not in (measured, precision) and not shift.any():
+        note = f"latency was measured in {measured} and taken to be the same in {precision}"
         return replace(models, notes=(*models.notes, note))
-    moved = latency.coefficients + prior_mean(device) - prior_mean(device, measured)
-    converted = LatencyModel(moved, assumed_errors(_ASSUMED_LATENCY_ERROR), latency.forest)
+    converted = replace(
+        latency,
+        coefficients=latency.coefficients + shift,
+        errors=assumed_errors(_ASSUMED_LATENCY_ERROR),
+        scale=None,
+        amp=precision,
+        excess=latency.excess + excess,
+        known=WeakKeyDictionary(),
+    )
+    if models.latency_provenance is Provenance.ASSUMED:
+        return replace(models, latency=converted)
+    here, there = (word or "float32" for word in (precision, measured))
     note = (
-        f"latency was measured under {measured} autocast on {device.name}: that of full precision follows "
-        "from its figures for both precisions (assumed)"
+        f"latency was measured in {there} on {device.name}: that in {here} follows from its rates (assumed)"
     )
     return replace(
         models, latency=converted, latency_provenance=Provenance.ASSUMED, notes=(*models.notes, note)
     )
 
 
-def _notes(device: Device, mode: Mode, origins: Mapping[str, str]) -> tuple[str, ...]:
+def _notes(
+    device: Device, mode: Mode, origins: Mapping[str, str], relative: Relative | None
+) -> tuple[str, ...]:
     """Return notes that name unmeasured figures and their stand-ins."""
     here, there = MODE_TABLES[mode], MODE_TABLES["infer" if mode == "train" else "train"]
     notes: list[str] = []
+    scaled = "" if relative is None else f"scaled from {relative.device.name}'s by both devices' figures"
     if list(origins.values()) == ["analytic"] * 2:
         notes.append(
             f"{device.name} has not been measured: memory is simulated, "
             "latency is an analytic estimate from its figures"
         )
+    elif list(origins.values()) == ["analytic", "relative"]:
+        notes.append(f"{device.name} has not been measured: memory is simulated, latency is {scaled}")
     elif list(origins.values()) == ["derived"] * 2:
         notes.append(
             f"{here} was not measured on {device.name}: figures follow from its {there} measurements"
@@ -342,10 +417,11 @@ def _notes(device: Device, mode: Mode, origins: Mapping[str, str]) -> tuple[str,
     else:
         stand_in = {"memory": "is simulated", "latency": "is an analytic estimate from its figures"}
         for figure, origin in origins.items():
-            says = stand_in[figure] if origin == "analytic" else f"follows from its {there} measurements"
+            says = f"follows from its {there} measurements"
+            says = {"analytic": stand_in[figure], "relative": f"is {scaled}"}.get(origin, says)
             notes.append(f"{here} {figure} was not measured on {device.name}: it {says} (assumed)")
     missing = [n for n in ("peak_fp32_gflops", "bandwidth_gb_s") if n not in device.figures]
-    if origins.get("latency") == "analytic" and missing:
+    if origins.get("latency") in ("analytic", "relative") and missing:
         notes.append(f"{device.name} gives no {' and no '.join(missing)}: the Jetson TX2's stand in for it")
     return tuple(notes)
 

@@ -27,9 +27,9 @@ from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel, Times
 from torchedge.prediction.latency.roofline import (
     WorkRows,
     WorkTimes,
+    fitting_prior,
     named,
     pack,
-    prior_mean,
     prior_spread,
     step_time,
     work_times,
@@ -113,7 +113,7 @@ def fit_candidates(samples: Samples, used: Mask, sets: Sequence[str]) -> list[La
         pack(samples.work, samples.which[used], samples.batch[used]),
         samples.phi[used],
         network_weights(samples, used),
-        prior_mean(samples.device, samples.settings.amp),
+        fitting_prior(samples.device, samples.settings.amp),
         ridge=ridge,
         layers=layers,
     )

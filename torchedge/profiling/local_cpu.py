@@ -25,6 +25,7 @@ from torch import nn
 from torchedge import __version__
 from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
 from torchedge.devices.device import DEVICE_FILE
+from torchedge.devices.this_machine import memory_mib
 from torchedge.errors import DeviceError, ProfileError
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
@@ -274,31 +275,3 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def memory_mib() -> tuple[float, float | None]:
-    """Return the MiB of memory, and of available memory (None where the system does not report it)."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _MIB
-    except (ValueError, OSError, AttributeError) as error:
-        raise DeviceError(
-            "this system does not report its memory; expected POSIX: write the profile by hand"
-        ) from error
-    available = None
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-        own = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        available = kib / 1024 + own / _MIB
-    for limit in _group_limits():
-        total = min(total, limit)
-    return total, None if available is None else min(available, total)
-
-
-def _group_limits() -> list[float]:
-    """Return the memory limits of this process's control group in MiB, where there are any."""
-    limits = []
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(Path(name).read_text()) / _MIB)
-    return [limit for limit in limits if limit >= 64]

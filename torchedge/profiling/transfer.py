@@ -27,9 +27,9 @@ from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
 from torchedge.prediction.latency.roofline import (
     COEFFICIENTS,
     WorkRows,
+    fitting_prior,
     named,
     pack,
-    prior_mean,
     prior_spread,
     step_time,
     work_times,
@@ -291,7 +291,7 @@ def _prior(base: Base, samples: Samples) -> FloatArray:
         replace(d, figures={name: figure for name, figure in d.figures.items() if name in shared})
         for d in (samples.device, base.device)
     )
-    shift = prior_mean(here, samples.settings.amp) - prior_mean(there, model.amp)
+    shift = fitting_prior(here, samples.settings.amp) - fitting_prior(there, model.amp)
     return np.asarray(model.coefficients + shift)
 
 

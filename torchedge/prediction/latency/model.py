@@ -71,7 +71,8 @@ class LatencyModel:
 
     coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `SHARE_NAMES`, or over a registered
     feature set, predicting log(measured / analytic). amp: the autocast dtype of the steps it describes; count
-    their work in it (`Analysis.work_under`).
+    their work in it (`Analysis.work_under`). excess: how much slower matrix products compute than the
+    coefficients say, in log, where these were scaled to another device or precision.
     """
 
     coefficients: FloatArray
@@ -79,6 +80,7 @@ class LatencyModel:
     forest: Forest | None = None
     scale: DistanceScale | None = None
     amp: str | None = None
+    excess: float = 0.0
     known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
@@ -93,7 +95,7 @@ class LatencyModel:
 
         Row r is `work[which[r]]` at batch size `batch[r]`.
         """
-        p = named(self.coefficients)
+        p = named(self.coefficients, self.excess)
         rows = pack(work, which, batch)
         terms = None
         if len(work) == 1:  # the same graph at another batch size, as when a batch size is sought

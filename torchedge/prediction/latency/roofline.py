@@ -85,36 +85,67 @@ COEFFICIENTS = _catalogue()
 COEFFICIENT_NAMES = tuple(c.name for c in COEFFICIENTS)
 
 
-_AMP_SCALED = frozenset(
+_HALVED = frozenset(
     f"{kind}_{phase}" for kind in ("traffic", "weights", "depthwise_traffic") for phase in PHASES
 )
-"""Coefficients that count bytes of products, which autocast halves."""
+"""Coefficients that count bytes of products, which half precision halves."""
+
+MATRIX_EXCESS = "matrix_excess"
+_MATRIX = frozenset(f"matrix_{phase}" for phase in PHASES)
 
 
-def prior_mean(device: Device, amp: str | None = None) -> npt.NDArray[np.float64]:
+def product_rates(device: Device, precision: str | None = None) -> tuple[float, float]:
+    """Return the peak GFLOP/s of convolutions and of matrix products: PyTorch's defaults on the device.
+
+    precision: None for float32, where cuDNN takes TF32 for convolutions and cuBLAS does not for matrix
+    products. A device whose figures give no rate for a precision has the next slower one.
+    """
+    full = _figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS)
+    if precision is None:
+        return max(full, _figure(device, "peak_tf32_gflops", full)), full
+    half = _figure(device, "peak_fp16_gflops", full) if precision == "float16" else full
+    name = "peak_fp16_matrix_gflops" if precision == "float16" else "peak_bf16_matrix_gflops"
+    rate = max(half, _figure(device, name, half))
+    return rate, rate
+
+
+def prior_mean(device: Device, precision: str | None = None) -> npt.NDArray[np.float64]:
     """Return (K,): the coefficients a device's figures suggest; an unknown figure leaves the TX2's.
 
-    amp: the precision of products under autocast: their rate follows the matrix units', their traffic halves.
+    precision: of products: their rate follows the device's for it, and half precision halves their traffic.
+    The rate is that of convolutions; `matrix_excess` has that of matrix products.
     """
-    mean = _full_precision_mean(device)
-    if amp is None:
-        return mean
+    mean = _vector_units_mean(device)
     full = _figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS)
-    low = _figure(device, "peak_fp16_matrix_gflops", _figure(device, "peak_fp16_gflops", full))
+    convolutions, _ = product_rates(device, precision)
     for place, coefficient in enumerate(COEFFICIENTS):
         if coefficient.name == "rate":
-            mean[place] -= log(low / full)
-        elif coefficient.name in _AMP_SCALED:
+            mean[place] -= log(convolutions / full)
+        elif precision is not None and coefficient.name in _HALVED:
             mean[place] -= log(2.0)
     return mean
 
 
-def _full_precision_mean(device: Device) -> npt.NDArray[np.float64]:
+def fitting_prior(device: Device, precision: str | None = None) -> npt.NDArray[np.float64]:
+    """Return (K,): the prior of a fit, whose own coefficients hold the rate of matrix products."""
+    excess = matrix_excess(device, precision)
+    return prior_mean(device, precision) + [excess * (c.name in _MATRIX) for c in COEFFICIENTS]
+
+
+def matrix_excess(device: Device, precision: str | None = None) -> float:
+    """Return how much slower matrix products compute than convolutions by a device's figures, in log."""
+    convolutions, matrices = product_rates(device, precision)
+    return log(convolutions / matrices)
+
+
+def _vector_units_mean(device: Device) -> npt.NDArray[np.float64]:
+    """Return (K,) for products on the units of single precision."""
     ratio = log(_figure(device, "step_time_ratio", 1.0))
+    launch = _figure(device, "launch_overhead_us", _REFERENCE_LAUNCH_US)
     shift = {
         "compute": -log(_figure(device, "peak_fp32_gflops", _REFERENCE_GFLOPS) / _REFERENCE_GFLOPS),
         "bandwidth": -log(_figure(device, "bandwidth_gb_s", _REFERENCE_GB_S) / _REFERENCE_GB_S),
-        "launch": log(_figure(device, "launch_overhead_us", _REFERENCE_LAUNCH_US) / _REFERENCE_LAUNCH_US),
+        "launch": log(_figure(device, "eager_operator_us", launch) / _REFERENCE_LAUNCH_US),
         "": 0.0,
     }
     return np.array([c.mean + shift[c.follows] + (ratio if c.follows else 0.0) for c in COEFFICIENTS])
@@ -242,7 +273,12 @@ def _product_terms(
     kinds = [(k == 1) * 1.0, ((k > 1) & (stride == 1)) * 1.0]
     kinds.append(1.0 - kinds[0] - kinds[1])
     height, depth, width = {"fwd": (n, m * k, op), "bwd_x": (m, n * k, op), "bwd_w": (n, op, m * k)}[phase]
-    rate = 2e-9 * xp.exp(p["rate"] + p[f"rate_{phase}"] + _chosen(p, "rate_{}_" + phase, kinds))
+    rate = 2e-9 * xp.exp(
+        p["rate"]
+        + p[f"rate_{phase}"]
+        + _chosen(p, "rate_{}_" + phase, kinds)
+        + table[:, 10] * p[MATRIX_EXCESS]
+    )
     tall, idle = _tiled(height, p, phase, xp), xp.exp(p[f"parallel_{phase}"]) * 4096
     traffic = xp.exp(p[f"traffic_{phase}"] + _chosen(p, "traffic_{}", kinds)) * (n * op + m * ip)
     if phase == "bwd_w":
@@ -348,6 +384,6 @@ def step_time(busy: Array, launch: Array, p: Mapping[str, Any], xp: Any = np) ->
     return most * ((busy / most) ** power + (launch / most) ** power) ** (1 / power) + xp.exp(p["step"])
 
 
-def named(vector: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return a coefficient vector (K,) as a mapping by name."""
-    return {name: vector[i] for i, name in enumerate(COEFFICIENT_NAMES)}
+def named(vector: Any, excess: float = 0.0) -> dict[str, Any]:  # noqa: ANN401
+    """Return a coefficient vector (K,) as a mapping by name, with a `matrix_excess` beside it."""
+    return {name: vector[i] for i, name in enumerate(COEFFICIENT_NAMES)} | {MATRIX_EXCESS: excess}

@@ -1,0 +1,121 @@
+"""Devices are ordered as their figures are, and no step is faster at a larger batch on assumed devices."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from torch import nn
+
+import torchedge
+from torchedge.devices import find_device, list_devices
+from torchedge.prediction.latency.roofline import product_rates
+from torchedge.prediction.profiles import load_models
+
+PRECISIONS = (None, "float16", "bfloat16")
+SCALED = ("nvidia-a100", "rtx-4090", "jetson-orin-nano", "adreno-750", "apple-m2", "raspberry-pi-5")
+
+
+def mixed(mode):
+    """Convolutions, depthwise ones, norms and products of matrices."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU6(),
+        nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.Conv2d(32, 96, 1), nn.BatchNorm2d(96), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(2), nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 64),
+        nn.Flatten(), nn.Linear(96 * 64, 100),
+    )  # fmt: skip
+    return torchedge.capture(model, input_size=(3, 96, 96), mode=mode)
+
+
+GRAPHS = {mode: mixed(mode) for mode in ("train", "infer")}
+
+
+def figures_of(device):
+    """All that the time model reads of a device, larger for faster ones."""
+    rates = [rate for precision in PRECISIONS for rate in product_rates(device, precision)]
+    vector = device.value("peak_fp32_gflops")
+    dispatch = device.figures.get("eager_operator_us", device.figure("launch_overhead_us")).value
+    return np.array([*rates, vector, device.value("bandwidth_gb_s")]), dispatch
+
+
+def base_of(device):
+    """The device from whose measurements a device's latency is scaled, with that one's host and runtime."""
+    return device.profile.get("relative", device.name if load_models(device).notes == () else device.vendor)
+
+
+def has_forest(device, mode):
+    return load_models(device, mode).latency.forest is not None
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_device_with_twice_the_figures_is_not_slower(mode):
+    devices, batches = list_devices(), [1, 8, 64, 512]
+    times = {
+        (device.name, precision): torchedge.Predictor(device)
+        .predict_many([GRAPHS[mode]], batches, amp=precision)
+        .latency[0]
+        for device in devices
+        for precision in PRECISIONS
+    }
+    compared = 0
+    for fast in devices:
+        for slow in devices:
+            (rates, dispatch), (low, slower) = figures_of(fast), figures_of(slow)
+            same = base_of(fast) == base_of(slow)
+            # Libraries reach another share of the peak rates on each measured device.
+            if not (rates >= (2 if same else 8) * low).all():
+                continue
+            # At small batches a step waits for its host, which is that of the measurements; and a forest
+            # corrects the time of its own device alone.
+            small = same and dispatch <= slower and not has_forest(fast, mode) and not has_forest(slow, mode)
+            for precision in PRECISIONS:
+                first, second = times[fast.name, precision], times[slow.name, precision]
+                judged = slice(None) if small else slice(-1, None)
+                assert (first[judged] <= second[judged]).all(), (fast.name, slow.name, precision)
+                compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_doubled_figures_make_nothing_slower(name, precision):
+    device = find_device(name)
+    doubled = {
+        key: replace(figure, value=2 * figure.value) if key.startswith(("peak_", "bandwidth_")) else figure
+        for key, figure in device.figures.items()
+    }
+    faster = replace(device, figures=doubled, fingerprint=f"{device.fingerprint} doubled")
+    for graph in GRAPHS.values():
+        slow, fast = (torchedge.Predictor(d).predict(graph, 32, amp=precision) for d in (device, faster))
+        assert slow.latency.value / 2 - 1e-9 <= fast.latency.value <= slow.latency.value
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_no_larger_batch_is_faster_where_no_forest_is_fitted(mode):
+    batches = [*range(1, 70), 100, 127, 128, 129, 500]
+    judged = 0
+    for device in list_devices():
+        if load_models(device, mode).latency.forest is None:
+            latency = torchedge.Predictor(device).predict_many([GRAPHS[mode]], batches).latency[0]
+            assert (np.diff(latency) >= 0).all(), device.name
+            judged += 1
+    assert judged > 20
+
+
+def test_half_precision_is_faster_than_single_where_the_figures_say_so():
+    for name in ("nvidia-h200", "nvidia-a100", "rtx-3090"):
+        full, half, brain = (
+            torchedge.predict("vit_b_16", 64, name, amp=precision) for precision in PRECISIONS
+        )
+        assert half.latency.value < 0.8 * full.latency.value
+        assert brain.latency.value == pytest.approx(half.latency.value, rel=0.01)
+    t4, other = (torchedge.predict("vit_b_16", 64, "nvidia-t4", amp=p) for p in ("bfloat16", "float16"))
+    assert t4.latency.value > 1.5 * other.latency.value  # it has no units for bfloat16
+
+
+def test_weights_in_half_precision_are_timed_as_such():
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
+    single = torchedge.predict(model, 4096, "nvidia-a100", input_size=(1024,))
+    half = torchedge.predict(model.bfloat16(), 4096, "nvidia-a100", input_size=(1024,))
+    assert half.latency.value < 0.4 * single.latency.value
+    many = torchedge.Predictor("nvidia-a100").predict_many([model.float(), model.bfloat16()], [4096])
+    assert many.latency.shape == (2, 1)
