@@ -122,9 +122,10 @@ def _joined(parts: Sequence[Predictions]) -> Predictions:
     arrays = [
         f.name for f in fields(first) if f.name != "batch_sizes" and np.ndim(getattr(first, f.name)) == 2
     ]
+    joined: dict[str, Any] = {name: np.concatenate([getattr(p, name) for p in parts]) for name in arrays}
     return replace(
         first,
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays},
+        **joined,
         provenance=weakest(part.provenance for part in parts),
         unsupported=tuple(kinds for part in parts for kinds in part.unsupported),
         notes=tuple(notes for part in parts for notes in part.notes),
