@@ -335,8 +335,13 @@ def substituted(item: Any, values: Mapping[str, int]) -> Any:  # noqa: ANN401 - 
     """Return plain data with every Size in it replaced by its number."""
     if isinstance(item, Size):
         return item.substitute(values)
-    if isinstance(item, tuple):
-        return tuple([substituted(entry, values) for entry in item])
+    if isinstance(item, Affine):
+        slope, const = substituted(item.slope, values), substituted(item.const, values)
+        return Affine(slope, const) if slope else const
+    if isinstance(item, slice):
+        return slice(*substituted((item.start, item.stop, item.step), values))
+    if isinstance(item, (tuple, list)):
+        return type(item)([substituted(entry, values) for entry in item])
     if isinstance(item, Mapping):
         return {key: substituted(entry, values) for key, entry in item.items()}
     return item
@@ -346,6 +351,8 @@ def symbols_in(items: Iterable[Any]) -> bool:
     """Return whether any of the plain data holds a Size."""
     return any(
         isinstance(i, Size)
+        or (isinstance(i, Affine) and symbols_in((i.slope, i.const)))
+        or (isinstance(i, slice) and symbols_in((i.start, i.stop, i.step)))
         or (isinstance(i, (tuple, list)) and symbols_in(i))
         or (isinstance(i, Mapping) and symbols_in(i.values()))
         for i in items

@@ -1,0 +1,168 @@
+"""Sequence length as a second free size, beside the batch size: one family of graphs for every length.
+
+A model is captured at three lengths. Every size and every number among the operators' attributes is read as a
+straight line through the first two, which has to meet the third: whatever does not follow the length so (a
+window to which sequences are padded, a branch on the length) is refused, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torchedge.errors import CaptureError, InputError, check_whole
+from torchedge.graphs import ForwardGraph, GraphFamily
+from torchedge.graphs.sizes import Affine, Size
+from torchedge.tracing.capturing import CaptureRequest, capture_request
+
+_LENGTH = "sequence length"
+_STEPS = (0, 1, 3)
+"""Distances of the captured lengths from the first one, in thirds of the example's length."""
+_LEAST = 4
+
+
+@dataclass(frozen=True)
+class LengthFamily:
+    """The graphs of a model at every sequence length; captured at three of them on first use.
+
+    request: with an example, whose length is `length`: that of the dimensions which change together.
+    """
+
+    request: CaptureRequest
+    length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the length; raises InputError where the example has none."""
+        object.__setattr__(self, "length", example_length(self.request.example))
+
+    def graph(self, length: int) -> ForwardGraph:
+        """Return the graph at one length.
+
+        Raises:
+            InputError: the length is no whole number from 2 on. CaptureError: the model cannot be captured at
+                this length, or does not follow the length.
+        """
+        check_whole("seq_len", length, 2)
+        if length == self.length:
+            return self._own
+        return self._family.graph([length], name=self._own.name)
+
+    @cached_property
+    def _own(self) -> ForwardGraph:
+        return capture_request(self.request)
+
+    @cached_property
+    def _family(self) -> GraphFamily:
+        unit = max(_LEAST, self.length // 4)
+        lengths = [self.length - unit * step for step in reversed(_STEPS)] if self.length > 3 * unit else []
+        lengths = lengths or [self.length + unit * step for step in _STEPS]
+        graphs = [self._own if n == self.length else capture_request(self._at(n)) for n in lengths]
+        return GraphFamily(_through(graphs, lengths), (_LENGTH,))
+
+    def _at(self, length: int) -> CaptureRequest:
+        return replace(self.request, example=resized(self.request.example, self.length, length))
+
+
+def example_length(example: Any) -> int:
+    """Return the sequence length of an example: dimension 1 of its first integers, or of its first floats.
+
+    Raises InputError where no tensor has a sequence: integers (batch, length) or floats (batch, length, ...).
+    """
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+    whole = [t for t in tensors if not t.is_floating_point() and t.dim() == 2]
+    real = [t for t in tensors if t.is_floating_point() and t.dim() == 3]
+    for tensor in (*whole, *real):
+        return int(tensor.shape[1])
+    raise InputError(
+        "the example has no sequence; expected a tensor of token numbers (batch, length) or of vectors "
+        "(batch, length, channels): pass example="
+    )
+
+
+def resized(example: Any, length: int, new: int) -> Any:
+    """Return an example whose dimensions of one length, the batch's excepted, have another one.
+
+    It is cut off, or goes on with its last values: models may read them, as masks are.
+    """
+
+    def resize(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or length not in leaf.shape[1:]:
+            return leaf
+        places = torch.arange(new, device=leaf.device).clamp(max=length - 1)
+        for dim in range(1, leaf.dim()):
+            if leaf.shape[dim] == length:
+                leaf = leaf.detach().index_select(dim, places)
+        return leaf
+
+    return tree_map(resize, example)
+
+
+def _through(graphs: list[ForwardGraph], lengths: list[int]) -> ForwardGraph:
+    """Return the template of the family that has these graphs at these lengths."""
+    first = graphs[0]
+    for graph in graphs[1:]:
+        if len(graph.ops) != len(first.ops) or len(graph.values) != len(first.values):
+            raise CaptureError(
+                f"{first.name} has {len(first.ops)} operators at length {lengths[0]} and {len(graph.ops)} at "
+                "another: its graph depends on the sequence length; capture it at each length"
+            )
+    merged = {
+        item.name: _line([getattr(graph, item.name) for graph in graphs], lengths)
+        for item in fields(ForwardGraph)
+        if item.name not in ("name", "captured_by", "notes")
+    }
+    return replace(first, **merged)
+
+
+def _line(items: list[Any], lengths: list[int]) -> Any:
+    """Return plain data whose numbers follow the length in straight lines."""
+    first = items[0]
+    if all(item is first for item in items) or all(type(i) is type(first) and i == first for i in items):
+        return first
+    if all(type(item) in (int, Affine) for item in items):
+        return _line_of_dims(items, lengths)
+    if any(type(item) is not type(first) for item in items):
+        raise _bent(items)
+    if isinstance(first, (tuple, list)) and len({len(item) for item in items}) == 1:
+        return type(first)(_line(list(entries), lengths) for entries in zip(*items, strict=True))
+    if isinstance(first, slice):
+        return slice(*_line([(item.start, item.stop, item.step) for item in items], lengths))
+    if isinstance(first, Mapping) and all(item.keys() == first.keys() for item in items):
+        return {key: _line([item[key] for item in items], lengths) for key in first}
+    if hasattr(first, "__dataclass_fields__"):
+        parts = {
+            item.name: _line([getattr(value, item.name) for value in items], lengths)
+            for item in fields(first)
+            if item.name != "scope"
+        }
+        return replace(first, **parts)
+    raise _bent(items)
+
+
+def _line_of_dims(items: list[Any], lengths: list[int]) -> Any:
+    dims = [item if isinstance(item, Affine) else Affine(0, item) for item in items]
+    slope = _line_of_numbers([dim.slope for dim in dims], lengths)
+    const = _line_of_numbers([dim.const for dim in dims], lengths)
+    return const if slope == 0 else Affine(slope, const)
+
+
+def _line_of_numbers(numbers: list[int], lengths: list[int]) -> Any:
+    (a, b, c), (x, y, z) = numbers, lengths
+    slope, remainder = divmod(b - a, y - x)
+    const = a - slope * x
+    if remainder or slope * z + const != c:
+        raise _bent(numbers)
+    return const + slope * Size.symbol(_LENGTH) if slope else const
+
+
+def _bent(items: list[Any]) -> CaptureError:
+    shown = ", ".join(str(item)[:40] for item in items)
+    return CaptureError(
+        f"{shown}: this does not follow the sequence length in a straight line (padding to a window, a branch "
+        "on the length); capture the model at each length"
+    )
