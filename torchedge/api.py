@@ -21,6 +21,7 @@ from torchedge.searching.results import Search
 from torchedge.searching.spaces import SearchSpace
 from torchedge.streaming.capacities import LAMBDA
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
+from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,7 @@ __all__ = [
     "Predictor",
     "advise",
     "capture",
+    "capture_lengths",
     "choose_device",
     "export",
     "features",
@@ -62,15 +64,18 @@ def predict(
     amp: str | None = None,
     accumulation: int = 1,
     loss: Callable[[Any], Any] | Literal["default"] | None = "default",
+    seq_len: int | None = None,
 ) -> Prediction:
     """Predict what one training step (or inference) of `model` takes from a device, without running it.
 
-    model: an nn.Module on any device in any mode (left as found), or a ForwardGraph from `capture`.
+    model: an nn.Module on any device in any mode (left as found), a ForwardGraph from `capture`, or a
+    LengthFamily from `capture_lengths`, with seq_len.
     device: a name or alias (`torchedge devices` lists them) or a profile's folder; by default
     $TORCHEDGE_DEVICE, the device in the configuration file, this machine's GPU if it has a profile, else this
     machine's CPU.
     input_size: shape of one sample, such as (3, 224, 224); example: any pytree of tensors. With neither, the
     model's own metadata decides, else its first layer, with a note in the result.
+    seq_len: length of the sequences of the example, which may be of another length (`max_seq_len`).
     optimizer: "sgd", "sgd-momentum", "adam", "adamw", "none", or a torch.optim object. amp: "bfloat16" or
     "float16" autocast. Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in
     ms, each with a 90 % interval. Raises InputError, CaptureError, DeviceError or ProfileError with a message
@@ -87,6 +92,7 @@ def predict(
         amp=amp,
         accumulation=accumulation,
         loss=loss,
+        seq_len=seq_len,
     )
 
 
@@ -112,6 +118,7 @@ class Predictor:
         amp: str | None = None,
         accumulation: int = 1,
         loss: Callable[[Any], Any] | Literal["default"] | None = "default",
+        seq_len: int | None = None,
     ) -> Prediction:
         """Predict one model at one batch size. See `torchedge.predict`."""
         settings = _settings(optimizer, amp, accumulation)
@@ -120,6 +127,9 @@ class Predictor:
                 "loss is None in train mode; expected a function of the outputs, or mode='infer'"
             )
         request = CaptureRequest(model, batch_size, mode, example, input_size, loss)
+        if seq_len is not None:
+            family = model if isinstance(model, LengthFamily) else LengthFamily(request)
+            return predict_graph(family.graph(seq_len), batch_size, self.device, settings, family)
         return use_graph(request, lambda graph: predict_graph(graph, batch_size, self.device, settings))
 
     def predict_many(

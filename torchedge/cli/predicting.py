@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import click
 
 from torchedge.cli import options
 from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, print_json, print_table, print_wrapped
-from torchedge.cli.options import CONFIDENCE, MODEL_HELP, PATH, SIZE, capture_named, command
+from torchedge.cli.options import CONFIDENCE, MODEL_HELP, PATH, SIZE, WHOLE, capture_named, command
 from torchedge.storage.pictures import check_picture, save_picture
 from torchedge.texts import number, span
 
@@ -40,6 +41,7 @@ _LEAST_MIB = 0.05
 @options.device
 @options.mode
 @options.input_size
+@click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that brings an example.")
 @options.optimizer
 @options.amp
 @options.accumulation
@@ -52,6 +54,7 @@ def predict(
     device: str | None,
     mode: Mode,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     optimizer: str,
     amp: str | None,
     accumulation: int,
@@ -65,15 +68,21 @@ def predict(
     Nothing is run: device memory (Γ, of an inference γ) and latency (Φ, φ) come with 90 % intervals. --json
     prints an object for one prediction and a list for several. The exit status is 3 if a run does not fit.
     """
-    from torchedge.api import Predictor
+    from torchedge.api import Predictor, capture_lengths
 
     predictor = Predictor(device)
     asked = _Asked(None if memory_limit is None else memory_limit / MIB, confidence, max_batch_size)
     documents: list[dict[str, Any]] = []
     for place, text in enumerate(models):
-        graphs = capture_named(text, mode=mode, input_size=input_size, batch_sizes=batch_size)
+        graphs: Sequence[Any]
+        if seq_len is None:
+            graphs = capture_named(text, mode=mode, input_size=input_size, batch_sizes=batch_size)
+        else:
+            graphs = [capture_lengths(options.load_named(text)[0], mode=mode)] * len(batch_size)
         predictions = [
-            predictor.predict(graph, size, optimizer=optimizer, amp=amp, accumulation=accumulation)
+            predictor.predict(
+                graph, size, seq_len=seq_len, optimizer=optimizer, amp=amp, accumulation=accumulation
+            )
             for graph, size in zip(graphs, batch_size, strict=True)
         ]
         step = {

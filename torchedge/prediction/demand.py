@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.memory.model import MemoryModel
@@ -23,12 +26,46 @@ _MOST_ROWS = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
-    """The memory of one graph's step on one device, as a function of the batch size."""
+    """The memory of one graph's step on one device, as a function of the batch size.
+
+    lengths: the demand at another sequence length, where the graph is of a family of lengths up to
+    `longest_length`.
+    """
 
     graph: ForwardGraph
     tape: Tape
     traits: GraphTraits
     model: MemoryModel
+    lengths: Callable[[int], Demand] | None = None
+    longest_length: int = 0
+
+    def at_length(self, seq_len: int) -> Demand:
+        """Return the demand at a sequence length; raises InputError for a graph of one length alone."""
+        if self.lengths is None:
+            raise InputError(
+                "seq_len is given, and this prediction is of one input size; predict with seq_len= and "
+                "an example first"
+            )
+        return self.lengths(seq_len)
+
+    def longest(self, limit_mib: float, confidence: float, batch_size: int, most: int | None) -> int:
+        """Return a sequence length up to `most` that fits where the next one does not; 0: none does."""
+        most = self.longest_length if most is None else min(most, self.longest_length)
+
+        @lru_cache
+        def fits(seq_len: int) -> bool:
+            demand = self.at_length(seq_len)
+            return bool(demand.required(np.array([batch_size]), confidence)[0] <= limit_mib)
+
+        low, high = 1, min(16, most)
+        while high < most and fits(high):
+            low, high = high, min(2 * high, most)
+        if fits(high):
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low if low > 1 else 0
 
     def required(self, batch_sizes: IntArray, confidence: float) -> FloatArray:
         """Return the MiB (B,) that runs at batch sizes (B,) stay below with a one-sided confidence."""

@@ -24,6 +24,7 @@ from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspaces import load_workspaces
 from torchedge.prediction.profiles import StepModels, load_models
 from torchedge.prediction.results import Estimate, Prediction, Predictions, checked_batches
+from torchedge.tracing.sequence_lengths import LengthFamily
 
 FloatArray = npt.NDArray[np.float64]
 _MIB = 2.0**20
@@ -34,8 +35,12 @@ def predict_graph(
     batch_size: int,
     device: Device,
     settings: StepSettings | None = None,
+    family: LengthFamily | None = None,
 ) -> Prediction:
-    """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result."""
+    """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result.
+
+    family: the graphs at other sequence lengths.
+    """
     checked = checked_batches(batch_size)
     if checked.ndim:
         raise InputError(
@@ -51,7 +56,6 @@ def predict_graph(
     peaks = job.peaks(row, batch)
     memory, times = job.predict(peaks, row, batch)
     outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.seen)
-    analysis = job.analyses[0]
     needed = _needed(models, memory, peaks)
     breakdown = _breakdown(_categories(tape, int(batch_size)), float(peaks.reserved[0]), needed.value)
     return Prediction(
@@ -70,8 +74,22 @@ def predict_graph(
         out_of_range=outside,
         provenance=models.provenance,
         notes=(*graph.notes, *models.notes, *_not_timed(settings)),
-        needs=Demand(graph, tape, analysis.traits, models.memory),
+        needs=_demand(graph, settings, models, family),
     )
+
+
+def _demand(
+    graph: ForwardGraph, settings: StepSettings, models: StepModels, family: LengthFamily | None
+) -> Demand:
+    analysis = analyse(graph)
+    tape = analysis.tape(settings)
+    if family is None:
+        return Demand(graph, tape, analysis.traits, models.memory)
+
+    def at_length(seq_len: int) -> Demand:
+        return _demand(family.graph(seq_len), settings, models, family)
+
+    return Demand(graph, tape, analysis.traits, models.memory, at_length, family.most)
 
 
 def predict_graphs(

@@ -46,6 +46,14 @@ class Needs(Protocol):
         """Return the largest batch size up to `most` whose required MiB is within a limit; 0: none is."""
         ...
 
+    def at_length(self, seq_len: int, /) -> Needs:
+        """Return the needs at another sequence length."""
+        ...
+
+    def longest(self, limit_mib: float, confidence: float, batch_size: int, most: int | None, /) -> int:
+        """Return a sequence length up to `most` that fits where the next one does not; 0: none does."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -104,16 +112,35 @@ class Prediction:
         return self.required_mib(confidence) <= self._limit(limit_mib)
 
     def max_batch_size(
-        self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE, largest: int = 1 << 16
+        self,
+        limit_mib: float | None = None,
+        *,
+        confidence: float = CONFIDENCE,
+        largest: int = 1 << 16,
+        seq_len: int | None = None,
     ) -> int:
         """Return the largest batch size up to `largest` that fits, 0 where none does. See `fits`.
+
+        seq_len: at another sequence length than the prediction's.
 
         Required memory is not monotone in the batch size where workspaces leap: a smaller batch size may not
         fit.
         """
         limit, checked = self._limit(limit_mib), checked_confidence(confidence)
         check_whole("largest", largest)
-        return self._needs().largest(limit, checked, largest)
+        needs = self._needs() if seq_len is None else self._needs().at_length(seq_len)
+        return needs.largest(limit, checked, largest)
+
+    def max_seq_len(
+        self, limit_mib: float | None = None, *, confidence: float = CONFIDENCE, largest: int | None = None
+    ) -> int:
+        """Return the longest sequence that fits at the prediction's batch size, 0 where none does.
+
+        The next longer one does not fit, or the model has no positions for it, or `largest` is reached.
+        Raises InputError for a prediction without seq_len.
+        """
+        limit, checked = self._limit(limit_mib), checked_confidence(confidence)
+        return self._needs().longest(limit, checked, self.batch_size, largest)
 
     def _needs(self) -> Needs:
         if self.needs is None:

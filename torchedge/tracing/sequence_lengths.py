@@ -16,10 +16,12 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchedge.errors import CaptureError, InputError, check_whole
-from torchedge.graphs import ForwardGraph, GraphFamily
+from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 from torchedge.graphs.sizes import Affine, Size
-from torchedge.tracing.capturing import CaptureRequest, capture_request
+from torchedge.tracing.capturing import CaptureRequest, Loss, capture_request
 
+MOST_POSITIONS = 1 << 20
+"""The longest sequence of a model whose configuration has no limit."""
 _LENGTH = "sequence length"
 _STEPS = (0, 1, 3)
 """Distances of the captured lengths from the first one, in thirds of the example's length."""
@@ -38,19 +40,34 @@ class LengthFamily:
 
     def __post_init__(self) -> None:
         """Find the length; raises InputError where the example has none."""
+        request = self.request.loaded()
+        if request.example is None:
+            request = replace(request, example=getattr(request.model, "example_inputs", None))
+        object.__setattr__(self, "request", request)
         object.__setattr__(self, "length", example_length(self.request.example))
 
     def graph(self, length: int) -> ForwardGraph:
         """Return the graph at one length.
 
         Raises:
-            InputError: the length is no whole number from 2 on. CaptureError: the model cannot be captured at
-                this length, or does not follow the length.
+            InputError: the length is no whole number from 2 on, or beyond the model's positions.
+            CaptureError: the model cannot be captured, or does not follow the length.
         """
         check_whole("seq_len", length, 2)
+        if length > self.most:
+            raise InputError(
+                f"seq_len is {length}, and {type(self.request.model).__name__} has {self.most} positions; "
+                f"expected at most {self.most}"
+            )
         if length == self.length:
             return self._own
         return self._family.graph([length], name=self._own.name)
+
+    @cached_property
+    def most(self) -> int:
+        """The longest sequence that the model has positions for, by its configuration (as transformers')."""
+        positions = getattr(getattr(self.request.model, "config", None), "max_position_embeddings", None)
+        return positions if isinstance(positions, int) and positions > 1 else MOST_POSITIONS
 
     @cached_property
     def _own(self) -> ForwardGraph:
@@ -66,6 +83,25 @@ class LengthFamily:
 
     def _at(self, length: int) -> CaptureRequest:
         return replace(self.request, example=resized(self.request.example, self.length, length))
+
+
+def capture_lengths(
+    model: torch.nn.Module | str,
+    example: Any = None,
+    *,
+    mode: Mode = "train",
+    loss: Loss = "default",
+) -> LengthFamily:
+    """Return the graphs of a model at every sequence length, for `predict` with seq_len. Captures when used.
+
+    example: a batch of sequences, (batch, length) token numbers or (batch, length, channels) vectors, by
+    default the model's `example_inputs`; all dimensions of that length change together. The other arguments
+    are those of `capture`.
+
+    Raises:
+        InputError: the example has no sequence.
+    """
+    return LengthFamily(CaptureRequest(model, None, mode, example, None, loss))
 
 
 def example_length(example: Any) -> int:
@@ -163,6 +199,6 @@ def _line_of_numbers(numbers: list[int], lengths: list[int]) -> Any:
 def _bent(items: list[Any]) -> CaptureError:
     shown = ", ".join(str(item)[:40] for item in items)
     return CaptureError(
-        f"{shown}: this does not follow the sequence length in a straight line (padding to a window, a branch "
-        "on the length); capture the model at each length"
+        f"{shown}: this does not follow the sequence length in a straight line (padding to a window, a "
+        "branch on the length); capture the model at each length"
     )

@@ -1,0 +1,144 @@
+"""Sequence length as a free size: a family's graph at a length is the graph captured at that length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.errors import CaptureError, InputError
+from torchedge.tracing.sequence_lengths import example_length, resized
+from torchedge.tracing.vision import import_torchvision
+
+H200 = {"device": "nvidia-h200"}
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2)
+
+
+def tokens(length=48, batch=2):
+    ids = torch.arange(batch * length).reshape(batch, length) % 50
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def transformers_model(name):
+    transformers = pytest.importorskip("transformers")
+    import_torchvision()  # which transformers imports
+    small = {
+        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0, "bos_token_id": 0,
+        "eos_token_id": 0,
+    }  # fmt: skip
+    if name == "GPT2LMHeadModel":
+        small = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128,
+                 "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+    if name == "T5ForConditionalGeneration":
+        small = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 50,
+                 "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**small))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["GPT2LMHeadModel", "T5ForConditionalGeneration",
+     *[pytest.param(name, marks=pytest.mark.slow) for name in
+       ("BertForMaskedLM", "LlamaForCausalLM", "MistralForCausalLM", "RobertaForMaskedLM",
+        "Qwen2ForCausalLM")]],
+)  # fmt: skip
+@pytest.mark.parametrize("length", [20, 101])
+def test_language_models_at_other_lengths_are_what_capture_gives(name, length):
+    model, example = transformers_model(name), tokens()
+    if name.startswith("T5"):
+        del example["attention_mask"]
+    family = torchedge.capture_lengths(model, example)
+    assert family.graph(length).digest == torchedge.capture(model, resized(example, 48, length)).digest
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(
+    "make", [encoder, lambda: nn.LSTM(32, 16, batch_first=True), lambda: nn.Linear(32, 8)]
+)
+def test_sequences_of_vectors_at_other_lengths_are_what_capture_gives(make, mode):
+    model, x = make(), torch.zeros(3, 40, 32)
+    family = torchedge.capture_lengths(model, x, mode=mode)
+    for length in (2, 40, 77, 333):
+        graph = family.graph(length)
+        assert graph.digest == torchedge.capture(model, resized(x, 40, length), mode=mode).digest
+        graph.verify()
+
+
+def test_predictions_at_other_lengths_are_those_of_examples_of_that_length():
+    model, x = encoder(), torch.zeros(2, 40, 32)
+    family = torchedge.capture_lengths(model, x)
+    for length in (16, 96):
+        at_once = torchedge.predict(family, 4, seq_len=length, **H200)
+        alone = torchedge.predict(model, 4, example=torch.zeros(2, length, 32), **H200)
+        by_example = torchedge.predict(model, 4, example=x, seq_len=length, **H200)
+        assert at_once.to_dict() == by_example.to_dict() == alone.to_dict()
+        limit = alone.required_mib() + 30
+        assert by_example.max_batch_size(limit) == alone.max_batch_size(limit)
+        assert torchedge.predict(family, 4, seq_len=40, **H200).max_batch_size(
+            limit, seq_len=length
+        ) == alone.max_batch_size(limit)
+
+
+def test_the_longest_sequence_fits_and_the_next_does_not():
+    family = torchedge.capture_lengths(encoder(), torch.zeros(2, 40, 32))
+    prediction = torchedge.predict(family, 16, seq_len=40, **H200)
+    limit = torchedge.predict(family, 16, seq_len=700, **H200).required_mib() + 1
+    longest = prediction.max_seq_len(limit)
+    assert longest >= 700
+    assert torchedge.predict(family, 16, seq_len=longest, **H200).fits(limit)
+    assert not torchedge.predict(family, 16, seq_len=longest + 1, **H200).fits(limit)
+    assert prediction.max_seq_len(limit, largest=64) == 64
+    assert prediction.max_seq_len(1) == 0
+
+
+def test_positions_limit_the_length():
+    model = transformers_model("GPT2LMHeadModel")
+    family = torchedge.capture_lengths(model, tokens())
+    with pytest.raises(InputError, match="seq_len is 129, and GPT2LMHeadModel has 128 positions"):
+        family.graph(129)
+    assert torchedge.predict(family, 2, seq_len=48, **H200).max_seq_len() == 128
+
+
+def test_what_does_not_follow_the_length_is_refused():
+    class Windows(nn.Module):
+        def forward(self, x):
+            return nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 16)).exp()
+
+    class Branch(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.shape[1] > 30 else super().forward(x).exp()
+
+    with pytest.raises(CaptureError, match="does not follow the sequence length in a straight line"):
+        torchedge.capture_lengths(Windows(), torch.zeros(2, 41, 8)).graph(50)
+    with pytest.raises(CaptureError, match="depends on the sequence length"):
+        torchedge.capture_lengths(Branch(8, 8), torch.zeros(2, 40, 8)).graph(50)
+
+
+def test_examples_are_cut_off_or_go_on_with_their_last_values():
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    assert example_length({"mask": mask}) == 3
+    assert resized({"mask": mask}, 3, 5)["mask"].tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]
+    assert resized({"mask": mask}, 3, 2)["mask"].tolist() == [[1, 1], [1, 1]]
+    assert resized(torch.zeros(3, 4, 3, 3), 3, 6).shape == (3, 4, 6, 6)
+
+
+def test_a_model_may_bring_its_own_example():
+    model = encoder()
+    model.example_inputs = torch.zeros(2, 40, 32)
+    predicted = torchedge.predict(model, 2, seq_len=60, **H200)
+    assert predicted.memory == torchedge.predict(model, 2, example=torch.zeros(2, 60, 32), **H200).memory
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(InputError, match="the example has no sequence"):
+        torchedge.predict("resnet18", 2, example=torch.zeros(2, 3, 64, 64), seq_len=10, **H200)
+    with pytest.raises(InputError, match="seq_len is 1; expected a whole number from 2 on"):
+        torchedge.predict(encoder(), 2, example=torch.zeros(2, 40, 32), seq_len=1, **H200)
+    with pytest.raises(InputError, match="predict with seq_len="):
+        torchedge.predict(encoder(), 2, example=torch.zeros(2, 40, 32), **H200).max_seq_len(1000)
