@@ -46,6 +46,7 @@ from torchedge.tracing.compiled_graphs import (
     single_operators,
     split_graph,
 )
+from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.random_numbers import COUNTER, SEED
 
 MAX_SHAPES = 16
@@ -209,7 +210,7 @@ class GraphRun:
     def __call__(self, args: list[Any]) -> list[torch.Tensor | None]:
         """Run it; returns `traced.returned` tensors in main memory, then stand-ins for kept values."""
         values = {
-            name: _value_of(arg)
+            name: _value_of(name, arg)
             for name, arg in zip(self._results.placeholders, args, strict=True)
             if isinstance(arg, torch.Tensor)
         }
@@ -309,10 +310,12 @@ class GraphRun:
         )
 
 
-def _value_of(tensor: torch.Tensor) -> OnDevice:
+def _value_of(name: str, tensor: torch.Tensor) -> OnDevice:
     result = kept_behind(tensor)
     if result is not None:
         return result
+    if tensor.layout is not torch.strided:
+        check_tensors(tensor, name)
     if tensor.is_meta:
         raise OpenCLError(
             "a tensor that the forward saved on the device came back without its data; expected the tensor "

@@ -18,6 +18,7 @@ from torchedge.runtime.memory import Array
 from torchedge.runtime.weight_sources import ArraysSource
 from torchedge.streaming.schedules import with_own_images
 from torchedge.streaming.streaming_plans import StreamingPlan
+from torchedge.tracing.plain_tensors import check_tensors
 
 
 class PlannedRun(NamedTuple):
@@ -52,6 +53,7 @@ class ModelPlan(StreamingPlan):
             InputError: weights are on the meta device, or an input does not fit.
             DeviceError: a limit of the OpenCL device is exceeded. OpenCLError: the driver fails.
         """
+        check_tensors(inputs, "input")
         packed = self._packed()
         chosen = open_context(device).device
         schedule = self.schedule if chosen.image_from_buffer else with_own_images(self.schedule)

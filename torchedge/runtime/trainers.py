@@ -25,10 +25,11 @@ from torchedge.runtime.executors import LOADED, SHARED, Executor, ProgramReport,
 from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.runtime.program_caches import CaptureCache, lowered
 from torchedge.textures.layouts import Layout
-from torchedge.tracing.capturing import unwrapped
+from torchedge.tracing.capturing import checked_model, unwrapped
 from torchedge.tracing.identities import identity_of
 from torchedge.tracing.objectives import Loss, as_arguments, as_tuple
 from torchedge.tracing.optimizers import OptimizerSettings, states_of, take_states
+from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.steps import capture_step
 
 MAX_SHAPES = 8
@@ -110,6 +111,7 @@ class Trainer:
         self._device = context.device
         self._target = target_for(context.device, tuner)
         self._timer = CachedTimes(context) if tuner == "measured" else None
+        check_tensors(dict(checked_model(model).named_parameters()), type(model).__name__)
         self._settings = OptimizerSettings(optimizer)
         self._example = _batch_of(example_inputs, targets)
         self._training: dict[Any, _Training] = {}
@@ -414,6 +416,8 @@ def _batch_of(inputs: Any, targets: Any = ()) -> _Batch:
         InputError: there is no tensor in it.
     """
     inputs, targets = tree_map(_as_tensor, (inputs, targets))
+    check_tensors(as_tuple(inputs), "input")
+    check_tensors(as_tuple(targets), "target")
     (args, kwargs), wanted = as_arguments(inputs), as_tuple(targets)
     leaves, structure = tree_flatten((args, kwargs, wanted))
     tensors = tuple([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])

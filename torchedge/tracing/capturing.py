@@ -16,6 +16,7 @@ from torchedge.graphs.sizes import NotAffineError
 from torchedge.tracing.input_size import infer_input
 from torchedge.tracing.interception import ForwardCall, batch_of, trace
 from torchedge.tracing.objectives import as_arguments, default_loss
+from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.programs import FileProgram
 
 _DETECTORS = frozenset(
@@ -48,6 +49,7 @@ def checked_model(model: object) -> torch.nn.Module:
         raise CaptureError(
             f"{name} has a lazy layer without weights ({lazy}); run the model once on an example first"
         )
+    check_tensors(dict(model.named_parameters()), name, values=False)
     return model
 
 
@@ -306,6 +308,7 @@ def _from_example(example: Any) -> _Inputs:
         raise InputError(
             f"example is a {type(example).__name__} without tensors; expected a tensor or a pytree of tensors"
         )
+    check_tensors(example, "example", values=False)
     return (*as_arguments(example), ())
 
 

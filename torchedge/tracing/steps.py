@@ -21,6 +21,7 @@ from torchedge.tracing.decompositions import decompositions
 from torchedge.tracing.joint_graphs import JointGraph, faked, trace_joint
 from torchedge.tracing.objectives import Loss, Objective, as_tuple, public_name
 from torchedge.tracing.optimizers import SCOPE, OptimizerPart, Trained, add_updates, check_optimizer
+from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.random_numbers import Randomness
 from torchedge.tracing.recorder import DTYPE_NAMES
 
@@ -83,6 +84,12 @@ def capture_step(
     CaptureError with the reason if the model cannot be captured.
     """
     model = checked_model(model)
+    for what, tree in (
+        ("input", as_tuple(args)),
+        ("input", dict(kwargs or {})),
+        ("target", as_tuple(targets)),
+    ):
+        check_tensors(tree, what, values=False)
     gradients = gradients and loss is not None
     _check_choices(loss, optimizer, accumulation, gradients)
     title = name or type(model).__name__

@@ -1,0 +1,34 @@
+"""The tensors that can be captured and run: dense ones, with values where a step computes with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten_with_path
+
+from torchedge.errors import InputError
+
+__all__ = ["check_tensors"]
+
+
+def check_tensors(tree: Any, what: str, *, values: bool = True) -> None:
+    """Raise InputError that names the first sparse, nested or quantized tensor of a pytree.
+
+    what: the name of the whole. values: tensors on the meta device, which have no values, are refused too.
+    """
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        name = ".".join([what, *[str(getattr(key, "key", getattr(key, "idx", key))) for key in path]])
+        if leaf.is_quantized or leaf.is_nested or leaf.layout is not torch.strided:
+            kind = "quantized" if leaf.is_quantized else "nested" if leaf.is_nested else str(leaf.layout)
+            raise InputError(
+                f"{name} is a tensor of kind {kind.removeprefix('torch.')}; expected a dense one: call "
+                ".to_dense() or .dequantize() first"
+            )
+        if values and leaf.is_meta:
+            raise InputError(
+                f"{name} is on the meta device, without values; expected a tensor with values: load the "
+                "weights, or pass real data"
+            )
