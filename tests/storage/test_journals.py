@@ -1,5 +1,6 @@
 """A journal survives a torn last line at any byte, and damage anywhere else is named."""
 
+import json
 import os
 
 import pytest
@@ -50,13 +51,55 @@ def test_rows_may_be_appended_and_read_while_iterating(tmp_path):
         assert seen == places
 
 
-@pytest.mark.parametrize("line", [b"garbage", b"[]", b"\x00", b"", b'{"a":NaN}'])
+@pytest.mark.parametrize("line", [b"garbage", b"[]", b"\x00", b"", b'{"a":NaN}', b'{"a":1}'])
 def test_damage_is_named(tmp_path, line):
     path = tmp_path / "journal.jsonl"
     written(path)
-    path.write_bytes(path.read_bytes() + line + b"\n")
+    data = path.read_bytes()
+    path.write_bytes(data + line + b"\n" + data)
     with pytest.raises(ProfileError, match="line 4"), Journal(path) as journal:
         list(journal.rows())
+
+
+@pytest.mark.parametrize("zeros", [b"\0", b"\0" * 20, b'{"a":\0\0\0\n', b"\0\0\n"])
+def test_bytes_that_a_loss_of_power_zeroed_are_cut_off(tmp_path, zeros):
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    data = path.read_bytes()
+    path.write_bytes(data + zeros)
+    assert list(read_rows(path)) == ROWS
+    with Journal(path) as journal:
+        assert [row for _, row in journal.rows()] == ROWS
+    assert path.read_bytes() == data
+
+
+def test_a_changed_byte_is_named_or_changes_nothing(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    data = path.read_bytes()
+    refused = 0
+    for place in range(len(data) - 1):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        try:
+            rows = list(read_rows(path))
+        except ProfileError as error:
+            refused += 1
+            assert "line" in str(error)
+        else:  # the word for the checksum of the first line
+            assert rows[0].items() >= ROWS[0].items() and rows[1:] == ROWS[1:]
+    assert refused == len(data) - 1 - len("crc32")
+
+
+def test_journals_of_earlier_versions_go_on(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with Journal(path) as journal:
+        assert [row for _, row in journal.rows()] == ROWS
+        journal.append(ROWS[0])
+    assert list(read_rows(path)) == [*ROWS, ROWS[0]]
+    path.write_bytes(path.read_bytes() + b'{"row":"without a checksum"}\n')
+    with pytest.raises(ProfileError, match="line 5: its checksum"):
+        list(read_rows(path))
 
 
 def test_one_process_at_a_time(tmp_path):

@@ -187,17 +187,20 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
             f"{device.folder / 'device.toml'}: profile.{MODE_TABLES[mode]}.files must name "
             f"{tables} and, where there are forests, {forests_file}; {REBUILD}"
         )
-    for name, digest in files.items():
-        profile_file(device.folder, str(name), digest, max_bytes=_MOST_BYTES)
-    tensors, metadata = read_tensors(device.folder / tables, max_bytes=_MOST_BYTES)
+    paths = {
+        name: profile_file(device.folder, str(name), digest, max_bytes=_MOST_BYTES)
+        for name, digest in files.items()
+    }
+    tensors, metadata = read_tensors(paths[tables], max_bytes=_MOST_BYTES)
     source = str(device.folder / tables)
     if metadata.get("schema") != _schema(mode) or metadata.get("coefficients") != feature_hash(
         COEFFICIENT_NAMES
     ):
         raise ProfileError(f"{source} was made for another version of torchedge; {REBUILD}")
     expected = _expected_forests(source, metadata, tensors) if forests_file in files else {}
-    path = device.folder / forests_file
-    forests = read_forests(path, expected=expected, max_bytes=_MOST_BYTES) if expected else {}
+    forests: Mapping[str, Forest] = {}
+    if expected:
+        forests = read_forests(paths[forests_file], expected=expected, max_bytes=_MOST_BYTES)
     memory = _read_memory(source, tensors, forests.get("memory")) if "memory.process" in tensors else None
     latency = None
     if "latency.coefficients" in tensors:

@@ -24,7 +24,8 @@ from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.profiling.topologies import TopologyModule
-from torchedge.storage.documents import parse_lines, read_unpacked, reading
+from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.journals import parse_lines
 from torchedge.storage.rows import parse_table
 from torchedge.tracing.capturing import capture
 

@@ -25,6 +25,7 @@ from torchedge.opencl.contexts import DeviceContext
 from torchedge.profiling.operator_cases import OperatorCase, OperatorKernel, operator_kernel
 from torchedge.runtime.kernel_times import kernel_times
 from torchedge.storage.journals import Journal
+from torchedge.storage.replacing import make_folder
 from torchedge.textures.coefficients import KernelCoefficients
 
 PROBE = "torchedge bench kernels 1"
@@ -103,7 +104,7 @@ def bench_kernels(
         InputError: the journal in the folder is of another device, target or number of candidates.
         ProfileError: the journal is damaged.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     environment = {
         "kind": "environment",
         "probe": PROBE,

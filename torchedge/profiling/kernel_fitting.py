@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,7 +19,8 @@ from torchedge.profiling.kernel_cases import UNITS, Case, DeviceTraits, stride_w
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
-from torchedge.storage.documents import parse_json, read_unpacked, reading
+from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.journals import parse_rows
 from torchedge.textures.coefficients import (
     ARITHMETIC_WIDTHS,
     CODEC,
@@ -79,11 +81,8 @@ def read_kernels(file: Path) -> KernelTable:
     environment: dict[str, Any] = {}
     passes: dict[int, dict[Case, float]] = {1: {}, 2: {}}
     reasons: dict[str, str] = {}
-    lines = read_unpacked(file, max_bytes=_MOST_BYTES).splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):  # a measurement that was interrupted
-            break
-        row = parse_json(f"{file} line {number}", line)
+    data = read_unpacked(file, max_bytes=_MOST_BYTES)
+    for number, (_, row) in enumerate(parse_rows(file, io.BytesIO(data)), start=1):
         with reading(f"{file} line {number}", "a row of micro-benchmarks", "a case with its result"):
             if row.get("row") == "environment":
                 environment = dict(row)

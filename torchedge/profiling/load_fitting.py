@@ -19,7 +19,8 @@ from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, describe
 from torchedge.profiling.samples import DataSource
 from torchedge.storage import file_sha256
-from torchedge.storage.documents import parse_lines, read_unpacked, reading
+from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.journals import parse_lines
 from torchedge.streaming.capacities import (
     GROUP_ITEMS,
     LOAD_FEATURES,

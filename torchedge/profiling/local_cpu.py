@@ -31,6 +31,7 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
 from torchedge.storage import data_folder, read_toml, user_folder
 from torchedge.storage.documents import writing
+from torchedge.storage.replacing import make_folder
 from torchedge.textures.coefficients import TABLE as KERNELS
 from torchedge.tracing.capturing import capture
 
@@ -132,7 +133,7 @@ def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:
     }
     folder = user_folder() / "profiles" / LOCAL_DEVICE
     with writing(folder, "set TORCHEDGE_HOME to a folder you may write"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     with contextlib.suppress(ProfileError):  # no earlier file, or a damaged one
         earlier = read_toml(folder / DEVICE_FILE).get("profile")
         if isinstance(earlier, dict) and KERNELS in earlier:  # of `torchedge profile --kernels`

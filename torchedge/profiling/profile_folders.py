@@ -28,8 +28,10 @@ from torchedge.profiling.accuracy import PROTOCOLS, Score, many_networks, score,
 from torchedge.profiling.latency_fitting import fit_latency
 from torchedge.profiling.memory_fitting import fit_memory
 from torchedge.profiling.samples import QUANTITIES, DataSource, Quantity, Samples
-from torchedge.storage import read_toml, resolve_inside
-from torchedge.storage.documents import writing
+from torchedge.storage import file_sha256, profile_file, read_toml
+from torchedge.storage.documents import read_bytes, write_bytes, writing
+from torchedge.storage.folders import staged_name
+from torchedge.storage.replacing import sync_folder
 from torchedge.streaming.capacities import FILE as LOADING_FILE
 from torchedge.streaming.capacities import write_load_model
 from torchedge.streaming.rates import TABLE as LOADING
@@ -38,6 +40,8 @@ from torchedge.textures.coefficients import TABLE as KERNELS
 
 KEYS: Mapping[Quantity, str] = {"memory": "gamma", "latency": "phi"}
 """The quantities by the names that tables, files and JSON use."""
+
+_MOST_BYTES = 8 * 2**20
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
 """Seconds since 1970: the date to write in place of today's, for builds that are the same byte for byte."""
@@ -129,8 +133,8 @@ def write_profile(
 
     Modes, workspaces, latency under load and coefficients of kernels that are not given stay as the device's
     profile has them. The same data and versions give the same bytes except for the date. Files are written
-    to a temporary folder and moved, `device.toml` with the others' digests last, so that an interrupted write
-    is noticed at load.
+    to a temporary folder and moved under names of their own until `device.toml`, which holds their digests,
+    is replaced: a write that is interrupted leaves the old profile or the new one.
     """
     out = Path(os.path.abspath(out))
     source = read_toml(device.folder / DEVICE_FILE)
@@ -141,8 +145,8 @@ def write_profile(
             if mode in fits:
                 profile[table] = _write_mode(temporary, mode, fits[mode])
             elif isinstance(profile.get(table), Mapping):
-                for name in profile[table].get("files", {}):
-                    shutil.copyfile(resolve_inside(device.folder, str(name)), temporary / name)
+                for name, digest in profile[table].get("files", {}).items():
+                    _copy(device.folder, str(name), digest, temporary)
         for part, table, file, write in (
             (workspaces, WORKSPACES, WORKSPACES_FILE, write_workspaces),
             (loading, LOADING, LOADING_FILE, write_load_model),
@@ -152,16 +156,35 @@ def write_profile(
                 digest = write(temporary, part.model)
                 profile[table] = {**part.described, "sha256": digest}
                 source = {**source, "figures": {**source["figures"], **part.figures}}  # type: ignore[dict-item]
-            elif table in profile:
-                shutil.copyfile(resolve_inside(device.folder, file), temporary / file)
+            elif isinstance(profile.get(table), Mapping):
+                _copy(device.folder, file, profile[table].get("sha256"), temporary)
         write_device({**source, "profile": profile}, temporary)
         names = sorted(path.name for path in temporary.iterdir() if path.name != DEVICE_FILE)
-        for name in (*names, DEVICE_FILE):
-            os.replace(temporary / name, out / name)
+        staged = {name: _staged(temporary / name) for name in names}
+        for name, hidden in staged.items():
+            os.replace(temporary / name, out / hidden)
+        sync_folder(out)
+        os.replace(temporary / DEVICE_FILE, out / DEVICE_FILE)
+        sync_folder(out)  # from here on the folder holds the new profile
+        for name, hidden in staged.items():
+            os.replace(out / hidden, out / name)
+            for leftover in out.glob(f".{name}.{'?' * 16}"):  # of fits that were killed
+                leftover.unlink(missing_ok=True)
+        sync_folder(out)
         for mode in fits:
             for name in set(file_names(mode)) - set(names):  # a forest of an earlier fit
                 (out / name).unlink(missing_ok=True)
     return find_device(out)
+
+
+def _copy(folder: Path, name: str, digest: object, target: Path) -> None:
+    """Copy a file of a profile that stays as it is."""
+    path = profile_file(folder, name, digest, max_bytes=_MOST_BYTES)
+    write_bytes(target / name, read_bytes(path, max_bytes=_MOST_BYTES))
+
+
+def _staged(path: Path) -> str:
+    return staged_name(path.name, file_sha256(path, max_bytes=_MOST_BYTES))
 
 
 def _write_mode(folder: Path, mode: Mode, fit: ModeFit) -> dict[str, Any]:

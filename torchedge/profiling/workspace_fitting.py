@@ -23,7 +23,8 @@ from torchedge.prediction.memory.workspaces import (
 )
 from torchedge.profiling.forest_fitting import convert_model
 from torchedge.profiling.profile_folders import PartFit, package_versions, today
-from torchedge.storage.documents import parse_lines, read_unpacked, reading
+from torchedge.storage.documents import read_unpacked, reading
+from torchedge.storage.journals import parse_lines
 
 CONVOLUTIONS = "convolutions.jsonl"
 """The file of a dataset folder that holds measured convolutions, as the probe writes them."""

@@ -22,6 +22,7 @@ from torchedge.searching.spaces import Genes
 from torchedge.storage.codecs import shortened
 from torchedge.storage.documents import writing
 from torchedge.storage.journals import Journal
+from torchedge.storage.replacing import make_folder
 
 SCHEMA = "torchedge-search-1"
 
@@ -56,7 +57,7 @@ class SearchJournal:
         if self.path is None:
             return self
         with writing(self.path, "choose another place for the journal", InputError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
         with self._stack:
             self._file = self._stack.enter_context(Journal(self.path, error=InputError))
             count = 0

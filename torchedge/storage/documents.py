@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import secrets
 import stat
 import sys
 import zlib
@@ -24,6 +23,7 @@ from typing import Any, BinaryIO, NoReturn
 import msgspec
 
 from torchedge.errors import ProfileError, TorchedgeError
+from torchedge.storage.replacing import new_file
 from torchedge.storage.toml_text import format_toml
 
 if sys.version_info >= (3, 11):
@@ -172,17 +172,6 @@ def check_values(source: str | Path, data: bytes) -> None:
         )
 
 
-def parse_lines(source: str | Path, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the JSON objects of a text with one a line, each with its place, as errors name it.
-
-    Raises:
-        ProfileError: as `parse_json`; the message names the line.
-    """
-    for number, line in enumerate(data.splitlines(), start=1):
-        place = f"{source} line {number}"
-        yield place, parse_json(place, line)
-
-
 def plain(value: Any) -> Any:  # noqa: ANN401 - any nested result
     """Return a nested result as JSON has it: dicts, lists, texts, finite numbers and None.
 
@@ -227,26 +216,9 @@ def writing(path: str | Path, remedy: str, error: type[TorchedgeError] = Profile
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file whole or not at all: a temporary file beside it, then `os.replace`.
-
-    Raises:
-        ProfileError: the folder is missing or cannot be written.
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    try:
-        with _removed_on_failure(temporary):
-            with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ProfileError(
-            f"{path}: cannot be written ({reason}), expected a writable folder; check that it exists"
-        ) from error
+    """Write a file whole or not at all, by `new_file`; raises what that raises."""
+    with new_file(path) as file:
+        file.write(data)
 
 
 def write_json(path: str | Path, document: Mapping[str, object]) -> None:
@@ -301,16 +273,6 @@ def file_sha256(path: str | Path, *, max_bytes: int) -> str:
                 )
             state.update(piece)
     return state.hexdigest()
-
-
-@contextlib.contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError, ValueError):
-            path.unlink(missing_ok=True)
-        raise
 
 
 def _decode(source: str | Path, data: bytes, kind: str) -> str:

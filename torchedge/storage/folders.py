@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -119,15 +120,21 @@ REBUILD = "rebuild the profile with `torchedge fit`"
 
 
 def profile_file(folder: Path, name: str, digest: object, *, max_bytes: int) -> Path:
-    """Return the path of a file in a profile's folder.
+    """Return the path of a file in a profile's folder: `name`, or `staged_name` after an interrupted fit.
 
     Raises:
         ProfileError: the file is missing, larger than `max_bytes`, or its SHA-256 is not `digest`.
     """
-    path = resolve_inside(folder, name)
+    staged = resolve_inside(folder, staged_name(name, str(digest)))
+    path = staged if staged.is_file() else resolve_inside(folder, name)
     if file_sha256(path, max_bytes=max_bytes) != digest:
         raise ProfileError(
             f"{path} is not the file that device.toml describes (its sha256 differs); "
             f"restore it, or {REBUILD}"
         )
     return path
+
+
+def staged_name(name: str, digest: str) -> str:
+    """Return the name of a profile's new file until `device.toml` describes it."""
+    return f".{name}.{re.sub('[^0-9a-f]', '', digest)[:16]}"

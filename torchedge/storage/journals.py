@@ -1,8 +1,8 @@
 """Journals: JSON objects in a file, one a line, appended and synchronised one by one, never rewritten.
 
 Long jobs (campaigns, searches) record every result this way, so that a job that was killed continues where
-it was. A crash can leave at most a torn last line, without its newline; it is cut off when the journal is
-read again.
+it was. A crash or a loss of power can leave at most a torn last line, without its newline or with zeros; it
+is cut off when the journal is read again. Each line ends with its checksum.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+import zlib
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchedge.errors import ProfileError, TorchedgeError
 from torchedge.storage.documents import Document, parse_json
 from torchedge.storage.locks import lock_file
+from torchedge.storage.replacing import sync_folder
 
 _LONGEST_LINE = 1 << 26
 
@@ -26,8 +29,7 @@ class Journal:
     """A journal on disk. Use it as a context; one process at a time.
 
     path: the file, created where it does not exist. error: the exception for a file that cannot be written or
-    is in use. wait: wait for another process instead. Reading raises ProfileError for a line that is no JSON
-    object.
+    is in use. wait: wait for another process instead. Reading raises ProfileError as `parse_rows`.
     """
 
     def __init__(self, path: Path, *, error: type[TorchedgeError] = ProfileError, wait: bool = False) -> None:
@@ -55,39 +57,27 @@ class Journal:
     def rows(self) -> Iterator[tuple[int, Document]]:
         """Yield every row with its place in the file, in order; cut off a torn last line."""
         file = self._opened()
-        place = number = 0
-        file.seek(0)
-        while line := file.readline(_LONGEST_LINE):
-            number += 1
-            if not line.endswith(b"\n"):
-                if file.read(1):
-                    raise ProfileError(
-                        f"{self.path} line {number}: has over {_LONGEST_LINE >> 20} MiB, which no journal "
-                        "writes; delete the line, or choose another place"
-                    )
-                self._cut(place)
-                return
-            row = parse_json(f"{self.path} line {number}", line)
-            following = place + len(line)
-            yield place, row
-            place = following
-            file.seek(place)
+        end = yield from parse_rows(self.path, file)
+        if end != file.seek(0, os.SEEK_END):
+            self._cut(end)
 
     def row_at(self, place: int) -> Document:
         """Return the row that begins at a place, as `rows` and `append` gave it."""
         file = self._opened()
         file.seek(place)
-        return parse_json(self.path, file.readline(_LONGEST_LINE))
+        return _parse(str(self.path), file.readline(_LONGEST_LINE))
 
     def append(self, row: Mapping[str, Any]) -> int:
         """Append a row and return its place; the row is on disk when this returns."""
         file = self._opened()
-        data = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        data = _sealed(json.dumps(row, separators=(",", ":"), allow_nan=False).encode())
         place = file.seek(0, os.SEEK_END)
         try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+            if not place:
+                sync_folder(self.path.parent)
         except OSError as error:
             with contextlib.suppress(OSError):
                 file.truncate(place)  # a later row must not follow half a line
@@ -116,9 +106,74 @@ class Journal:
 def read_rows(path: Path) -> Iterator[Document]:
     """Yield the rows of a journal (without a file: none) without its lock and without a torn last line.
 
-    Raises ProfileError for a line that is no JSON object.
+    Raises ProfileError as `parse_rows`.
     """
     if path.exists():
         with path.open("rb") as file:
-            while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
-                yield parse_json(path, line)
+            for _, row in parse_rows(path, file):
+                yield row
+
+
+def parse_rows(path: str | Path, file: BinaryIO) -> Generator[tuple[int, Document], None, int]:
+    """Yield each row of a file with its place; return the place of a torn last line, or the end.
+
+    Lines of earlier versions, and of probes, have no checksum. The caller may move in the file between rows.
+
+    Raises ProfileError for a line that is no JSON object, or was changed since it was written.
+    """
+    place = number = 0
+    sealed = False
+    while True:
+        file.seek(place)
+        line = file.readline(_LONGEST_LINE)
+        number += 1
+        if not line.endswith(b"\n") or b"\0" in line:  # after a loss of power, zeros stand for lost bytes
+            if not file.read(1):
+                return place
+            if not line.endswith(b"\n"):
+                raise ProfileError(
+                    f"{path} line {number}: has over {_LONGEST_LINE >> 20} MiB, which no journal "
+                    "writes; delete the line, or choose another place"
+                )
+        sealed = sealed or _CHECKSUM.search(line) is not None
+        yield place, _parse(f"{path} line {number}", line, sealed=sealed)
+        place += len(line)
+
+
+def parse_lines(source: str | Path, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the JSON objects of a text with one a line, each with its place, as errors name it.
+
+    Raises:
+        ProfileError: as `parse_json`, or a line was changed since a journal wrote it; the message names it.
+    """
+    for number, line in enumerate(data.splitlines(), start=1):
+        place = f"{source} line {number}"
+        yield place, _parse(place, line)
+
+
+_CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\n?$')
+
+
+def _sealed(data: bytes) -> bytes:
+    """Return a JSON object as a line with its checksum as the last entry."""
+    return data[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(data)
+
+
+def _unsealed(line: bytes, *, sealed: bool = False) -> bytes:
+    """Return a line without its checksum, which it has if it is `sealed`.
+
+    Raises ValueError if the checksum is another one.
+    """
+    checksum = _CHECKSUM.search(line)
+    data = line if checksum is None else line[: checksum.start()] + b"}"
+    if (sealed and checksum is None) or (checksum is not None and int(checksum[1], 16) != zlib.crc32(data)):
+        raise ValueError("its checksum differs: it was changed or damaged since it was written")
+    return data
+
+
+def _parse(place: str, line: bytes, *, sealed: bool = False) -> Document:
+    try:
+        data = _unsealed(line, sealed=sealed)
+    except ValueError as error:
+        raise ProfileError(f"{place}: {error}; restore the file, or delete the line") from error
+    return parse_json(place, data)

@@ -1,4 +1,4 @@
-"""Folders that replace others whole: whatever stops the process, the old one or the new one is there.
+"""Files and folders that replace others whole: whatever stops the process or the power, old or new is there.
 
 Where the system can exchange two names at once (Linux: RENAME_EXCHANGE), it does. Elsewhere the old folder
 first moves to `.NAME.old` beside its place, then the new one takes the place; `recover` completes what was
@@ -15,11 +15,55 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from torchedge.errors import InputError
+from torchedge.errors import InputError, ProfileError
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fs.h
 _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
+
+
+@contextlib.contextmanager
+def new_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path`, on the disk, if the block ends without an error.
+
+    Raises:
+        ProfileError: the folder is missing or cannot be written.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        try:
+            with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError, ValueError):
+                temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(target.parent)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ProfileError(
+            f"{path}: cannot be written ({reason}), expected a writable folder; check that it exists"
+        ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, unless it is there; it is on the disk when this returns."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk, where the system can: of new files, and of renamed ones."""
+    with contextlib.suppress(OSError):
+        _flush_entry(folder)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from torchedge.devices import Device, Provenance, is_phone_gpu, weakest
 from torchedge.errors import InputError, ProfileError
-from torchedge.storage import file_sha256, read_toml, resolve_inside, write_toml
+from torchedge.storage import file_sha256, profile_file, read_toml, resolve_inside, write_toml
 from torchedge.storage.codecs import Codec, OneOf, Text
 from torchedge.storage.documents import MAX_DOCUMENT_BYTES
 from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
@@ -205,13 +205,9 @@ def coefficients_of(device: Device) -> KernelCoefficients:
     """
     described = device.profile.get(TABLE)
     if isinstance(described, Mapping):
-        path = resolve_inside(device.folder, COEFFICIENTS_FILE)
-        if file_sha256(path, max_bytes=MAX_DOCUMENT_BYTES) != described.get("sha256"):
-            raise ProfileError(
-                f"{path} is not the file that device.toml describes (its sha256 differs); fit the "
-                "micro-benchmarks again with `torchedge fit kernels`"
-            )
-        return read_coefficients(device.folder)
+        digest = described.get("sha256")
+        path = profile_file(device.folder, COEFFICIENTS_FILE, digest, max_bytes=MAX_DOCUMENT_BYTES)
+        return CODEC.parse(path, read_toml(path))
     phone = is_phone_gpu(device.vendor, device.title, *device.aliases)
     base = DEFAULTS["cpu" if device.kind == "cpu" else "mobile" if phone else "gpu"]
     return _with_figures(base, device)

@@ -87,7 +87,7 @@ def _attempt(
     listener: Listener,
 ) -> int:
     """Run the probe once; return how many of the convolutions have a row now."""
-    (folder / LEFT).write_text("".join(json.dumps(shape) + "\n" for shape in left))
+    write_bytes(folder / LEFT, "".join(json.dumps(shape) + "\n" for shape in left).encode())
     transport.put([*hooks, folder / LEFT])
     done = 0
     with transport.start(PROBE, [f"/{LEFT}", "--repeats", "0"]) as run:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
-import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.journal import CampaignJournal
 from torchedge.profiling.campaigns.plans import PlanItem
 from torchedge.storage.documents import write_json, writing
+from torchedge.storage.replacing import new_file
 
 COLUMNS = (
     "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
@@ -143,13 +143,8 @@ def _cell(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 @contextlib.contextmanager
 def _replaced(path: Path) -> Iterator[IO[str]]:
-    """Open a temporary file that takes the place of `path` when the block ends well."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Open a text file that takes the place of `path` when the block ends well."""
+    with new_file(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        yield text
+        text.detach()

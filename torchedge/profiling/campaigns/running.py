@@ -23,6 +23,7 @@ from torchedge.profiling.campaigns.recording import Summary, describe_device, wr
 from torchedge.profiling.campaigns.transports import Run, Transport, explain
 from torchedge.storage import data_folder
 from torchedge.storage.documents import parse_json, read_bytes, write_bytes, writing
+from torchedge.storage.replacing import make_folder, new_file
 
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
 PAUSES = (2.0, 10.0, 30.0, 60.0, 60.0, 60.0)
@@ -64,7 +65,7 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     """
     folder = campaign.folder
     with writing(folder, "choose another with --out"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     with CampaignJournal(folder) as journal:
         _check_same(campaign, journal)
         _prepare(campaign, transport, listener)
@@ -261,11 +262,10 @@ def write_left(folder: Path, left: Mapping[Point, None]) -> None:
     points: dict[str, list[list[object]]] = {}
     for job, mode, batch in left:
         points.setdefault(job, []).append([mode, batch])
-    path = folder / LEFT
-    with writing(path, "check the disk"), path.open("w") as file:
+    with new_file(folder / LEFT) as file:
         for line in read_jobs(folder):
             if line.get("id") in points:
-                file.write(json.dumps({**line, "points": points[line["id"]]}) + "\n")
+                file.write(json.dumps({**line, "points": points[line["id"]]}).encode() + b"\n")
 
 
 def _row_of(line: str) -> dict[str, Any] | None:
