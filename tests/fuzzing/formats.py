@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from torchedge.bundles.bundle import Bundle
-from torchedge.bundles.manifests import MANIFEST, PROGRAM, WEIGHTS
+from torchedge.bundles.manifests import MANIFEST, PROGRAM, WEIGHTS, digest_of
 from torchedge.devices.device import parse_device, read_device
 from torchedge.errors import TorchedgeError
 from torchedge.forests.files import read_forests
@@ -544,7 +544,7 @@ def _read_bundle(data: bytes) -> None:
         if isinstance(listed, dict) and isinstance(listed.get(name), dict):
             listed[name].update(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
     _seal_texts(folder, files)
-    (folder / MANIFEST).write_bytes(_json(manifest))
+    (folder / MANIFEST).write_bytes(_json({**manifest, "sha256": digest_of(manifest)}))
     str(Bundle.open(folder))
 
 

@@ -183,7 +183,7 @@ def packed_weights(
         state.update(file.read(begin))
         for name, entry in entries:
             content = np.empty(entry.stop - entry.start, np.uint8)
-            if file.readinto(content.data) != content.size:
+            if file.readinto(content.data) != content.size:  # type: ignore[attr-defined]
                 raise ProfileError(f"{path}: ends before byte {entry.stop}, expected more; copy it again")
             state.update(content.data)
             if name in resident and content.size and (names is None or name in names):

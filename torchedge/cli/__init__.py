@@ -150,7 +150,7 @@ def _run(words: list[str]) -> int:
         return shell_complete(_root, {}, "torchedge", COMPLETION_VARIABLE, instruction)
     try:
         with (
-            contextlib.redirect_stdout(PrintableStream(sys.stdout)),  # type: ignore[type-var]
+            contextlib.redirect_stdout(PrintableStream(sys.stdout)),
             _root.make_context("torchedge", words) as context,
         ):
             keep_words(context, words)
