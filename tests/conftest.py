@@ -37,6 +37,21 @@ def shared_data() -> Path:
     return folder
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each of several workers one core; without the slow tests, let PoCL compile without optimizing.
+
+    Kernels compile in less than half the time so, and lie in caches of their own, where no user's program
+    finds them. `make test-all` compiles as users do.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if config.option.markexpr == "not slow":
+        assert config.cache is not None
+        os.environ["POCL_EXTRA_BUILD_FLAGS"] = "-cl-opt-disable"
+        os.environ["POCL_CACHE_DIR"] = str(config.cache.mkdir("pocl"))
+        os.environ["TORCHEDGE_CACHE"] = str(config.cache.mkdir("torchedge"))
+
+
 def pytest_collectstart() -> None:
     """Load the profile again: importing PyTorch's own test utilities loads another one."""
     settings.load_profile(PROFILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import threading
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from tracing import networks
 from tracing.networks import NETWORKS, BatchLoop, Caching, Halving, ManyInputs, Reads, SmallNet, image
 
@@ -18,6 +20,7 @@ from torchedge.errors import CaptureError, InputError
 from torchedge.graphs.sizes import BATCH_PRIME, poly, symbolic
 from torchedge.ops import registry
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_each, capture_request, use_graph
+from torchedge.tracing.copies import forget_cached
 
 NO_EXPORT = {"layer_drop"}
 
@@ -391,3 +394,16 @@ def test_amounts_that_do_not_follow_the_batch_size_are_counted_for_one():
     assert use_graph(request, halved) == (3, 0, 0)
     with pytest.raises(CaptureError, match="one fixed batch size"):
         use_graph(replace(request, batch_size=None), halved)
+
+
+def test_caches_that_keep_stand_ins_are_cleared_and_no_others():
+    def memoized():
+        return functools.lru_cache(lambda key: {"of": (key,)})
+
+    clean, leaking = memoized(), memoized()
+    clean(1)
+    with FakeTensorMode():
+        leaking(torch.empty(2))
+    assert forget_cached((FakeTensor,)) == [leaking]
+    assert (clean.cache_info().currsize, leaking.cache_info().currsize) == (1, 0)
+    assert forget_cached((FakeTensor,)) == []

@@ -133,26 +133,31 @@ def _scoped_call(call: Callable[..., Any], name: str, scopes: list[str]) -> Call
     return run
 
 
-def forget_cached(kinds: tuple[type, ...]) -> None:
-    """Clear each `functools.lru_cache` that contains a stand-in, which no real run may read."""
+def forget_cached(kinds: tuple[type, ...]) -> list[Any]:
+    """Clear each `functools.lru_cache` that contains a stand-in, which no real run may read; return them."""
     import gc
 
     caches: list[Any] = [o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper]
+    if not _contain(caches, kinds):
+        return []
+    caches = [cached for cached in caches if _contain([cached], kinds)]
     for cached in caches:
-        if cached.cache_info().currsize and any(type(entry) in kinds for entry in _entries(cached)):
-            cached.cache_clear()
+        cached.cache_clear()
+    return caches
 
 
-def _entries(cached: Any) -> Iterator[Any]:
-    """Yield everything within three steps of a cache: its entries and the contents of containers there."""
+def _contain(caches: list[Any], kinds: tuple[type, ...]) -> bool:
+    """Return whether such an object is within three steps: an entry, or in a container that is one."""
     import gc
 
-    reached = gc.get_referents(cached)
+    reached = gc.get_referents(*caches)
     for _ in range(3):
-        yield from reached
+        if not set(map(type, reached)).isdisjoint(kinds):
+            return True
         reached = gc.get_referents(
             *[r for r in reached if isinstance(r, (tuple, list, dict)) or "lru" in type(r).__name__]
         )
+    return False
 
 
 # functions --------------------------------------------------------------------------------------------------

@@ -97,13 +97,14 @@ class Objective(torch.nn.Module):
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
         self.output_names: list[str] = []
         self._result: tuple[list[Any], Any] = ([], None)
+        self._leaking: list[Any] | None = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the loss alone, or without one the tensors that the model returns."""
         args, kwargs, targets = self.arguments(tensors)
         with _written_buffers(self.model):
             outputs = self.model(*args, **kwargs)
-        forget_cached((FakeTensor, FunctionalTensor))
+        self._forget()
         if self.loss is not None:
             self.output_names = ["loss"]
             return (self._scalar(outputs, targets),)
@@ -116,6 +117,13 @@ class Objective(torch.nn.Module):
                 f"{type(self.model).__name__} returns no tensor; expected tensors in tuples, lists or dicts"
             )
         return returned
+
+    def _forget(self) -> None:
+        """Clear caches that the model filled: found in the first call, the same ones in each later call."""
+        if self._leaking is None:
+            self._leaking = forget_cached((FakeTensor, FunctionalTensor))
+        for cached in self._leaking:
+            cached.cache_clear()
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """Return args, kwargs and targets with these tensors in place of the first ones."""
