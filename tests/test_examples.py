@@ -94,6 +94,7 @@ def test_training_is_refused_where_nothing_fits(run):
     )
 
 
+@pytest.mark.slow
 def test_the_search_finds_a_network_within_limits(run):
     status, out, err = run("search_widths.py", "--tries", "20", "--memory", "3072", "--latency", "1200")
     assert status == 0, err

@@ -187,7 +187,7 @@ def test_lowest_rooms_load_without_torch(room):
     assert not loaded_after(f"import torchedge.{room}") & (OPTIONAL | {"torch"})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("room", ["api", "cli", "prediction", "profiling", "tracing"])
 def test_rooms_load_without_optional_packages(room):
     assert not loaded_after(f"import torch, torchedge.{room}") & OPTIONAL - loaded_after("import torch")

@@ -45,11 +45,19 @@ def clean(monkeypatch, tmp_path):
     monkeypatch.setattr("torchedge.devices.catalog.memory_mib", lambda: (16384.0, None))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_sessions_print_what_they_show(page, clean, checkout):
+@pytest.mark.parametrize(
+    ("page", "snippets"),
+    [
+        ("README.md", False),
+        pytest.param("README.md", True, marks=pytest.mark.slow),
+        *[(page, True) for page in PAGES if page != "README.md"],
+    ],
+)
+def test_sessions_print_what_they_show(page, snippets, clean, checkout):
+    """The README's snippets search, train, export and plan: they run with the slow tests."""
     pytest.importorskip("matplotlib")
     text = (checkout / page).read_text(encoding="utf-8")
-    today = rerun(text)
+    today = rerun(text, snippets)
     if os.environ.get("TORCHEDGE_UPDATE_README"):
         (checkout / page).write_text(today, encoding="utf-8")
     else:
@@ -117,7 +125,7 @@ def test_the_index_names_every_page(checkout):
     assert {page for page in pages if f"]({page})" not in index} == set()
 
 
-def rerun(text):
+def rerun(text, snippets=True):
     """The text with every session's output as it is now; names live through the file."""
     layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
     model = nn.Sequential(*layers)  # a training script's own
@@ -127,7 +135,8 @@ def rerun(text):
     def replaced(match):
         kind, body = match[1], match[2]
         if kind == "python":
-            snippet(body, names)
+            if snippets:
+                snippet(body, names)
             return match[0]
         return f"```{kind}\n{pycon(body, names) if kind == 'pycon' else console(body)}```"
 

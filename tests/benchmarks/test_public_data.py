@@ -68,6 +68,7 @@ def test_every_method_is_scored_on_groups_it_has_not_seen(edge):
     assert len({score.mean for score in scores.values()}) == len(METHODS)
 
 
+@pytest.mark.slow
 def test_fit_writes_an_inference_profile(edge, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))

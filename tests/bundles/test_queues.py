@@ -55,7 +55,7 @@ def within(limit, least):
     return {"least": least, "some": least + 600_000, "all": 2**30}[limit]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("limit", ["least", "some", "all"])
 @pytest.mark.parametrize("loading", ["copy", "slot"])
 def test_each_iteration_computes_what_each_bundle_computes_alone(alone, queue, least, limit, loading):

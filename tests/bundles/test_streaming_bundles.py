@@ -228,6 +228,7 @@ def test_runs_stream_on_the_command_line(preloading, tmp_path, capsys):
     assert "all weights" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_exports_stream_on_the_command_line(tmp_path, capsys):
     out = str(tmp_path / "b")
     options = ["export", "squeezenet1_1", "--device", "local-cpu", "--input-size", "3,64,64", "--no-onnx"]

@@ -230,6 +230,7 @@ def test_models_without_weights_are_not_exported(capsys, tmp_path):
     assert "weights of such a file are not read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
 def test_losses_by_name(run, nets, tmp_path, loss):
     words = ("export", f"{nets}:small", *SIZE, "--mode", "train", "--loss", loss, "--optimizer", "sgd")
@@ -240,6 +241,7 @@ def test_losses_by_name(run, nets, tmp_path, loss):
     )
 
 
+@pytest.mark.slow
 def test_gradients_are_added_up_over_batches(run, nets, tmp_path):
     out = str(tmp_path / "b")
     words = (

@@ -151,7 +151,7 @@ def test_strategies(run, strategy):
         assert "as preload-all plans it takes" in " ".join(out.split())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("picture", [None, "memory", "gantt", "comparison"])
 def test_pictures(run, picture):
     pytest.importorskip("matplotlib")
@@ -182,6 +182,7 @@ def test_a_queue(run):
     assert [m["model"] for m in document["models"]] == ["nets:small", "nets:other"]
 
 
+@pytest.mark.slow
 def test_a_queue_of_which_one_does_not_fit(run):
     out = run(*TWO, "--memory-limit", "1MiB", status=DOES_NOT_FIT)
     assert "nets:small does not run within 1.0 MiB" in out
@@ -196,6 +197,7 @@ def test_a_sweep(run):
     assert len(points) == 7 and {0.9, 0.03} <= {point["lambda"] for point in points}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", [(*TWO, "--memory-limit", "6MiB"), SWEEP])
 def test_pictures_of_several(run, words):

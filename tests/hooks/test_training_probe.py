@@ -47,9 +47,12 @@ JOBS = [
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
+def rows(request, tmp_path_factory):
+    """The probe's rows of all jobs; without the slow tests, of the first two alone."""
+    ours = [item for item in request.session.items if item.path == request.path]
+    jobs = JOBS if any(item.get_closest_marker("slow") for item in ours) else JOBS[:2]
     folder = tmp_path_factory.mktemp("probe")
-    (folder / "jobs.jsonl").write_text("".join(json.dumps(j) + "\n" for j in JOBS) + "\n")
+    (folder / "jobs.jsonl").write_text("".join(json.dumps(j) + "\n" for j in jobs) + "\n")
     out = folder / "rows.jsonl"
     words = [STAND_IN, HOOKS / "training_probe.py", folder / "jobs.jsonl", "--out", out, "--device", "cpu"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
@@ -119,9 +122,14 @@ def test_a_network_that_cannot_be_built_says_why(points):
     for row in points["broken"]:
         assert row["fits"] is None and "'Nothing' is not known" in row["reason"]
         assert all(row[name] is None for name in (*FIGURES, "layers"))
+
+
+@pytest.mark.slow
+def test_an_unknown_optimizer_is_named(points):
     assert "magic" in points["odd"][0]["reason"] and points["plain"][0]["fits"] == 1
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_result_and_larger_batches_are_not_tried(points):
     said = [(row["mode"], row["fits"], row["reason"]) for row in points["large"]]
     assert said == [
@@ -132,12 +140,14 @@ def test_out_of_memory_is_a_result_and_larger_batches_are_not_tried(points):
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_process_costs_one_point(points):
     assert [row["fits"] for row in points["killed"]] == [1, 0, 1, 1]
     assert points["killed"][1]["reason"] == "killed by signal 9 (out of memory)"
     assert [(row["fits"], row["reason"]) for row in points["gone"]] == [(None, "the process failed"), (1, "")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 def test_memory_of_a_point_does_not_hold_the_last_points(points):
     before, large, after = (row["memory_mib"] for row in points["hungry"])

@@ -83,6 +83,7 @@ def test_half_precision_holds_large_intermediates_alone(plain):
         np.testing.assert_allclose(weight, plain[2][name], rtol=2e-2, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_small_device_folds_long_lines(plain):
     program, loss, _ = stepped(replace(MOBILE, image_width=16, image_height=4096))
     folds = [t.layout.fold for t in program.tensors if t.layout.storage == "image"]

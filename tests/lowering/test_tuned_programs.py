@@ -53,9 +53,8 @@ def run(captured, x, target):
         )
 
 
-@pytest.mark.parametrize(
-    "name", ["cpu", *[pytest.param(name, marks=pytest.mark.slow) for name in ("gpu", "mobile")]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cpu", "gpu", "mobile"])
 def test_a_tuned_step_computes_the_same(name, step):
     captured, x = step
     _, loss, weights = run(captured, x, TARGETS["cpu"])

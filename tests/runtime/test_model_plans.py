@@ -31,7 +31,11 @@ def image():
 
 @pytest.mark.parametrize(
     ("device", "precision", "loading"),
-    [("local-cpu", "float32", "copy"), ("adreno-750", "float16", "copy"), ("local-cpu", "float32", "slot")],
+    [
+        ("local-cpu", "float32", "copy"),
+        ("adreno-750", "float16", "copy"),
+        pytest.param("local-cpu", "float32", "slot", marks=pytest.mark.slow),
+    ],
 )
 def test_a_plan_computes_what_the_model_computes(model, image, device, precision, loading):
     plan = torchedge.plan(model, image, device=device, precision=precision, memory_limit="3MiB")

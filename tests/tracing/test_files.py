@@ -219,13 +219,8 @@ def vision(name):
     return models.get_model(name, weights=None)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnet18",
-        *[pytest.param(n, marks=pytest.mark.slow) for n in ("mobilenet_v3_small", "shufflenet_v2_x0_5")],
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5"])
 def test_onnx_gives_the_graph_of_the_model(tmp_path, name):
     onnx_files = pytest.importorskip("torchedge.tracing.onnx_files")
     model = vision(name).eval()

@@ -161,6 +161,7 @@ def randomized(model):
     return model
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
 def test_evaluated_batch_norm_is_a_scale_and_a_shift(rank, affine):
@@ -187,7 +188,8 @@ def test_batch_norm_by_the_statistics_of_a_batch_stays():
     assert kinds(captured) == kinds(folded)
 
 
-@pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_batch_norms_of_networks_cost_no_launch(name):
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)

@@ -34,7 +34,7 @@ LOSSES = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keep", [frozenset(), KEEP], ids=["apart", "whole"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name, keep):

@@ -30,7 +30,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_equal_pytorch_s(name):
     model = double(SmallCNN)
@@ -49,7 +49,7 @@ def test_optimizers_equal_pytorch_s(name):
     held_equals(interpreter, eager, optimizer)
 
 
-@pytest.mark.parametrize("name", ["dampened", "adam", "adam_all"])
+@pytest.mark.parametrize("name", ["dampened", "adam_all", pytest.param("adam", marks=pytest.mark.slow)])
 def test_a_capture_goes_on_where_the_optimizer_stands(name):
     model = double(SmallCNN)
     optimizer = OPTIMIZERS[name](model.parameters())

@@ -43,9 +43,14 @@ NETWORKS = {
 }
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("keep", [frozenset(), KEEP], ids=["apart", "whole"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [
+        pytest.param(name, keep, id=f"{name}-{kind}", marks=[] if fast else [pytest.mark.slow])
+        for name in NETWORKS
+        for kind, keep, fast in (("apart", frozenset(), name == "cnn"), ("whole", KEEP, name == "fsrcnn"))
+    ],
+)
 def test_steps_equal_eager_steps(name, keep):
     build, feed, loss = NETWORKS[name]
     model = double(build)
