@@ -91,9 +91,9 @@ def test_no_module_bears_the_name_of_a_public_function():
 
 
 def test_every_class_has_a_name_of_its_own():
-    """One word has one meaning in the whole package."""
+    """One word has one meaning; what integrates one thing into several frameworks shares its name."""
     homes = {}
-    for path in PACKAGE.rglob("*.py"):
+    for path in set(PACKAGE.rglob("*.py")) - set((PACKAGE / "integrations").iterdir()):
         for node in ast.parse(text_of(path)).body:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))

@@ -88,8 +88,6 @@ def test_models_that_are_no_plain_sum_are_refused() -> None:
     for model in (poisson, two, boosting, object()):
         with pytest.raises(InputError, match="expected"):
             convert_model(model, X, feature_names=names)
-    with pytest.raises(InputError, match="training rows"):
-        convert_model(ensemble.RandomForestRegressor(2).fit(X[:, :3], y), X, feature_names=names)
 
 
 def test_deterministic_and_provenance() -> None:
@@ -111,32 +109,18 @@ def test_left_out_predictions_never_saw_their_group() -> None:
     other = groups != "b"
     forest = fit_forest(X[other], y[other], feature_names=names, trees=5, seed=3)
     assert np.array_equal(left_out[~other], evaluate(forest, X[~other]))
-    with pytest.raises(InputError, match="two or more"):
-        predict_left_out(X, y, np.zeros(90), feature_names=names)
-    with pytest.raises(InputError, match="one label a row"):
-        predict_left_out(X, y, np.zeros(3), feature_names=names)
 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"y": np.ones(3)},
-        {"y": np.full(120, np.nan)},
-        {"y": np.full(120, 1e39)},
-        {"X": np.full((120, 5), 1e39)},
-        {"X": np.full((120, 5), "?")},
-        {"feature_names": ["a"]},
-        {"trees": 0},
-        {"min_samples_leaf": 0},
-        {"max_features": -3.0},
-    ],
+    [{"y": np.full(120, 1e39)}, {"X": np.full((120, 5), 1e39)}, {"feature_names": ["a"]}],
+    ids=["targets", "features", "names"],
 )
-def test_bad_input_is_named(change: dict[str, Any]) -> None:
+def test_numbers_and_names_that_no_forest_can_have_are_refused(change: dict[str, Any]) -> None:
     X, y, names = make_table(8)
     arguments: dict[str, Any] = {"X": X, "y": y, "feature_names": names, "trees": 2, **change}
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ProfileError):
         fit_forest(arguments.pop("X"), arguments.pop("y"), **arguments)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_tree_deeper_than_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def accuracy(
         check_picture("--out", out)
     asked = _Comparison(protocol, intervals)
     with tempfile.TemporaryDirectory() as scratch, Progress(3, "comparing") as progress:
-        found, report = _compare_source(source, device, asked, Path(scratch), progress)
+        compared, report = _compare_source(source, device, asked, Path(scratch), progress)
         if out is not None:
             from torchedge.profiling.plots import draw_overview
 
@@ -65,7 +65,7 @@ def accuracy(
     if as_json:
         print_json(_document(report))
         return
-    _print(found, report)
+    _print(compared, report)
     if out is not None:
         print_wrapped(f"written to {out}")
 

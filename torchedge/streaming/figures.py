@@ -168,8 +168,7 @@ def _boxes(
     """Draw boxes of one colour, from `left` to `right`, around `middle`."""
     from matplotlib.collections import PolyCollection
 
-    given = (np.asarray(x, np.float64) for x in (left, right, middle))
-    x0, x1, y = np.broadcast_arrays(*given)
+    x0, x1, y = np.broadcast_arrays(*[np.asarray(x, np.float64) for x in (left, right, middle)])
     low, high = y - height / 2, y + height / 2
     corners = np.stack([np.stack(p, -1) for p in ((x0, low), (x1, low), (x1, high), (x0, high))], 1)
     if len(corners):

@@ -50,12 +50,12 @@ def identity_of(*parts: Any) -> str | None:
     """Return the text of modules, functions, classes and plain values; None where there is none."""
     versions = [sys.version, *[getattr(sys.modules.get(name), "__version__", "") for name in _LIBRARIES]]
     try:
-        return f"{versions}{[flag() for flag in _FLAGS]}{_Text().of(parts)}"
+        return f"{versions}{[flag() for flag in _FLAGS]}{_Identifier().of(parts)}"
     except (_Unknown, RecursionError):
         return None
 
 
-class _Text:
+class _Identifier:
     """Texts of objects; one that was met before is a number."""
 
     def __init__(self) -> None:

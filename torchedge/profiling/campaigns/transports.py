@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 
 from torchedge.errors import DeviceError, InputError
 from torchedge.storage.documents import writing
@@ -58,9 +57,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     def lines(self) -> Iterator[str]:

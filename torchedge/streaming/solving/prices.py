@@ -365,8 +365,8 @@ class Flow:
     def rest(self, slot: int, waiting: Ints) -> Floats:
         """The least cost from a slot on, by chunks that wait before it."""
         row = self.least[min(slot, self.end) + 1 - self.start]
-        found: Floats = row[np.minimum(waiting // self.unit, self.most)]
-        return found
+        costs: Floats = row[np.minimum(waiting // self.unit, self.most)]
+        return costs
 
 
 def unit_of(part: Subproblem, limit: int) -> int:
