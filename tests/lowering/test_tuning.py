@@ -20,7 +20,7 @@ from torchedge.lowering.schedules import (
 )
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.tuning import layout_options, score
-from torchedge.lowering.walks import Access, Digit, Walk, access_work, evaluate
+from torchedge.lowering.walks import Access, Digit, Walk, access_works, evaluate
 from torchedge.profiling.operator_cases import OperatorCase, operator_kernel
 from torchedge.textures.coefficients import default_coefficients
 from torchedge.textures.layouts import Layout, row_major
@@ -65,7 +65,7 @@ def walked(layout, along):
     time = (Digit("c", 64, 4),) if along else (Digit("r", 64, 1),)
     walk = Walk(roles, time, (Digit("r" if along else "c", 32, 1 if along else 4),), {"r": 32, "c": 256})
     access = Access(tensor, (of(rows), of(cols)), "float32", cols, 4, 64)
-    return access_work(access, walk, layout, 2, default_coefficients("gpu"))
+    return access_works(access, walk, [layout], 2, default_coefficients("gpu"))[0]
 
 
 def test_reads_of_a_buffer_in_the_order_of_memory_and_across_it():

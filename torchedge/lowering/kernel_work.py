@@ -22,7 +22,7 @@ from torchedge.lowering.kernels.rows import RowsNest
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.schedules import PAD, RowsExtents, launch_sizes
 from torchedge.lowering.targets import Target
-from torchedge.lowering.walks import Access, Digit, Walk, access_work, accesses_of
+from torchedge.lowering.walks import Access, Digit, Walk, access_works, accesses_of
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import Layout
 from torchedge.textures.work import STRIDE_FEATURES, KernelWork, ReadWork
@@ -52,7 +52,10 @@ class Sketch:
         """Return the work where the operands lie in these layouts."""
         reads, writes = (
             tuple(
-                [self.access(walk, access, layouts[access.tensor], coefficients) for walk, access in operands]
+                [
+                    self.accesses(walk, access, [layouts[access.tensor]], coefficients)[0]
+                    for walk, access in operands
+                ]
             )
             for operands in (self.reads, self.writes)
         )
@@ -61,11 +64,11 @@ class Sketch:
         )
         return KernelWork(**self.columns, reads=(*self.scratch, *reads), writes=writes)
 
-    def access(
-        self, walk: Walk, access: Access, layout: Layout, coefficients: KernelCoefficients
-    ) -> ReadWork:
-        """Return the work of one operand that lies in a layout."""
-        return access_work(access, walk, layout, self.candidates, coefficients)
+    def accesses(
+        self, walk: Walk, access: Access, layouts: Sequence[Layout], coefficients: KernelCoefficients
+    ) -> list[ReadWork]:
+        """Return the work of one operand for each layout in which it may lie."""
+        return access_works(access, walk, layouts, self.candidates, coefficients)
 
 
 def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tuple[Sketch, Any]]:

@@ -52,6 +52,8 @@ COVERED = 0.98
 TIMED_MARGIN = 0.02
 """Measured gain over the default, relative, below which the default stays: about the timer's noise."""
 
+_Works = dict[tuple[int, int, Layout], ReadWork]
+"""Work of operands, by launch, operand and layout."""
 KernelCandidate = tuple[Sequence[KernelSource], Mapping[Node, Layout]]
 """A kernel by one schedule: its launches, and where its tensors lie."""
 Timer = Callable[[Sequence[Sequence[KernelCandidate]]], list[list[float]]]
@@ -335,7 +337,7 @@ def score(
     `layouts`. ablations: predict those, too. beam: combine with all layouts only those schedules that are
     among so many best ones where all tensors have the same number of their options; 0: all.
     """
-    sets = candidates_of(nest.extents, target)
+    sets = [(candidates, {}) for candidates in candidates_of(nest.extents, target)]
     choices = [dict(zip(options or {}, chosen, strict=True)) for chosen in product(*(options or {}).values())]
     if beam and len(choices) > 1:
         lengths = [len(layouts_of) for layouts_of in (options or {}).values()]
@@ -348,34 +350,36 @@ def score(
         ]
         sets = _promising(nest, sets, alike, target, coefficients, beam)
     placed = [{**layouts, **chosen} for chosen in choices]
-    parts = [_score_set(nest, candidates, placed, target, coefficients, ablations) for candidates in sets]
+    parts = [_score_set(nest, *of, placed, target, coefficients, ablations) for of in sets]
     columns = [np.concatenate(column, axis=1) for column in zip(*parts, strict=True)]
-    return Scores(tuple(sets), tuple(placed), *columns)
+    return Scores(tuple([candidates for candidates, _ in sets]), tuple(placed), *columns)
 
 
 def _promising(
     nest: Nest,
-    sets: Sequence[Candidates],
+    sets: Sequence[tuple[Candidates, _Works]],
     placed: Sequence[Mapping[Node, Layout]],
     target: Target,
     coefficients: KernelCoefficients,
     beam: int,
-) -> list[Candidates]:
+) -> list[tuple[Candidates, _Works]]:
     """Return the default, and the schedules that are among the best in some of these layouts."""
-    parts = [_score_set(nest, candidates, placed, target, coefficients, False)[0] for candidates in sets]
+    parts = [_score_set(nest, *of, placed, target, coefficients, False)[0] for of in sets]
     order = np.argsort(np.concatenate(parts, axis=1), axis=1, kind="stable")[:, :beam]
     chosen = np.union1d(order.reshape(-1), [0])
     first, subsets = 0, []
-    for candidates in sets:
+    for candidates, works in sets:
         own = chosen[(chosen >= first) & (chosen < first + len(candidates))] - first
         first += len(candidates)
-        subsets.append(candidates.subset(own))
-    return [subset for subset in subsets if len(subset)]
+        if len(own):
+            subsets.append((candidates.subset(own), {key: work.rows(own) for key, work in works.items()}))
+    return subsets
 
 
 def _score_set(
     nest: Nest,
     candidates: Candidates,
+    works: _Works,
     placed: Sequence[Mapping[Node, Layout]],
     target: Target,
     coefficients: KernelCoefficients,
@@ -384,8 +388,8 @@ def _score_set(
     """Return (C, N) times, and those of the ablations, of one set of candidates."""
     shape = (len(placed), len(candidates))
     totals = [np.zeros(shape) for _ in range(5)]
-    for sketch, share in sketches_of(nest, candidates, target):
-        work = _stacked(sketch, placed, coefficients)
+    for launch, (sketch, share) in enumerate(sketches_of(nest, candidates, target)):
+        work = _stacked(launch, sketch, works, placed, coefficients)
         cost: KernelCost = predict_kernels(work, coefficients)
         totals[0] += cost.ms.reshape(shape) * share
         if not ablations:
@@ -399,21 +403,34 @@ def _score_set(
 
 
 def _stacked(
-    sketch: Sketch, placed: Sequence[Mapping[Node, Layout]], coefficients: KernelCoefficients
+    launch: int,
+    sketch: Sketch,
+    works: _Works,
+    placed: Sequence[Mapping[Node, Layout]],
+    coefficients: KernelCoefficients,
 ) -> KernelWork:
-    """Return the work of all candidates in all layouts: those of the first layouts first."""
+    """Return the work of all candidates in all layouts: those of the first layouts first.
+
+    works: what is known of the launch's operands; what is not is added.
+    """
 
     def stacked(number: int) -> ReadWork:
         walk, access = (*sketch.reads, *sketch.writes)[number]
         own = [layouts[access.tensor] for layouts in placed]
         several = list(dict.fromkeys(own))
-        works = [sketch.access(walk, access, layout, coefficients) for layout in several]
-        return _joined(works, [several.index(layout) for layout in own], sketch.candidates)
+        missing = [layout for layout in several if (launch, number, layout) not in works]
+        if missing:
+            for layout, work in zip(
+                missing, sketch.accesses(walk, access, missing, coefficients), strict=True
+            ):
+                works[launch, number, layout] = work
+        known = [works[launch, number, layout] for layout in several]
+        return _joined(known, [several.index(layout) for layout in own])
 
     count = len(placed)
     reads = [stacked(number) for number in range(len(sketch.reads))]
     writes = [stacked(len(sketch.reads) + number) for number in range(len(sketch.writes))]
-    scratch = [_joined([part], [0] * count, sketch.candidates) for part in sketch.scratch]
+    scratch = [_joined([part.spread_over(sketch.candidates)], [0] * count) for part in sketch.scratch]
     slices = np.tile(np.broadcast_to(sketch.slices, (sketch.candidates,)), count)
     writes = [replace(part, distinct_bytes=part.distinct_bytes * slices) for part in writes]
     columns = {
@@ -425,14 +442,13 @@ def _stacked(
     return KernelWork(**columns, reads=(*scratch, *reads), writes=tuple(writes))
 
 
-def _joined(works: Sequence[ReadWork], order: Sequence[int], candidates: int) -> ReadWork:
+def _joined(works: Sequence[ReadWork], order: Sequence[int]) -> ReadWork:
     """Return an operand's work in several layouts, one after the other. order: which work each has."""
-    whole = [work.spread_over(candidates) for work in works]
     if len(order) == 1:
-        return whole[0]
+        return works[0]
     columns = {}
     for name in ReadWork.__dataclass_fields__:
-        column = np.stack([getattr(work, name) for work in whole])[list(order)]
+        column = np.stack([getattr(work, name) for work in works])[list(order)]
         columns[name] = column.reshape(-1, *column.shape[2:])
     return ReadWork(**columns)
 

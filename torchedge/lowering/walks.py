@@ -78,60 +78,78 @@ class Access:
     count: Any
 
 
-def access_work(
-    access: Access, walk: Walk, layout: Layout, candidates: int, coefficients: KernelCoefficients
-) -> ReadWork:
-    """Return how N candidates access one operand that lies in a layout."""
-    image = layout.storage != "buffer"
-    path = coefficients.image if image else coefficients.buffer
-    line_units = max(1, path.line_bytes // UNIT_BYTES)
-    columns = _distinct(access, walk, candidates)
-    first, group = columns
+def access_works(
+    access: Access,
+    walk: Walk,
+    layouts: Sequence[Layout],
+    candidates: int,
+    coefficients: KernelCoefficients,
+) -> list[ReadWork]:
+    """Return how N candidates access one operand, for each layout in which it may lie."""
+    first, group = _distinct(access, walk, candidates)
     few, width = _taken(walk, first, candidates), _rows(access.width, first, candidates)
-    split = _accesses(access, few, layout, width)
-    time = few.time
-    if access.lane is not None and (split > 1).any():
-        role = next((r for r, loops in walk.roles.items() if access.lane in loops), None)
-        if role is not None:
-            time = (Digit(role, split, 1), *time)
-    x, y, _ = _places(access, replace(few, time=time), layout, _steps(time, SEQUENCE), {})
-    x, y = (np.broadcast_to(place, (len(first), place.shape[1])) for place in (x, y))
-    strides, reuse = cross_block_strides(x, y), reuse_distances(lines_of(x, y, line_units))
+    lane = next((r for r, loops in walk.roles.items() if access.lane in loops), None)
+    neighbours = None if lane is None else _elements(access, few, {lane: np.arange(LANES)[None, :]}, {})
     lanes = _steps(few.lanes, coefficients.warp)
-    lines, share = [], []
-    for moment in range(MOMENTS):
-        positions = _steps(few.time, 1, moment * 7)
-        places = _places(access, few, layout, lanes, positions)
-        x, y, z = (np.broadcast_to(place, (len(first), place.shape[1])) for place in places)
-        lines.append(distinct_lines(lines_of(x, y, line_units)))
-        share.append(distinct_lines((y << 36) + x * LANES + (0 if image else z)))
-    itemsize = ITEM_SIZES[access.dtype]
-    nbytes = (
-        LANES * itemsize if image else np.where(split > 1, 1, _moved(access, few, layout, width)) * itemsize
+    warps = [_elements(access, few, lanes, _steps(few.time, 1, moment * 7)) for moment in range(MOMENTS)]
+    splits = [_accesses(access, neighbours, layout, width) for layout in layouts]
+    sequences: dict[bytes, list[Array]] = {}
+    places, lines, warp_lines, warp_share = [], [], [], []
+    for layout, split in zip(layouts, splits, strict=True):
+        image = layout.storage != "buffer"
+        path = coefficients.image if image else coefficients.buffer
+        line_units = max(1, path.line_bytes // UNIT_BYTES)
+        if split.tobytes() not in sequences:
+            time = few.time
+            if lane is not None and (split > 1).any():
+                time = (Digit(lane, split, 1), *time)
+            sequences[split.tobytes()] = _elements(access, few, _steps(time, SEQUENCE), {})
+        x, y, _ = _places(sequences[split.tobytes()], access, layout, len(first))
+        places.append((x, y))
+        lines.append(lines_of(x, y, line_units))
+        moments = [_places(element, access, layout, len(first)) for element in warps]
+        warp_lines.append([lines_of(x, y, line_units) for x, y, _ in moments])
+        warp_share.append([(y << 36) + x * LANES + (0 if image else z) for x, y, z in moments])
+    strides = cross_block_strides(*[np.stack(axis) for axis in zip(*places, strict=True)])
+    reuse = reuse_distances(np.stack(lines))
+    touched, share = (
+        distinct_lines(np.stack([np.stack(moments) for moments in its])).mean(axis=1)
+        for its in (warp_lines, warp_share)
     )
-    used = _used(access, walk)
-    distinct = min(prod(access.tensor.shape), used) * itemsize
+    itemsize = ITEM_SIZES[access.dtype]
+    distinct = min(prod(access.tensor.shape), _used(access, walk)) * itemsize
     share_of_group = np.ones(candidates)
     in_use = set[Axis]().union(*map(axes_of, access.indices))
     for role, loops in walk.roles.items():
         if in_use & set(loops):
             share_of_group = share_of_group * np.minimum(1.0, walk.group.get(role, 1) / walk.extent(role))
+    group_bytes = np.maximum(share_of_group * distinct, itemsize)
 
     def whole(values: Any) -> Array:  # noqa: ANN401
         return np.broadcast_to(np.asarray(values), (len(first),))[group]
 
-    count = np.broadcast_to(np.asarray(access.count, float), (candidates,)) * whole(split)
-    return ReadWork(
-        image=np.full(candidates, image),
-        count=count,
-        nbytes=whole(nbytes).astype(float),
-        distinct_bytes=np.full(candidates, float(distinct)),
-        strides=strides[group],
-        reuse=np.where(count > 1, reuse[group], 0.0),
-        warp_lines=np.mean(lines, axis=0)[group],
-        warp_share=np.mean(share, axis=0)[group],
-        group_bytes=np.maximum(share_of_group * distinct, itemsize),
-    )
+    works = []
+    for number, (layout, split) in enumerate(zip(layouts, splits, strict=True)):
+        image = layout.storage != "buffer"
+        nbytes = LANES * itemsize
+        if not image:
+            moved = _moved(access, neighbours, layout, width)
+            nbytes = np.where(split > 1, 1, moved) * itemsize
+        count = np.broadcast_to(np.asarray(access.count, float), (candidates,)) * whole(split)
+        works.append(
+            ReadWork(
+                image=np.full(candidates, image),
+                count=count,
+                nbytes=whole(nbytes).astype(float),
+                distinct_bytes=np.full(candidates, float(distinct)),
+                strides=strides[number][group],
+                reuse=np.where(count > 1, reuse[number][group], 0.0),
+                warp_lines=touched[number][group],
+                warp_share=share[number][group],
+                group_bytes=group_bytes,
+            )
+        )
+    return works
 
 
 def evaluate(index: Index, values: Mapping[Axis, Array], known: dict[Any, Array]) -> Array:
@@ -202,10 +220,10 @@ def _steps(digits: Sequence[Digit], length: int, start: int = 0) -> dict[str, Ar
     return moved
 
 
-def _places(
-    access: Access, walk: Walk, layout: Layout, first: Mapping[str, Array], second: Mapping[str, Array]
-) -> tuple[Array, Array, Array]:
-    """Return (x, y, element within a unit) of accesses whose positions grow by two sums of steps."""
+def _elements(
+    access: Access, walk: Walk, first: Mapping[str, Array], second: Mapping[str, Array]
+) -> list[Array]:
+    """Return the elements, by dimension, of accesses whose positions grow by two sums of steps."""
     values: dict[Axis, Array] = {}
     for role, loops in walk.roles.items():
         position = _middle(walk.extent(role)) + first.get(role, 0) + second.get(role, 0)
@@ -214,20 +232,28 @@ def _places(
             position = position // axis.extent
     known: dict[Any, Array] = {}
     element = [evaluate(index, values, known) for index in access.indices]
-    return _texels(element, access, layout)
+    sizes = access.tensor.shape
+    return [np.minimum(np.maximum(e, 0), max(0, n - 1)) for e, n in zip(element, sizes, strict=True)]
+
+
+def _places(
+    element: Sequence[Array], access: Access, layout: Layout, rows: int
+) -> tuple[Array, Array, Array]:
+    """Return (x, y, element within a unit) of elements, (rows, R) each."""
+    x, y, z = (np.broadcast_to(p, (rows, p.shape[1])) for p in _texels(element, access, layout))
+    return x, y, z
 
 
 def _texels(element: Sequence[Array], access: Access, layout: Layout) -> tuple[Array, Array, Array]:
     shape, itemsize = access.tensor.shape, ITEM_SIZES[access.dtype]
-    inside = [np.clip(e, 0, max(0, n - 1)) for e, n in zip(element, shape, strict=True)]
     if layout.storage == "buffer":
         offset: Array = np.asarray(0)
-        for place, stride in zip(inside, layout.strides(shape), strict=True):
+        for place, stride in zip(element, layout.strides(shape), strict=True):
             offset = offset + place * stride
         offset = np.atleast_2d(offset * itemsize)
         return offset // UNIT_BYTES, np.zeros_like(offset), offset % UNIT_BYTES // itemsize
     sizes = list(layout.sizes(shape))
-    ordered = [inside[d] for d in layout.order]
+    ordered = [element[d] for d in layout.order]
     channel = ordered[-1] % LANES
     ordered[-1], sizes[-1] = ordered[-1] // LANES, -(-sizes[-1] // LANES)
     line, step = (
@@ -245,26 +271,20 @@ def _flat(element: Sequence[Array], sizes: Sequence[int]) -> Array:
     return position
 
 
-def _lane_places(access: Access, walk: Walk, layout: Layout) -> tuple[Array, Array, Array] | None:
-    """Return the places of the first lanes of a vector, None where no lane moves it."""
-    role = next((r for r, loops in walk.roles.items() if access.lane in loops), None)
-    if access.lane is None or role is None:
-        return None
-    return _places(access, walk, layout, {role: np.arange(LANES)[None, :]}, {})
-
-
 def _middle(size: int) -> int:
     """Return a position in the middle of a loop, not at an edge; aligned to vectors and tiles."""
     half = size // 2
     return half - half % min(64, 1 << max(half, 1).bit_length() - 1)
 
 
-def _accesses(access: Access, walk: Walk, layout: Layout, width: Array) -> Array:
-    """Return (U,) accesses that one vector takes: 1 where its elements are neighbours, or one element."""
-    places = _lane_places(access, walk, layout)
-    if places is None:
+def _accesses(access: Access, neighbours: Sequence[Array] | None, layout: Layout, width: Array) -> Array:
+    """Return (U,) accesses that one vector takes: 1 where its elements are neighbours, or one element.
+
+    neighbours: the elements of the first lanes; None where no lane moves them.
+    """
+    if neighbours is None:
         return np.ones_like(width)
-    x, y, z = (p[0] for p in places)
+    x, y, z = (p[0] for p in _texels(neighbours, access, layout))
     if layout.storage == "buffer":
         offsets = x * (UNIT_BYTES // ITEM_SIZES[access.dtype]) + z
         steps = np.diff(offsets)
@@ -276,12 +296,11 @@ def _accesses(access: Access, walk: Walk, layout: Layout, width: Array) -> Array
     return np.ones_like(width) if together else width
 
 
-def _moved(access: Access, walk: Walk, layout: Layout, width: Array) -> Array:
-    """Return (U,) elements that one access of a buffer moves."""
-    places = _lane_places(access, walk, layout)
-    if places is None:
+def _moved(access: Access, neighbours: Sequence[Array] | None, layout: Layout, width: Array) -> Array:
+    """Return (U,) elements that one access of a buffer moves. neighbours: as in `_accesses`."""
+    if neighbours is None:
         return np.ones_like(width)
-    x, _, z = (p[0] for p in places)
+    x, _, z = (p[0] for p in _texels(neighbours, access, layout))
     same = bool((np.diff(x) == 0).all() and (np.diff(z) == 0).all())
     return np.ones_like(width) if same else width
 

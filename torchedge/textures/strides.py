@@ -29,18 +29,16 @@ def cross_block_strides(x: npt.ArrayLike, y: npt.ArrayLike) -> FloatArray:
     again and again, and the cost when work-items contend is the matter of the reuse distance (eq. 2).
     """
     x, y = np.broadcast_arrays(np.asarray(x, np.int64), np.asarray(y, np.int64))
-    along_x, along_y = [], []
-    for width, height in BLOCK_SHAPES:
-        column, row = x // width, y // height
-        block = (row << 32) + column
-        new = np.ones(x.shape, bool)
-        for back in range(1, min(RECENT, x.shape[-1] - 1) + 1):
-            new[..., back:] &= block[..., back:] != block[..., :-back]
-        down = np.zeros(x.shape, bool)
-        down[..., 1:] = row[..., 1:] != row[..., :-1]
-        along_x.append((new & ~down).mean(-1))
-        along_y.append((new & down).mean(-1))
-    return np.stack(along_x + along_y, axis=-1)
+    width, height = (np.reshape(sides, (-1, *[1] * x.ndim)) for sides in zip(*BLOCK_SHAPES, strict=True))
+    row = y // height  # (block shapes, ..., R)
+    block = (row << 32) + x // width
+    new = np.ones(block.shape, bool)
+    for back in range(1, min(RECENT, x.shape[-1] - 1) + 1):
+        new[..., back:] &= block[..., back:] != block[..., :-back]
+    down = np.zeros(block.shape, bool)
+    down[..., 1:] = row[..., 1:] != row[..., :-1]
+    along = np.concatenate([(new & ~down).mean(-1), (new & down).mean(-1)])
+    return np.moveaxis(along, 0, -1)
 
 
 def lines_of(x: npt.ArrayLike, y: npt.ArrayLike, line_texels: int) -> Places:

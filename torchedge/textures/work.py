@@ -55,6 +55,10 @@ class ReadWork:
     warp_share: FloatArray
     group_bytes: FloatArray = field(default_factory=lambda: np.zeros(()))
 
+    def rows(self, places: npt.NDArray[np.intp]) -> ReadWork:
+        """Return the work of some candidates; every column has a row for each."""
+        return ReadWork(**{item.name: getattr(self, item.name)[places] for item in fields(self)})
+
     def spread_over(self, candidates: int) -> ReadWork:
         """Return the same work with a row for each of N candidates.
 
