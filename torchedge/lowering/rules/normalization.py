@@ -9,7 +9,7 @@ from typing import Any
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, apply, cast
-from torchedge.lowering.building import RowBuilder, full, pointwise, reduction, reshaped
+from torchedge.lowering.building import RowBuilder, full, pointwise, reshaped
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype, converted
 from torchedge.lowering.rules.reductions import moments
@@ -247,13 +247,31 @@ def layer_norm_backward(
     bias: Node | None = None,
 ) -> tuple[Node, ...]:
     """Gradients for input, weight and bias, as far as the mask asks for them."""
+    return _row_norm_backward(
+        "layer_norm", result, grad_out, input, normalized_shape, mean, rstd, output_mask, weight
+    )
+
+
+def _row_norm_backward(
+    name: str,
+    result: Result,
+    grad_out: Node,
+    input: Node,
+    normalized_shape: Sequence[int],
+    mean: Node | None,
+    rstd: Node,
+    output_mask: Sequence[bool],
+    weight: Node | None,
+) -> tuple[Node, ...]:
+    """Return what the mask asks for of a row's normalization, about its mean or (None) about zero."""
     compute, lead = arithmetic_dtype(input.dtype), len(input.shape) - len(normalized_shape)
 
     def gradient(*indices: Index) -> Scalar:
         return cast(grad_out.at(*indices), compute)
 
     def normalized(*indices: Index) -> Scalar:
-        distance = cast(input.at(*indices), compute) - cast(mean.at(*indices), compute)
+        value = cast(input.at(*indices), compute)
+        distance = value if mean is None else value - cast(mean.at(*indices), compute)
         return distance * cast(rstd.at(*indices), compute)
 
     def weighted(*indices: Index) -> Scalar:
@@ -262,18 +280,19 @@ def layer_norm_backward(
 
     gradients: list[Node] = []
     if output_mask[0]:
-        rows = RowBuilder(input.shape, range(lead, len(input.shape)), "layer_norm_backward")
-        total = rows.reduce("sum", weighted) / rows.count
+        rows = RowBuilder(input.shape, range(lead, len(input.shape)), f"{name}_backward")
+        shift = None if mean is None else rows.reduce("sum", weighted) / rows.count
         product = rows.reduce("sum", lambda *i: weighted(*i) * normalized(*i)) / rows.count
-        gradients.append(
-            rows.element(
-                lambda *i: (weighted(*i) - total - normalized(*i) * product) * cast(rstd.at(*i), compute)
-            )
-        )
+
+        def before(*indices: Index) -> Scalar:
+            value = weighted(*indices) if shift is None else weighted(*indices) - shift
+            return (value - normalized(*indices) * product) * cast(rstd.at(*indices), compute)
+
+        gradients.append(rows.element(before))
     if any(output_mask[1:]):
-        columns = RowBuilder(input.shape, range(lead), "layer_norm_weights")
+        columns = RowBuilder(input.shape, range(lead), f"{name}_weights")
         bodies = (lambda *i: gradient(*i) * normalized(*i), gradient)
-        for body, on in zip(bodies, output_mask[1:], strict=True):
+        for body, on in zip(bodies, output_mask[1:], strict=False):  # without a mean, there is no bias
             if on:
                 total = columns.reduce("sum", body)
                 gradients.append(columns.row(lambda *_, total=total: total))
@@ -321,32 +340,9 @@ def rms_norm_backward(
     weight: Node | None = None,
 ) -> tuple[Node, ...]:
     """Gradients for input and weight, as far as the mask asks for them."""
-    compute, lead = arithmetic_dtype(input.dtype), len(input.shape) - len(normalized_shape)
-
-    def gradient(*indices: Index) -> Scalar:
-        return cast(grad_out.at(*indices), compute)
-
-    def normalized(*indices: Index) -> Scalar:
-        return cast(input.at(*indices), compute) * cast(rstd.at(*indices), compute)
-
-    def weighted(*indices: Index) -> Scalar:
-        scale = 1 if weight is None else cast(weight.at(*indices[lead:]), compute)
-        return gradient(*indices) * scale
-
-    gradients: list[Node] = []
-    if output_mask[0]:
-        rows = RowBuilder(input.shape, range(lead, len(input.shape)), "rms_norm_backward")
-        product = rows.reduce("sum", lambda *i: weighted(*i) * normalized(*i)) / rows.count
-        gradients.append(
-            rows.element(lambda *i: (weighted(*i) - normalized(*i) * product) * cast(rstd.at(*i), compute))
-        )
-    if output_mask[1]:
-
-        def sloped(*indices: Index) -> Scalar:
-            return gradient(*indices) * normalized(*indices)
-
-        gradients.append(reduction(input.shape, range(lead), "rms_norm_weights", sloped))
-    return tuple([converted(n, d) for n, d in zip(gradients, result.dtypes, strict=True)])
+    return _row_norm_backward(
+        "rms_norm", result, grad_out, input, normalized_shape, None, rstd, output_mask, weight
+    )
 
 
 @rule("native_group_norm")
