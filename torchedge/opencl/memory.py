@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -120,8 +121,23 @@ def sub_buffer(context: DeviceContext, buffer: Any, offset: int, nbytes: int, wh
         return buffer.get_sub_region(offset, max(1, nbytes))
 
 
+def wait(context: DeviceContext, queue: Any) -> None:
+    """Wait until a queue has run all its commands, so that an interrupt (Ctrl-C) ends the waiting.
+
+    The driver's own waiting cannot be interrupted: a kernel without an end would take the process with it.
+    Pauses are a small share of what was waited, at most a hundredth of a second.
+    """
+    with translated("waiting for the device", device=context.device):
+        marker = context.cl.enqueue_marker(queue)
+        queue.flush()
+        begun = time.perf_counter()
+        while marker.command_execution_status > context.cl.command_execution_status.COMPLETE:
+            time.sleep(min(0.01, (time.perf_counter() - begun) / 50))
+
+
 def upload(context: DeviceContext, queue: Any, target: Any, packed: npt.NDArray[Any]) -> None:
     """Copy a C-contiguous array, (height, width, 4) for an image, to the device and wait for it."""
+    wait(context, queue)
     with translated("copying to the device", device=context.device):
         if isinstance(target, context.cl.Image):
             height, width = packed.shape[:2]
@@ -132,6 +148,7 @@ def upload(context: DeviceContext, queue: Any, target: Any, packed: npt.NDArray[
 
 def download(context: DeviceContext, queue: Any, source: Any, packed: npt.NDArray[Any]) -> None:
     """Fill a C-contiguous array, (height, width, 4) for an image, from the device and wait for it."""
+    wait(context, queue)
     with translated("copying from the device", device=context.device):
         if isinstance(source, context.cl.Image):
             height, width = packed.shape[:2]

@@ -13,15 +13,17 @@ import numpy as np
 
 from torchedge.errors import InputError, KernelCheckError, OpenCLError, did_you_mean
 from torchedge.lowering.arena_checks import check_arena
+from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
 from torchedge.lowering.kernels.offsets import UNIT_BYTES, OffsetKernel, offset_kernels
 from torchedge.lowering.limits import check_limits, limits_of
 from torchedge.lowering.programs import Program
 from torchedge.opencl import ClDevice, DeviceContext, compile_kernels, open_context
+from torchedge.opencl.admission import admit
 from torchedge.opencl.build_processes import TrialRun
 from torchedge.opencl.compiling import CompiledKernels
 from torchedge.opencl.contexts import translated, translation
-from torchedge.opencl.memory import download, upload
+from torchedge.opencl.memory import download, upload, wait
 from torchedge.opencl.memory_gauges import memory_gauge
 from torchedge.opencl.sharing import is_fork, serialised
 from torchedge.runtime.kernel_stores import BoundSlot, KernelStore, Slot, slots_of
@@ -138,6 +140,7 @@ class Executor:
         if self._checks:
             streamed = {} if schedule is None else schedule.streamed
             check_arena(self.program, self.context.device.base_alignment, streamed)
+        self._admit(schedule, shared)
         self.memory: DeviceMemory = shared.memory if shared is not None else self._own_memory(self._profile)
         self._queue: Any = self.memory.queue
         slots = slots_of(schedule) if schedule is not None and loading == "slot" else {}
@@ -162,6 +165,25 @@ class Executor:
         ]
 
     # memory and launches -----------------------------------------------------------------------------------
+
+    def _admit(self, schedule: StreamingSchedule | None, shared: Executor | None) -> None:
+        """Raise DeviceMemoryError where the device or the host has too little memory for the program."""
+        theirs = {} if shared is None else shared._tensors
+        arena = self.program.arena
+        own = [
+            tensor
+            for index, tensor in enumerate(self.program.tensors)
+            if tensor.role != "intermediate"
+            and not arena.holds(index)
+            and tensor.name not in self._placed
+            and not (tensor.role in SHARED and tensor.name in theirs)
+        ]
+        staging = 0 if schedule is None else schedule.staging_bytes
+        needed = sum(tensor.nbytes for tensor in own) + total_bytes(arena) + staging
+        # Beside the device's memory: outputs as arrays, and one tensor at a time on its way there.
+        outputs = sum(self.program.tensors[index].nbytes for index in self.program.outputs)
+        beside = outputs + max((tensor.nbytes for tensor in own), default=0)
+        admit(self.context.device, needed, beside, f"program {self.program.name}")
 
     def _own_memory(self, profile: bool) -> DeviceMemory:
         return DeviceMemory(self.context, self.context.new_queue(profile))
@@ -335,7 +357,7 @@ class Executor:
     @serialised
     def finish(self) -> None:
         """Wait until everything that was launched has run."""
-        self._queue.finish()
+        wait(self.context, self._queue)
 
     @serialised
     def read(self, name: str) -> Array:
@@ -361,7 +383,7 @@ class Executor:
         if not self._profile:
             raise InputError("this executor measures no times; create it with profile=True")
         with translated("reading times"):
-            self._queue.finish()
+            wait(self.context, self._queue)
             times = [(event.profile.start, event.profile.end) for event in self._events]
         launches = []
         for position, (start, end) in enumerate(times):
@@ -474,11 +496,11 @@ class Executor:
         self._store.abort()
         if self._store is not PRELOADED:
             with translated("ending a step", device=self.context.device):
-                self._queue.finish()
+                wait(self.context, self._queue)
 
     def _check_launch(self, position: int) -> None:
         """Wait for a launch; raise KernelCheckError if its kernel has found an access outside a tensor."""
-        self._queue.finish()
+        wait(self.context, self._queue)
         launch = self.program.launches[position]
         if not self.program.kernels[launch.kernel].checks:
             return

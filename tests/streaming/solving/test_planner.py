@@ -81,6 +81,17 @@ def test_the_smallest_memory_is_that_of_the_busiest_layer():
     plan = solved(line([9] * 7, [(6, 3, 3), (4, 5, 5), (2, 7, 7)], memory_chunks=5))
     assert plan.solver["smallest_memory_chunks"] == 6
     assert plan.solver["smallest_is_proven"]
+    assert plan.solver["reason"] == "5 chunks of memory are too few for any choice of what is preloaded"
+
+
+@pytest.mark.parametrize("residency", ["chunks", "weights"])
+def test_what_the_effort_leaves_undecided_is_not_called_impossible(residency):
+    weights = [(1 + k % 5, 20 + 5 * k, 25 + 5 * k) for k in range(150)]
+    instance = line([k % 3 for k in range(800)], weights, memory_chunks=8, residency=residency)
+    plan = solve(instance, effort=0.01)
+    assert plan.status == "INFEASIBLE" and not plan.solver["smallest_is_proven"]
+    assert "is undecided" in plan.solver["reason"]
+    assert plan.solver["work"] <= WORK / 10
 
 
 @pytest.mark.parametrize(

@@ -666,6 +666,10 @@ def _infeasible(instance: Instance, problem: Problem, smallest: Smallest, work: 
         "smallest_is_proven": smallest.proven,
         "work": round(work.spent),
     }
-    return infeasible_plan(
-        facts, f"{instance.memory_chunks} chunks of memory are too few for any choice of what is preloaded"
-    )
+    reason = f"{instance.memory_chunks} chunks of memory are too few for any choice of what is preloaded"
+    if not smallest.proven:
+        reason = (
+            f"no plan within {instance.memory_chunks} chunks of memory was found with this effort; whether "
+            "there is one is undecided: solve with more effort, or allow more memory"
+        )
+    return infeasible_plan(facts, reason)

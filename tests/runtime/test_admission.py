@@ -1,0 +1,97 @@
+"""A program that does not fit is refused before it is allocated; an endless kernel can be interrupted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from oracles.small_programs import pointwise, program, tensor, vector_add
+
+from torchedge.errors import DeviceMemoryError
+from torchedge.opencl import admission
+
+pytest.importorskip("pyopencl")
+
+from torchedge.opencl import open_context
+from torchedge.runtime import Executor
+
+
+def many_outputs(count, size):
+    """Each output is below the largest allocation; all of them are far above all memory."""
+    names = [f"z{n}" for n in range(count)]
+    kernel = pointwise("copy", "b[0] = a[0];", ["read", "write"])
+    return program(
+        [tensor("x", (1,), "input"), *[tensor(name, (size,), "output") for name in names]],
+        [kernel],
+        [("copy", ["x", name], [1]) for name in names],
+        ["x"],
+        names,
+    )
+
+
+def test_the_sum_of_all_tensors_counts_and_not_only_the_largest(monkeypatch):
+    device = open_context().device
+    size = device.allocation_bytes // 8
+    count = 2 * device.global_bytes // (4 * size) + 1
+    with pytest.raises(
+        DeviceMemoryError, match=r"program small needs \d+ bytes, .* has \d+ in all"
+    ) as caught:
+        Executor(many_outputs(count, size))
+    assert caught.value.nbytes == 4 * size * count + 4
+    monkeypatch.setattr(admission, "free_host_bytes", lambda: 10_000)
+    with pytest.raises(DeviceMemoryError, match="needs 144004 bytes, the host has 10000 free"):
+        Executor(many_outputs(4, 4_000), device.index)
+    Executor(vector_add(100)).close()
+
+
+def test_states_and_the_arena_count_too():
+    device = replace(open_context().device, global_bytes=1000, kind="gpu")
+    admission.admit(device, 1000, 10, "program p")
+    with pytest.raises(DeviceMemoryError, match=rf"program p needs 1001 bytes, {device.name[:3]}.* has 1000"):
+        admission.admit(device, 1001, 10, "program p")
+    with pytest.raises(DeviceMemoryError, match="the host has"):
+        admission.admit(device, 10, 2**62, "program p")
+
+
+def test_a_system_that_says_nothing_refuses_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(admission, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(admission, "_CGROUP", tmp_path)
+    assert admission.free_host_bytes() is None
+    for name, text in (("max", "1000"), ("current", "700"), ("stat", "anon 5\ninactive_file 100\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert admission.free_host_bytes() == 400
+    (tmp_path / "memory.max").write_text("max")
+    assert admission.free_host_bytes() is None
+
+
+ENDLESS = """
+import os, signal, sys, threading
+sys.path[:0] = sys.argv[1:]
+import numpy as np
+from oracles.small_programs import pointwise, program, tensor
+from torchedge.runtime import Executor
+
+spin = "volatile __global float *v = (volatile __global float*)b; while (v[0] < 1e30f) { v[0] = a[i]; }"
+made = program(
+    [tensor("x", (4,), "input"), tensor("z", (4,), "output")],
+    [pointwise("spin", spin, ["read", "write"])],
+    [("spin", ["x", "z"], [4])],
+    ["x"],
+    ["z"],
+)
+executor = Executor(made)
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    executor.run(np.zeros(4, np.float32))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    os._exit(0)
+"""
+
+
+def test_an_endless_kernel_can_be_interrupted(checkout):
+    command = [sys.executable, "-c", ENDLESS, str(checkout), str(checkout / "tests")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "interrupted\n", done.stderr
