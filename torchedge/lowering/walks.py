@@ -110,10 +110,10 @@ def access_works(
         moments = [_places(element, access, layout, len(first)) for element in warps]
         warp_lines.append([lines_of(x, y, line_units) for x, y, _ in moments])
         warp_share.append([(y << 36) + x * LANES + (0 if image else z) for x, y, z in moments])
-    strides = cross_block_strides(*[np.stack(axis) for axis in zip(*places, strict=True)])
-    reuse = reuse_distances(np.stack(lines))
+    strides = cross_block_strides(*[_stacked(axis) for axis in zip(*places, strict=True)])
+    reuse = reuse_distances(_stacked(lines))
     touched, share = (
-        distinct_lines(np.stack([np.stack(moments) for moments in its])).mean(axis=1)
+        distinct_lines(_stacked([_stacked(moments) for moments in its])).mean(axis=1)
         for its in (warp_lines, warp_share)
     )
     itemsize = ITEM_SIZES[access.dtype]
@@ -150,6 +150,11 @@ def access_works(
             )
         )
     return works
+
+
+def _stacked(arrays: Sequence[Array]) -> Array:
+    """Stack positions of equal rows; one that does not change over the steps has a single column."""
+    return np.stack(np.broadcast_arrays(*arrays))
 
 
 def evaluate(index: Index, values: Mapping[Axis, Array], known: dict[Any, Array]) -> Array:
