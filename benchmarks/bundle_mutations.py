@@ -121,7 +121,7 @@ def change_text(text: str, draw: random.Random) -> str:
 def change_weights(path: Path, draw: random.Random) -> None:
     """Change bytes of the weights, seldom of their header."""
     content = bytearray(path.read_bytes())
-    begin = 8 + int.from_bytes(content[:8], "little")
+    begin = min(8 + int.from_bytes(content[:8], "little"), len(content) // 2)
     for _ in range(draw.choice((1, 1, 8, 64))):
         low, high = (0, begin) if draw.random() < 0.1 else (begin, len(content))
         content[draw.randrange(low, high)] = draw.randrange(256)
@@ -230,7 +230,9 @@ class Child:
         if answer:
             return answer.strip()
         code, self._process = process.wait(), None
-        return "hang" if code == -signal.SIGKILL else f"signal {code}"
+        if code >= 0:
+            raise RuntimeError(f"a child ended with status {code} at mutant {seed}: correct this script")
+        return "hang" if code == -signal.SIGKILL else f"signal {-code}"
 
     def close(self) -> None:
         """End the process."""

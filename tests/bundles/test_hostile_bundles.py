@@ -15,7 +15,9 @@ import torchedge
 from torchedge.bundles.manifests import MANIFESTS, digest_of
 from torchedge.bundles.sources import Source
 from torchedge.errors import InputError, ProfileError
+from torchedge.storage.codecs import Codec
 from torchedge.storage.tensors import read_tensors, write_tensors
+from torchedge.textures.coefficients import DEFAULTS, KernelCoefficients
 
 REFUSED = (InputError, ProfileError)
 
@@ -111,7 +113,7 @@ WRONG = [
     (lambda d: listed(d, "kernels/../program.cl"), "lists the file"),
     (lambda d: listed(d, "kernels/...cl"), "cannot be read"),
     (lambda d: d["files"]["program.json"].update(sha256="0" * 64), "another SHA-256"),
-    (lambda d: d["files"]["program.json"].update(bytes=3), "more than 3 bytes"),
+    (lambda d: d["files"]["program.json"].update(bytes=3), "holds .* bytes, expected at most 3"),
     (lambda d: d["files"]["program.json"].update(bytes=-1), r"files.program.json.bytes is -1"),
     (lambda d: d.update(notes=["\x1b[31m"]), r"notes\[0\] is .* expected printable text of up to 1000 char"),
     (lambda d: d["files"].update({"\n": 1}), "files has the key"),
@@ -290,6 +292,7 @@ def test_a_kernel_that_is_not_its_source_s_is_refused_unless_trusted(copied, res
 
 
 SOURCES = [
+    (lambda d: d.update(accumulating=d["step"]), "is lowered to other .* than"),
     (lambda d: d["step"]["ops"][0].update(kind="exec"), "aten.exec"),
     (lambda d: d["step"]["ops"][0]["attrs"].update(padding=[9, 9]), "conv|lowered to other|PyTorch makes"),
     (lambda d: d["step"]["ops"][0]["attrs"].update(input={"input": 99}), "an attribute is"),
@@ -299,6 +302,13 @@ SOURCES = [
     (lambda d: d.update({"class": "gpu"}), "unknown key"),
     (lambda d: d.update(device_class="gpu"), "is lowered to other"),
 ]
+
+
+def test_coefficients_that_the_tuner_could_not_walk_through_are_refused(copied, reseal):
+    """A warp of 2^31 work-items took 16 GiB and did not end."""
+    document = Codec(KernelCoefficients, "Coefficients").document(DEFAULTS["gpu"])
+    edit(copied, "source.json", reseal, lambda d: d.update(coefficients={**document, "warp": 2**31 - 1}))
+    refused(copied, "coefficients.warp is 2147483647; expected a whole number from 1 to 1,024")
 
 
 @pytest.mark.parametrize(("change", "message"), SOURCES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from torchedge.bundles.manifests import (
     ACCUMULATING,
     MANIFEST,
     MANIFESTS,
+    MAX_PLAN_BYTES,
     ONNX,
     PLAN,
     PROGRAM,
@@ -100,19 +102,20 @@ class Bundle:
         weights = resolve_inside(folder, WEIGHTS)
         with open_file(weights) as file:
             status = os.fstat(file.fileno())
-        _check_files(folder, manifest)
-        kernels = [name for name in manifest.files if name.startswith("kernels/")]
-        texts = {name[len("kernels/") : -len(".cl")]: _text(folder, name) for name in kernels}
-        program = _program(folder, PROGRAM, texts)
-        accumulating = _program(folder, ACCUMULATING, texts) if manifest.accumulation > 1 else None
+        contents = _read_files(folder, manifest)
+        texts = {
+            name[len("kernels/") : -len(".cl")]: _text(folder / name, content)
+            for name, content in contents.items()
+            if name.startswith("kernels/")
+        }
+        program = _program(folder / PROGRAM, contents, texts)
+        second = manifest.accumulation > 1
+        accumulating = _program(folder / ACCUMULATING, contents, texts) if second else None
         if not trust:
-            path = resolve_inside(folder, SOURCE)
-            document = parse_json(path, read_bytes(path, max_bytes=MAX_SOURCE_BYTES))
-            deciding = [
-                f"{name} {manifest.files[name].sha256}" for name in sorted(manifest.files) if name != WEIGHTS
-            ]
-            prove(path, document, (program,) if accumulating is None else (program, accumulating), deciding)
-        plan, schedule = _streaming(folder, manifest, program)
+            deciding = [f"{name} {manifest.files[name].sha256}" for name in sorted(contents)]
+            programs = (program,) if accumulating is None else (program, accumulating)
+            prove(folder / SOURCE, contents[SOURCE], programs, deciding)
+        plan, schedule = _streaming(folder / PLAN, contents, program)
         _check_same(folder, manifest, program, accumulating, schedule)
         header = read_header(weights)
         check_weights(weights, header, (program,) if accumulating is None else (program, accumulating))
@@ -411,46 +414,59 @@ def _names(program: Program, roles: Collection[str]) -> set[str]:
 # checking ---------------------------------------------------------------------------------------------------
 
 
-def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Check that every file listed is inside the folder, known, and what was hashed."""
-    known = {SOURCE, PROGRAM, ACCUMULATING, WEIGHTS, ONNX, f"{ONNX}.data", PLAN}
+def _read_files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
+    """Check that every file listed is inside the folder, known, and what was hashed; return the small ones.
+
+    What is returned is what was hashed: they are not read twice. Weights are hashed again when they are used.
+    """
+    most = {
+        SOURCE: MAX_SOURCE_BYTES,
+        PROGRAM: MAX_FILE_BYTES,
+        ACCUMULATING: MAX_FILE_BYTES,
+        PLAN: MAX_PLAN_BYTES,
+    }
+    large = (WEIGHTS, ONNX, f"{ONNX}.data")
+    contents = {}
     for name, file in manifest.files.items():
         kernel = name.startswith("kernels/") and name.endswith(".cl") and name.count("/") == 1
-        if name not in known and not kernel:
+        if name not in large and name not in most and not kernel:
             raise InputError(
                 f"{folder}: lists the file {name[:80]!r}; expected only those that export writes"
             )
         path = resolve_inside(folder, name)
-        if file_sha256(path, max_bytes=file.nbytes) != file.sha256:
+        if name in large:
+            digest = file_sha256(path, max_bytes=file.nbytes)
+        else:
+            contents[name] = read_bytes(path, max_bytes=min(file.nbytes, most.get(name, 4 * MAX_SOURCE)))
+            digest = hashlib.sha256(contents[name]).hexdigest()
+        if digest != file.sha256:
             raise InputError(
                 f"{path}: has another SHA-256 than {MANIFEST} says: it was changed, or damaged on its way; "
                 "copy or export the bundle again"
             )
+    return contents
 
 
-def _text(folder: Path, name: str) -> str:
-    path = resolve_inside(folder, name)
+def _text(path: Path, content: bytes) -> str:
     try:
-        return read_bytes(path, max_bytes=4 * MAX_SOURCE).decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 text, expected OpenCL C; export the model again") from error
 
 
-def _program(folder: Path, name: str, texts: Mapping[str, str]) -> Program:
-    path = resolve_inside(folder, name)
-    return parse_program(path, parse_json(path, read_bytes(path, max_bytes=MAX_FILE_BYTES)), texts)
+def _program(path: Path, contents: Mapping[str, bytes], texts: Mapping[str, str]) -> Program:
+    return parse_program(path, parse_json(path, contents[path.name]), texts)
 
 
 def _streaming(
-    folder: Path, manifest: Manifest, program: Program
+    path: Path, contents: Mapping[str, bytes], program: Program
 ) -> tuple[PlanFile | None, StreamingSchedule | None]:
     """Return the streaming plan and its schedule, verified against the program; None without one."""
-    from torchedge.bundles.plan_files import PLAN_FILES, read_schedule
+    from torchedge.bundles.plan_files import read_schedule
 
-    if PLAN not in manifest.files:
+    if PLAN not in contents:
         return None, None
-    path = resolve_inside(folder, PLAN)
-    return read_schedule(path, parse_json(path, read_bytes(path, max_bytes=PLAN_FILES.max_bytes)), program)
+    return read_schedule(path, parse_json(path, contents[PLAN]), program)
 
 
 def _check_same(

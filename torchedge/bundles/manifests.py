@@ -27,6 +27,7 @@ WEIGHTS = "weights.safetensors"
 ONNX, PLAN = "model.onnx", "streaming_plan.json"
 
 MAX_MANIFEST_BYTES = 2**25
+MAX_PLAN_BYTES = 2**27
 MAX_FILES = 2**17
 MAX_BYTES = 2**50
 SHARED = frozenset({"parameter", "buffer", "state"})

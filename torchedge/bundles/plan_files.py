@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from torchedge.bundles.manifests import MAX_PLAN_BYTES
 from torchedge.errors import InputError, PlanError
 from torchedge.lowering.programs import MAX_ITEMS, Arena, Program, Size
 from torchedge.storage.codecs import Codec
@@ -39,7 +40,7 @@ PLAN_FILES = Codec(
     "Streaming plan of a bundle",
     schema="torchedge-streaming-plan-1",
     remedy="export the model again",
-    max_bytes=2**27,
+    max_bytes=MAX_PLAN_BYTES,
 )
 
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from torchedge.bundles.weights import RESIDENT_ROLES
 from torchedge.errors import InputError, LoweringError, TorchedgeError
 from torchedge.graphs.graph import Op, Role, Value
 from torchedge.graphs.steps import Input, Step
@@ -28,6 +29,7 @@ from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.runtime.program_caches import code_digest
 from torchedge.storage import cache_folder
 from torchedge.storage.codecs import REQUIRED, Codec, OptionalText, Text
+from torchedge.storage.documents import parse_json
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import Layout
 
@@ -204,9 +206,7 @@ SOURCES = Codec(
 
 
 def _layouts(program: Program) -> dict[str, Layout]:
-    return {
-        t.name: t.layout for t in program.tensors if t.role in ("parameter", "buffer", "state", "constant")
-    }
+    return {tensor.name: tensor.layout for tensor in program.tensors if tensor.role in RESIDENT_ROLES}
 
 
 def _stored(kind: str, item: Any) -> object:  # noqa: ANN401 - attributes are any plain data
@@ -239,10 +239,8 @@ def _restored(item: object, inputs: int) -> object:
 # the proof --------------------------------------------------------------------------------------------------
 
 
-def prove(
-    path: Path, document: Mapping[str, object], programs: Sequence[Program], digests: Sequence[str]
-) -> None:
-    """Raise InputError unless programs are what the source in `document` is lowered to.
+def prove(path: Path, content: bytes, programs: Sequence[Program], digests: Sequence[str]) -> None:
+    """Raise InputError unless programs are what the source in `content` is lowered to.
 
     path: of the source, named in errors. digests: hashes of all files that decide. What is proved is noted in
     the user's cache folder, so that each bundle is lowered once by each version of the package.
@@ -253,7 +251,7 @@ def prove(
         notes = BinaryCache(cache_folder() / "proofs")
     if notes is not None and notes.read(key) == _PROVED:
         return
-    source = SOURCES.parse(path, document)
+    source = SOURCES.parse(path, parse_json(path, content))
     try:
         lowered = source.lower()
     except TorchedgeError as error:
@@ -262,13 +260,19 @@ def prove(
         reason = f"{type(error).__name__}: {error}"[:200]
         raise InputError(f"{path}: is not the source of a step ({reason}); export the model again") from error
     names = [entry.name for entry in fields(Program)]
-    for program, expected in zip(programs, lowered, strict=True):
-        for name in names:
-            if getattr(program, name) != getattr(expected, name):
-                raise InputError(
-                    f"{path}: is lowered to other {name} than {program.name} has: the bundle was changed, or "
-                    "exported by another version; export the model again, or if you trust whoever made it, "
-                    "as you would a program, pass trust=True (--trust)"
-                )
+    different = [
+        name
+        for program, expected in zip(programs, lowered, strict=False)
+        for name in names
+        if getattr(program, name) != getattr(expected, name)
+    ]
+    if len(programs) != len(lowered):
+        different.append("programs")
+    if different:
+        raise InputError(
+            f"{path}: is lowered to other {different[0]} than {programs[0].name} has: the bundle was "
+            "changed, or exported by another version; export the model again, or if you trust whoever made "
+            "it, as you would a program, pass trust=True (--trust)"
+        )
     if notes is not None:
         notes.write(key, _PROVED)

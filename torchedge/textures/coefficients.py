@@ -34,6 +34,8 @@ PARTS = ("image", "buffer", "occupancy", "arithmetic", "local", "launches", "cop
 _Positive = Annotated[float, Meta(gt=0, le=1e9)]
 _Time = Annotated[float, Meta(ge=0, le=1e9)]
 _Count = Annotated[int, Meta(ge=1, le=2**40)]
+_Lanes = Annotated[int, Meta(ge=1, le=1024)]
+"""Work-items of a warp: the cost model walks through them one by one."""
 _Features = Annotated[
     tuple[_Time, ...], Meta(min_length=len(STRIDE_FEATURES), max_length=len(STRIDE_FEATURES))
 ]
@@ -97,7 +99,7 @@ class KernelCoefficients:
     origins: by part (`PARTS`).
     """
 
-    warp: _Count
+    warp: _Lanes
     compute_units: _Count
     register_bytes: _Count
     max_waves: _Count
