@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from torchedge.errors import CaptureError, InputError
+from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.sizes import Affine, NotAffineError, Poly, Shape, format_shape, shape_at
 
 _Key = TypeVar("_Key")
@@ -90,7 +91,8 @@ class Op:
     `scope` is the path of the module that called it; `inplace` that output 0 overwrites input 0; `grad` that
     autograd was recording; `region` numbers the activation-checkpoint region it runs in (0: none, below 0:
     one with reentrant autograd); `stored` that a selective checkpoint stores its outputs; `known` that
-    `torchedge.ops` knows it.
+    `torchedge.ops` knows it. `footprint`: its memory as PyTorch runs it, if no rule there says
+    so.
     """
 
     kind: str
@@ -103,6 +105,7 @@ class Op:
     region: int = 0
     known: bool = True
     stored: bool = False
+    footprint: Footprint | None = None
 
 
 def last_uses(uses: Sequence[Iterable[_Key]], stays: Collection[_Key] = ()) -> tuple[tuple[_Key, ...], ...]:

@@ -81,6 +81,11 @@ def nll_scratch(call: Call) -> tuple[int, ...]:
     return (call.in_bytes(0),)
 
 
+def masked_scratch(call: Call, copies: int) -> tuple[int, ...]:
+    """A mask of the input's elements, a byte each, and `copies` tensors of the input's size."""
+    return (prod(call.ins[0] or ()), copies * call.in_bytes(0))
+
+
 _row = partial(spec, load=LoadClass.HIERARCHICAL)
 _norm = partial(
     _row,
@@ -102,6 +107,7 @@ _softmax = partial(
 _reduce = partial(_row, work=Work.REDUCTION, flops=reduced_flops)
 _wide = partial(_reduce, autocast="float32_on_cuda")
 _loss = partial(_row, work=Work.LOSS, flops=input_flops, autocast="float32", grads=("new", "none"))
+_replayed_loss = partial(_loss, saves=keep(0, 1), replayed=True)
 
 OPS = (
     _norm(
@@ -140,28 +146,54 @@ OPS = (
     ),
     _softmax("softmax", "input dim dtype", "_softmax"),
     _softmax("log_softmax", "input dim dtype", "_log_softmax"),
-    _softmax("softmin", "input dim dtype", flops=flops_each(6)),
+    _softmax("softmin", "input dim dtype", flops=flops_each(6), replayed=True),
     _softmax("_safe_softmax", "input dim dtype"),
     _wide("sum", "input dim keepdim dtype", "nansum", grads=("view",)),
     _reduce("mean", "input dim keepdim dtype", "nanmean", autocast="keep"),
-    _reduce("var", "input dim unbiased keepdim", "std var_mean std_mean", saves=keep(0), autocast="keep"),
-    _reduce("amax", "input dim keepdim", "amin", saves=keep(0, -1)),
-    _reduce("max", "input dim keepdim", "min median mode kthvalue cummax cummin", saves=extremum_saves),
+    _reduce(
+        "var",
+        "input dim unbiased keepdim",
+        "std var_mean std_mean",
+        saves=keep(0),
+        autocast="keep",
+        replayed=True,
+    ),
+    _reduce(
+        "amax",
+        "input dim keepdim",
+        "amin",
+        saves=keep(0, -1),
+        backward_scratch=partial(masked_scratch, copies=1),
+    ),
+    _reduce(
+        "max",
+        "input dim keepdim",
+        "min median mode kthvalue cummax cummin",
+        saves=extremum_saves,
+    ),
     _reduce("argmax", "input dim keepdim", "argmin all any count_nonzero argsort", grads=("none",)),
     _wide(
         "norm",
         "input p dim keepdim dtype",
         "linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm",
         saves=keep(0, -1),
+        replayed=True,
     ),
-    _wide("logsumexp", "input dim keepdim", saves=keep(0, -1)),
-    _wide("prod", "input dim keepdim dtype", saves=keep(0, -1)),
-    _wide("cumsum", "input dim dtype"),
-    _wide("cumprod", "input dim dtype", saves=keep(0, -1)),
-    _reduce("logcumsumexp", "input dim", saves=keep(0, -1)),
+    _wide("logsumexp", "input dim keepdim", saves=keep(0, -1), replayed=True),
+    _wide(
+        "prod",
+        "input dim keepdim dtype",
+        saves=keep(0, -1),
+        backward_scratch=partial(masked_scratch, copies=1),
+    ),
+    _wide("cumsum", "input dim dtype", replayed=True),
+    _wide(
+        "cumprod", "input dim dtype", saves=keep(0, -1), backward_scratch=partial(masked_scratch, copies=3)
+    ),
+    _reduce("logcumsumexp", "input dim", saves=keep(0, -1), replayed=True),
     _reduce("topk", "input k dim largest sorted", "sort", saves=keep(-2)),
     _wide("cdist", "x1 x2 p", saves=keep(0, 1, -1)),
-    _wide("cosine_similarity", "x1 x2 dim eps", saves=keep(0, 1)),
+    _wide("cosine_similarity", "x1 x2 dim eps", saves=keep(0, 1), replayed=True),
     _loss(
         "cross_entropy_loss",
         "input target weight reduction ignore_index label_smoothing",
@@ -179,12 +211,11 @@ OPS = (
         saves=keep(0, 1),
         aux=lambda c: (4,),
     ),
-    _loss("mse_loss", "input target reduction", "l1_loss smooth_l1_loss huber_loss", saves=keep(0, 1)),
-    _loss(
+    _replayed_loss("mse_loss", "input target reduction", "l1_loss smooth_l1_loss huber_loss"),
+    _replayed_loss(
         "binary_cross_entropy",
         "input target weight reduction",
         "binary_cross_entropy_with_logits kl_div soft_margin_loss hinge_embedding_loss",
-        saves=keep(0, 1),
     ),
-    _loss("ctc_loss", "log_probs targets input_lengths target_lengths", "_ctc_loss", saves=keep(0, 1)),
+    _replayed_loss("ctc_loss", "log_probs targets input_lengths target_lengths", "_ctc_loss"),
 )

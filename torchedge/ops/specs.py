@@ -208,6 +208,8 @@ class OpSpec:
     composite: the operators that PyTorch runs in its place ("product": copies, then bmm).
     backward_flops: forward FLOPs spent for each input gradient.
     broadcasts: gradients of inputs smaller than the output are made in the output's size first, then summed.
+    replayed: PyTorch's own forward and backward call on meta tensors decides what a training step keeps and
+    allocates (`Op.footprint`), not the rules here.
     gathers: reads only those elements of input 0 that it puts out (an embedding its rows).
     """
 
@@ -232,6 +234,7 @@ class OpSpec:
     backward_flops: float = 1.0
     broadcasts: bool = False
     gathers: bool = False
+    replayed: bool = False
 
     def bytes_moved(self, call: Call) -> int:
         """Bytes a forward call reads and writes at least: each input and output once, nothing for views."""
@@ -253,7 +256,7 @@ def spec(kind: str, params: str = "", targets: str = "", **facts: Any) -> OpSpec
     return OpSpec(kind, tuple(params.split()), tuple(targets.split()), **facts)
 
 
-UNKNOWN = OpSpec("unknown", saves=lambda call: tuple(range(len(call.needs))))
+UNKNOWN = OpSpec("unknown", saves=lambda call: tuple(range(len(call.needs))), replayed=True)
 """Stands for an operator without an entry: element-wise work, and autograd keeps every input."""
 UNKNOWN_REMARK = "unknown operator, counted as element-wise; training keeps its inputs"
 

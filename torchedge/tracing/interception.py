@@ -21,6 +21,7 @@ from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored, without_modes
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
 from torchedge.tracing.example_values import known_in
+from torchedge.tracing.footprints import footprint_of
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
 from torchedge.tracing.torch_calls import TorchCall, target_of
 
@@ -267,6 +268,8 @@ class Interceptor(TorchFunctionMode):
                 args, kwargs = autocast_arguments(rec, known, args, kwargs, self._cast)
         elif rec.casts:
             rec.casts.clear()
+        if target.kind == "broadcast_tensors":
+            return self._broadcast(args)
         if rec.folded or target.kind in _RANDOM:
             folded = self._fold(target, func, args, kwargs)
             if folded is not None:
@@ -279,10 +282,26 @@ class Interceptor(TorchFunctionMode):
             return args[0]
         if "out" in kwargs:
             return self._write_out(call)
+        first = len(rec.ops)
+        metas = (
+            None if known is not None and not known.replayed else (to_meta(args, rec), to_meta(kwargs, rec))
+        )
         result = self._result(call)
+        if metas is not None and len(rec.ops) == first + 1:
+            self._replay(call, *metas)
         if all([i is None or i in rec.example for i in call.inputs]):
             self._follow_example(call, result)
         return result
+
+    def _replay(self, call: _Call, args: Any, kwargs: Any) -> None:
+        """Give the operator recorded last its footprint where autograd records it and no rule knows it."""
+        rec = self.recorder
+        op = rec.ops[-1]
+        needs = [i is not None and rec.needs_gradient(i) for i in op.inputs]
+        if op.grad and True in needs and not isinstance(call.func, torch._ops.HigherOrderOperator):
+            wanted = [n for n, i in zip(needs, op.inputs, strict=True) if i is not None]
+            footprint = footprint_of(call.func, args, kwargs, wanted, rec.fixed_batch is None)
+            rec.ops[-1] = replace(op, footprint=footprint)
 
     def _result(self, call: _Call) -> Any:
         """Record a call and return its results as stand-ins."""
@@ -359,6 +378,13 @@ class Interceptor(TorchFunctionMode):
         indices = rec.add_call(call.target.kind, call.inputs, call.attrs, results)
         tensors = [torch.empty(sizes, dtype=dtype, device="meta") for sizes in outputs]
         return tuple([rec.wrap(tensor, index) for index, tensor in zip(indices, tensors, strict=True)])
+
+    def _broadcast(self, args: Any) -> tuple[Any, ...]:
+        """Record `broadcast_tensors` as an expanded view of each tensor."""
+        tensors = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+        shape = torch.broadcast_shapes(*[tuple(t.shape) for t in tensors])
+        expand = torch.Tensor.expand
+        return tuple([self._record(target_of(expand), expand, (t, shape), {}) for t in tensors])
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> Any:
         return self._record(target_of(torch.Tensor.to), torch.Tensor.to, (tensor, dtype), {})

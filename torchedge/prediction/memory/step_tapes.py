@@ -6,12 +6,13 @@ was recorded last comes first, and gradients that meet are summed. The optimizer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from torchedge.graphs import ForwardGraph, Op, Value
-from torchedge.graphs.sizes import poly
+from torchedge.graphs.footprints import Footprint, FootprintEvent
+from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, LoadClass, OpSpec, spec_of
 from torchedge.ops.convolution import explicit_padding, spread
 from torchedge.ops.gradients import gradient_needs, is_differentiated
@@ -70,13 +71,17 @@ def multiplies(graph: ForwardGraph) -> bool:
 
 @dataclass(slots=True)
 class _Record:
-    """An operator of the forward pass whose backward pass will run; `saved`: the storages it keeps."""
+    """An operator of the forward pass whose backward pass will run; `saved`: the storages it keeps.
+
+    numbers: the storage of each number of its footprint.
+    """
 
     op: Op
     spec: OpSpec
     needs: list[bool]
     saved: list[int]
     position: int
+    numbers: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -211,6 +216,9 @@ class StepWriter:
         spec = spec_of(op.kind)
         recorded = saving and is_differentiated(op, self.differentiable)
         values, tape, storage = self.graph.values, self.tape, self._storage
+        if recorded and op.footprint is not None and not stored:
+            self._run_footprint(position, op, op.footprint)
+            return
         for index in op.outputs:
             value = values[index]
             if index in stored:
@@ -227,6 +235,88 @@ class StepWriter:
         saved = self._save(op, spec, needs, recorded)
         if recorded:
             self._records.append(_Record(op, spec, needs, saved, position))
+
+    def _run_footprint(self, position: int, op: Op, footprint: Footprint) -> None:
+        """Write the forward call of an operator as PyTorch ran it on meta tensors."""
+        tape, storage, values = self.tape, self._storage, self.graph.values
+        present = [index for index in (*op.inputs, *op.outputs) if index is not None]
+        tensors = dict(zip(footprint.tensors, present, strict=False))  # a number's last tensor: an output
+        numbers = {
+            number: storage[index]
+            for number, index in zip(footprint.tensors, present, strict=False)
+            if storage[index] >= 0
+        }
+        for event in footprint.forward:
+            number = abs(event) - 1
+            if event < 0:
+                tape.drop(numbers.pop(number))
+            elif number not in numbers:
+                label = _title(op, values[tensors[number]] if number in tensors else None)
+                numbers[number] = tape.new(self._size_of(op, footprint, number), TEMPORARY, label)
+        for index in op.outputs:
+            alias = values[index].alias
+            number = next((n for n, other in tensors.items() if other == index), -1)
+            if alias is not None:
+                storage[index] = storage[alias]
+                tape.hold(storage[index])
+            elif storage[index] < 0 or values[index].role == "activation":
+                storage[index] = numbers[number]
+        saved = []
+        for number in footprint.saved:
+            if number in tensors:
+                tape.hold(numbers[number])
+            saved.append(numbers[number])
+            if tape.category[numbers[number]] == TEMPORARY:
+                tape.category[numbers[number]] = SAVED
+        spec, needs = spec_of(op.kind), self._needs(op)
+        self._records.append(_Record(op, spec, needs, saved, position, numbers))
+
+    def _size_of(self, op: Op, footprint: Footprint, number: int) -> Poly:
+        """Return the bytes of a storage of a footprint."""
+        size = footprint.sizes[number]
+        if size.place < 0:
+            c0, c1, c2 = size.elements
+            return (c0 * size.item_size, c1 * size.item_size, c2 * size.item_size)
+        value = self.graph.values[[i for i in (*op.inputs, *op.outputs) if i is not None][size.place]]
+        c0, c1, c2 = value.numel
+        item = size.item_size or value.item_size
+        return (c0 * item, c1 * item, c2 * item)
+
+    def _replay_back(self, record: _Record, footprint: Footprint, incoming: Sequence[int | None]) -> None:
+        """Write the backward call of an operator as PyTorch ran it on meta tensors."""
+        tape, op = self.tape, record.op
+        numbers = {number: record.numbers[number] for number in footprint.saved}
+        for number, gradient in zip(footprint.gradients, incoming, strict=False):
+            if gradient is not None and number >= 0:
+                numbers[number] = gradient
+            elif gradient is not None:
+                tape.drop(gradient)
+        inputs = [index for index in op.inputs if index is not None]
+        ready: dict[int, list[int]] = {}
+        for event, number, place, dense in footprint.backward:
+            if event is FootprintEvent.NEW:
+                label = f"backward of {_title(op)}"
+                numbers[number] = tape.new(self._size_of(op, footprint, number), TEMPORARY, label)
+            elif number not in numbers:  # of an output whose gradient the loss does not need
+                continue
+            elif event is FootprintEvent.GRADIENT:
+                ready.setdefault(number, []).append(inputs[place])
+                if not dense:
+                    self._viewed.add(numbers[number])
+            else:
+                self._pass_on(numbers.pop(number), ready.pop(number, []))
+        for number in [*numbers]:
+            self._pass_on(numbers.pop(number), ready.pop(number, []))
+
+    def _pass_on(self, storage: int, receivers: Sequence[int]) -> None:
+        """Give a gradient's storage to the values that it belongs to; free it if there are none."""
+        if not receivers:
+            self.tape.drop(storage)
+            return
+        for _ in receivers[1:]:
+            self.tape.hold(storage)
+        for index in receivers:
+            self._accumulate(index, storage)
 
     def _needs(self, op: Op) -> list[bool]:
         return [i is not None and self.differentiable[i] for i in op.inputs]
@@ -316,6 +406,10 @@ class StepWriter:
         popped = [self._gradients.pop(output, None) for output in record.op.outputs]
         incoming = [gradient for gradient in popped if gradient is not None]
         gradients: list[tuple[int, int]] = []
+        if incoming and record.numbers:
+            assert record.op.footprint is not None
+            self._replay_back(record, record.op.footprint, popped)
+            return
         if incoming:
             gradients = self._input_gradients(record, incoming[0])
         else:  # a branch that the loss does not see
@@ -486,6 +580,8 @@ class StepWriter:
             needs = self._needs(op)
             if True in needs:
                 spec, call = spec_of(op.kind), self._call(op, needs)
+                if op.footprint is not None and op.footprint.saved:
+                    return positions[:end]
                 if spec.saves(call) or spec.aux(call):
                     return positions[:end]
         return positions

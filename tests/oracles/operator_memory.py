@@ -1,0 +1,94 @@
+"""Training steps of single operators, from the samples of PyTorch's own tests (`op_db`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from oracles.eager_memory import run_training
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.step_tapes import write_tape
+from torchedge.tracing.capturing import capture
+
+
+def differentiable_operators(names: list[str] | None = None) -> Iterator[Any]:
+    """Yield the operators of op_db that PyTorch can differentiate, all or those with these names."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        if info.supports_autograd and torch.float32 in info.dtypes and (names is None or info.name in names):
+            yield info
+
+
+def samples_of(info: Any, size: int) -> Iterator[Any]:
+    """Yield samples on meta tensors whose sides are `size` where PyTorch's are small."""
+    from torch.testing._internal import common_methods_invocations as module
+
+    before = {name: getattr(module, name) for name in ("S", "M", "L")}
+    for name in before:
+        setattr(module, name, size)
+    info_samples = info.sample_inputs_func
+    try:
+        torch.manual_seed(0)
+        yield from info_samples(info, torch.device("cpu"), torch.float32, True)
+    finally:
+        for name, number in before.items():
+            setattr(module, name, number)
+
+
+def largest(samples: Iterator[Any], count: int) -> list[Any]:
+    """Return the samples with the most elements among the first forty."""
+
+    def elements(sample: Any) -> int:
+        leaves = tree_flatten((sample.input, sample.args, sample.kwargs))[0]
+        return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    return sorted(islice(samples, 40), key=elements, reverse=True)[:count]
+
+
+class OneOperator(torch.nn.Module):
+    """An operator after a copy of its inputs, so that their gradients are not parameters' gradients."""
+
+    def __init__(self, operator: Any, leaves: list[Any], structure: Any) -> None:
+        super().__init__()
+        self.operator, self.leaves, self.structure = operator, leaves, structure
+        self.scale = torch.nn.Parameter(torch.ones((), device="meta"))
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Return the operator's floating results."""
+        given = iter([t * self.scale if t.is_floating_point() else t for t in tensors])
+        filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        del given
+        args, kwargs = tree_unflatten(filled, self.structure)
+        del filled
+        result = self.operator(*args, **kwargs)
+        return [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def criterion(outputs: Any) -> torch.Tensor:
+    """Return the sum of all results."""
+    total = outputs[0].sum()
+    for tensor in outputs[1:]:
+        total = total + tensor.sum()
+    return total
+
+
+def compare(info: Any, sample: Any) -> tuple[int, int] | None:
+    """Return the peak bytes of one step: counted and simulated; None where there is nothing to train."""
+    leaves, structure = tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if not any(t.is_floating_point() for t in tensors) or any(t.is_complex() for t in tensors):
+        return None
+    metas = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
+    model = OneOperator(info.op, leaves, structure)
+    count = run_training(model, lambda: (tuple(metas), {}), criterion, None).peak
+    batch = next((int(t.shape[0]) for t in metas if t.dim()), 1)
+    graph = capture(model, tuple(metas), method="trace", loss=criterion, batch_size=batch)
+    settings = StepSettings(optimizer="none", backend="cpu", attention="math")
+    simulated = int(write_tape(graph, settings).peak_bytes(np.array([batch]))[0])
+    return count, simulated

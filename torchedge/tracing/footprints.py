@@ -1,0 +1,232 @@
+"""Footprints of operators: PyTorch's own forward and backward call on meta tensors, storage by storage.
+
+PyTorch's derivative formulas decide which tensors autograd keeps, and which temporaries a backward call
+allocates. A dispatch mode follows every storage of one call while the autograd engine runs it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchedge.errors import CaptureError
+from torchedge.graphs.footprints import Footprint, FootprintEvent, StorageSize
+from torchedge.graphs.sizes import LARGEST_CONSTANT, Affine, Poly, decode_dim
+from torchedge.tracing.checkpointing import without_modes
+
+_CACHED = 4096
+_cache: dict[Any, Footprint | None] = {}
+
+
+def footprint_of(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    needs: Sequence[bool],
+    decoded: bool,
+) -> Footprint | None:
+    """Return the footprint of a call on meta tensors, None where PyTorch cannot run it on them.
+
+    needs: whether the gradient of each tensor argument is wanted, in their order. decoded: sizes at
+    `BATCH_PRIME` stand for the batch size.
+    """
+    key = _key((func, args, kwargs, tuple(needs), decoded))
+    if key in _cache:
+        return _cache[key]
+    try:
+        result = _Replay(needs).run(func, args, kwargs).footprint(decoded)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, CaptureError):
+        result = None
+    if len(_cache) >= _CACHED:
+        _cache.clear()
+    _cache[key] = result
+    return result
+
+
+def _key(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return "tensor", tuple(item.shape), tuple(item.stride()), item.dtype
+    if isinstance(item, (tuple, list)):
+        return type(item).__name__, tuple([_key(i) for i in item])
+    if isinstance(item, dict):
+        return tuple([(k, _key(v)) for k, v in item.items()])
+    if isinstance(item, slice):
+        return "slice", item.start, item.stop, item.step
+    return type(item).__name__, item if isinstance(item, (int, float, str, bool)) else str(item)
+
+
+class _Replay(TorchDispatchMode):
+    """Runs one call forward and backward; numbers its storages and writes down their lives."""
+
+    def __init__(self, needs: Sequence[bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.needs = needs
+        self.sizes: list[tuple[int, torch.dtype]] = []
+        self.events: list[tuple[FootprintEvent, int, int, int]] = []
+        self.inputs: list[tuple[int, int, torch.dtype]] = []
+        self.outputs: list[tuple[int, int, torch.dtype]] = []
+        self.gradients: list[int] = []
+        self.alive: dict[int, int] = {}
+        self.returned = 0
+        self.saved: tuple[int, ...] = ()
+        self._watched: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.follow(leaf)
+        return result
+
+    def follow(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor's storage; a new one is allocated now."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.alive:
+            number = self.alive[key] = len(self.sizes)
+            self.sizes.append((storage.nbytes() // tensor.element_size(), tensor.dtype))
+            self.events.append((FootprintEvent.NEW, number, 0, 0))
+            self._watched[key] = weakref.ref(storage, lambda _: self._gone(key))
+        return self.alive[key]
+
+    def _gone(self, key: int) -> None:
+        self.events.append((FootprintEvent.DROP, self.alive.pop(key), 0, 0))
+        del self._watched[key]
+
+    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _Replay:
+        """Run the call and, where it is differentiable, its backward call."""
+        anchor = torch.zeros((), device="meta", requires_grad=True)
+        with without_modes(), torch.enable_grad(), _own_hooks(), self:
+            loss = self._forward(func, args, kwargs, anchor)
+            if loss is not None:
+                own = self.follow(loss)
+                self.saved = tuple([k for k in self.alive.values() if k != own])
+                loss.backward()
+        return self
+
+    def _forward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], anchor: torch.Tensor) -> Any:
+        given = [self._fresh(a, anchor) for a in args]
+        named = {k: self._fresh(v, anchor) for k, v in kwargs.items()}
+        started = len(self.events)
+        result = func(*given, **named)
+        outputs = [t for t in (result if isinstance(result, (tuple, list)) else [result])]
+        outputs = [t for t in outputs if isinstance(t, torch.Tensor)]
+        self.outputs = [(self.follow(t), t.numel(), t.dtype) for t in outputs]
+        self.events = self.events[started:]
+        self.returned = len(self.events)
+        differentiable = [t for t in outputs if t.requires_grad]
+        return (
+            _Outputs.apply(self, [t.requires_grad for t in outputs], *differentiable)
+            if differentiable
+            else None
+        )
+
+    def _fresh(self, item: Any, anchor: torch.Tensor) -> Any:
+        """Return an argument with new meta tensors in place of its tensors."""
+        if isinstance(item, torch.Tensor):
+            place = len(self.inputs)
+            needs = self.needs[place]
+            tensor = _Input.apply(anchor, self, place, item) if needs else _empty_like(item)
+            self.inputs.append((self.follow(tensor), item.numel(), item.dtype))
+            return tensor
+        if type(item) in (tuple, list):
+            return type(item)([self._fresh(i, anchor) for i in item])
+        return item
+
+    def footprint(self, decoded: bool) -> Footprint:
+        """Return what was written down."""
+        tensors = [*self.inputs, *self.outputs]
+        elements = [_elements(numel, decoded) for _, numel, _ in tensors]
+
+        def size(numel: int, dtype: torch.dtype) -> StorageSize:
+            amount = _elements(numel, decoded)
+            like = [k for k, other in enumerate(elements) if other == amount]
+            same = next((k for k in like if tensors[k][2] is dtype), None)
+            if same is not None:
+                return StorageSize(same, amount, 0)
+            return StorageSize(like[0] if like else -1, amount, dtype.itemsize)
+
+        forward = [
+            k + 1 if event is FootprintEvent.NEW else -k - 1
+            for event, k, _, _ in self.events[: self.returned]
+        ]
+        later = self.events[self.returned :]
+        start = next((at for at, event in enumerate(later) if event[1] in self.gradients), len(later))
+        backward = [e for e in later[start:] if not (e[0] is FootprintEvent.NEW and e[1] in self.gradients)]
+        known = {
+            *self.saved,
+            *self.gradients,
+            *[k for event, k, _, _ in backward if event is FootprintEvent.NEW],
+        }
+        return Footprint(
+            tuple([size(*entry) for entry in self.sizes]),
+            tuple([number for number, _, _ in tensors]),
+            tuple(self.gradients),
+            tuple(forward),
+            self.saved,
+            tuple([e for e in backward if e[1] in known]),
+        )
+
+
+def _elements(numel: int, decoded: bool) -> Poly:
+    """Return elements as a polynomial of the batch size; raises NotAffineError where they are none."""
+    if not decoded or numel < LARGEST_CONSTANT:
+        return (numel, 0, 0)
+    size = decode_dim(numel)
+    return (size.const, size.slope, 0) if isinstance(size, Affine) else (size, 0, 0)
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+class _Input(torch.autograd.Function):
+    """A tensor that the call reads; its backward call gets the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, replay: _Replay, place: int, like: torch.Tensor) -> Any:
+        ctx.replay, ctx.place = replay, place
+        return _empty_like(like)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        if gradient is not None:
+            number = ctx.replay.follow(gradient)
+            ctx.replay.events.append(
+                (FootprintEvent.GRADIENT, number, ctx.place, int(gradient.is_contiguous()))
+            )
+        return None, None, None, None
+
+
+class _Outputs(torch.autograd.Function):
+    """The step behind a call: its backward call allocates the gradients that arrive."""
+
+    @staticmethod
+    def forward(ctx: Any, replay: _Replay, differentiable: list[bool], *outputs: torch.Tensor) -> Any:
+        ctx.replay, ctx.differentiable = replay, differentiable
+        ctx.like = [(tuple(t.shape), t.dtype) for t in outputs]
+        return torch.empty((), device="meta")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        fresh = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in ctx.like]
+        numbers = iter([ctx.replay.follow(t) for t in fresh])
+        ctx.replay.gradients += [next(numbers) if d else -1 for d in ctx.differentiable]
+        return None, None, *fresh
+
+
+@contextmanager
+def _own_hooks() -> Iterator[None]:
+    """Keep the hooks of an activation checkpoint that runs away from the tensors of a replay."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        yield
