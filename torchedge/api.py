@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
-from torchedge.errors import InputError
+from torchedge.errors import DeviceError, InputError
 from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
-from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.settings import StepSettings, amp_named
 from torchedge.prediction.memory.simulation import MemoryProfile
 from torchedge.prediction.predictor import device_settings, predict_graph, predict_graphs
 from torchedge.prediction.profiles import load_models
@@ -19,6 +21,7 @@ from torchedge.searching.driver import SearchProgress, check_score, make_task, r
 from torchedge.searching.evolution import Recipe
 from torchedge.searching.results import Search
 from torchedge.searching.spaces import SearchSpace
+from torchedge.storage.amounts import check_not_bare
 from torchedge.streaming.capacities import LAMBDA
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
@@ -65,6 +68,7 @@ def predict(
     accumulation: int = 1,
     loss: Callable[[Any], Any] | Literal["default"] | None = "default",
     seq_len: int | None = None,
+    batch_dim: int | None = None,
 ) -> Prediction:
     """Predict what one training step (or inference) of `model` takes from a device, without running it.
 
@@ -74,7 +78,8 @@ def predict(
     $TORCHEDGE_DEVICE, the device in the configuration file, this machine's GPU if it has a profile, else this
     machine's CPU.
     input_size: shape of one sample, such as (3, 224, 224); example: any pytree of tensors. With neither, the
-    model's own metadata decides, else its first layer, with a note in the result.
+    model's own metadata decides, else its first layer, with a note in the result. batch_dim: the dimension of
+    the example that is the batch, as in `capture`.
     seq_len: length of the sequences of the example, which may be of another length (`max_seq_len`).
     optimizer: "sgd", "sgd-momentum", "adam", "adamw", "none", or a torch.optim object. amp: "bfloat16" or
     "float16" autocast. Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in
@@ -93,7 +98,11 @@ def predict(
         accumulation=accumulation,
         loss=loss,
         seq_len=seq_len,
+        batch_dim=batch_dim,
     )
+
+
+_NO_LOSS = "loss is None in train mode; expected a function of the outputs, or mode='infer'"
 
 
 class Predictor:
@@ -103,7 +112,7 @@ class Predictor:
     """
 
     def __init__(self, device: str | Path | Device | None = None) -> None:
-        self.device = device if isinstance(device, Device) else choose_device(device)
+        self.device = choose_device(device)
         load_models(self.device, "train")  # a damaged profile fails here, not in the loop
 
     def predict(
@@ -119,18 +128,19 @@ class Predictor:
         accumulation: int = 1,
         loss: Callable[[Any], Any] | Literal["default"] | None = "default",
         seq_len: int | None = None,
+        batch_dim: int | None = None,
     ) -> Prediction:
         """Predict one model at one batch size. See `torchedge.predict`."""
         settings = _settings(optimizer, amp, accumulation)
         if mode == "train" and loss is None:
-            raise InputError(
-                "loss is None in train mode; expected a function of the outputs, or mode='infer'"
-            )
-        request = CaptureRequest(model, batch_size, mode, example, input_size, loss)
+            raise InputError(_NO_LOSS)
+        request = CaptureRequest(model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim)
         if seq_len is not None:
             family = model if isinstance(model, LengthFamily) else LengthFamily(request)
-            return predict_graph(family.graph(seq_len), batch_size, self.device, settings, family)
-        return use_graph(request, lambda graph: predict_graph(graph, batch_size, self.device, settings))
+            prediction = predict_graph(family.graph(seq_len), batch_size, self.device, settings, family)
+        else:
+            prediction = use_graph(request, lambda g: predict_graph(g, batch_size, self.device, settings))
+        return replace(prediction, notes=(*prediction.notes, *request.notes))
 
     def predict_many(
         self,
@@ -139,14 +149,27 @@ class Predictor:
         *,
         mode: Mode = "train",
         input_size: tuple[int, ...] | None = None,
+        example: Any = None,  # noqa: ANN401 - any pytree of tensors
         optimizer: str | torch.optim.Optimizer = "sgd-momentum",
         amp: str | None = None,
+        accumulation: int = 1,
+        loss: Callable[[Any], Any] | Literal["default"] = "default",
+        batch_dim: int | None = None,
     ) -> Predictions:
-        """Predict every model (or graph) at every batch size: G models, B batch sizes give arrays (G, B)."""
+        """Predict every model (or graph) at every batch size: G models, B batch sizes give arrays (G, B).
+
+        The other arguments are those of `predict`; each is the same for all models. The result has what was
+        assumed and what is unknown of each graph in `notes` and `unsupported`.
+        """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
-        graphs = [capture_request(CaptureRequest(m, mode=mode, input_size=input_size)) for m in models]
-        return predict_graphs(graphs, batch_sizes, self.device, _settings(optimizer, amp, 1))
+        if mode == "train" and loss is None:
+            raise InputError(_NO_LOSS)
+        requests = [
+            CaptureRequest(m, None, mode, example, input_size, loss, batch_dim=batch_dim) for m in models
+        ]
+        graphs = [capture_request(request) for request in requests]
+        return predict_graphs(graphs, batch_sizes, self.device, _settings(optimizer, amp, accumulation))
 
 
 def advise(
@@ -173,7 +196,7 @@ def advise(
 
     request = CaptureRequest(model, batch_size, "train", example, input_size, loss)
     settings = _settings(optimizer, amp, 1)
-    chosen = _device(device)
+    chosen = choose_device(device)
     return advise_settings(
         request, chosen, settings, limit_mib=limit_mib, confidence=confidence, progress=progress
     )
@@ -200,7 +223,7 @@ def simulate(
 
     settings = _settings(optimizer, amp, accumulation)
     if device is not None:
-        settings = device_settings(_device(device), settings)
+        settings = device_settings(choose_device(device), settings)
     request = CaptureRequest(model, batch_size, mode, example, input_size)
     return use_graph(request, lambda graph: simulation.simulate(graph, batch_size, settings))
 
@@ -243,7 +266,7 @@ def search(
     the same result. progress: called after each iteration.
     Returns a Search: `best`, `build()`, `fronts`, and, where nothing meets the constraints, `violations`.
     """
-    target = _device(device)
+    target = choose_device(device)
     task = make_task(
         space,
         constraints,
@@ -293,7 +316,8 @@ def plan(
     from torchedge.runtime.model_plans import ModelPlan
     from torchedge.streaming.adaptive_fusion import plan_model
 
-    chosen = _device(device)
+    check_not_bare("memory_limit", memory_limit)
+    chosen = choose_device(device)
     target = inference_target(chosen, precision)
     captured = capture_model(model, example, input_size=input_size)
     planned = plan_model(
@@ -353,7 +377,8 @@ def export(
     """
     from torchedge.bundles.exporting import Request, make_bundle
 
-    target = _device(device)
+    check_not_bare("memory_limit", memory_limit)
+    target = choose_device(device)
     request = Request(
         model,
         example,
@@ -386,29 +411,67 @@ def load_bundle(path: str | Path, *, trust: bool = False) -> Bundle:
     return Bundle.open(path, trust=trust)
 
 
-def choose_device(device: str | Path | None) -> Device:
-    """Find a device by name; without one: environment, configuration file, this machine's GPU, its CPU."""
-    if device is not None:
+def choose_device(device: object) -> Device:
+    """Find a device by name; without one: environment, configuration file, this machine's GPU, its CPU.
+
+    A torch.device, "cuda" or "cuda:1" is this machine's. Raises DeviceError for a device that has no profile,
+    and InputError for anything else.
+    """
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, (str, Path)) and _CUDA.fullmatch(str(device)) is None:
         return find_device(device)
+    if device is not None:
+        return _own_device(device)
     named = default_device_name()
     if named is not None:
         return find_device(named)
     import torch
 
-    if torch.cuda.is_available():
-        total = torch.cuda.get_device_properties(0).total_memory / 2**20
-        match = match_device(board_name() or torch.cuda.get_device_name(0), total)
-        if match is not None:
-            return match
-    return find_device(LOCAL_DEVICE)
+    match = _own_gpu(0) if torch.cuda.is_available() else None
+    return match if match is not None else find_device(LOCAL_DEVICE)
 
 
-def _device(device: Device | str | Path | None) -> Device:
-    return device if isinstance(device, Device) else choose_device(device)
+_CUDA = re.compile(r"cuda(:[0-9]+)?")
+
+
+def _own_device(device: object) -> Device:
+    """Return the profile of a device of this machine, as torch names it."""
+    import torch
+
+    if not isinstance(device, (str, torch.device)):
+        raise InputError(
+            f"device is a {type(device).__name__}; expected a name of `torchedge devices`, a profile's "
+            "folder or a torch.device"
+        )
+    own = torch.device(device)
+    if own.type == "cpu":
+        return find_device(LOCAL_DEVICE)
+    if own.type != "cuda" or not torch.cuda.is_available():
+        raise DeviceError(
+            f"device is {str(own)!r}, and PyTorch sees no CUDA device here; name the device that is meant, "
+            "as `torchedge devices` lists it"
+        )
+    match = _own_gpu(own.index or 0)
+    if match is None:
+        raise DeviceError(
+            f"{torch.cuda.get_device_name(own)} has no profile; name a similar device of `torchedge "
+            "devices`, or measure it with `torchedge campaign run`"
+        )
+    return match
+
+
+def _own_gpu(index: int) -> Device | None:
+    """Return the profile of one of this machine's CUDA devices, None where it has none."""
+    import torch
+
+    total = torch.cuda.get_device_properties(index).total_memory / 2**20
+    return match_device(board_name() or torch.cuda.get_device_name(index), total)
 
 
 def _settings(optimizer: Any, amp: str | None, accumulation: int) -> StepSettings:  # noqa: ANN401
     """Read the optimizer's name, weight decay and implementation from a name or a torch.optim object."""
+    amp = amp_named(amp)
     if isinstance(optimizer, str):
         return StepSettings(optimizer=optimizer, amp=amp, accumulation=accumulation)
     groups = getattr(optimizer, "param_groups", None)

@@ -91,7 +91,7 @@ def test_any_bundle_of_an_inference_streams_under_a_limit(image, preloading, rea
 def test_a_limit_too_small_names_one_that_works(image, preloading, streaming):
     for bundle in (preloading, streaming):
         with pytest.raises(LimitError, match="smallest memory limit that works") as error:
-            bundle.place(memory_limit=4096)
+            bundle.place(memory_limit="4KiB")
         with bundle.place(memory_limit=error.value.works_bytes) as runner:
             runner.step(image.numpy())
 

@@ -41,6 +41,7 @@ from torchedge.lowering.program_files import MAX_FILE_BYTES, parse_program
 from torchedge.lowering.programs import MAX_SOURCE, Program, StoredTensor
 from torchedge.opencl.sharing import serialised
 from torchedge.storage import file_sha256, resolve_inside
+from torchedge.storage.amounts import check_not_bare
 from torchedge.storage.documents import Document, open_file, parse_json, read_bytes
 from torchedge.storage.locks import PROCESS
 from torchedge.storage.replacing import recover
@@ -195,6 +196,7 @@ class Bundle:
                 f"{self.path}: is a bundle that trains, whose weights stay on the device; expected one for "
                 "inference: export it without mode='train'"
             )
+        check_not_bare("memory_limit", memory_limit)
         limit = parse_bytes(memory_limit, "memory_limit")
         program, schedule = self.program, self.schedule
         if own_images:

@@ -20,6 +20,7 @@ from torchedge.lowering.assembly import ALIGNMENT
 from torchedge.lowering.joining import join_programs
 from torchedge.lowering.placement import part_images
 from torchedge.lowering.programs import Program
+from torchedge.storage.amounts import check_not_bare
 from torchedge.streaming.figures import Lane, draw_lanes
 from torchedge.streaming.simulation import MemoryCurve, in_turn
 
@@ -96,6 +97,7 @@ class BundleQueue:
         from torchedge.streaming.planning import plan_program
         from torchedge.streaming.strategies import preload_everything
 
+        check_not_bare("memory_limit", memory_limit)
         limit = parse_bytes(memory_limit, "memory_limit")
         program = part_images(self.program, ALIGNMENT) if own_images else self.program
         profile = find_device(self.bundles[0].manifest.target.name) if device is None else device

@@ -14,6 +14,7 @@ from torchedge.cli import options
 from torchedge.cli.console import Progress, print_json, warn
 from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, Whole, command, load_named
 from torchedge.errors import InputError
+from torchedge.storage.amounts import with_unit
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +119,7 @@ def export(
             accumulation=training["accumulation"] or 1,
             precision=precision,
             tuner=tuner,
-            memory_limit=memory_limit,
+            memory_limit=with_unit(memory_limit),
             force=force,
             progress=progress.begin,
             **step,

@@ -190,7 +190,19 @@ optimizer = click.option(
     default="sgd-momentum",
     help="Optimizer of the step.",
 )
-amp = click.option("--amp", type=click.Choice(AMP), help="Data type of autocast. [default: no autocast]")
+
+
+class _Autocast(click.Choice):
+    """A dtype of autocast; "bf16" and "fp16" are understood too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Return the dtype's name."""
+        from torchedge.prediction.memory.settings import amp_named
+
+        return super().convert(amp_named(value), param, ctx)
+
+
+amp = click.option("--amp", type=_Autocast(AMP), help="Data type of autocast. [default: no autocast]")
 accumulation = click.option(
     "--accumulation", type=WHOLE, default=1, help="Micro-batches that gradients accumulate over."
 )

@@ -25,6 +25,7 @@ from torchedge.cli.console import (
 from torchedge.cli.isolating import run_isolated
 from torchedge.cli.options import PATH, SIZE, WHOLE, command
 from torchedge.errors import InputError
+from torchedge.storage.amounts import with_unit
 from torchedge.storage.pictures import check_picture, save_picture
 from torchedge.texts import number, shorten
 
@@ -165,7 +166,7 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: _Options) -> tuple[Arrays,
     profile = options.timed or trace is not None or plot is not None
     with bundle.place(
         options.device,
-        memory_limit=options.memory_limit,
+        memory_limit=with_unit(options.memory_limit),
         reads=options.reads,
         loading=options.loading,
         profile=profile,
@@ -409,7 +410,10 @@ def _run_queue(queue: BundleQueue, arrays: Arrays, options: _Options) -> tuple[A
     with Progress(1 + options.steps, "run", remaining=True) as progress:
         progress.doing("planning all bundles together")
         with queue.place(
-            options.device, memory_limit=options.memory_limit, reads=options.reads, loading=options.loading
+            options.device,
+            memory_limit=f"{options.memory_limit}B",
+            reads=options.reads,
+            loading=options.loading,
         ) as runner:
             progress.step()
             for iteration in range(1, options.steps + 1):

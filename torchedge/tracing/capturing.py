@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torchedge.errors import CaptureError, InputError, TorchedgeError, check_choice, check_whole, first_line
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
-from torchedge.graphs.sizes import NotAffineError
+from torchedge.graphs.sizes import Affine, NotAffineError
 from torchedge.tracing.input_size import infer_input
-from torchedge.tracing.interception import ForwardCall, batch_of, trace
+from torchedge.tracing.interception import ForwardCall, batch_of, trace, with_batch
 from torchedge.tracing.objectives import as_arguments, default_loss
 from torchedge.tracing.plain_tensors import check_tensors
 from torchedge.tracing.programs import FileProgram
@@ -76,6 +76,7 @@ class CaptureRequest:
     loss: Loss = "default"
     method: Method = "auto"
     name: str | None = None
+    batch_dim: int | None = None
 
     def __post_init__(self) -> None:
         """Raise InputError for invalid options."""
@@ -83,6 +84,19 @@ class CaptureRequest:
         check_choice("method", self.method, get_args(Method))
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size)
+        if self.batch_dim is not None:
+            check_whole("batch_dim", self.batch_dim, least=0)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A note where the example has several samples, but another number than the batch size asked for."""
+        if self.example is None or self.batch_size is None:
+            return ()
+        dims = (0, 1) if self.batch_dim is None else (self.batch_dim,)  # which it is, capture finds
+        samples = [batch_of(self.example, dim) for dim in dims]
+        if self.batch_size in samples or not samples[0] or samples[0] == 1:
+            return ()
+        return (f"the example is {samples[0]} samples; the figures are for batch size {self.batch_size}",)
 
     def loaded(self) -> CaptureRequest:
         """Return the request with the model itself if the request has its name."""
@@ -104,11 +118,14 @@ def capture(
     method: Method = "auto",
     batch_size: int | None = None,
     name: str | None = None,
+    batch_dim: int | None = None,
 ) -> ForwardGraph:
     """Capture a forward pass of `model` (in train mode with its loss) as a ForwardGraph for every batch size.
 
+    model: an nn.Module, or text as for `predict`: a name ("resnet50") or a file.
     example: any pytree of tensors (a tuple is taken as positional, a dict as keyword arguments); only shapes
-    and dtypes count, and dimension 0 of the first tensor is the batch.
+    and dtypes count. batch_dim: the dimension of the first tensor that is the batch; by default 0, and 1 for
+    an example that a recurrent layer with batch_first=False reads as (time, batch, features), with a note.
     input_size: shape of one sample without the batch, instead of `example`. Without both, the shape is that
     of the model's attribute `example_inputs` or its metadata.
     loss: called with the outputs, returns the scalar to differentiate; "default" is cross entropy, None
@@ -119,7 +136,9 @@ def capture(
     The model does not change: no weight, buffer, mode, gradient or random state. Nothing is computed.
     Raises InputError for unusable arguments and CaptureError with the reason if the model cannot be captured.
     """
-    request = CaptureRequest(model, batch_size, mode, example, input_size, loss, method, name)
+    request = CaptureRequest(
+        model, batch_size, mode, example, input_size, loss, method, name, batch_dim
+    ).loaded()
     return _captured(request, [None, _EXAMPLE] if batch_size is None else [batch_size])
 
 
@@ -165,6 +184,40 @@ _EXAMPLE = 0
 
 
 def _captured(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> ForwardGraph:
+    """Capture with the batch in the dimension where the layers take it."""
+    graph = _captured_as(request, batch_sizes)
+    if request.batch_dim is not None or not _time_follows_batch(graph):
+        return graph
+    if request.example is None:
+        note = (
+            "the sequence length of a recurrent layer with batch_first=False follows the batch size: pass an "
+            "example= with batch_dim=1 if the model takes (time, batch, features)"
+        )
+        return replace(graph, notes=(*graph.notes, note))
+    other = _captured_as(replace(request, batch_dim=1), batch_sizes)
+    if _time_follows_batch(other):
+        return graph
+    note = (
+        "dimension 1 of the example is taken as the batch: a recurrent layer with batch_first=False reads it "
+        "as (time, batch, features); batch_dim= says otherwise"
+    )
+    return replace(other, notes=(*other.notes, note))
+
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def _time_follows_batch(graph: ForwardGraph) -> bool:
+    """Whether a recurrent layer reads the batch as its time: (N, constant, features) without batch_first."""
+    for op in graph.ops:
+        if op.kind in _RECURRENT and not op.attrs.get("batch_first", False) and op.inputs[0] is not None:
+            shape = graph.values[op.inputs[0]].shape
+            if len(shape) == 3 and isinstance(shape[0], Affine) and not isinstance(shape[1], Affine):
+                return True
+    return False
+
+
+def _captured_as(request: CaptureRequest, batch_sizes: Sequence[int | None]) -> ForwardGraph:
     """Capture at the first of the batch sizes (None: every) for which a method succeeds."""
     call, methods = _resolved(request)
     failures: dict[str, TorchedgeError] = {}
@@ -203,6 +256,7 @@ def _resolved(request: CaptureRequest) -> tuple[ForwardCall, tuple[str, ...]]:
         training=request.mode == "train",
         name=request.name or (model.title if isinstance(model, FileProgram) else type(model).__name__),
         notes=notes,
+        batch_dim=request.batch_dim or 0,
     )
     if isinstance(model, FileProgram):
         return call, ("trace",)
@@ -213,14 +267,14 @@ def _fallback_batch(request: CaptureRequest, call: ForwardCall) -> int | None:
     """Return the batch size of the user's example or of a file, None if there is neither."""
     has_example = request.example is not None or getattr(call.model, "example_inputs", None) is not None
     if isinstance(call.model, FileProgram) or (has_example and request.method == "auto"):
-        return batch_of((call.args, call.kwargs)) or None
+        return batch_of((call.args, call.kwargs), call.batch_dim) or None
     return None
 
 
 def _fixed(call: ForwardCall, batch_size: int, noted: bool) -> ForwardCall:
     """Return the call at one batch size."""
     note = f"valid for batch size {batch_size} only: the model's shapes do not follow the batch size"
-    args, kwargs = resized((call.args, call.kwargs), batch_size)
+    args, kwargs = resized((call.args, call.kwargs), batch_size, call.batch_dim)
     notes = (*call.notes, note) if noted else call.notes
     return replace(call, args=args, kwargs=kwargs, fixed_batch=batch_size, notes=notes)
 
@@ -254,19 +308,20 @@ def _by(method: str, call: ForwardCall) -> ForwardGraph:
         raise CaptureError(f"the forward pass raised {type(error).__name__}: {first_line(error)}") from error
 
 
-def resized(tree: Any, batch_size: int) -> Any:
+def resized(tree: Any, batch_size: int, batch_dim: int = 0) -> Any:
     """Return an example with another batch size: its integers repeated, other tensors as meta tensors."""
-    batch = batch_of(tree)
+    batch = batch_of(tree, batch_dim)
 
     def resize(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        sizes = tuple(leaf.shape)
-        follows = bool(sizes) and sizes[0] == batch
+        sizes = with_batch(tuple(leaf.shape), batch, batch_size, batch_dim)
         if leaf.device.type != "meta" and not leaf.dtype.is_floating_point:
-            return leaf[torch.arange(batch_size, device=leaf.device) % batch] if follows and batch else leaf
-        sizes = (batch_size, *sizes[1:]) if follows else sizes
-        return torch.empty(sizes, dtype=leaf.dtype, device="meta")
+            if sizes is None or not batch:
+                return leaf
+            place = batch_dim if leaf.dim() > batch_dim else 0
+            return leaf.index_select(place, torch.arange(batch_size, device=leaf.device) % batch)
+        return torch.empty(sizes or leaf.shape, dtype=leaf.dtype, device="meta")
 
     return tree_map(resize, tree)
 

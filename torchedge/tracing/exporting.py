@@ -21,7 +21,15 @@ from torchedge.storage.locks import PROCESS, warnings_ignored
 from torchedge.tracing.aten_graphs import scope_of
 from torchedge.tracing.checkpointing import CheckpointRegion, annotated_checkpoints, region_of
 from torchedge.tracing.copies import forget_cached, isolated
-from torchedge.tracing.interception import ForwardCall, Interceptor, batch_of, feed, loss_index, tensors_in
+from torchedge.tracing.interception import (
+    ForwardCall,
+    Interceptor,
+    batch_of,
+    feed,
+    loss_index,
+    tensors_in,
+    with_batch,
+)
 from torchedge.tracing.objectives import Objective
 from torchedge.tracing.programs import scope
 from torchedge.tracing.recorder import Recorder, TracedTensor
@@ -97,13 +105,13 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
 
     Python's lifetimes are unknown, so the graph has no releases.
     """
-    batch = batch_of((call.args, call.kwargs))
+    batch = batch_of((call.args, call.kwargs), call.batch_dim)
     with PROCESS, isolated(call.model, call.training) as model:
         objective = _ResultAndLoss(model, call.args, call.kwargs, loss=call.loss)
         with annotated_checkpoints() as regions:
-            program = _exported(objective, batch, call.fixed_batch)
+            program = _exported(objective, batch, call.fixed_batch, call.batch_dim)
     recorder = Recorder(_leaves_of(program), call.fixed_batch)
-    fed = feed(objective.tensors(), recorder)
+    fed = feed(objective.tensors(), recorder, call.batch_dim)
     inputs = list(range(len(fed)))
     results = _run(program, fed, recorder, call.training, regions)
     loss = None if call.loss is None else loss_index(recorder, results.pop())
@@ -115,7 +123,7 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
 
 
 def _exported(
-    objective: Objective, batch: int | None, fixed_batch: int | None
+    objective: Objective, batch: int | None, fixed_batch: int | None, batch_dim: int
 ) -> torch.export.ExportedProgram:
     """Run torch.export with a dynamic batch dimension, or none at all for a fixed batch.
 
@@ -125,10 +133,10 @@ def _exported(
     device = next((t.device for t in weights), torch.device("cpu"))
     probes, moving = [], []
     for tensor in objective.tensors():
-        follows = tensor.dim() and tensor.shape[0] == batch
-        sizes = (fixed_batch or _PROBE_BATCH, *tensor.shape[1:]) if follows else tensor.shape
-        probes.append(torch.zeros(sizes, dtype=tensor.dtype, device=device))
-        moving.append({0: torch.export.Dim.DYNAMIC} if follows else {})
+        sizes = with_batch(tuple(tensor.shape), batch, fixed_batch or _PROBE_BATCH, batch_dim)
+        probes.append(torch.zeros(sizes or tensor.shape, dtype=tensor.dtype, device=device))
+        place = batch_dim if tensor.dim() > batch_dim else 0
+        moving.append({} if sizes is None else {place: torch.export.Dim.DYNAMIC})
     shapes = None if fixed_batch else (tuple(moving),)
     try:
         with _quiet():

@@ -509,8 +509,8 @@ LossFunction = Callable[[Any], Any]
 class ForwardCall:
     """A forward pass to capture: `model(*args, **kwargs)`, then `loss(outputs)` if there is a loss.
 
-    Only shape and dtype of the tensors among the arguments count. Dimension 0 of a tensor is the batch if it
-    equals dimension 0 of the first tensor. fixed_batch: the one batch size to capture for, None: every.
+    Only shape and dtype of the tensors among the arguments count. Dimension `batch_dim` of a tensor is the
+    batch if it equals that of the first tensor. fixed_batch: the one batch size to capture for, None: every.
     name, notes: of the ForwardGraph.
     """
 
@@ -522,12 +522,13 @@ class ForwardCall:
     fixed_batch: int | None = None
     name: str = "model"
     notes: tuple[str, ...] = ()
+    batch_dim: int = 0
 
 
 def trace(call: ForwardCall) -> ForwardGraph:
     """Run a forward pass on stand-ins and return it as a ForwardGraph; raises CaptureError if impossible."""
     recorder = Recorder(leaves_of(call.model), call.fixed_batch)
-    fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder)
+    fed_args, fed_kwargs = feed((call.args, call.kwargs), recorder, call.batch_dim)
     inputs = [i for i, v in enumerate(recorder.values) if v.role == "input"]
     with (
         isolated(call.model, call.training) as model,
@@ -551,9 +552,9 @@ def trace(call: ForwardCall) -> ForwardGraph:
     return graph
 
 
-def feed(tree: Any, recorder: Recorder) -> Any:
+def feed(tree: Any, recorder: Recorder, batch_dim: int = 0) -> Any:
     """Replace every tensor of an example by an input of the graph under construction."""
-    batch = batch_of(tree)
+    batch = batch_of(tree, batch_dim)
     recorder.example.batch = batch or 1
     count = 0
 
@@ -561,9 +562,7 @@ def feed(tree: Any, recorder: Recorder) -> Any:
         nonlocal count
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        sizes = tuple(leaf.shape)
-        if sizes and sizes[0] == batch:
-            sizes = (recorder.batch, *sizes[1:])
+        sizes = with_batch(tuple(leaf.shape), batch, recorder.batch, batch_dim) or tuple(leaf.shape)
         count += 1
         fed = recorder.feed("x" if count == 1 else f"x{count}", sizes, leaf.dtype)
         if not leaf.dtype.is_floating_point:
@@ -586,10 +585,23 @@ def loss_index(recorder: Recorder, value: Any) -> int:
     return recorder.index_of(value)
 
 
-def batch_of(tree: Any) -> int | None:
-    """Return the batch size of an example: dimension 0 of its first tensor, None if there is none."""
-    first = next((t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor) and t.dim()), None)
-    return None if first is None else int(first.shape[0])
+def batch_of(tree: Any, batch_dim: int = 0) -> int | None:
+    """Return the batch size of an example: a dimension of its first tensor that has it, None if none has."""
+    tensors = [t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor) and t.dim() > batch_dim]
+    return int(tensors[0].shape[batch_dim]) if tensors else None
+
+
+def with_batch(
+    sizes: tuple[int, ...], old: int | None, new: int, batch_dim: int = 0
+) -> tuple[int, ...] | None:
+    """Return the shape of an example's tensor at another batch size, None if it does not follow the batch.
+
+    A tensor of fewer dimensions than the batch's, such as lengths, has the batch first.
+    """
+    place = batch_dim if len(sizes) > batch_dim else 0
+    if not sizes or sizes[place] != old:
+        return None
+    return (*sizes[:place], new, *sizes[place + 1 :])
 
 
 def output_names(outputs: Any, kind: type) -> list[str]:

@@ -11,6 +11,14 @@ from torchedge.prediction.memory.workspaces import WorkspaceModel
 
 OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
 AMP_DTYPES = ("bfloat16", "float16")
+_AMP_WORDS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+
+
+def amp_named(word: object) -> Any:  # noqa: ANN401 - an unknown word is returned for the check of settings
+    """Return the name of `AMP_DTYPES` that a word ("bf16") or a torch.dtype means, any other as it is."""
+    text = str(word).removeprefix("torch.") if word is not None else None
+    name = None if text is None else _AMP_WORDS.get(text, text)
+    return name if name in AMP_DTYPES else word
 
 
 @dataclass(frozen=True, slots=True)

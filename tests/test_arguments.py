@@ -1,0 +1,130 @@
+"""Arguments that people pass: devices and dtypes of torch, examples of either layout, bare limits."""
+
+import pytest
+import torch
+from torch import nn
+
+import torchedge
+from torchedge.errors import DeviceError, InputError
+
+NET = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+DEVICE = "jetson-tx2"
+
+
+class Tagger(nn.Module):
+    def __init__(self, batch_first=False, kind=nn.LSTM):
+        super().__init__()
+        self.embedding = nn.Embedding(100, 32)
+        self.recurrent = kind(32, 64, batch_first=batch_first)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, tokens):
+        return self.head(self.recurrent(self.embedding(tokens))[0])
+
+
+TIME_FIRST = torch.zeros(50, 4, dtype=torch.long)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_the_batch_of_a_recurrent_network_is_where_its_layer_takes_it(kind):
+    first = torchedge.capture(Tagger(True, kind), TIME_FIRST.T.contiguous())
+    time = torchedge.capture(Tagger(False, kind), TIME_FIRST)
+    predictor = torchedge.Predictor("nvidia-a100")
+    for batch in (4, 32):
+        one, other = (predictor.predict(graph, batch) for graph in (first, time))
+        assert other.allocated.value == pytest.approx(one.allocated.value, rel=0.02)
+    assert any("dimension 1 of the example is taken as the batch" in note for note in time.notes)
+    assert not any("dimension 1" in note for note in first.notes)
+
+
+def test_the_batch_dimension_can_be_named():
+    named = torchedge.predict(Tagger(), 8, "nvidia-a100", example=TIME_FIRST, batch_dim=1)
+    inferred = torchedge.predict(Tagger(), 8, "nvidia-a100", example=TIME_FIRST)
+    forced = torchedge.predict(Tagger(), 8, "nvidia-a100", example=TIME_FIRST, batch_dim=0)
+    assert named.allocated == inferred.allocated and not any("dimension 1" in n for n in named.notes)
+    assert forced.allocated.value < named.allocated.value
+    exported = torchedge.capture(Tagger(), TIME_FIRST, batch_dim=1, method="export")
+    alike = torchedge.predict(exported, 8, "nvidia-a100")
+    assert alike.allocated.value == pytest.approx(named.allocated.value, rel=0.1)
+    with pytest.raises(InputError, match="batch_dim is -1"):
+        torchedge.capture(Tagger(), TIME_FIRST, batch_dim=-1)
+
+
+def test_a_layout_that_is_not_known_is_noted():
+    guessed = torchedge.predict(Tagger(), 8, "nvidia-a100", input_size=(50,))
+    assert any("batch_dim=1" in note for note in guessed.notes)
+
+
+def test_an_example_of_another_batch_size_is_noted():
+    example = torch.zeros(8, 3, 8, 8)
+    note = "the example is 8 samples; the figures are for batch size 1"
+    assert note in torchedge.predict(NET, device=DEVICE, example=example).notes
+    assert note not in torchedge.predict(NET, 8, DEVICE, example=example).notes
+    assert not any("samples" in n for n in torchedge.predict(NET, 4, DEVICE, example=example[:1]).notes)
+
+
+@pytest.mark.parametrize("device", [torch.device("cuda"), "cuda:0", torch.device("mps")])
+def test_a_device_of_torch_that_is_not_here_is_one_line(monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="PyTorch sees no CUDA device here; name the device"):
+        torchedge.predict(NET, device=device, input_size=(3, 8, 8))
+
+
+def test_a_device_of_torch_is_its_profile(monkeypatch):
+    class Properties:
+        total_memory = 40 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    names = ["NVIDIA A100-SXM4-40GB", "NVIDIA Unheard Of"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda d: names[d if type(d) is int else d.index])
+    monkeypatch.setattr("torchedge.api.board_name", lambda: None)
+    assert torchedge.Predictor(torch.device("cuda")).device.name == "nvidia-a100"
+    assert torchedge.Predictor("cuda:0").device.name == "nvidia-a100"
+    assert torchedge.Predictor(torch.device("cpu")).device.name == "local-cpu"
+    with pytest.raises(DeviceError, match="NVIDIA Unheard Of has no profile; name a similar device"):
+        torchedge.Predictor("cuda:1")
+    with pytest.raises(InputError, match="device is a int; expected a name"):
+        torchedge.predict(NET, device=3)
+
+
+@pytest.mark.parametrize("word", ["bf16", "bfloat16", torch.bfloat16])
+def test_autocast_is_named_as_people_do(word):
+    named = torchedge.predict(NET, 4, DEVICE, input_size=(3, 8, 8), amp="bfloat16")
+    assert torchedge.predict(NET, 4, DEVICE, input_size=(3, 8, 8), amp=word).latency == named.latency
+    with pytest.raises(InputError, match="amp is 'bf61'; expected one of bfloat16, float16"):
+        torchedge.predict(NET, 4, DEVICE, input_size=(3, 8, 8), amp="bf61")
+
+
+def test_capture_takes_the_names_that_predict_takes(tmp_path):
+    (tmp_path / "nets.py").write_text("from torch import nn\ndef small():\n    return nn.Linear(3, 2)\n")
+    assert torchedge.capture(f"{tmp_path}/nets.py:small", input_size=(3,)).name == "nets:small"
+    with pytest.raises(InputError, match="no_such_net"):
+        torchedge.capture("no_such_net")
+
+
+def test_a_limit_of_some_bytes_is_refused(tmp_path):
+    example = torch.zeros(1, 3, 8, 8)
+    message = 'memory_limit is 300, which means 300 bytes; write "300MiB" for MiB'
+    with pytest.raises(InputError, match=message):
+        torchedge.plan(NET, example, device="local-cpu", memory_limit=300)
+    with pytest.raises(InputError, match=message):
+        torchedge.export(NET, example, out=tmp_path / "b", device="local-cpu", memory_limit=300)
+
+
+def test_many_predictions_take_what_one_takes():
+    predictor, example = torchedge.Predictor(DEVICE), torch.zeros(2, 3, 8, 8)
+
+    def loss(outputs):
+        return outputs.square().sum()
+
+    settings = {"example": example, "loss": loss, "accumulation": 4, "amp": "bf16"}
+    many = predictor.predict_many([NET], [2, 8], **settings)
+    for column, batch in enumerate((2, 8)):
+        one = predictor.predict(NET, batch, **settings)
+        assert many.needed[0, column] == pytest.approx(one.needed.value)
+        assert many.latency[0, column] == pytest.approx(one.latency.value)
+    assert set(many.notes[0]) <= {*predictor.predict(NET, 2, **settings).notes}
+    assert many.notes[0] and many.unsupported == ((),)
+    with pytest.raises(InputError, match="loss is None in train mode"):
+        predictor.predict_many([NET], 2, example=example, loss=None)
