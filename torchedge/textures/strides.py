@@ -17,6 +17,9 @@ Places = npt.NDArray[np.int64]
 RECENT = 16
 """A stride back into a block of one of so many accesses before stays within what every cache holds."""
 
+_WEIGHTS = np.random.default_rng(0).integers(1, 1 << 62, 1 << 12)
+"""Of the places of a sequence in its hash."""
+
 
 def cross_block_strides(x: npt.ArrayLike, y: npt.ArrayLike) -> FloatArray:
     """Return the histograms of cross-block strides of sequences of accesses.
@@ -29,6 +32,8 @@ def cross_block_strides(x: npt.ArrayLike, y: npt.ArrayLike) -> FloatArray:
     again and again, and the cost when work-items contend is the matter of the reuse distance (eq. 2).
     """
     x, y = np.broadcast_arrays(np.asarray(x, np.int64), np.asarray(y, np.int64))
+    shape, (first, place) = x.shape[:-1], _alike(x, y)
+    x, y = (axis.reshape(-1, axis.shape[-1])[first] for axis in (x, y))
     width, height = (np.reshape(sides, (-1, *[1] * x.ndim)) for sides in zip(*BLOCK_SHAPES, strict=True))
     row = y // height  # (block shapes, ..., R)
     block = (row << 32) + x // width
@@ -38,7 +43,7 @@ def cross_block_strides(x: npt.ArrayLike, y: npt.ArrayLike) -> FloatArray:
     down = np.zeros(block.shape, bool)
     down[..., 1:] = row[..., 1:] != row[..., :-1]
     along = np.concatenate([(new & ~down).mean(-1), (new & down).mean(-1)])
-    return np.moveaxis(along, 0, -1)
+    return np.asarray(along.T[place].reshape(*shape, -1))
 
 
 def lines_of(x: npt.ArrayLike, y: npt.ArrayLike, line_texels: int) -> Places:
@@ -55,6 +60,8 @@ def reuse_distances(lines: Places) -> FloatArray:
     line is used twice (column: other work-items use the rest of the line at once).
     """
     lines = np.asarray(lines)
+    shape, (first, place) = lines.shape[:-1], _alike(lines)
+    lines = lines.reshape(-1, lines.shape[-1])[first]
     steps = np.arange(lines.shape[-1])
     earlier = (lines[..., :, None] == lines[..., None, :]) & (steps[None, :] < steps[:, None])
     last = np.where(earlier, steps, -1).max(-1)  # (..., R): the previous access to the same line
@@ -62,7 +69,17 @@ def reuse_distances(lines: Places) -> FloatArray:
     first_since = last[..., None, :] <= last[..., :, None]
     distance = 1.0 + (between & first_since).sum(-1)
     again = last >= 0
-    return np.asarray(np.where(again, distance, 0.0).sum(-1) / np.maximum(again.sum(-1), 1))
+    mean = np.where(again, distance, 0.0).sum(-1) / np.maximum(again.sum(-1), 1)
+    return np.asarray(mean[place].reshape(shape))
+
+
+def _alike(*columns: Places) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return the first of each kind of sequences, (..., R) in each column, and the kind of each sequence."""
+    rows = np.concatenate([column.reshape(-1, column.shape[-1]) for column in columns], axis=1)
+    # A hash; collisions of 64 bits do not matter for a cost.
+    keys = (rows * np.resize(_WEIGHTS, rows.shape[1])).sum(axis=1)
+    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+    return first, place.reshape(-1)
 
 
 def distinct_lines(lines: Places) -> FloatArray:
