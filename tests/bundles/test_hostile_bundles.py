@@ -365,3 +365,15 @@ def test_any_mangled_manifest_is_read_or_refused(places, number, junk, removed):
         MANIFESTS.parse("x", document)
     except InputError as error:
         assert "\n" not in str(error)
+
+
+def test_texts_of_kernels_have_a_limit_together(copied):
+    from torchedge.bundles.manifests import MANIFEST, MANIFESTS, digest_of
+    from torchedge.storage.documents import read_json
+
+    manifest = read_json(copied / MANIFEST)
+    name = next(name for name in manifest["files"] if name.startswith("kernels/"))
+    manifest["files"] |= {f"kernels/k{n}.cl": {**manifest["files"][name], "bytes": 2**20} for n in range(65)}
+    manifest["sha256"] = digest_of(manifest)
+    with pytest.raises(InputError, match=r"the kernels' texts have \d+ bytes; expected at most 67108864"):
+        MANIFESTS.parse("manifest.json", manifest)

@@ -15,6 +15,7 @@ from torchedge.errors import InputError
 from torchedge.graphs import ITEM_SIZES
 from torchedge.graphs.graph import Mode
 from torchedge.lowering.arenas import total_bytes
+from torchedge.lowering.program_files import MAX_FILE_BYTES
 from torchedge.lowering.programs import MAX_ITEMS, DType, Program, Shape
 from torchedge.lowering.targets import DeviceClass
 from torchedge.storage import resolve_inside
@@ -187,6 +188,9 @@ def _check_manifest(manifest: Manifest) -> None:
     for name in (SOURCE, PROGRAM, WEIGHTS, *([ACCUMULATING] if manifest.accumulation > 1 else [])):
         if name not in manifest.files:
             raise InputError(f"files has no {name!r}; expected it")
+    texts = sum(file.nbytes for name, file in manifest.files.items() if name.startswith("kernels/"))
+    if texts > MAX_FILE_BYTES:
+        raise InputError(f"the kernels' texts have {texts} bytes; expected at most {MAX_FILE_BYTES} together")
 
 
 MANIFESTS = Codec(

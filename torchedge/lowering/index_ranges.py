@@ -48,7 +48,7 @@ def _indexed(op: Op, values: tuple[Value, ...]) -> Iterator[tuple[int, IndexRang
     """Yield the inputs of an operator that are indices, by position, with their ranges."""
     if not op.inputs or op.inputs[0] is None:
         return
-    shape = values[op.inputs[0]].shape
+    shape = [size for size in values[op.inputs[0]].shape if isinstance(size, int)]  # of a step: all
     if op.kind == "embedding":
         yield from _range_of(op, "indices", IndexRange(0, shape[0]))
     elif op.kind in _LOSSES:
