@@ -124,3 +124,16 @@ def test_candidates_that_cannot_be_are_named(encoding, error, message):
     with pytest.raises(error, match=message):
         Broken().graph(encoding)
     assert Broken().graph({"inputs": 3, "fails": False}).name == "space"
+
+
+def test_a_second_search_on_one_journal_is_refused(space, tmp_path):
+    pytest.importorskip("fcntl")
+    journal, refused = tmp_path / "search.jsonl", []
+
+    def second(progress):
+        with pytest.raises(InputError, match="another torchedge is writing"):
+            run(space, journal=journal)
+        refused.append(progress)
+
+    first = run(space, journal=journal, progress=second)
+    assert refused and run(space, journal=journal).best.encoding == first.best.encoding

@@ -223,9 +223,11 @@ class Recording(nn.Module):
 
 def switches():
     cuda = torch.backends.cuda
+    with ThreadPoolExecutor(1) as other:
+        compiling = other.submit(lambda: (torch.compiler.is_compiling(), torch.compiler.is_exporting()))
     kernels = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
     fast = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
-    return (*kernels, *fast, gc.isenabled(), torch.get_default_dtype())
+    return (*kernels, *fast, *compiling.result(), gc.isenabled(), torch.get_default_dtype())
 
 
 @pytest.mark.parametrize("loss", [None, lambda output: output.sum()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -125,16 +126,24 @@ def _scopes(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Set the flags that torch.export sets: libraries then skip checks that read values."""
-    flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
+    """Let this thread see that PyTorch compiles and exports: libraries then skip checks that read values.
+
+    PyTorch's flags are those of the whole process: under them, captures of other threads differ.
+    """
+    names = ("is_compiling", "is_exporting")
+    before = {name: getattr(torch.compiler, name) for name in names if hasattr(torch.compiler, name)}
+    thread = get_ident()
+
+    def seen(function: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: get_ident() == thread or function()
+
     try:
-        for flag in before:
-            setattr(torch.compiler, flag, True)
+        for name, function in before.items():
+            setattr(torch.compiler, name, seen(function))
         yield
     finally:
-        for flag, value in before.items():
-            setattr(torch.compiler, flag, value)
+        for name, function in before.items():
+            setattr(torch.compiler, name, function)
 
 
 def plain_kernels() -> TorchFunctionMode:
