@@ -66,6 +66,7 @@ def test_the_same_data_gives_the_same_bytes(made, small_dataset, tmp_path):
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
 
+@pytest.mark.slow
 def test_force_replaces_the_profile_and_keeps_what_else_is_there(
     made, small_dataset, tmp_path, monkeypatch, capsys
 ):

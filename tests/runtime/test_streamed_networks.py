@@ -89,6 +89,7 @@ def test_streaming_gives_the_same_bits(name, target, plan):
         assert ("image" in storages) == (target == "mobile")
 
 
+@pytest.mark.slow
 def test_streaming_takes_less_memory_than_preloading():
     program, *_ = lowered("gpt", "cpu")
     instance = instance_of(program, 4096)
