@@ -192,7 +192,7 @@ optimizer = click.option(
 )
 
 
-class _Autocast(click.Choice):
+class _Autocast(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2 only
     """A dtype of autocast; "bf16" and "fp16" are understood too."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
