@@ -337,7 +337,9 @@ def score(
     `layouts`. ablations: predict those, too. beam: combine with all layouts only those schedules that are
     among so many best ones where all tensors have the same number of their options; 0: all.
     """
-    sets = [(candidates, {}) for candidates in candidates_of(nest.extents, target)]
+    sets: list[tuple[Candidates, dict[Any, Any]]] = [
+        (candidates, {}) for candidates in candidates_of(nest.extents, target)
+    ]
     choices = [dict(zip(options or {}, chosen, strict=True)) for chosen in product(*(options or {}).values())]
     if beam and len(choices) > 1:
         lengths = [len(layouts_of) for layouts_of in (options or {}).values()]

@@ -131,7 +131,7 @@ def access_works(
     works = []
     for number, (layout, split) in enumerate(zip(layouts, splits, strict=True)):
         image = layout.storage != "buffer"
-        nbytes = LANES * itemsize
+        nbytes: Any = LANES * itemsize
         if not image:
             moved = _moved(access, neighbours, layout, width)
             nbytes = np.where(split > 1, 1, moved) * itemsize

@@ -121,18 +121,18 @@ class _Replay(TorchDispatchMode):
         self.events = self.events[started:]
         self.returned = len(self.events)
         differentiable = [t for t in outputs if t.requires_grad]
-        return (
-            _Outputs.apply(self, [t.requires_grad for t in outputs], *differentiable)
-            if differentiable
-            else None
-        )
+        if not differentiable:
+            return None
+        taking: Any = _Outputs.apply
+        return taking(self, [t.requires_grad for t in outputs], *differentiable)
 
     def _fresh(self, item: Any, anchor: torch.Tensor) -> Any:
         """Return an argument with new meta tensors in place of its tensors."""
         if isinstance(item, torch.Tensor):
             place = len(self.inputs)
             needs = self.needs[place]
-            tensor = _Input.apply(anchor, self, place, item) if needs else _empty_like(item)
+            giving: Any = _Input.apply
+            tensor = giving(anchor, self, place, item) if needs else _empty_like(item)
             self.inputs.append((self.follow(tensor), item.numel(), item.dtype))
             return tensor
         if type(item) in (tuple, list):

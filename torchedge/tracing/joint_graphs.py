@@ -202,15 +202,9 @@ def _lstm(
 ) -> Any:
     """Compute torch.lstm of a batch by the operators of its steps, without oneDNN's fused layer."""
     weights = rules.gather_params(weights, has_biases, states[0].size(2) != states[1].size(2))
-    output, last = rules._rnn_helper(
-        source,
-        list(zip(*states, strict=True)),
-        weights,
-        has_biases,
-        num_layers,
-        *options,
-        rules.one_layer_lstm,
-    )
+    layered: Any = rules._rnn_helper
+    pairs = list(zip(*states, strict=True))
+    output, last = layered(source, pairs, weights, has_biases, num_layers, *options, rules.one_layer_lstm)
     return output, *[torch.stack(parts, 0) for parts in zip(*last, strict=True)]
 
 
