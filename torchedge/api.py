@@ -137,6 +137,7 @@ class Predictor:
         request = CaptureRequest(model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim)
         if seq_len is not None:
             family = model if isinstance(model, LengthFamily) else LengthFamily(request)
+            request = replace(family.request, batch_size=batch_size)
             prediction = predict_graph(family.graph(seq_len), batch_size, self.device, settings, family)
         else:
             prediction = use_graph(request, lambda g: predict_graph(g, batch_size, self.device, settings))
