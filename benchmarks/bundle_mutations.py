@@ -145,8 +145,10 @@ def make_mutant(bundles: list[Path], seed: int, folder: Path) -> None:
         else:
             change_document(documents[draw.choice([name for name in DOCUMENTS if name in documents])], draw)
     for name, document in documents.items():
-        for kernel in document.get("kernels", ()) if "kernels" in document else ():
-            path = folder / f"kernels/{kernel.get('name')}.cl" if isinstance(kernel, dict) else folder
+        kernels = document.get("kernels")
+        for kernel in kernels if isinstance(kernels, list) else ():
+            named = str(kernel.get("name"))[:100] if isinstance(kernel, dict) else ""
+            path = folder / f"kernels/{named}.cl"
             if path.is_file():
                 kernel["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
         if name != "manifest.json":
@@ -154,7 +156,7 @@ def make_mutant(bundles: list[Path], seed: int, folder: Path) -> None:
     manifest = documents["manifest.json"]
     files = manifest.get("files")
     for name, file in files.items() if isinstance(files, dict) else ():
-        if (folder / name).is_file() and isinstance(file, dict):
+        if isinstance(file, dict) and (folder / name[:200]).is_file():
             content = (folder / name).read_bytes()
             file.update(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
     (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": digest_of(manifest)}))
