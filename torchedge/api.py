@@ -491,5 +491,10 @@ def _settings(optimizer: Any, amp: str | None, accumulation: int) -> StepSetting
     decay = float(first.get("weight_decay") or 0.0)
     foreach = first.get("foreach") is not False
     return StepSettings(
-        optimizer=names[kind], weight_decay=decay, foreach=foreach, amp=amp, accumulation=accumulation
+        optimizer=names[kind],
+        weight_decay=decay,
+        foreach=foreach,
+        amp=amp,
+        accumulation=accumulation,
+        amsgrad=any(group.get("amsgrad") for group in groups),
     )

@@ -40,7 +40,7 @@ def footprint_of(
     if key in _cache:
         return _cache[key]
     try:
-        result = _Replay(needs).run(func, args, kwargs).footprint(decoded)
+        result = _FootprintRun(needs).run(func, args, kwargs).footprint(decoded)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, CaptureError):
         result = None
     if len(_cache) >= _CACHED:
@@ -61,7 +61,7 @@ def _key(item: Any) -> Any:
     return type(item).__name__, item if isinstance(item, (int, float, str, bool)) else str(item)
 
 
-class _Replay(TorchDispatchMode):
+class _FootprintRun(TorchDispatchMode):
     """Runs one call forward and backward; numbers its storages and writes down their lives."""
 
     def __init__(self, needs: Sequence[bool]) -> None:
@@ -99,7 +99,7 @@ class _Replay(TorchDispatchMode):
         self.events.append((FootprintEvent.DROP, self.alive.pop(key), 0, 0))
         del self._watched[key]
 
-    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _Replay:
+    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _FootprintRun:
         """Run the call and, where it is differentiable, its backward call."""
         anchor = torch.zeros((), device="meta", requires_grad=True)
         with without_modes(), torch.enable_grad(), _own_hooks(), self:
@@ -121,18 +121,14 @@ class _Replay(TorchDispatchMode):
         self.events = self.events[started:]
         self.returned = len(self.events)
         differentiable = [t for t in outputs if t.requires_grad]
-        if not differentiable:
-            return None
-        taking: Any = _Outputs.apply
-        return taking(self, [t.requires_grad for t in outputs], *differentiable)
+        return _outputs(self, [t.requires_grad for t in outputs], *differentiable) if differentiable else None
 
     def _fresh(self, item: Any, anchor: torch.Tensor) -> Any:
         """Return an argument with new meta tensors in place of its tensors."""
         if isinstance(item, torch.Tensor):
             place = len(self.inputs)
             needs = self.needs[place]
-            giving: Any = _Input.apply
-            tensor = giving(anchor, self, place, item) if needs else _empty_like(item)
+            tensor = _input(anchor, self, place, item) if needs else _empty_like(item)
             self.inputs.append((self.follow(tensor), item.numel(), item.dtype))
             return tensor
         if type(item) in (tuple, list):
@@ -190,7 +186,7 @@ class _Input(torch.autograd.Function):
     """A tensor that the call reads; its backward call gets the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, replay: _Replay, place: int, like: torch.Tensor) -> Any:
+    def forward(ctx: Any, anchor: torch.Tensor, replay: _FootprintRun, place: int, like: torch.Tensor) -> Any:
         ctx.replay, ctx.place = replay, place
         return _empty_like(like)
 
@@ -209,7 +205,7 @@ class _Outputs(torch.autograd.Function):
     """The step behind a call: its backward call allocates the gradients that arrive."""
 
     @staticmethod
-    def forward(ctx: Any, replay: _Replay, differentiable: list[bool], *outputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, replay: _FootprintRun, differentiable: list[bool], *outputs: torch.Tensor) -> Any:
         ctx.replay, ctx.differentiable = replay, differentiable
         ctx.like = [(tuple(t.shape), t.dtype) for t in outputs]
         return torch.empty((), device="meta")
@@ -220,6 +216,10 @@ class _Outputs(torch.autograd.Function):
         numbers = iter([ctx.replay.follow(t) for t in fresh])
         ctx.replay.gradients += [next(numbers) if d else -1 for d in ctx.differentiable]
         return None, None, *fresh
+
+
+_input: Callable[..., torch.Tensor] = _Input.apply
+_outputs: Callable[..., torch.Tensor] = _Outputs.apply
 
 
 @contextmanager

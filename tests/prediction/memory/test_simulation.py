@@ -8,6 +8,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import nn
 
+import torchedge
 from torchedge.errors import InputError
 from torchedge.prediction.memory.caching_allocator import replay
 from torchedge.prediction.memory.settings import StepSettings
@@ -138,3 +139,15 @@ def test_unknown_operators_are_named():
 
     graph = capture(Odd(), input_size=(3, 8, 8), mode="infer")
     assert simulate(graph, 2).unsupported == graph.unsupported
+
+
+def test_amsgrad_keeps_three_states():
+    model = torch.nn.Linear(512, 512)
+    plain, largest = (
+        torchedge.simulate(
+            model, 1, input_size=(512,), optimizer=torch.optim.Adam(model.parameters(), amsgrad=flag)
+        )
+        for flag in (False, True)
+    )
+    states = (512 * 512 + 512) * 4 / 2**20
+    assert largest.allocated_mib - plain.allocated_mib == pytest.approx(states, rel=0.01)

@@ -27,6 +27,7 @@ class StepSettings:
 
     optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw"; weight_decay:
     as a number.
+    amsgrad: Adam or AdamW also keep the largest second moments.
     foreach: the optimizer's multi-tensor implementation, PyTorch's default on CUDA: faster, with temporaries
     as large as the parameters; False is the for-loop of CPU and of old releases.
     amp: autocast dtype, or None. accumulation: micro-batches a gradient is accumulated over before the
@@ -59,6 +60,7 @@ class StepSettings:
     winograd_tile: int = 0
     blas_workspace_mib: float = 0.0
     workspaces: WorkspaceModel | None = None
+    amsgrad: bool = False
 
     def __post_init__(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)

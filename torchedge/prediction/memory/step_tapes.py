@@ -145,8 +145,13 @@ class StepWriter:
         for index in trainable:
             self._state[index] = [
                 tape.keep(self._sizes[index], STATE, f"{values[index].name}.{state}")
-                for state in _STATES[settings.optimizer]
+                for state in self._state_names
             ]
+
+    @property
+    def _state_names(self) -> tuple[str, ...]:
+        names = _STATES[self.settings.optimizer]
+        return (*names, "max_exp_avg_sq") if self.settings.amsgrad and names else names
 
     def remaining(self) -> list[int]:
         """Return the storages that are alive for the next step, in the order in which it lists them."""
@@ -619,8 +624,9 @@ class StepWriter:
         """Allocate the state that parameters do not have yet."""
         for index in parameters:
             if index not in self._state:
-                names = _STATES[self.settings.optimizer]
-                self._state[index] = [self.tape.new(self._sizes[index], STATE, name) for name in names]
+                self._state[index] = [
+                    self.tape.new(self._sizes[index], STATE, name) for name in self._state_names
+                ]
 
     def _start_momentum(self, parameters: list[int]) -> None:
         if self.settings.optimizer == "sgd-momentum":
