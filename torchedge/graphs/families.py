@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torchedge.errors import InputError
+from torchedge.graphs.footprints import Footprint
 from torchedge.graphs.graph import ForwardGraph
 from torchedge.graphs.sizes import substituted, symbols_in
 
@@ -38,7 +39,10 @@ class GraphFamily:
             concrete[index] = replace(concrete[index], shape=substituted(shape, known))
         ops = list(self.template.ops)
         for position in self._sized_ops:
-            ops[position] = replace(ops[position], attrs=substituted(ops[position].attrs, known))
+            op = ops[position]
+            ops[position] = replace(
+                op, attrs=substituted(op.attrs, known), footprint=_at(op.footprint, known)
+            )
         return replace(self.template, values=tuple(concrete), ops=tuple(ops), name=name or self.template.name)
 
     @cached_property
@@ -47,7 +51,20 @@ class GraphFamily:
 
     @cached_property
     def _sized_ops(self) -> tuple[int, ...]:
-        return tuple(k for k, op in enumerate(self.template.ops) if symbols_in(op.attrs.values()))
+        return tuple(
+            k
+            for k, op in enumerate(self.template.ops)
+            if symbols_in(op.attrs.values())
+            or (op.footprint is not None and any(symbols_in(size.elements) for size in op.footprint.sizes))
+        )
+
+
+def _at(footprint: Footprint | None, known: Mapping[str, int]) -> Footprint | None:
+    """Return a footprint with the symbols' numbers in its sizes."""
+    if footprint is None:
+        return None
+    sizes = [replace(size, elements=substituted(size.elements, known)) for size in footprint.sizes]
+    return replace(footprint, sizes=tuple(sizes))
 
 
 def with_shapes(graph: ForwardGraph, shapes: Mapping[int, tuple[object, ...]]) -> ForwardGraph:

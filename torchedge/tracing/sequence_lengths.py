@@ -1,14 +1,15 @@
 """Sequence length as a second free size, beside the batch size: one family of graphs for every length.
 
-A model is captured at three lengths. Every size and every number among the operators' attributes is read as a
-straight line through the first two, which has to meet the third: whatever does not follow the length so (a
-window to which sequences are padded, a branch on the length) is refused, never guessed.
+A model is captured at four lengths. Every size and every number among the operators' attributes is read as a
+polynomial of degree two through the first three, which has to meet the fourth: whatever does not follow the
+length so (a window to which sequences are padded, a branch on the length) is refused, never guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -23,14 +24,18 @@ from torchedge.tracing.capturing import CaptureRequest, Loss, capture_request
 MOST_POSITIONS = 1 << 20
 """The longest sequence of a model whose configuration has no limit."""
 _LENGTH = "sequence length"
-_STEPS = (0, 1, 3)
-"""Distances of the captured lengths from the first one, in thirds of the example's length."""
+_STEPS = (0, 1, 3, 4)
+"""Distances of the captured lengths from the first one, in sixths of the example's length."""
 _LEAST = 4
+_SAME = frozenset(
+    ("inputs", "outputs", "loss", "releases", "alias", "region", "tensors", "gradients", "forward", "saved")
+)
+"""Fields that hold no sizes: they are the same at every length."""
 
 
 @dataclass(frozen=True)
 class LengthFamily:
-    """The graphs of a model at every sequence length; captured at three of them on first use.
+    """The graphs of a model at every sequence length; captured at four of them on first use.
 
     request: with an example, whose length is `length`: that of the dimensions which change together.
     """
@@ -75,9 +80,11 @@ class LengthFamily:
 
     @cached_property
     def _family(self) -> GraphFamily:
-        unit = max(_LEAST, self.length // 4)
-        lengths = [self.length - unit * step for step in reversed(_STEPS)] if self.length > 3 * unit else []
-        lengths = lengths or [self.length + unit * step for step in _STEPS]
+        unit, last = max(_LEAST, self.length // 6), _STEPS[-1]
+        downwards = [self.length - unit * step for step in reversed(_STEPS)]
+        lengths = (
+            downwards if self.length > last * unit + 1 else [self.length + unit * step for step in _STEPS]
+        )
         graphs = [self._own if n == self.length else capture_request(self._at(n)) for n in lengths]
         return GraphFamily(_through(graphs, lengths), (_LENGTH,))
 
@@ -147,16 +154,23 @@ def _through(graphs: list[ForwardGraph], lengths: list[int]) -> ForwardGraph:
                 f"{first.name} has {len(first.ops)} operators at length {lengths[0]} and {len(graph.ops)} at "
                 "another: its graph depends on the sequence length; capture it at each length"
             )
-    merged = {
-        item.name: _line([getattr(graph, item.name) for graph in graphs], lengths)
-        for item in fields(ForwardGraph)
-        if item.name not in ("name", "captured_by", "notes")
-    }
-    return replace(first, **merged)
+    own = {"name", "captured_by", "notes"}
+    return replace(first, **_fields(graphs, [f.name for f in fields(first) if f.name not in own], lengths))
+
+
+def _fields(items: list[Any], names: Iterable[str], lengths: list[int]) -> dict[str, Any]:
+    """Return the fields of dataclasses, followed along the lengths."""
+    followed = {}
+    for name in names:
+        parts = [getattr(item, name) for item in items]
+        if name in _SAME and any(part != parts[0] for part in parts):
+            raise _bent(parts)
+        followed[name] = _line(parts, lengths)
+    return followed
 
 
 def _line(items: list[Any], lengths: list[int]) -> Any:
-    """Return plain data whose numbers follow the length in straight lines."""
+    """Return plain data whose numbers follow the length."""
     first = items[0]
     if all(item is first for item in items) or all(type(i) is type(first) and i == first for i in items):
         return first
@@ -171,12 +185,7 @@ def _line(items: list[Any], lengths: list[int]) -> Any:
     if isinstance(first, Mapping) and all(item.keys() == first.keys() for item in items):
         return {key: _line([item[key] for item in items], lengths) for key in first}
     if hasattr(first, "__dataclass_fields__"):
-        parts = {
-            item.name: _line([getattr(value, item.name) for value in items], lengths)
-            for item in fields(first)
-            if item.name != "scope"
-        }
-        return replace(first, **parts)
+        return replace(first, **_fields(items, [f.name for f in fields(first) if f.name != "scope"], lengths))
     raise _bent(items)
 
 
@@ -188,17 +197,21 @@ def _line_of_dims(items: list[Any], lengths: list[int]) -> Any:
 
 
 def _line_of_numbers(numbers: list[int], lengths: list[int]) -> Any:
-    (a, b, c), (x, y, z) = numbers, lengths
-    slope, remainder = divmod(b - a, y - x)
-    const = a - slope * x
-    if remainder or slope * z + const != c:
+    """Return the polynomial of degree two through three numbers; the fourth has to lie on it."""
+    (a, b, c, d), (x, y, z, w) = numbers, lengths
+    first, second = Fraction(b - a, y - x), Fraction(c - b, z - y)
+    bend = (second - first) / (z - x)
+    square, slope = bend, first - bend * (x + y)
+    const = a - slope * x - square * x * x
+    if any(part.denominator > 1 for part in (square, slope, const)) or const + (slope + square * w) * w != d:
         raise _bent(numbers)
-    return const + slope * Size.symbol(_LENGTH) if slope else const
+    length = Size.symbol(_LENGTH)
+    return int(const) + int(slope) * length + int(square) * (length * length)
 
 
 def _bent(items: list[Any]) -> CaptureError:
     shown = ", ".join(str(item)[:40] for item in items)
     return CaptureError(
-        f"{shown}: this does not follow the sequence length in a straight line (padding to a window, a "
+        f"{shown}: this follows the sequence length in no straight line or parabola (padding to a window, a "
         "branch on the length); capture the model at each length"
     )
