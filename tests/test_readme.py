@@ -1,5 +1,6 @@
 """README.md and pages of docs/: sessions and snippets, run again, print what they show; links exist.
 
+Blocks marked `py` are fragments of other people's scripts and do not run.
 Sessions are compared by meaning: words, and numbers within 2 %, whatever the layout. Paste new output with
 `TORCHEDGE_UPDATE_README=1 python -m pytest -n0 tests/test_readme.py`.
 """
