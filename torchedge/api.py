@@ -189,7 +189,7 @@ def advise(
 ) -> Advice:
     """Return the settings under which updates of `batch_size` samples fit a device, with memory and time.
 
-    Combined are gradient accumulation, bfloat16 autocast, optimizers with less state, activation
+    Combined are gradient accumulation, autocast, optimizers with less state, activation
     checkpointing (models of transformers) and training the last layer alone. limit_mib: by default the
     device's memory. The other arguments and the errors are those of `predict`.
     """

@@ -71,6 +71,16 @@ def test_settings_that_fit_are_not_dominated_and_the_model_is_left_alone():
     assert [(name, p.requires_grad, p.data_ptr()) for name, p in model.named_parameters()] == before
 
 
+def test_autocast_is_advised_where_the_device_has_units_for_it():
+    options = {"input_size": (3, 64, 64), "optimizer": "adamw"}
+    advised = {
+        name: {s.amp for s in torchedge.advise(network(), 64, device=name, **options).settings}
+        for name in ("jetson-tx2", "nvidia-h200", "nvidia-v100")
+    }
+    assert advised["jetson-tx2"] == {None}
+    assert advised["nvidia-h200"] <= {None, "bfloat16"} and advised["nvidia-v100"] <= {None, "float16"}
+
+
 def test_without_a_setting_that_fits_the_one_that_needs_least_is_returned():
     model, advice = advised(1.0)
     (setting,) = advice.settings

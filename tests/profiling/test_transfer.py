@@ -146,5 +146,7 @@ def test_thirty_points_of_a_board_reach_one_and_a_half_times_the_error_of_a_full
     def error(model):
         return float(np.abs(predict_latency(model, samples, test).value / samples.phi[test] - 1).mean())
 
-    adapted = adapt_models(base, samples, select_points(base, samples, pool, 30))
-    assert error(adapted.latency) < 1.5 * error(fit_latency(samples, pool, errors=False))
+    # One choice of points is off by 10 % either way: the mean of three.
+    adapted = [adapt_models(base, samples, select_points(base, samples, pool, 30, seed)) for seed in range(3)]
+    mean = np.mean([error(models.latency) for models in adapted])
+    assert mean < 1.5 * error(fit_latency(samples, pool, errors=False))

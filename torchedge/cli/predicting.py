@@ -268,7 +268,7 @@ def advise(
 ) -> int:
     """Find settings under which a training step fits a device.
 
-    Combined are gradient accumulation, bfloat16 autocast, optimizers with less state, activation
+    Combined are gradient accumulation, autocast, optimizers with less state, activation
     checkpointing and training the last layer alone; an update always takes --batch-size samples. Each comes
     with its memory and time. Nothing is run. The exit status is 3 if no setting fits.
     """

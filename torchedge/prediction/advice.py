@@ -114,9 +114,9 @@ def advise_settings(
 ) -> Advice:
     """Return the settings under which updates of `request.batch_size` samples fit within a limit.
 
-    Tried together: gradient accumulation, bfloat16 autocast, optimizers with less state, activation
-    checkpointing where the model has a switch for it, and training the last layer alone. limit_mib: by
-    default the device's memory. progress: called with each variant before it is captured.
+    Tried together: gradient accumulation, autocast where the device has matrix units for it, optimizers with
+    less state, activation checkpointing where the model has a switch for it, and training the last layer
+    alone. limit_mib: by default the device's memory. progress: called with each variant before its capture.
 
     Raises:
         InputError: the batch size is missing, or no limit is known. CaptureError: the model itself cannot be
@@ -128,7 +128,7 @@ def advise_settings(
     candidates: list[Setting] = []
     for variant, amp, optimizer in product(
         variants,
-        dict.fromkeys((settings.amp, "bfloat16")),
+        dict.fromkeys((settings.amp, *_autocasts(device))),
         (settings.optimizer, *_CHEAPER.get(settings.optimizer, ())),
     ):
         changed = replace(settings, amp=amp, optimizer=optimizer)
@@ -146,6 +146,12 @@ def advise_settings(
         tuple(sorted(chosen, key=lambda setting: (len(setting.changes), setting.update_ms))),
         tuple(dict.fromkeys([*notes, *variants[0].graph.notes])),
     )
+
+
+def _autocasts(device: Device) -> list[str]:
+    """Return the data type of autocast that a device has units for, bfloat16 first; none on most boards."""
+    figures = {"bfloat16": "peak_bf16_matrix_gflops", "float16": "peak_fp16_matrix_gflops"}
+    return [dtype for dtype, figure in figures.items() if figure in device.figures][:1]
 
 
 def _variants(request: CaptureRequest, progress: Callable[[str], object]) -> tuple[list[_Variant], list[str]]:
