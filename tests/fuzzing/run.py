@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import re
 import subprocess
@@ -99,8 +100,11 @@ def _mutated_model(data: bytes, rng: random.Random) -> bytes:
     raise ValueError("values that fit no field")
 
 
-def run(names: list[str], minutes: float) -> int:
-    """Fuzz formats one after another, each for its share of the time; print a table; return the defects."""
+def run(names: list[str], minutes: float, most: int | None) -> int:
+    """Fuzz formats one after another, each for its share of the time; print a table; return the defects.
+
+    most: inputs of a format, the same in every run.
+    """
     print(f"{'format':<10} {'inputs':>10} {'covered':>8}  result", flush=True)
     total = defects = 0
     for name in names:
@@ -110,7 +114,16 @@ def run(names: list[str], minutes: float) -> int:
         while left > 1 and len(results) < MOST_DEFECTS:
             begun = time.monotonic()
             command = [sys.executable, __file__, "--format", name, "--seconds", str(left)]
-            child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+            command += [] if most is None else [f"-runs={most}", "-seed=1"]
+            same = {} if most is None else {"PYTHONHASHSEED": "0"}
+            child = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                env={**os.environ, **same},
+            )
             inputs += max([0, *[int(number or units) for number, units in _COUNT.findall(child.stderr)]])
             covered = max([covered, *map(int, _COVERED.findall(child.stderr))])
             if child.returncode == 0:
@@ -139,6 +152,7 @@ def _defect(name: str, output: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--inputs", type=int, help="inputs of each format, the same in every run")
     parser.add_argument("--formats", nargs="*", choices=NAMES, default=list(NAMES))
     parser.add_argument("--format", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=60, help=argparse.SUPPRESS)
@@ -146,7 +160,7 @@ def main() -> None:
     if options.format:
         fuzz(options.format, options.seconds, more)
     else:
-        sys.exit(1 if run(options.formats, options.minutes) else 0)
+        sys.exit(1 if run(options.formats, options.minutes, options.inputs) else 0)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def test_a_limit_is_kept_by_the_run(mib):
 
 def test_the_limit_that_is_named_works():
     with pytest.raises(LimitError, match="The smallest memory limit that works is") as caught:
-        torchedge.plan(mlp(), memory_limit=KIB, **OPTIONS)
+        torchedge.plan(mlp(), memory_limit="1KiB", **OPTIONS)
     works = caught.value.works_bytes
     assert torchedge.plan(mlp(), memory_limit=works, **OPTIONS).timeline.allocated_bytes <= works
     with pytest.raises(LimitError):

@@ -184,7 +184,11 @@ def _layer(node: TopologyNode, label: str) -> nn.Module:
 
 def _names(item: Any) -> list[str]:  # noqa: ANN401
     if isinstance(item, Mapping):
-        return [item["node"]] if "node" in item else [n for v in item.values() for n in _names(v)]
+        if "node" not in item:
+            return [n for v in item.values() for n in _names(v)]
+        if not isinstance(item["node"], str):
+            raise ProfileError(f"a topology reads node {str(item['node'])[:80]}; expected a node's name")
+        return [item["node"]]
     return [n for v in item for n in _names(v)] if isinstance(item, list) else []
 
 
