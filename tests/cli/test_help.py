@@ -223,6 +223,6 @@ def test_a_terminal_sets_the_width(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     for columns, expected in ((40, 60), (100, 100), (300, 120)):
         monkeypatch.setattr(
-            console.shutil, "get_terminal_size", lambda _, c=columns: os.terminal_size((c, 24))
+            console.shutil, "get_terminal_size", lambda *_, c=columns, **__: os.terminal_size((c, 24))
         )
         assert console.width() == expected
