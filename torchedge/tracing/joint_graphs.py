@@ -183,6 +183,11 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Compute scaled_dot_product_attention by products, whatever fused kernels the device has."""
+    if (
+        attn_mask is not None and attn_mask.dtype is torch.bool
+    ):  # which the operator below would add as 0 and 1
+        shut = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = shut.masked_fill(attn_mask.logical_not(), float("-inf"))
     result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
