@@ -296,3 +296,15 @@ def test_names_and_scopes_tell_where_values_come_from():
     scopes = {op.scope for op in captured.step.ops if op.kind.startswith("convolution")}
     assert scopes == {"first", "second"}, "also of the backward"
     assert all(op.known and not op.inplace for op in captured.step.ops)
+
+
+def test_boolean_masks_of_attention_shut_positions_out():
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    x, mask = torch.randn(2, 3, 4, 8, dtype=torch.float64), torch.rand(2, 1, 4, 4) > 0.5
+    mask |= torch.eye(4, dtype=torch.bool)
+    captured = capture_step(Masked(), (x, mask), training=False, keep=KEEP)
+    (result,) = Interpreter(captured.tensors).run(captured.step, x, mask)
+    torch.testing.assert_close(result, Masked()(x, mask))
