@@ -21,20 +21,10 @@ class _GraphResults:
     tapes: dict[StepSettings, Tape] = field(default_factory=dict)
     works: dict[str | None, Workload] = field(default_factory=dict)
     traits: GraphTraits | None = None
+    dtype: str | None = None
 
 
 _results: WeakKeyDictionary[ForwardGraph, _GraphResults] = WeakKeyDictionary()
-
-
-def precision_of(graph: ForwardGraph, settings: StepSettings) -> str | None:
-    """Return the precision of a step's products: autocast's, else that of most parameters; None: float32."""
-    if settings.amp is not None:
-        return settings.amp
-    elements: dict[str, int] = {}
-    for value in graph.parameters:
-        elements[value.dtype] = elements.get(value.dtype, 0) + value.numel[0]
-    most = max(elements, key=lambda dtype: elements[dtype], default=None)
-    return most if most in AMP_DTYPES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +52,17 @@ class Analysis:
         if self._results.traits is None:
             self._results.traits = graph_traits(self.graph)
         return self._results.traits
+
+    def precision(self, settings: StepSettings) -> str | None:
+        """Return the precision of products: autocast's, else that of most parameters; None: float32."""
+        if settings.amp is not None:
+            return settings.amp
+        if self._results.dtype is None:
+            elements: dict[str, int] = {}
+            for value in self.graph.parameters:
+                elements[value.dtype] = elements.get(value.dtype, 0) + value.numel[0]
+            self._results.dtype = max(elements, key=lambda dtype: elements[dtype], default="float32")
+        return self._results.dtype if self._results.dtype in AMP_DTYPES else None
 
     def tape(self, settings: StepSettings) -> Tape:
         """Return the allocations of one step under these settings."""

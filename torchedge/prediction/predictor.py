@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torchedge.devices import Device, weakest
 from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
-from torchedge.prediction.analysis import Analysis, analyse, precision_of
+from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.latency.model import Times
@@ -48,9 +48,10 @@ def predict_graph(
         )
     graph.check_batch_sizes([int(checked)])
     settings = device_settings(device, settings)
-    models = _models(device, [graph], precision_of(graph, settings))
-    job = _Graphs([graph], [analyse(graph)], models, settings)
-    tape = job.analyses[0].tape(settings)
+    analysis = analyse(graph)
+    models = _models(device, [graph], analysis.precision(settings))
+    job = _Graphs([graph], [analysis], models, settings)
+    tape = analysis.tape(settings)
     row = np.zeros(1, dtype=np.intp)
     batch = checked.reshape(1).astype(np.float64)
     peaks = job.peaks(row, batch)
@@ -105,11 +106,12 @@ def predict_graphs(
     for graph in graphs:
         graph.check_batch_sizes(batches.tolist())
     settings = device_settings(device, settings)
-    precisions = [precision_of(graph, settings) for graph in graphs]
+    analyses = [analyse(graph) for graph in graphs]
+    precisions = [analysis.precision(settings) for analysis in analyses]
     if len(set(precisions)) > 1:
         return _joined([predict_graphs([graph], batches, device, settings) for graph in graphs])
     models = _models(device, graphs, precisions[0])
-    job = _Graphs(list(graphs), [analyse(g) for g in graphs], models, settings)
+    job = _Graphs(list(graphs), analyses, models, settings)
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
     peaks = job.peaks(which, batch)

@@ -42,14 +42,13 @@ def checked_model(model: object) -> torch.nn.Module:
         raise CaptureError(
             f"{name} is compiled by TorchScript, which hides its operators; pass the original nn.Module"
         )
-    lazy = next(
-        (p for p, v in model.named_parameters() if isinstance(v, torch.nn.UninitializedParameter)), None
-    )
+    parameters = dict(model.named_parameters())
+    lazy = next((p for p, v in parameters.items() if isinstance(v, torch.nn.UninitializedParameter)), None)
     if lazy is not None:
         raise CaptureError(
             f"{name} has a lazy layer without weights ({lazy}); run the model once on an example first"
         )
-    check_tensors(dict(model.named_parameters()), name, values=False)
+    check_tensors(parameters, name, values=False)
     return model
 
 

@@ -23,12 +23,14 @@ _CPU = torch.device("cpu")
 class ExampleValues:
     """The values of a trace that follow from the example: its integers, constants, and what they lead to.
 
-    batch: the batch size of the example.
+    values: all values of the trace, which grows. batch: the batch size of the example.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, values: list[Value]) -> None:
         self.batch = 1
+        self._trace = values
         self._values: dict[int, torch.Tensor | _DeferredCall] = {}
+        self._sharing: dict[int, list[int]] = {}  # values that share the storage of a value
 
     def __contains__(self, index: int) -> bool:
         return index in self._values
@@ -36,20 +38,23 @@ class ExampleValues:
     def add(self, index: int, tensor: torch.Tensor) -> None:
         """Add a tensor that exists: one of the example's, or a buffer of the model."""
         if tensor.device.type != "meta" and type(tensor) is torch.Tensor:
-            self._values[index] = tensor
+            self._put(index, tensor)
 
     def add_call(self, kind: str, func: Any, args: Any, kwargs: Any, outputs: list[int], many: bool) -> None:
         """Add the results of an operator, whose tensor arguments are `Known` values."""
         if kind not in _UNKNOWN:
             call = _DeferredCall(func, args, kwargs)
             for place, index in enumerate(outputs):
-                self._values[index] = _DeferredCall(_pick, (call, place), {}) if many else call
+                self._put(index, _DeferredCall(_pick, (call, place), {}) if many else call)
 
-    def forget(self, index: int, values: list[Value]) -> None:
+    def _put(self, index: int, item: torch.Tensor | _DeferredCall) -> None:
+        self._values[index] = item
+        self._sharing.setdefault(_root(index, self._trace), []).append(index)
+
+    def forget(self, index: int) -> None:
         """Drop a value that an in-place operator overwrites, and all that share its storage."""
-        root = _root(index, values)
-        for other in [k for k in self._values if _root(k, values) == root]:
-            del self._values[other]
+        for other in self._sharing.pop(_root(index, self._trace), ()):
+            self._values.pop(other, None)
 
     def value(self, index: int) -> torch.Tensor:
         """Return a value on the CPU, computed on first use."""

@@ -393,7 +393,7 @@ class Interceptor(TorchFunctionMode):
         """Record an in-place call: from here on the tensor is a new value in the same storage."""
         rec, tensor = self.recorder, call.args[0]
         old = rec.index_of(tensor)
-        rec.example.forget(old, rec.values)
+        rec.example.forget(old)
         results = [(tuple(tensor.shape), rec.values[old].dtype)]
         (index,) = rec.add_call(call.target.kind, call.inputs, call.attrs, results, old, inplace=True)
         if type(tensor) is TracedTensor:

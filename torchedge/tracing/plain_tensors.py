@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten_with_path
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from torchedge.errors import InputError
-
-__all__ = ["check_tensors"]
 
 
 def check_tensors(tree: Any, what: str, *, values: bool = True) -> None:
@@ -17,8 +15,10 @@ def check_tensors(tree: Any, what: str, *, values: bool = True) -> None:
 
     what: the name of the whole. values: tensors on the meta device, which have no values, are refused too.
     """
+    if not any(_is_refused(leaf, values) for leaf in tree_leaves(tree)):
+        return
     for path, leaf in tree_flatten_with_path(tree)[0]:
-        if not isinstance(leaf, torch.Tensor):
+        if not _is_refused(leaf, values):
             continue
         name = ".".join([what, *[str(getattr(key, "key", getattr(key, "idx", key))) for key in path]])
         if leaf.is_quantized or leaf.is_nested or leaf.layout is not torch.strided:
@@ -27,8 +27,13 @@ def check_tensors(tree: Any, what: str, *, values: bool = True) -> None:
                 f"{name} is a tensor of kind {kind.removeprefix('torch.')}; expected a dense one: call "
                 ".to_dense() or .dequantize() first"
             )
-        if values and leaf.is_meta:
-            raise InputError(
-                f"{name} is on the meta device, without values; expected a tensor with values: load the "
-                "weights, or pass real data"
-            )
+        raise InputError(
+            f"{name} is on the meta device, without values; expected a tensor with values: load the "
+            "weights, or pass real data"
+        )
+
+
+def _is_refused(leaf: Any, values: bool) -> bool:
+    return isinstance(leaf, torch.Tensor) and (
+        leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested or (values and leaf.is_meta)
+    )

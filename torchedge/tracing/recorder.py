@@ -179,7 +179,7 @@ class Recorder:
         self._tokens = self._booked = 0
         self.scopes: list[str] = [""]
         self.autograd = AutogradState()
-        self.example = ExampleValues()
+        self.example = ExampleValues(self.values)
         self.fixed_batch = fixed_batch
         self.batch = fixed_batch or BATCH_PRIME
         self.folded: dict[int, torch.Tensor] = {}
