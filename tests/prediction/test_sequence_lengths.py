@@ -8,7 +8,7 @@ from torch import nn
 
 import torchedge
 from torchedge.errors import CaptureError, InputError
-from torchedge.tracing.sequence_lengths import example_length, resized
+from torchedge.tracing.sequence_lengths import example_length, with_length
 from torchedge.tracing.vision import import_torchvision
 
 H200 = {"device": "nvidia-h200"}
@@ -58,7 +58,7 @@ def test_language_models_at_other_lengths_are_what_capture_gives(name, length):
     if name.startswith("T5"):
         del example["attention_mask"]
     family = torchedge.capture_lengths(model, example)
-    graph, captured = family.graph(length), torchedge.capture(model, resized(example, 48, length))
+    graph, captured = family.graph(length), torchedge.capture(model, with_length(example, 48, length))
     assert graph.digest == captured.digest
     assert [sizes(op.footprint) for op in graph.ops] == [sizes(op.footprint) for op in captured.ops]
 
@@ -72,7 +72,7 @@ def test_sequences_of_vectors_at_other_lengths_are_what_capture_gives(make, mode
     family = torchedge.capture_lengths(model, x, mode=mode)
     for length in (2, 40, 77, 333):
         graph = family.graph(length)
-        assert graph.digest == torchedge.capture(model, resized(x, 40, length), mode=mode).digest
+        assert graph.digest == torchedge.capture(model, with_length(x, 40, length), mode=mode).digest
         graph.verify()
 
 
@@ -129,9 +129,9 @@ def test_what_does_not_follow_the_length_is_refused():
 def test_examples_are_cut_off_or_go_on_with_their_last_values():
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     assert example_length({"mask": mask}) == 3
-    assert resized({"mask": mask}, 3, 5)["mask"].tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]
-    assert resized({"mask": mask}, 3, 2)["mask"].tolist() == [[1, 1], [1, 1]]
-    assert resized(torch.zeros(3, 4, 3, 3), 3, 6).shape == (3, 4, 6, 6)
+    assert with_length({"mask": mask}, 3, 5)["mask"].tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]
+    assert with_length({"mask": mask}, 3, 2)["mask"].tolist() == [[1, 1], [1, 1]]
+    assert with_length(torch.zeros(3, 4, 3, 3), 3, 6).shape == (3, 4, 6, 6)
 
 
 def test_a_model_may_bring_its_own_example():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import torch
 
 from torchedge import api
 from torchedge.devices import Device
-from torchedge.errors import InputError, TorchedgeError, TorchedgeWarning, needed
-from torchedge.integrations.training_runs import TrainingRun, largest_batch
+from torchedge.errors import InputError, needed
+from torchedge.integrations.training_runs import TrainingRun, batch_size_of, largest_batch
 from torchedge.prediction.results import CONFIDENCE
+from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.vision import import_torchvision
 
 with needed("pytorch-lightning", purpose="Lightning's callbacks"):
@@ -28,24 +28,18 @@ _AUTOCAST = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
 class PredictionCallback(pl.Callback):  # type: ignore[misc]
     """Predicts a run before its first step, warns or raises if it will not fit, and compares at the end.
 
-    The step is `training_step` with the first optimizer. example: a batch; by default the largest samples of
-    the dataset's first ones. The other arguments are those of `TrainingRun`.
+    The step is `training_step` with the first optimizer. The arguments are those of `TrainingRun`.
     """
 
-    def __init__(self, *, example: Any = None, **run: Any) -> None:
-        self.run, self._example = TrainingRun(**run), example
+    def __init__(self, **run: Any) -> None:
+        self.run = TrainingRun(**run)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Predict the run; raises LimitError with misfit="raise"."""
-        loader = trainer.train_dataloader
-        try:
-            batch_size = _batch_size(loader)
-            example = self._example
-            if example is None:
-                example = largest_batch(loader.dataset, loader.collate_fn, batch_size)
-        except TorchedgeError as error:
-            warnings.warn(f"torchedge does not predict this run: {error}", TorchedgeWarning, stacklevel=2)
+        batch = self.run.batch(trainer.train_dataloader)
+        if batch is None:
             return
+        example, batch_size = batch
         self.run.check(
             _step_of(pl_module),
             (example,),
@@ -102,7 +96,7 @@ class PredictedBatchSize(pl.Callback):  # type: ignore[misc]
         loader = (trainer.datamodule or pl_module).train_dataloader()
         example = self._example
         if example is None:
-            example = largest_batch(loader.dataset, loader.collate_fn, _batch_size(loader))
+            example = largest_batch(loader.dataset, loader.collate_fn, batch_size_of(loader))
         prediction = api.predict(
             _step_of(pl_module),
             1,
@@ -133,8 +127,7 @@ class _TrainingStep(torch.nn.Module):
         self.module.__dict__ = {**module.__dict__, "_trainer": None}
 
     def forward(self, batch: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # self.log without a trainer
+        with warnings_ignored(Warning):  # self.log has no trainer
             return self.module.training_step(batch, 0)
 
 
@@ -146,12 +139,3 @@ def _step_of(module: Any) -> torch.nn.Module:
 
 def _loss_of(output: Any) -> Any:
     return output["loss"] if isinstance(output, dict) else output
-
-
-def _batch_size(loader: Any) -> int:
-    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if not isinstance(batch_size, int):
-        raise TorchedgeError(
-            "the data loader has no batch size; expected DataLoader(batch_size=...), or one loader"
-        )
-    return batch_size

@@ -38,11 +38,13 @@ _WARM_UP = 3
 class TrainingRun:
     """One training run on this machine: its settings, its prediction, and what it took.
 
-    device: as in `torchedge.predict`. limit_mib: by default the device's memory. misfit: raise LimitError or
-    warn if the run will not fit. advise: then also look for settings that would (some seconds). report: gets
-    the comparison at the end of the run as text.
+    example: a batch; by default the largest samples among a dataset's first ones. device: as in
+    `torchedge.predict`. limit_mib: by default the device's memory. misfit: raise LimitError or warn if the
+    run will not fit. advise: then also look for settings that would (some seconds). report: gets the
+    comparison at the end of the run as text.
     """
 
+    example: Any = None
     device: str | Path | Device | None = None
     limit_mib: float | None = None
     confidence: float = CONFIDENCE
@@ -58,6 +60,20 @@ class TrainingRun:
     def __post_init__(self) -> None:
         """Check the choice; raises InputError for an unknown one."""
         check_choice("misfit", self.misfit, ("raise", "warn"))
+
+    def batch(self, loader: Any, batch_size: int | None = None) -> tuple[Any, int] | None:
+        """Return an example batch and its number of samples; None, with a warning, where none is found.
+
+        loader: a DataLoader. batch_size: by default the loader's.
+        """
+        try:
+            size = batch_size_of(loader) if batch_size is None else batch_size
+            if self.example is not None:
+                return self.example, size
+            return largest_batch(loader.dataset, loader.collate_fn, size), size
+        except TorchedgeError as error:
+            _warn(f"torchedge does not predict this run: {error}")
+            return None
 
     def check(
         self,
@@ -185,6 +201,16 @@ def largest_batch(dataset: Any, collate: Callable[[list[Any]], Any], batch_size:
             samples += [dataset[place] for place in islice(range(len(dataset)), batch_size, _SEEN)]
             samples = sorted(samples, key=_extent, reverse=True)[:batch_size]
         return collate(samples)
+
+
+def batch_size_of(loader: Any) -> int:
+    """Return the batch size of a DataLoader; raises TorchedgeError where it has none."""
+    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if not isinstance(batch_size, int):
+        raise TorchedgeError(
+            "the data loader has no batch size; expected DataLoader(batch_size=...), or one loader"
+        )
+    return batch_size
 
 
 def _extent(sample: Any) -> int:

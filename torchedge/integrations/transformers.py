@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from torchedge.errors import TorchedgeError, TorchedgeWarning, needed
-from torchedge.integrations.training_runs import TrainingRun, largest_batch
+from torchedge.errors import needed
+from torchedge.integrations.training_runs import TrainingRun
 from torchedge.tracing.vision import import_torchvision
 
 with needed("transformers", purpose="its Trainer's callbacks"):
@@ -17,25 +16,20 @@ with needed("transformers", purpose="its Trainer's callbacks"):
 class PredictionCallback(TrainerCallback):
     """Predicts a run before its first step, warns or raises if it will not fit, and compares at the end.
 
-    Batch size, accumulation, autocast, optimizer and checkpointing are those of the Trainer. example: a
-    batch; by default the largest samples of the dataset's first ones. The other arguments are those of
-    `TrainingRun`. Nothing runs on the GPU.
+    Batch size, accumulation, autocast, optimizer and checkpointing are those of the Trainer. The arguments
+    are those of `TrainingRun`. Nothing runs on the GPU.
     """
 
-    def __init__(self, *, example: Any = None, **run: Any) -> None:
-        self.run, self._example = TrainingRun(**run), example
+    def __init__(self, **run: Any) -> None:
+        self.run = TrainingRun(**run)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Predict the run; raises LimitError with misfit="raise"."""
-        batch_size = args.per_device_train_batch_size
-        loader, optimizer = parts["train_dataloader"], parts["optimizer"]
-        try:
-            example = self._example
-            if example is None:
-                example = largest_batch(loader.dataset, loader.collate_fn, batch_size)
-        except TorchedgeError as error:
-            warnings.warn(f"torchedge does not predict this run: {error}", TorchedgeWarning, stacklevel=2)
+        batch = self.run.batch(parts["train_dataloader"], args.per_device_train_batch_size)
+        if batch is None:
             return
+        example, batch_size = batch
+        optimizer = parts["optimizer"]
         self.run.check(
             parts["model"],
             dict(example),

@@ -89,7 +89,7 @@ class LengthFamily:
         return GraphFamily(_through(graphs, lengths), (_LENGTH,))
 
     def _at(self, length: int) -> CaptureRequest:
-        return replace(self.request, example=resized(self.request.example, self.length, length))
+        return replace(self.request, example=with_length(self.request.example, self.length, length))
 
 
 def capture_lengths(
@@ -127,7 +127,7 @@ def example_length(example: Any) -> int:
     )
 
 
-def resized(example: Any, length: int, new: int) -> Any:
+def with_length(example: Any, length: int, new: int) -> Any:
     """Return an example whose dimensions of one length, the batch's excepted, have another one.
 
     It is cut off, or goes on with its last values: models may read them, as masks are.
