@@ -146,5 +146,9 @@ def test_wrong_arguments_are_refused():
         torchedge.predict("resnet18", 2, example=torch.zeros(2, 3, 64, 64), seq_len=10, **H200)
     with pytest.raises(InputError, match="seq_len is 1; expected a whole number from 2 on"):
         torchedge.predict(encoder(), 2, example=torch.zeros(2, 40, 32), seq_len=1, **H200)
+    with pytest.raises(InputError, match="largest is 0; expected a whole number from 2 on"):
+        torchedge.predict(encoder(), 2, example=torch.zeros(2, 40, 32), seq_len=20, **H200).max_seq_len(
+            largest=0
+        )
     with pytest.raises(InputError, match="predict with seq_len="):
         torchedge.predict(encoder(), 2, example=torch.zeros(2, 40, 32), **H200).max_seq_len(1000)

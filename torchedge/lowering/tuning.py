@@ -234,27 +234,27 @@ def _timed(
     alike: dict[tuple[int, int], list[_Table]] = {}
     for table in tables:
         alike.setdefault((id(table.scores), table.row(chosen)), []).append(table)
-    kernels = sorted(alike.values(), key=lambda its: -its[0].cost(chosen) * len(its))
-    total, covered = sum(its[0].cost(chosen) * len(its) for its in kernels), 0.0
+    kernels = sorted(alike.values(), key=lambda same: -same[0].cost(chosen) * len(same))
+    total, covered = sum(same[0].cost(chosen) * len(same) for same in kernels), 0.0
     trials: list[list[Schedule]] = []
-    for its in kernels:
-        trials.append(its[0].promising(chosen, TOP if covered <= COVERED * total else 0))
-        covered += its[0].cost(chosen) * len(its)
+    for same in kernels:
+        trials.append(same[0].promising(chosen, TOP if covered <= COVERED * total else 0))
+        covered += same[0].cost(chosen) * len(same)
     times = timer(
         [
-            [_candidate(its[0].group, layouts, schedule, target) for schedule in schedules]
-            for its, schedules in zip(kernels, trials, strict=True)
+            [_candidate(same[0].group, layouts, schedule, target) for schedule in schedules]
+            for same, schedules in zip(kernels, trials, strict=True)
         ]
     )
     decided: dict[FusionGroup, Schedule] = {}
     ms = default_ms = 0.0
-    for its, schedules, measured in zip(kernels, trials, times, strict=True):
+    for same, schedules, measured in zip(kernels, trials, times, strict=True):
         best = int(np.argmin(measured))
         if measured[best] * (1 + TIMED_MARGIN) >= measured[0]:
             best = 0
-        ms += measured[best] * len(its)
-        default_ms += measured[0] * len(its)
-        decided.update({table.group: schedules[best] for table in its})
+        ms += measured[best] * len(same)
+        default_ms += measured[0] * len(same)
+        decided.update({table.group: schedules[best] for table in same})
     return Tuned(dict(layouts), decided, ms, default_ms, sum(float(t.scores.ms.min()) for t in tables))
 
 

@@ -140,6 +140,8 @@ class Prediction:
         Raises InputError for a prediction without seq_len.
         """
         limit, checked = self._limit(limit_mib), checked_confidence(confidence)
+        if largest is not None:
+            check_whole("largest", largest, 2)
         return self._needs().longest(limit, checked, self.batch_size, largest)
 
     def _needs(self) -> Needs:
