@@ -2,40 +2,54 @@
 
     python benchmarks/lowering_steps.py --out steps.jsonl  # everything, on the first OpenCL device
     python benchmarks/lowering_steps.py --out steps.jsonl networks  # networks at batch 16 x 224 px
-    python benchmarks/lowering_steps.py --out steps.jsonl group_norm_112 lstm_32
+    python benchmarks/lowering_steps.py --out steps.jsonl --tuners fixed model measured --jobs 4 networks
     python benchmarks/lowering_steps.py --out small.jsonl --small  # small sizes, for a processor
 
-Each case runs in a process of its own; one that is in --out already is only printed, so that a run that was
-cut goes on where it ended. The optimizer is SGD with momentum, float32. torchedge: medians of the steps' wall
-time, of the time in which the host hands the launches over (both also with parts of the arena as arguments),
-and of the sum of the kernels' own times; seconds to lower and to compile, numbers of kernels and launches,
-how far the first loss is from PyTorch's. PyTorch: the median wall time of a step, on CUDA with TF32 off where
-it is there. Below a case stand its kinds of kernels and its slowest launches.
+Each case runs in a process of its own; `--jobs` of them lower and compile at once, then one after the other
+measures. A case that is in --out already is only printed, so that a run that was cut goes on where it ended.
+The optimizer is SGD with momentum, float32. torchedge, by each tuner: medians of the steps' wall time, of the
+time in which the host hands the launches over (the fixed one also with parts of the arena as arguments), and
+of the sum of the kernels' own times; seconds to lower and to compile, beside the other jobs; numbers of
+kernels and launches; how far the first loss is from PyTorch's, and all first gradients from those in float64
+(norm of the errors over norm). PyTorch: the median wall time of a step, on CUDA with TF32 off where it is
+there. Below a case stand its kinds of kernels and its slowest launches.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import fcntl
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
+    from torchedge.graphs.steps import Step
+    from torchedge.lowering.programs import Program
+    from torchedge.lowering.tuning import KernelCandidate
     from torchedge.runtime import Executor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 7
 """Steps that are timed."""
+LISTED = 15
+"""Slowest launches of a program that a row holds."""
 Batch = tuple[torch.Tensor, torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -233,29 +247,67 @@ def _launched(executor: Executor) -> tuple[float, float]:
     return statistics.median(walls), statistics.median(hosts)
 
 
-def measure_torchedge(case: Case, target: str) -> dict[str, object]:
-    """Return what a step of ours takes."""
+@dataclass
+class Variant:
+    """A program of a case: what chose its schedules, and how long lowering and compiling took."""
+
+    tuner: str
+    program: Program
+    lower_s: float
+    compile_s: float
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that the processes of all cases share."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def lowered_by(tuner: str, step: Step, target: str, lock: Path) -> Variant:
+    """Return a step's program, compiled. tuner: fixed, model or measured, "-image" for textures."""
+    from torchedge.devices import match_device
+    from torchedge.errors import TorchedgeError
     from torchedge.lowering.assembly import lower
-    from torchedge.lowering.rules import all_rules
-    from torchedge.lowering.targets import target_for
-    from torchedge.opencl import choose_device
+    from torchedge.lowering.targets import TARGETS, device_class, with_tuner
+    from torchedge.opencl import compile_kernels, open_context
     from torchedge.runtime import Executor
-    from torchedge.tracing.steps import capture_step
+    from torchedge.runtime.kernel_times import CachedTimes
+
+    context = open_context()
+    device, kind = context.device, tuner.removesuffix("-image")
+    plain = TARGETS[target or device_class(device.kind, device.name, device.vendor, device.platform)]
+    chosen = with_tuner(plain, match_device(device.name) if device.kind != "cpu" else None, kind)
+    if kind != tuner:
+        chosen = replace(chosen, storage="image")
+    times = CachedTimes(context)
+
+    def timer(kernels: Sequence[Sequence[KernelCandidate]]) -> list[list[float]]:
+        texts = {s.kernel.name: s.kernel.source for kernel in kernels for of, _ in kernel for s in of}
+        with suppress(TorchedgeError):
+            compile_kernels(context, texts)
+        with locked(lock):
+            return times(kernels)
 
     began = time.perf_counter()
-    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01, momentum=0.9)
-    captured = capture_step(
-        case.model, case.batch[:1], targets=case.batch[1:], loss=case.loss, optimizer=optimizer,
-        keep=frozenset(all_rules()),
-    )  # fmt: skip
-    program = lower(captured.step, target or target_for(choose_device()))
-    lowered = time.perf_counter()
-    arrays = [t.numpy() for t in case.batch]
-    weights = {name: tensor.detach().numpy() for name, tensor in captured.tensors.items()}
+    program = lower(step, chosen, timer=timer if kind == "measured" else None)
+    ended = time.perf_counter()
+    Executor(program).close()
+    return Variant(tuner, program, ended - began, time.perf_counter() - ended)
+
+
+def measure_variant(
+    variant: Variant, case: Case, weights: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]
+) -> dict[str, object]:
+    """Return what a step takes, and how far its first gradients are from exact ones."""
+    from torchedge.runtime import Executor
+
+    program, arrays = variant.program, [t.numpy() for t in case.batch]
     with Executor(program, profile=True) as executor:
         executor.load(weights)
         loss = float(executor.run(*arrays)[0])
-        compiled = time.perf_counter()
+        states = {name: executor.read(f"optimizer.{name}.momentum_buffer") for name in exact}
         sums, kinds, each = [], [], []
         for _ in range(STEPS):
             executor.launch()
@@ -265,8 +317,9 @@ def measure_torchedge(case: Case, target: str) -> dict[str, object]:
             for t in times:
                 kinds[-1][t.kind] += t.ns / 1e6
             each.append([t.ns / 1e6 for t in times])
+        device = executor.context.device.name
     walls, hosts = [], []
-    for whole in (None, False):  # as the executor chooses, then with parts of the arena
+    for whole in (None, False) if variant.tuner == "fixed" else (None,):
         with Executor(program, whole_arena=whole) as executor:
             executor.load(weights)
             executor.run(*arrays)
@@ -274,20 +327,23 @@ def measure_torchedge(case: Case, target: str) -> dict[str, object]:
             walls.append(wall)
             hosts.append(host)
     medians = [statistics.median(column) for column in zip(*each, strict=True)]
-    slowest = sorted(range(len(medians)), key=lambda k: -medians[k])[:12]
     launches = program.launches
+    slowest = sorted(range(len(launches)), key=lambda k: -medians[k])[:LISTED]
     return {
-        "device": executor.context.device.name,
+        "tuner": variant.tuner,
+        "device": device,
         "loss": loss,
+        "gradients_off": gradients_off(states, exact),
         "wall_ms": walls[0],
         "host_ms": hosts[0],
-        "parts_ms": walls[1],
-        "parts_host_ms": hosts[1],
+        "parts_ms": walls[1:],
+        "parts_host_ms": hosts[1:],
         "kernels_ms": statistics.median(sums),
-        "lower_s": lowered - began,
-        "first_step_s": compiled - lowered,
+        "lower_s": variant.lower_s,
+        "compile_s": variant.compile_s,
         "kernels": len(program.kernels),
         "launches": len(launches),
+        "images": sum(tensor.layout.storage == "image" for tensor in program.tensors),
         "kinds": {k: statistics.median([c[k] for c in kinds]) for k in kinds[0]},
         "counts": Counter(program.kernels[launch.kernel].kind for launch in launches),
         "slowest": [
@@ -303,62 +359,111 @@ def measure_torchedge(case: Case, target: str) -> dict[str, object]:
             ]
             for k in slowest
         ],
+        "each": [[round(ms, 5), launch.reference] for ms, launch in zip(medians, launches, strict=True)],
     }
 
 
-def measure_torch(case: Case) -> dict[str, float]:
-    """Return the first loss and the milliseconds of PyTorch's step."""
+def gradients_off(gradients: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> float:
+    """Return the norm of all gradients' errors over that of all gradients."""
+    errors = sum(float(np.square(gradients[name] - exact[name]).sum()) for name in exact)
+    return float(np.sqrt(errors / sum(float(np.square(g).sum()) for g in exact.values())))
+
+
+def measure_torch(case: Case, exact: Mapping[str, np.ndarray]) -> dict[str, object]:
+    """Return the first loss, its gradients' error, the ms of PyTorch's step, and its slowest kernels."""
     model, (x, y) = case.model.to(DEVICE), (t.to(DEVICE) for t in case.batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    losses = []
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = case.loss(model(x), y)
         loss.backward()
         optimizer.step()
-        if not losses:
-            losses.append(loss.item())
         if DEVICE == "cuda":
             torch.cuda.synchronize()
+        return loss
 
-    for _ in range(3):
-        step()
-    return {"torch_loss": losses[0], "torch_ms": _median(step, STEPS + 2)}
+    first = step().item()
+    off = gradients_off(gradients_of(model), exact)
+    step(), step()
+    ms = _median(step, STEPS + 2)
+    row = {"torch": DEVICE, "torch_loss": first, "torch_gradients_off": off, "torch_ms": ms}
+    if DEVICE == "cuda":
+        with torch.profiler.profile(record_shapes=True) as profile:
+            step()
+        table = sorted(profile.key_averages(True), key=lambda e: -e.self_device_time_total)[:LISTED]
+        row["torch_slowest"] = [
+            [e.self_device_time_total / 1e3, e.key[:80], e.count, str(e.input_shapes)] for e in table
+        ]
+    return row
 
 
-def measure(name: str, target: str, *, small: bool) -> dict[str, object]:
-    """Return the figures of one case."""
+def gradients_of(model: nn.Module) -> dict[str, np.ndarray]:
+    """Return the gradients of a model's parameters in float64."""
+    return {name: p.grad.double().cpu().numpy() for name, p in model.named_parameters()}
+
+
+def exact_gradients(case: Case) -> dict[str, np.ndarray]:
+    """Return the gradients of the first step, computed in float64."""
+    model = case.model.double().to(DEVICE)
+    x, y = (t.double().to(DEVICE) if t.is_floating_point() else t.to(DEVICE) for t in case.batch)
+    case.loss(model(x), y).backward()
+    return gradients_of(model)
+
+
+def child(name: str, arguments: argparse.Namespace) -> None:
+    """Lower and compile a case by all tuners, wait for a line of the input, then print a row for each."""
+    from torchedge.lowering.rules import all_rules
+    from torchedge.tracing.steps import capture_step
+
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
-    case = cases(small=small)[name]()
-    theirs = copy_of(case)
-    return {"name": name, **measure_torchedge(case, target), **measure_torch(theirs), "torch": DEVICE}
+    case = cases(small=arguments.small)[name]()
+    theirs, double = copy_of(case), copy_of(case)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01, momentum=0.9)
+    captured = capture_step(
+        case.model, case.batch[:1], targets=case.batch[1:], loss=case.loss, optimizer=optimizer,
+        keep=frozenset(all_rules()),
+    )  # fmt: skip
+    weights = {name: tensor.detach().numpy() for name, tensor in captured.tensors.items()}
+    lock = arguments.out.with_suffix(".lock")
+    variants = [lowered_by(tuner, captured.step, arguments.target, lock) for tuner in arguments.tuners]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    exact = exact_gradients(double)
+    row = {"name": name, **measure_torch(theirs, exact)}
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+    for variant in variants:
+        print(json.dumps({**row, **measure_variant(variant, case, weights, exact)}), flush=True)
 
 
 def copy_of(case: Case) -> Case:
     """Return a case with weights of its own."""
-    import copy
-
     return Case(copy.deepcopy(case.model), case.batch, case.loss)
 
 
-def show(row: dict) -> None:
-    """Print one case."""
+def show(row: dict, *, kernels: bool) -> None:
+    """Print one row, with its kinds of kernels and slowest launches."""
     if "error" in row:
         print(f"{row['name']}: {(row['error'].splitlines() or ['ended'])[-1]}")
         return
-    ratio = row["wall_ms"] / row["torch_ms"]
     off = abs(row["loss"] - row["torch_loss"]) / max(1e-9, abs(row["torch_loss"]))
-    print(
-        f"{row['name']} on {row['device']}: {row['wall_ms']:.2f} ms ({row['kernels_ms']:.2f} ms in kernels, "
-        f"{row['host_ms']:.2f} ms of the host; with parts of the arena {row['parts_ms']:.2f} and "
-        f"{row['parts_host_ms']:.2f} ms), "
-        f"PyTorch {row['torch_ms']:.2f} ms ({row['torch']}), {ratio:.2f} times; "
-        f"{row['kernels']} kernels, {row['launches']} launches, "
-        f"lowered in {row['lower_s']:.1f} s, first step {row['first_step_s']:.1f} s; loss off by {off:.0e}"
+    parts = "".join(
+        f", with parts of the arena {wall:.2f} and {host:.2f} ms"
+        for wall, host in zip(row["parts_ms"], row["parts_host_ms"], strict=True)
     )
-    for kind, ms in sorted(row["kinds"].items(), key=lambda item: -item[1])[:9]:
+    print(
+        f"{row['name']} on {row['device']}, {row['tuner']}: {row['wall_ms']:.2f} ms "
+        f"({row['kernels_ms']:.2f} ms in kernels, {row['host_ms']:.2f} ms of the host{parts}), "
+        f"PyTorch {row['torch_ms']:.2f} ms ({row['torch']}), {row['wall_ms'] / row['torch_ms']:.2f} times; "
+        f"{row['kernels']} kernels, {row['launches']} launches, {row['images']} images, "
+        f"lowered in {row['lower_s']:.1f} s, compiled in {row['compile_s']:.1f} s; loss off by {off:.0e}, "
+        f"gradients by {row['gradients_off']:.0e} (PyTorch {row['torch_gradients_off']:.0e})"
+    )
+    if not kernels:
+        return
+    for kind, ms in sorted(row["kinds"].items(), key=lambda item: -item[1])[:6]:
         print(f"    {ms:9.3f} ms  {row['counts'][kind]:4d} x {kind}")
     for ms, kind, reference, sizes, group, shapes, nbytes, flops in row["slowest"][:6]:
         rate = f"{nbytes / ms / 1e6:.0f} GB/s, {flops / ms / 1e6:.0f} GFLOP/s"
@@ -369,31 +474,84 @@ def main() -> None:
     """Measure what is missing and print everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="cases, or `networks` or `cases` for all of them")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines: figures by case")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines: figures by case and tuner")
     parser.add_argument("--target", default="", help="device class to lower for, by default the device's")
+    parser.add_argument("--tuners", nargs="+", default=["fixed"], help="fixed, model, measured; -image")
     parser.add_argument("--small", action="store_true", help="sizes that suit a processor")
-    parser.add_argument("--seconds", type=float, default=240, help="longest time of one case")
+    parser.add_argument("--jobs", type=int, default=1, help="cases that are lowered and compiled at once")
+    parser.add_argument("--seconds", type=float, default=240, help="longest time of all cases")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(measure(arguments.child, arguments.target, small=arguments.small)))
+        child(arguments.child, arguments)
         return
     known = list(cases(small=arguments.small))
     wanted = [n for name in arguments.names or known for n in _names(name, known)]
-    rows = (
-        [json.loads(line) for line in arguments.out.read_text().splitlines()]
-        if arguments.out.exists()
-        else []
-    )
-    finished = {row["name"]: row for row in rows if "error" not in row}
-    for name in wanted:
-        if name not in finished:
+    finished: dict[str, list[dict]] = {}
+    if arguments.out.exists():
+        for line in arguments.out.read_text().splitlines():
+            row = json.loads(line)
+            finished.setdefault(row["name"], []).append(row)
+    missing = [name for name in wanted if name not in finished]
+    deadline = time.monotonic() + arguments.seconds
+    for first in range(0, len(missing), arguments.jobs):
+        together = [Child(name, arguments) for name in missing[first : first + arguments.jobs]]
+        for one in together:
+            one.await_ready(deadline)
+        for one in together:
+            finished[one.name] = one.rows(deadline)
             with arguments.out.open("a") as file:
-                row = _child(name, arguments)
-                file.write(json.dumps(row) + "\n")
-            finished[name] = row
-        show(finished[name])
-        sys.stdout.flush()
+                file.writelines(json.dumps(row) + "\n" for row in finished[one.name] if "error" not in row)
+    for name in wanted:
+        for row in finished[name]:
+            show(row, kernels=row is finished[name][-1])
+
+
+class Child:
+    """A process that measures one case: all prepare at once, then one after the other measures."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.name = name
+        command = [sys.executable, __file__, "--out", str(arguments.out), "--child", name]
+        command += ["--target", arguments.target, *["--small"] * arguments.small]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [*command, "--tuners", *arguments.tuners],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+        )  # fmt: skip
+        self._lines: Queue[str] = Queue()
+        Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _line(self, deadline: float) -> str:
+        with suppress(Empty):
+            return self._lines.get(timeout=max(0.1, deadline - time.monotonic()))
+        self._process.kill()
+        self._errors.write("took too long")
+        return ""
+
+    def await_ready(self, deadline: float) -> None:
+        """Wait until the case is lowered and compiled, or has failed."""
+        self._line(deadline)
+
+    def rows(self, deadline: float) -> list[dict]:
+        """Return the rows of the case, one a tuner, or one with the error."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        rows: list[dict] = []
+        while line := self._line(deadline):
+            rows.append(json.loads(line))
+        if self._process.wait() and not rows:
+            self._errors.seek(0)
+            rows.append({"name": self.name, "error": self._errors.read()[-3000:]})
+        return rows
 
 
 def _names(name: str, known: list[str]) -> list[str]:
@@ -404,30 +562,6 @@ def _names(name: str, known: list[str]) -> list[str]:
     if name not in known:
         raise SystemExit(f"no case {name!r}; expected networks, cases or some of {', '.join(known)}")
     return [name]
-
-
-def _child(name: str, arguments: argparse.Namespace) -> dict:
-    command = [
-        sys.executable,
-        __file__,
-        "--out",
-        str(arguments.out),
-        "--child",
-        name,
-        "--target",
-        arguments.target,
-    ]
-    command += ["--small"] if arguments.small else []
-    try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=arguments.seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"name": name, "error": f"took longer than {arguments.seconds:.0f} s"}
-    if ended.returncode:
-        return {"name": name, "error": ended.stderr[-3000:]}
-    row: dict = json.loads(ended.stdout.splitlines()[-1])
-    return row
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ continues.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -20,7 +21,9 @@ from torchedge.errors import InputError
 from torchedge.lowering.kernels.nests import write_kernel
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.targets import Target
-from torchedge.lowering.tuning import Scores, layout_options, score
+from torchedge.lowering.tuning import KernelCandidate, Scores, layout_options, score
+from torchedge.opencl.binary_caches import BinaryCache
+from torchedge.opencl.compiling import cache_for
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.profiling.operator_cases import OperatorCase, OperatorKernel, operator_kernel
 from torchedge.runtime.kernel_times import kernel_times
@@ -29,6 +32,8 @@ from torchedge.storage.replacing import make_folder
 from torchedge.textures.coefficients import KernelCoefficients
 
 PROBE = "torchedge bench kernels 1"
+TOGETHER = 8
+"""Cases whose candidates are compiled at once, by several processes where the driver needs them."""
 PASSES = 2
 """Times that every candidate is measured, far apart; the least counts."""
 AMONG = 50
@@ -98,7 +103,7 @@ def bench_kernels(
     """Return the rows of all cases that are measured; measure those that the folder's journal lacks.
 
     among: candidates that are measured for a case. seconds: no new case begins after so long. step: gets each
-    case's name before it is measured.
+    case's name when it is measured.
 
     Raises:
         InputError: the journal in the folder is of another device, target or number of candidates.
@@ -125,20 +130,32 @@ def bench_kernels(
                 f"{rows[0].get('among')} candidates; expected the same as now: choose another folder"
             )
         known = {row.get("case"): row for row in rows[1:]}
-        for case in cases:
-            step(case.name)
-            if case.name in known or time.monotonic() - began > seconds:
-                continue
-            row = measure_case(case, context, target, coefficients, among)
-            journal.append(row)
-            known[case.name] = row
+        missing = [case for case in _spread(cases) if case.name not in known]
+        for begin in range(0, len(missing), TOGETHER):
+            if time.monotonic() - began > seconds:
+                break
+            together = [_tried(c, target, coefficients, among) for c in missing[begin : begin + TOGETHER]]
+            with tempfile.TemporaryDirectory() as binaries:
+                cache = BinaryCache(Path(binaries)) if cache_for(context.device) else None
+                times = kernel_times(context, [tried for _, tried in together], cache, PASSES)
+            for (row, _), ms in zip(together, times, strict=True):
+                step(row["case"])
+                row["ms"] = [round(value, 6) if np.isfinite(value) else -1.0 for value in ms]
+                journal.append(row)
+                known[row["case"]] = row
     return [known[case.name] for case in cases if case.name in known]
 
 
-def measure_case(
-    case: OperatorCase, context: DeviceContext, target: Target, coefficients: KernelCoefficients, among: int
-) -> dict[str, Any]:
-    """Return the measured times of a case's candidates, and which of them each way chooses."""
+def _spread(cases: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Return cases in an order whose beginning has some of all operators and sizes."""
+    order = sorted(range(len(cases)), key=lambda place: f"{place:032b}"[::-1])
+    return [cases[place] for place in order]
+
+
+def _tried(
+    case: OperatorCase, target: Target, coefficients: KernelCoefficients, among: int
+) -> tuple[dict[str, Any], list[KernelCandidate]]:
+    """Return which candidates of a case each way chooses and which are measured, and their kernels."""
     kernel = operator_kernel(case, target)
     options = operand_layouts(kernel, target)
     begin = time.process_time()
@@ -161,9 +178,7 @@ def measure_case(
         (write_kernel(kernel.group, kernel.nest, choice.layouts, choice.schedule, target), choice.layouts)
         for choice in candidates
     ]
-    ms = np.min([kernel_times(context, [tried], cache=None)[0] for _ in range(PASSES)], axis=0)
-    finite = np.where(np.isfinite(ms), ms, -1.0)
-    return {
+    row = {
         "kind": "case",
         "case": case.name,
         "operator": case.operator,
@@ -171,13 +186,13 @@ def measure_case(
         "candidates": int(np.isfinite(scores.ms).sum()),
         "tuning_s": round(tuning, 5),
         "places": places,
-        "ms": [round(float(value), 6) for value in finite],
         "predicted": [round(choice.ms, 6) for choice in candidates],
         "schedules": [describe_choice(choice.schedule, choice.layouts, options) for choice in candidates],
         "chosen": chosen,
         "top": top,
         "groups": groups,
     }
+    return row, tried
 
 
 def operand_layouts(kernel: OperatorKernel, target: Target) -> dict[Any, Any]:

@@ -21,7 +21,7 @@ from torchedge.lowering.tuning import KernelCandidate
 from torchedge.opencl.binary_caches import BinaryCache, key_of
 from torchedge.opencl.compiling import CompiledKernels, compile_kernels
 from torchedge.opencl.contexts import DeviceContext
-from torchedge.opencl.memory import allocate_buffer, allocate_image, upload
+from torchedge.opencl.memory import allocate_buffer, allocate_image
 from torchedge.storage import cache_folder
 from torchedge.storage.documents import parse_json
 from torchedge.textures.layouts import Layout, row_major
@@ -34,15 +34,20 @@ def kernel_times(
     context: DeviceContext,
     kernels: Sequence[Sequence[KernelCandidate]],
     cache: BinaryCache | Literal["auto"] | None = "auto",
+    passes: int = 1,
 ) -> list[list[float]]:
     """Return the ms of each candidate of each kernel; infinite where it does not compile or run.
 
-    cache: of binaries, as in `compile_kernels`.
+    cache: of binaries, as in `compile_kernels`. passes: each kernel's candidates are timed so often, one
+    after the other; the least time counts.
     """
     sources = [source for kernel in kernels for written, _ in kernel for source in written]
     compiled = _compiled(context, {s.kernel.name: s.kernel.source for s in sources}, cache)
     queue = context.new_queue(True)
-    return [_times_of(context, queue, compiled, kernel) for kernel in kernels]
+    return [
+        np.min([_times_of(context, queue, compiled, kernel) for _ in range(passes)], axis=0).tolist()
+        for kernel in kernels
+    ]
 
 
 class CachedTimes:
@@ -139,14 +144,17 @@ def _times_of(
 
 
 def _filled(context: DeviceContext, queue: Any, node: Node, layout: Layout) -> Any:
-    """Return the memory of a tensor, filled with small numbers."""
-    name = "a tensor of a timed kernel"
-    packed = layout.pack(np.full(node.shape, 0.01, node.dtype))
+    """Return the memory of a tensor, filled with small numbers on the device."""
+    name, value = "a tensor of a timed kernel", np.dtype(node.dtype).type(0.01)
     if layout.storage == "buffer":
-        memory = allocate_buffer(context, max(1, packed.nbytes), name)
+        nbytes = max(value.nbytes, layout.packed_bytes(node.shape, node.dtype))
+        memory = allocate_buffer(context, nbytes, name)
+        context.cl.enqueue_fill_buffer(queue, memory, value, 0, nbytes)
     else:
-        memory = allocate_image(context, *layout.extent(node.shape), node.dtype, name)
-    upload(context, queue, memory, np.ascontiguousarray(packed))
+        width, height = layout.extent(node.shape)
+        memory = allocate_image(context, width, height, node.dtype, name)
+        color = np.full(4, 0.01, np.float32)
+        context.cl.enqueue_fill_image(queue, memory, color, (0, 0, 0), (width, height, 1))
     return memory
 
 
