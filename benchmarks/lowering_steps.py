@@ -473,7 +473,9 @@ def show(row: dict, *, kernels: bool) -> None:
 def main() -> None:
     """Measure what is missing and print everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="cases, or `networks` or `cases` for all of them")
+    parser.add_argument(
+        "names", nargs="*", help="cases, `networks` or `cases`; with tuners of their own: gpt=fixed,measured"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON lines: figures by case and tuner")
     parser.add_argument("--target", default="", help="device class to lower for, by default the device's")
     parser.add_argument("--tuners", nargs="+", default=["fixed"], help="fixed, model, measured; -image")
@@ -486,7 +488,11 @@ def main() -> None:
         child(arguments.child, arguments)
         return
     known = list(cases(small=arguments.small))
-    wanted = [n for name in arguments.names or known for n in _names(name, known)]
+    tuners: dict[str, list[str]] = {}
+    for name, _, own in (word.partition("=") for word in arguments.names or known):
+        for each in _names(name, known):
+            tuners[each] = own.split(",") if own else arguments.tuners
+    wanted = list(tuners)
     finished: dict[str, list[dict]] = {}
     if arguments.out.exists():
         for line in arguments.out.read_text().splitlines():
@@ -495,7 +501,8 @@ def main() -> None:
     missing = [name for name in wanted if name not in finished]
     deadline = time.monotonic() + arguments.seconds
     for first in range(0, len(missing), arguments.jobs):
-        together = [Child(name, arguments) for name in missing[first : first + arguments.jobs]]
+        names = missing[first : first + arguments.jobs]
+        together = [Child(name, tuners[name], arguments) for name in names]
         for one in together:
             one.await_ready(deadline)
         for one in together:
@@ -510,13 +517,13 @@ def main() -> None:
 class Child:
     """A process that measures one case: all prepare at once, then one after the other measures."""
 
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, name: str, tuners: Sequence[str], arguments: argparse.Namespace) -> None:
         self.name = name
         command = [sys.executable, __file__, "--out", str(arguments.out), "--child", name]
         command += ["--target", arguments.target, *["--small"] * arguments.small]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
-            [*command, "--tuners", *arguments.tuners],
+            [*command, "--tuners", *tuners],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
         )  # fmt: skip
         self._lines: Queue[str] = Queue()
