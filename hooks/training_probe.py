@@ -15,14 +15,31 @@ MiB (2^20 bytes), time in ms. Each network runs in its own process, forked befor
 before training, batch sizes ascending. A training step is zero_grad, forward, cross entropy, backward and the
 optimizer's update (perf4sight, section 4 and appendix A); inference is a forward pass in eval mode.
 
+A model of the transformers library is built from its configuration, with random weights, and reads inputs
+by name: token numbers below a limit, or normal random numbers without one. Other keys are settings, all
+optional:
+
+    {"id": "gpt2", "build": {"library": "transformers", "name": "GPT2LMHeadModel", "config": {"n_layer": 6}},
+     "inputs": {"input_ids": {"shape": ["batch", 128], "below": 50257}, "labels": ...}, "loss": "model",
+     "dtype": "bfloat16", "amp": "bfloat16", "channels_last": true, "checkpointing": true,
+     "frozen": {"share": 0.9, "way": "leading" or "scattered"}, "optimizer_options": {"fused": true},
+     "limit_share": 0.9, "points": [["train", 4]]}
+
+"loss": "model" is the one the model returns. Frozen are the parameters ahead of the one with which that
+share of the elements is reached, or all but every tenth tensor. "limit_share" allows PyTorch that share of
+the memory that the last point of the process reserved. Successive jobs of one build share a process and a
+model.
+
 Memory (Γ, γ) is the device memory of the run, with context and libraries: NVML's used memory minus the used
 memory before the process opened the GPU; /proc/meminfo (MemTotal - MemFree - Buffers - Cached, minus the idle
-system) if CPU and GPU share the memory; peak resident memory on a CPU. A point that runs out of memory is a
-row with "fits": 0, and the probe continues.
+system) if CPU and GPU share the memory; peak resident memory on a CPU. With --ahead several processes prepare
+their networks while one measures, and NVML's figure is that of the process. A point that runs out of memory
+is a row with "fits": 0, and the probe continues.
 """
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import hashlib
 import json
@@ -33,13 +50,15 @@ import select
 import signal
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 
 VERSION = "training_probe 1"
 MIB = 2.0**20
-WARMUP_STEPS, WARMUP_SECONDS = (3, 12), 20.0
-TIMED_STEPS, TIMED_SECONDS = (5, 15), 4.0
+WARMUP, TIMED = [3, 12, 20.0], [5, 15, 4.0]
+HURRY = [2, 6, 1.0], [3, 12, 0.4]
+"""Fewest and most steps, and after how many seconds the fewest are enough."""
 STEADY = 0.03
 
 
@@ -86,6 +105,13 @@ class Nvml:
         """Return the used MiB of all processes; raises if the GPU has no memory of its own."""
         return self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used / MIB
 
+    def used_by(self, process):
+        """Return the used MiB of one process, 0 before it opens the GPU; None if NVML does not tell."""
+        for entry in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle):
+            if entry.pid == process:
+                return None if entry.usedGpuMemory is None else entry.usedGpuMemory / MIB
+        return 0.0
+
     def total(self):
         """Return MiB of the GPU."""
         return self.nvml.nvmlDeviceGetMemoryInfo(self.handle).total / MIB
@@ -116,7 +142,7 @@ class Nvml:
 class Meter:
     """Device memory of this process; create it before CUDA starts."""
 
-    def __init__(self, device, idle_mib=0.0):
+    def __init__(self, device, idle_mib=0.0, shared=False):
         self.device, self.gpu, self.name, self.before, self.peak = device, None, "rss", 0.0, 0.0
         if device != "cuda":
             return
@@ -126,7 +152,7 @@ class Meter:
         if unified or self.gpu is None:
             self.name = "meminfo" if unified else "torch"
         else:
-            self.name = "nvml"
+            self.name = "nvml-process" if shared else "nvml"
         self.before = (
             idle_mib if self.name == "meminfo" else settled(self.gpu) if self.gpu is not None else 0.0
         )
@@ -135,6 +161,8 @@ class Meter:
         """Read the meter and update the peak."""
         if self.name == "nvml":
             self.peak = max(self.peak, self.gpu.used() - self.before)
+        elif self.name == "nvml-process":
+            self.peak = max(self.peak, self.gpu.used_by(os.getpid()) or 0.0)
         elif self.name == "meminfo":
             self.peak = max(self.peak, meminfo()[0] - self.before)
         elif self.name == "torch":
@@ -155,7 +183,7 @@ class Meter:
 
     def total(self):
         """Return MiB of the device's memory, or None."""
-        if self.name == "nvml":
+        if self.name.startswith("nvml"):
             return self.gpu.total()
         if self.name == "torch":
             import torch
@@ -321,13 +349,16 @@ def build(recipe):
     library = load(recipe["library"])
     if recipe["library"] == "torchvision":
         return getattr(library.models, name)(**kwargs)
+    if recipe["library"] == "transformers":
+        kind = getattr(library, name)
+        return kind(kind.config_class(**recipe["config"]))
     return library.create_model(name, **kwargs)
 
 
 def load(name):
     """Return torchvision or timm; torchvision's networks do not need its compiled operators."""
-    if name not in ("torchvision", "timm"):
-        raise ValueError("library is {!r}; expected torchvision or timm".format(name))
+    if name not in LIBRARIES:
+        raise ValueError("library is {!r}; expected one of {}".format(name, ", ".join(LIBRARIES)))
     try:
         return __import__(name)
     except RuntimeError as error:
@@ -335,7 +366,7 @@ def load(name):
             raise
     import torch
 
-    for module in [n for n in sys.modules if n.split(".")[0] in ("torchvision", "timm")]:
+    for module in [n for n in sys.modules if n.split(".")[0] in LIBRARIES]:
         del sys.modules[module]
     library = torch.library.Library("torchvision", "DEF")
     for operation in (
@@ -347,21 +378,24 @@ def load(name):
     return __import__(name)
 
 
+LIBRARIES = ("torchvision", "timm", "transformers")
+
 KEPT = []
 """References to libraries of declared operators, which end with their last reference."""
 
 
-def make_optimizer(name, parameters):
-    """Return the optimizer a job names, or None."""
+def make_optimizer(name, parameters, options=None):
+    """Return the optimizer a job names, with more arguments (such as fused), or None."""
     import torch
 
+    options = options or {}
     if name == "none":
         return None
     if name in ("sgd", "sgd-momentum"):
         momentum = 0.9 if name == "sgd-momentum" else 0.0
-        return torch.optim.SGD(parameters, lr=1e-4, momentum=momentum, weight_decay=5e-4)
+        return torch.optim.SGD(parameters, lr=1e-4, momentum=momentum, weight_decay=5e-4, **options)
     if name in ("adam", "adamw"):
-        return getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW"}[name])(parameters, lr=1e-4)
+        return getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW"}[name])(parameters, lr=1e-4, **options)
     raise ValueError("optimizer is {!r}; expected sgd, sgd-momentum, adam, adamw or none".format(name))
 
 
@@ -472,19 +506,84 @@ def scores(output):
     return [t for t in items if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
+def freeze(model, frozen):
+    """Let the parameters that stay trainable have gradients; return all parameters."""
+    parameters = list(model.parameters())
+    trainable = model.__dict__.setdefault("probe_trainable", [p.requires_grad for p in parameters])
+    total, before = sum(p.numel() for p in parameters), 0
+    for place, parameter in enumerate(parameters):
+        trained = True
+        if frozen is not None:
+            ahead = before + parameter.numel() <= frozen["share"] * total
+            trained = place % 10 == 9 if frozen["way"] == "scattered" else not ahead
+        parameter.requires_grad_(trained and trainable[place])
+        before += parameter.numel()
+    return parameters
+
+
+def ready(model, job, device, form):
+    """Return the model on the device in the dtype and layout of a job, and these; as a new process has it."""
+    import torch
+
+    wanted = (job.get("dtype", "float32"), bool(job.get("channels_last")))
+    if form != wanted:
+        if form is not None:
+            model = model.cpu()
+            clean(model, device)
+        layout = torch.channels_last if wanted[1] else torch.contiguous_format
+        model = model.to(getattr(torch, wanted[0]))
+        model = model.to(memory_format=layout) if form is not None or wanted[1] else model
+        model = model.to(device)
+    return model, wanted
+
+
 class Work:
     """One network at one batch size in one mode, ready to run."""
 
     def __init__(self, model, job, mode, batch, device, clock):
         import torch
 
-        self.torch, self.model, self.train, self.clock = torch, model, mode == "train", clock
+        self.torch, self.model, self.train, self.clock, self.job = torch, model, mode == "train", clock, job
+        self.device = device
         model.train(self.train)
-        self.x = torch.randn(batch, *job["input_size"]).to(device)
-        self.y = None
-        name = job.get("optimizer", "sgd-momentum")
-        self.optimizer = make_optimizer(name, model.parameters()) if self.train else None
-        self.backward_start = None
+        if hasattr(model, "gradient_checkpointing_enable"):
+            model.gradient_checkpointing_disable()
+            if job.get("checkpointing"):
+                model.gradient_checkpointing_enable()
+        self.x, self.named = None, {}
+        if "inputs" in job:
+            self.named = {name: self.input(form, batch) for name, form in job["inputs"].items()}
+        else:
+            self.x = self.input({"shape": ["batch"] + job["input_size"]}, batch)
+        self.y, self.optimizer, self.backward_start = None, None, None
+        if self.train:
+            trained = [p for p in freeze(model, job.get("frozen")) if p.requires_grad]
+            name, options = job.get("optimizer", "sgd-momentum"), job.get("optimizer_options", {})
+            self.optimizer = make_optimizer(name, trained, options)
+
+    def input(self, form, batch):
+        """Return a random input of a form: {"shape": [...], "below": limit of whole numbers, if they are}."""
+        shape = [batch if side == "batch" else side for side in form["shape"]]
+        if "below" in form:
+            return self.torch.randint(0, form["below"], shape).to(self.device)
+        x = self.torch.randn(*shape).to(self.device)
+        if self.job.get("channels_last") and len(shape) == 4:
+            x = x.contiguous(memory_format=self.torch.channels_last)
+        return x.to(next(self.model.parameters()).dtype)
+
+    def forward(self):
+        """Return the outputs, or in training the loss."""
+        output = self.model(**self.named) if self.x is None else self.model(self.x)
+        if not self.train:
+            return output
+        return output.loss if self.job.get("loss") == "model" else self.loss(output)
+
+    def autocast(self):
+        """Return the context of a forward pass."""
+        amp = self.job.get("amp")
+        if amp is None:
+            return contextlib.ExitStack()
+        return self.torch.autocast(self.device, dtype=getattr(self.torch, amp))
 
     def loss(self, output):
         """Return the cross entropy over classes (dimension 1), or the mean of other outputs."""
@@ -505,14 +604,15 @@ class Work:
         """Run one step; return the marks of its start and end."""
         start = self.clock.mark()
         if not self.train:
-            with self.torch.no_grad():
-                self.model(self.x)
+            with self.torch.no_grad(), self.autocast():
+                self.forward()
             return start, self.clock.mark()
         if self.optimizer is not None:
             self.optimizer.zero_grad()
         else:
             self.model.zero_grad()
-        loss = self.loss(self.model(self.x))
+        with self.autocast():
+            loss = self.forward()
         self.backward_start = self.clock.mark()
         loss.backward()
         if self.optimizer is not None:
@@ -522,23 +622,23 @@ class Work:
     def warm_up(self):
         """Run until two successive steps take the same time, at most 12 steps or 20 seconds."""
         begun, last = time.perf_counter(), None
-        for step in range(WARMUP_STEPS[1]):
+        for step in range(WARMUP[1]):
             before = time.perf_counter()
             self.run()
             self.clock.wait()
             took = time.perf_counter() - before
             steady = last is not None and abs(took - last) <= STEADY * last
-            enough = step + 1 >= WARMUP_STEPS[0] and steady
-            if enough or (step and time.perf_counter() - begun > WARMUP_SECONDS):
+            enough = step + 1 >= WARMUP[0] and steady
+            if enough or (step and time.perf_counter() - begun > WARMUP[2]):
                 break
             last = took
 
     def timed(self):
         """Return the ms of several steps in a row."""
         begun, marks = time.perf_counter(), []
-        for step in range(TIMED_STEPS[1]):
+        for step in range(TIMED[1]):
             marks.append(self.run())
-            if step + 1 >= TIMED_STEPS[0] and time.perf_counter() - begun > TIMED_SECONDS:
+            if step + 1 >= TIMED[0] and time.perf_counter() - begun > TIMED[2]:
                 break
             if step == 0:
                 self.clock.wait()
@@ -571,7 +671,7 @@ def measure(model, job, mode, batch, device, meter):
     with Layers(model, clock, meter) as layers:
         work.run()
     clock.wait()
-    row["memory_mib"] = round(meter.peak, 3)
+    row["memory_mib"] = round(meter.peak, 3) or None
     row["layers"] = layers.times(work.backward_start)
     return row
 
@@ -604,47 +704,81 @@ NOTHING = dict.fromkeys(
 )
 
 
-def run_job(job, device, idle_mib, emit):
-    """Measure all points of one network; runs in the child."""
+def run_jobs(jobs, device, idle_mib, emit, turn=None):
+    """Measure all points of jobs with one build; runs in the child. turn: a file to lock while measuring."""
     warnings.filterwarnings("ignore")
-    meter = Meter(device, idle_mib)
+    meter = Meter(device, idle_mib, turn is not None)
     import torch
 
     torch.manual_seed(0)
-    model, failed = None, {}
-    order = sorted(job["points"], key=lambda p: (p[0] != "infer", p[1]))
-    for mode, batch in order:
-        label = {"job": job["id"], "mode": mode, "batch_size": batch}
-        emit(dict(label, row="start"))
-        row = dict(NOTHING, row="point")
-        if failed.get(mode, 0) >= 2:
-            row.update(fits=0, reason="out of memory at two smaller batch sizes")
-            emit(dict(row, **label))
-            continue
-        try:
-            if model is None:
-                model = build(job["build"]).to(device)
-            row.update(measure(model, job, mode, batch, device, meter))
-        except Exception as error:
-            said = " ".join(str(error).split())
-            if isinstance(error, MemoryError) or "out of memory" in said or "not enough memory" in said:
-                failed[mode] = failed.get(mode, 0) + 1
-                row.update(fits=0, reason="out of memory")
-            else:
-                row.update(fits=None, reason="{}: {}".format(type(error).__name__, said)[:300])
-        emit(dict(row, **label))
-        if model is not None:
-            clean(model, device)
+    if turn is not None:
+        torch.set_num_threads(1)  # the others' cores
+    model, form, reserved = None, None, None
+    for job in jobs:
+        failed = {}
+        for mode, batch in sorted(job["points"], key=lambda p: (p[0] != "infer", p[1])):
+            label = {"job": job["id"], "mode": mode, "batch_size": batch}
+            row = dict(NOTHING, row="point")
+            with contextlib.ExitStack() as stack:
+                try:
+                    problem = None
+                    if failed.get(mode, 0) < 2:
+                        model = build(job["build"]) if model is None else model
+                        model, form = ready(model, job, device, form)
+                except Exception as error:
+                    problem = error
+                if turn is not None:
+                    lock = stack.enter_context(open(turn, "w"))
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                emit(dict(label, row="start"))
+                if failed.get(mode, 0) >= 2:
+                    row.update(fits=0, reason="out of memory at two smaller batch sizes")
+                    emit(dict(row, **label))
+                    continue
+                try:
+                    if problem is not None:
+                        raise problem
+                    if device == "cuda":
+                        limit = limited(job.get("limit_share"), reserved)
+                        row.update({} if limit is None else {"limit_mib": round(limit, 3)})
+                    row.update(measure(model, job, mode, batch, device, meter))
+                    reserved = row["reserved_mib"]
+                except Exception as error:
+                    said = " ".join(str(error).split())
+                    if isinstance(error, MemoryError) or any(words in said for words in OUT_OF_MEMORY):
+                        failed[mode] = failed.get(mode, 0) + 1
+                        row.update(fits=0, reason="out of memory")
+                    else:
+                        row.update(fits=None, reason="{}: {}".format(type(error).__name__, said)[:300])
+                    problem = error = None  # their frames keep tensors
+                emit(dict(row, **label))
+                if model is not None:
+                    clean(model, device)
+
+
+OUT_OF_MEMORY = ("out of memory", "not enough memory")
+
+
+def limited(share, reserved):
+    """Allow PyTorch a share of the MiB reserved before (None: all memory); return the limit in MiB."""
+    import torch
+
+    total = torch.cuda.get_device_properties(0).total_memory / MIB
+    if not hasattr(torch.cuda, "set_per_process_memory_fraction"):
+        return None
+    limit = None if share is None or reserved is None else share * reserved
+    torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else min(limit / total, 1.0))
+    return limit
 
 
 # the machine ------------------------------------------------------------------------------------------------
 
 
-def environment(device, command):
+def environment(device, command, shared=False):
     """Return the environment row; runs in a child, since it starts CUDA."""
     import torch
 
-    meter = Meter(device)
+    meter = Meter(device, shared=shared)
     row = {"row": "environment", "probe": VERSION, "device": device, "memory_meter": meter.name}
     if device == "cuda":
         row["device_name"] = torch.cuda.get_device_name(0)
@@ -654,12 +788,15 @@ def environment(device, command):
             bool(getattr(torch.backends.cuda.matmul, "allow_tf32", False)),
         ]
         row["driver"] = meter.gpu.driver() if meter.gpu is not None else None
+        if meter.name == "nvml-process":  # what both meters say of one process
+            torch.zeros(1, device=device)
+            row["context_mib"] = [meter.gpu.used() - meter.before, meter.gpu.used_by(os.getpid())]
     else:
         row["device_name"], row["threads"] = processor(), torch.get_num_threads()
     total = meter.total()
     row["memory_total_mib"] = None if total is None else round(total)
     row.update(python=platform.python_version(), torch=torch.__version__, cpu=processor())
-    for name in ("torchvision", "timm"):
+    for name in LIBRARIES:
         with contextlib.suppress(Exception):
             row[name] = load(name).__version__
     row["machine"] = digest([row.get(k) for k in MACHINE])
@@ -691,81 +828,153 @@ def processor():
 # processes --------------------------------------------------------------------------------------------------
 
 
+class Child:
+    """A forked process that runs `work(emit)`, whose rows come through a pipe."""
+
+    def __init__(self, work):
+        sys.stdout.flush()
+        self.read, write = os.pipe()
+        self.process, self.buffered, self.killed = os.fork(), b"", ""
+        if self.process == 0:
+            status = 1
+            try:
+                os.close(self.read)
+                with os.fdopen(write, "w") as out:
+
+                    def emit(row):
+                        out.write(json.dumps(row) + "\n")
+                        out.flush()
+
+                    work(emit)
+                status = 0
+            except BaseException as error:
+                sys.stderr.write("{}: {}\n".format(type(error).__name__, error))
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(write)
+
+    def rows(self):
+        """Return the rows that have come, None at the end."""
+        data = os.read(self.read, 1 << 16)
+        if not data:
+            return None
+        *lines, self.buffered = (self.buffered + data).split(b"\n")
+        return [json.loads(line.decode()) for line in lines]
+
+    def kill(self, reason):
+        """End the process."""
+        self.killed = reason
+        os.kill(self.process, signal.SIGKILL)
+
+    def ended(self):
+        """Wait for the end; return the reason of a failure, or ''."""
+        os.close(self.read)
+        _, status = os.waitpid(self.process, 0)
+        if self.killed or not status:
+            return self.killed
+        signalled = os.WIFSIGNALED(status)
+        return "killed by signal {}".format(os.WTERMSIG(status)) if signalled else "the process failed"
+
+
 def forked(work, each, limit_s):
-    """Run `work(emit)` in a forked child, pass each row to `each`; return the reason of a failure, or ''."""
-    sys.stdout.flush()
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(read)
-            with os.fdopen(write, "w") as out:
-
-                def emit(row):
-                    out.write(json.dumps(row) + "\n")
-                    out.flush()
-
-                work(emit)
-            status = 0
-        except BaseException as error:
-            sys.stderr.write("{}: {}\n".format(type(error).__name__, error))
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    os.close(write)
-    ended = ""
+    """Run `work(emit)` in a child, pass each row to `each`; return the reason of a failure, or ''."""
+    child = Child(work)
     try:
-        buffered = b""
         while True:
-            ready, _, _ = select.select([read], [], [], limit_s)
-            if not ready:
-                ended = "no answer within {:.0f} s".format(limit_s)
-                break
-            data = os.read(read, 1 << 16)
-            if not data:
-                break
-            buffered += data
-            *lines, buffered = buffered.split(b"\n")
-            for line in lines:
-                each(json.loads(line.decode()))
-    finally:
-        os.close(read)
-        if ended or sys.exc_info()[0] is not None:
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-    if not ended and os.WIFSIGNALED(status):
-        ended = "killed by signal {}".format(os.WTERMSIG(status))
-    elif not ended and status:
-        ended = "the process failed"
-    return ended
+            if not child.killed and not select.select([child.read], [], [], limit_s)[0]:
+                child.kill("no answer within {:.0f} s".format(limit_s))
+            rows = child.rows()
+            if rows is None:
+                return child.ended()
+            for row in rows:
+                each(row)
+    except BaseException:
+        child.kill("")
+        raise
 
 
-def supervise(job, device, idle_mib, tell, limit_s):
-    """Measure one network in children until every point has a row, even if it kills its child."""
-    remaining = [tuple(p) for p in job["points"]]
-    while remaining:
-        under_way = []
+class Supervisor:
+    """Measures the networks of jobs with one build in children until every point has a row.
 
-        def each(row, under_way=under_way):
-            point = (row["mode"], row["batch_size"])
-            if row["row"] == "start":
-                under_way[:] = [point]
-            else:
-                remaining.remove(point)
-                under_way[:] = []
-            tell(row)
+    A point that kills its child costs no other.
+    """
 
-        part = dict(job, points=[list(p) for p in remaining])
-        ended = forked(lambda emit, part=part: run_job(part, device, idle_mib, emit), each, limit_s)
-        if not remaining:
-            break
-        point = under_way[0] if under_way else remaining[0]
+    def __init__(self, jobs, work, tell):
+        self.jobs, self.work, self.tell = jobs, work, tell
+        self.remaining = [(job["id"], mode, batch) for job in jobs for mode, batch in job["points"]]
+        self.under_way, self.since = None, time.monotonic()
+        self.child = Child(self._part)
+
+    def _part(self, emit):
+        left = [
+            dict(job, points=[p for p in job["points"] if (job["id"], p[0], p[1]) in self.remaining])
+            for job in self.jobs
+        ]
+        self.work([job for job in left if job["points"]], emit)
+
+    def advance(self):
+        """Take what the child says; return whether there is more to come."""
+        rows = self.child.rows()
+        if rows is not None:
+            for row in rows:
+                point = (row["job"], row["mode"], row["batch_size"])
+                self.under_way, self.since = (point if row["row"] == "start" else None), time.monotonic()
+                if row["row"] == "point":
+                    self.remaining.remove(point)
+                self.tell(row)
+            return True
+        ended = self.child.ended()
+        if not self.remaining:
+            return False
+        point = self.under_way or self.remaining[0]
         killed = ended == "killed by signal 9"  # how Linux ends a process when memory runs out
-        row = dict(NOTHING, row="point", job=job["id"], mode=point[0], batch_size=point[1])
+        row = dict(NOTHING, row="point", job=point[0], mode=point[1], batch_size=point[2])
         row.update(fits=0 if killed else None, reason=(ended + " (out of memory)") if killed else ended)
-        remaining.remove(point)
-        tell(row)
+        self.remaining.remove(point)
+        self.tell(row)
+        self.under_way, self.since = None, time.monotonic()
+        if self.remaining:
+            self.child = Child(self._part)
+        return bool(self.remaining)
+
+
+def supervise(groups, start, limit_s, ahead):
+    """Measure groups of jobs, `ahead` of them prepared side by side; start(jobs) returns a Supervisor."""
+    running, groups = [], iter(groups)
+    try:
+        while True:
+            while len(running) < ahead:
+                jobs = next(groups, None)
+                if jobs is None:
+                    break
+                running.append(start(jobs))
+            if not running:
+                break
+            ready = select.select([one.child.read for one in running], [], [], 1.0)[0]
+            for one in list(running):
+                if one.child.read in ready and not one.advance():
+                    running.remove(one)
+            busy = [one for one in running if one.under_way] or running
+            for one in busy:
+                if time.monotonic() - max(o.since for o in busy) > limit_s and not one.child.killed:
+                    one.child.kill("no answer within {:.0f} s".format(limit_s))
+    except BaseException:
+        for one in running:
+            one.child.kill("")
+        raise
+
+
+def groups_of(jobs):
+    """Yield lists of successive jobs with one build."""
+    group = []
+    for job in jobs:
+        if group and group[0]["build"] != job["build"]:
+            yield group
+            group = []
+        group.append(job)
+    if group:
+        yield group
 
 
 def jobs_of(path):
@@ -775,7 +984,7 @@ def jobs_of(path):
             if line.strip():
                 try:
                     job = json.loads(line)
-                    job["id"], job["build"], job["input_size"]
+                    job["id"], job["build"], job["inputs" if "inputs" in job else "input_size"]
                     job["points"] = [(str(mode), int(batch)) for mode, batch in job["points"]]
                 except (ValueError, KeyError, TypeError) as error:
                     sys.exit("training_probe: line {} is not a job: {!r}".format(number, error))
@@ -789,17 +998,21 @@ def main():
     parser.add_argument("--out", help="file to append rows to (default: standard output)")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a GPU")
     parser.add_argument("--time-limit", type=float, default=600.0, help="limit of seconds per point")
+    parser.add_argument("--ahead", type=int, default=1, help="processes that prepare networks side by side")
+    parser.add_argument("--hurry", action="store_true", help="fewer steps: at least 2 to warm up, 3 timed")
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     start_mib = meminfo()[0] if os.path.exists("/proc/meminfo") else 0.0
     import torch
 
     own_mib = status_mib("VmRSS") or 0.0
-    for library in ("torchvision", "timm"):  # once, not in every child
+    for library in LIBRARIES:  # once, not in every child
         with contextlib.suppress(Exception):
-            load(library)
+            getattr(load(library), "PreTrainedModel", None)
     device = arguments.device or ("cuda" if cuda_there(torch) else "cpu")
     out = open(arguments.out, "a") if arguments.out else sys.stdout
+    if arguments.hurry:
+        WARMUP[:], TIMED[:] = HURRY
 
     def tell(row):
         out.write(json.dumps(row) + "\n")
@@ -808,13 +1021,19 @@ def main():
             os.fsync(out.fileno())
 
     command = " ".join(["training_probe.py", *[os.path.basename(a) for a in sys.argv[1:]]])
-    ended = forked(lambda emit: emit(environment(device, command)), tell, arguments.time_limit)
+    shared = arguments.ahead > 1
+    ended = forked(lambda emit: emit(environment(device, command, shared)), tell, arguments.time_limit)
     if ended:
         sys.exit("training_probe: cannot start {} ({})".format(device, ended))
-    for job in jobs_of(arguments.jobs):
+    turn = tempfile.NamedTemporaryFile() if shared else None
+    path = turn.name if turn is not None else None
+
+    def start(jobs):
         # What the system uses now without this process, whose own memory counts as the run's.
         idle = max(meminfo()[0] - own_mib, 0.0) if os.path.exists("/proc/meminfo") else start_mib
-        supervise(job, device, idle, tell, arguments.time_limit)
+        return Supervisor(jobs, lambda part, emit: run_jobs(part, device, idle, emit, path), tell)
+
+    supervise(groups_of(jobs_of(arguments.jobs)), start, arguments.time_limit, arguments.ahead)
 
 
 def cuda_there(torch):

@@ -1,0 +1,311 @@
+"""Write the jobs of the campaign over settings: transformers and CNNs as people train them today.
+
+    python benchmarks/accuracy/settings_jobs.py > jobs.jsonl
+    python hooks/training_probe.py jobs.jsonl --out rows.jsonl --ahead 8 --hurry      # on the GPU
+    python benchmarks/accuracy/settings_jobs.py --rows rows.jsonl --out FOLDER        # the tables of it
+
+Transformers are built from configurations with random weights and trained on the loss they return, at several
+sequence lengths, in float32, autocast, bfloat16 weights, with checkpoints, frozen parameters and optimizers;
+CNNs in autocast, channels_last and both. The last runs of some models may reserve less memory than they need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Job = dict[str, Any]
+
+HALF = {"amp": "bfloat16"}
+SGD, ADAMW = {"optimizer": "sgd-momentum"}, {"optimizer": "adamw"}
+LEADING = {"frozen": {"share": 0.9, "way": "leading"}}
+SCATTERED = {"frozen": {"share": 0.9, "way": "scattered"}}
+SETTINGS: dict[str, Job] = {
+    "float32": SGD,
+    "float32-adamw": ADAMW,
+    "autocast": {**HALF, **ADAMW},
+    "bfloat16": {"dtype": "bfloat16", **ADAMW},
+    "checkpointing": {"checkpointing": True, **SGD},
+    "autocast-checkpointing": {"checkpointing": True, **HALF, **ADAMW},
+    "frozen-leading": {**LEADING, **SGD},
+    "autocast-frozen": {**SCATTERED, **HALF, **ADAMW},
+    "autocast-fused": {**HALF, **ADAMW, "optimizer_options": {"fused": True}},
+}
+CNN_SETTINGS: dict[str, Job] = {
+    "autocast": {**HALF, **SGD},
+    "channels-last": {"channels_last": True, **SGD},
+    "autocast-channels-last": {"channels_last": True, **HALF, **SGD},
+}
+LIMITS = (0.8, 0.92, 1.02)
+
+Model = tuple[str, str, str, str, dict[str, Any]]
+"""Label, family, kind of inputs, class, configuration."""
+
+DECODERS: list[Model] = [
+    ("gpt2", "gpt2", "text", "GPT2LMHeadModel", {}),
+    ("llama-1b", "llama", "text-large", "LlamaForCausalLM", {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}),
+    ("qwen2-0.5b", "qwen2", "text-large", "Qwen2ForCausalLM", {
+        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}),
+    ("pythia-160m", "gpt-neox", "text", "GPTNeoXForCausalLM", {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "vocab_size": 50304}),
+    ("mistral-300m", "mistral", "text-large", "MistralForCausalLM", {
+        "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 20, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "vocab_size": 32000}),
+    ("opt-125m", "opt", "text", "OPTForCausalLM", {"hidden_size": 768, "num_hidden_layers": 12}),
+    ("gpt2-medium", "gpt2", "text-large", "GPT2LMHeadModel", {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
+    ("bloom-560m", "bloom", "text-large", "BloomForCausalLM", {
+        "hidden_size": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 250880}),
+    ("phi-1b", "phi", "text-large", "PhiForCausalLM", {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32}),
+    ("qwen3-0.6b", "qwen3", "text-large", "Qwen3ForCausalLM", {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True}),
+    ("smollm-360m", "llama", "text-large", "LlamaForCausalLM", {
+        "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15,
+        "num_key_value_heads": 5, "vocab_size": 49152, "tie_word_embeddings": True}),
+]  # fmt: skip
+ENCODERS: list[Model] = [
+    ("bert-base", "bert", "text-512", "BertForMaskedLM", {}),
+    ("t5-small", "t5", "text-512", "T5ForConditionalGeneration", {
+        "d_model": 512, "num_layers": 6, "num_heads": 8, "d_ff": 2048, "decoder_start_token_id": 0}),
+    ("bart-base", "bart", "text-512", "BartForConditionalGeneration", {
+        "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
+        "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}),
+    ("distilbert", "distilbert", "text-512", "DistilBertForMaskedLM", {}),
+    ("modernbert", "modernbert", "text", "ModernBertForMaskedLM", {}),
+    ("bert-large", "bert", "text-512", "BertForMaskedLM", {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}),
+    ("electra-base", "electra", "text-512", "ElectraForMaskedLM", {
+        "hidden_size": 768, "embedding_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+        "num_attention_heads": 12}),
+    ("albert-base", "albert", "text-512", "AlbertForMaskedLM", {
+        "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12}),
+    ("t5-base", "t5", "text-512", "T5ForConditionalGeneration", {
+        "d_model": 768, "num_layers": 12, "num_heads": 12, "d_ff": 3072, "decoder_start_token_id": 0}),
+]  # fmt: skip
+OTHERS: list[Model] = [
+    ("vit-base", "vit", "image", "ViTForImageClassification", {"num_labels": 1000}),
+    ("wav2vec2", "wav2vec2", "sound", "Wav2Vec2ForSequenceClassification", {
+        "apply_spec_augment": False, "layerdrop": 0.0, "num_labels": 10}),
+    ("whisper-base", "whisper", "speech", "WhisperForConditionalGeneration", {
+        "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}),
+    ("dinov2-base", "dinov2", "image", "Dinov2ForImageClassification", {"num_labels": 1000}),
+    ("ast", "ast", "spectrum", "ASTForAudioClassification", {"num_labels": 10}),
+    ("swin-tiny", "swin", "image", "SwinForImageClassification", {"num_labels": 1000}),
+]  # fmt: skip
+
+TEXT = [(8, 128), (2, 512), (16, 64), (4, 1024), (1, 2048), (4, 256)]
+TEXT_LARGE = [(4, 128), (1, 512), (8, 64), (2, 1024), (1, 2048), (2, 256)]
+SHORT = [(8, 128), (4, 512), (32, 64), (16, 256), (2, 384), (8, 512)]
+FIXED = [(8, 0), (32, 0), (2, 0), (64, 0), (16, 0), (4, 0)]
+FEW = [(4, 0), (8, 0), (2, 0), (16, 0), (1, 0), (6, 0)]
+POINTS = {
+    "text": TEXT, "text-large": TEXT_LARGE, "text-512": SHORT, "image": FIXED, "sound": FEW, "speech": FEW,
+    "spectrum": FEW,
+}  # fmt: skip
+CHOSEN = {
+    "float32": (0, 1, 2, 3),
+    "float32-adamw": (1, 5),
+    "autocast": (0, 1, 3, 4),
+    "bfloat16": (0, 3, 4),
+    "checkpointing": (1, 3),
+    "autocast-checkpointing": (3, 4),
+    "frozen-leading": (1, 5),
+    "autocast-frozen": (1, 3),
+    "autocast-fused": (5,),
+}
+"""Which of a model's points each setting is measured at."""
+
+_NAMES = """
+resnet50 mobilenet_v2 resnet18 squeezenet1_0 mnasnet1_0 googlenet alexnet vgg16 densenet121 efficientnet_b0
+convnext_tiny regnet_y_800mf resnext50_32x4d shufflenet_v2_x1_0 mobilenet_v3_large efficientnet_v2_s
+vgg11_bn inception_v3 vit_b_16 swin_t wide_resnet50_2 regnet_x_1_6gf resnet34 maxvit_t timm:resnet26d
+timm:seresnet50 timm:mobilenetv4_conv_small timm:ghostnet_100 timm:rexnet_100 timm:cspresnet50 timm:dla34
+timm:res2net50_26w_4s timm:resnest14d timm:hrnet_w18_small timm:mixnet_s timm:repvgg_a0 timm:nf_resnet50
+timm:xception41 timm:poolformer_s12 timm:mobilevit_s timm:lcnet_100 timm:fbnetc_100 timm:skresnet18
+timm:ese_vovnet19b_dw timm:regnetz_b16 timm:hgnetv2_b0 timm:convmixer_768_32 timm:efficientvit_b0 timm:dpn68
+timm:selecsls42b timm:deit_small_patch16_224 timm:mixer_s32_224 timm:starnet_s1 timm:tinynet_a
+timm:fastvit_t8 timm:coat_tiny ).split(
+"""
+CNNS = tuple(_NAMES.split())
+OPTIONS = {
+    "googlenet": {"aux_logits": False, "init_weights": False},
+    "inception_v3": {"aux_logits": False, "init_weights": False},
+}
+FEW_CACHED = {"use_cache": False}
+
+
+def inputs(kind: str, config: Job, vocabulary: int, length: int) -> Job:
+    """Return the inputs of a model."""
+    labels = {"shape": ["batch"], "below": config.get("num_labels", 2)}
+    if kind == "image":
+        return {"pixel_values": {"shape": ["batch", 3, 224, 224]}, "labels": labels}
+    if kind == "sound":
+        return {"input_values": {"shape": ["batch", 32000]}, "labels": labels}
+    if kind == "spectrum":
+        return {"input_values": {"shape": ["batch", 1024, 128]}, "labels": labels}
+    if kind == "speech":
+        features = {"shape": ["batch", 80, 3000]}
+        return {"input_features": features, "labels": {"shape": ["batch", 64], "below": vocabulary}}
+    tokens = {"shape": ["batch", length], "below": vocabulary}
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def transformer_jobs(model: Model) -> Iterator[Job]:
+    """Yield the jobs of one model: the settings, each at some of the points, then runs short of memory."""
+    label, family, kind, name, options = model
+    vocabulary = {"bert": 30522, "electra": 30522, "distilbert": 30522, "modernbert": 50368, "t5": 32128,
+                  "bart": 50265, "albert": 30000, "opt": 50272, "phi": 51200, "whisper": 51865}  # fmt: skip
+    vocab = options.get("vocab_size", vocabulary.get(family, 50257))
+    config = {**options, **(FEW_CACHED if kind.startswith("text") or kind == "speech" else {})}
+    config.update({"max_position_embeddings": 2048} if family in ("llama", "phi", "opt") else {})
+    config.update({"n_positions": 2048} if family == "gpt2" else {})
+    build = {"library": "transformers", "name": name, "config": config}
+    for setting, chosen in CHOSEN.items():
+        for place in chosen:
+            batch, length = POINTS[kind][place]
+            job = {
+                "id": "-".join([label, setting, *([str(length)] if length else [])]),
+                "network": label,
+                "family": family,
+                "setting": setting,
+                **({"seq_len": length} if length else {}),
+                "build": build,
+                "inputs": inputs(kind, config, vocab, length),
+                "loss": "model",
+                **SETTINGS[setting],
+                "points": [["train", batch]],
+            }
+            yield job
+            if length and setting in ("float32", "autocast") and place == 1:
+                for share in LIMITS:
+                    short = {"id": f"{job['id']}-limit-{share}", "limit_share": share}
+                    yield {**job, **short, "setting": "limit"}
+
+
+def merged(jobs: Iterator[Job]) -> Iterator[Job]:
+    """Yield successive jobs that differ in their points alone as one."""
+    last: Job | None = None
+    for job in jobs:
+        if last is not None and last["id"] == job["id"]:
+            last["points"] += job["points"]
+            continue
+        if last is not None:
+            yield last
+        last = job
+    if last is not None:
+        yield last
+
+
+def cnn_jobs(name: str) -> Iterator[Job]:
+    """Yield the jobs of one network of torchvision or timm."""
+    library = "timm" if name.startswith("timm:") else "torchvision"
+    build = {
+        "library": library,
+        "name": name.removeprefix("timm:"),
+        "kwargs": OPTIONS.get(name, {}),
+    }
+    side = {"inception_v3": 299, "timm:mobilevit_s": 256}.get(name, 224)
+    for setting, options in CNN_SETTINGS.items():
+        yield {
+            "id": f"{name}-{setting}",
+            "network": name,
+            "family": name,
+            "setting": f"cnn-{setting}",
+            "build": build,
+            "input_size": [3, side, side],
+            **options,
+            "points": [["train", batch] for batch in (8, 32, 128)],
+        }
+
+
+def every_job() -> Iterator[Job]:
+    """Yield all jobs, the most telling ones first."""
+    models = [*DECODERS[:6], *ENCODERS[:4], *OTHERS[:3]], [*DECODERS[6:], *ENCODERS[4:], *OTHERS[3:]]
+    for part, names in zip(models, (CNNS[:24], CNNS[24:]), strict=True):
+        for model in part:
+            yield from merged(transformer_jobs(model))
+        for name in names:
+            yield from cnn_jobs(name)
+
+
+COLUMNS = (
+    "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
+    "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "limit_mib", "reason",
+)  # fmt: skip
+
+
+def write_tables(rows: list[Path], folder: Path) -> None:
+    """Write measurements.csv.gz, networks.jsonl.gz, layers.jsonl.gz and environment.json of the rows."""
+    jobs = {job["id"]: job for job in every_job()}
+    points: dict[tuple[str, str, int], Job] = {}
+    for file in rows:
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            if row["row"] == "environment":
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "environment.json").write_text(json.dumps(row, indent=1) + "\n")
+            elif row["row"] == "point" and row["fits"] is not None:
+                points[row["job"], row["mode"], row["batch_size"]] = {**row, "id": row["job"]}
+    measured = {key[0] for key in points}
+    with gzip.open(folder / "measurements.csv.gz", "wt", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(points.values())
+    with gzip.open(folder / "networks.jsonl.gz", "wt") as file:
+        for job in jobs.values():
+            if job["id"] in measured:
+                described = {name: value for name, value in job.items() if name != "points"}
+                file.write(json.dumps(described, separators=(",", ":")) + "\n")
+    with gzip.open(folder / "layers.jsonl.gz", "wt") as file:
+        for row in points.values():
+            if row["layers"]:
+                file.write(json.dumps({n: row[n] for n in ("id", "mode", "batch_size", "layers")}) + "\n")
+
+
+def main() -> int:
+    """Write the jobs, or the tables of their rows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=Path, nargs="+", help="rows of the probe")
+    parser.add_argument("--out", type=Path, help="folder of the tables")
+    parser.add_argument("--tiny", action="store_true", help="two layers, small inputs: a trial on a CPU")
+    arguments = parser.parse_args()
+    if arguments.rows:
+        write_tables(arguments.rows, arguments.out)
+        return 0
+    for job in every_job():
+        sys.stdout.write(json.dumps(tiny(job) if arguments.tiny else job) + "\n")
+    return 0
+
+
+def tiny(job: Job) -> Job:
+    """Return a job that a CPU runs in a second."""
+    small = json.loads(json.dumps(job))
+    if "config" in small["build"]:
+        layers = ("n_layer", "encoder_layers", "decoder_layers", "num_layers")
+        config = small["build"]["config"]
+        config.update({name: 2 for name in layers if name in config} or {"num_hidden_layers": 2})
+        config.update({} if small["network"].startswith("swin") else {"vocab_size": 1000})
+        config.update({"pad_token_id": 0} if "pad_token_id" not in config else {})
+    for form in small.get("inputs", {}).values():
+        if "below" in form and len(form["shape"]) == 2:
+            form["shape"][1], form["below"] = 16, 1000
+    small["points"] = [["train", 1]]
+    return small
+
+
+if __name__ == "__main__":
+    sys.exit(main())
