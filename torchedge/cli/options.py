@@ -34,7 +34,8 @@ OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
 AMP = ("bfloat16", "float16")
 MODEL_HELP = """\
 MODEL is a torchvision or timm name (resnet50, timm:convnext_tiny), file.py:factory (a function without
-arguments that returns a module; the file is run), or an .onnx or .pt2 file."""
+arguments that returns a module; the file is run), hf:CONFIG.json (a configuration file of transformers;
+hf:CONFIG.json:BertForMaskedLM names the architecture), or an .onnx or .pt2 file."""
 
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ _LEAST_MIB = 0.05
         "torchedge predict resnet50 -b 8,16,32 -d jetson-tx2 --max-batch-size",
         "torchedge predict nets.py:small --memory-limit 4GiB --optimizer adamw --amp bfloat16",
         "torchedge predict model.onnx --mode infer --json",
+        "torchedge predict hf:config.json -b 8 --seq-len 512 --optimizer adamw",
     ],
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
@@ -41,7 +42,7 @@ _LEAST_MIB = 0.05
 @options.device
 @options.mode
 @options.input_size
-@click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that brings an example.")
+@click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that reads any.")
 @options.optimizer
 @options.amp
 @options.accumulation

@@ -353,7 +353,11 @@ def arguments_of(model: torch.nn.Module, example: Any, input_size: tuple[int, ..
     spec = infer_input(model)
     dtype = _floating_dtype(model) if spec.dtype.is_floating_point else spec.dtype
     tensor = torch.empty((1, *spec.size), dtype=dtype, device="meta")
-    return _fed(tensor, spec.keyword, (spec.note,) if spec.note else ())
+    args, kwargs, notes = _fed(tensor, spec.keyword, (spec.note,) if spec.note else ())
+    if spec.decoder is not None:
+        kwargs["decoder_input_ids"] = torch.empty((1, spec.decoder), dtype=torch.int64, device="meta")
+        notes = (*notes, f"{spec.decoder} tokens of the decoder assumed")
+    return args, kwargs, notes
 
 
 def _from_example(example: Any) -> _Inputs:

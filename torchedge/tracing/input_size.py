@@ -10,17 +10,22 @@ import torch
 from torchedge.errors import InputError
 
 _SEQUENCE = 128
+_SAMPLES = 16_000
 _SPATIAL = {1: (1024,), 2: (224, 224), 3: (16, 112, 112)}
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """Shape of one sample (without the batch), its dtype, its keyword, and a note if it was guessed."""
+    """Shape of one sample (without the batch), its dtype, its keyword, and a note if it was guessed.
+
+    decoder: tokens that the decoder reads, where the model has one beside its encoder.
+    """
 
     size: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     keyword: str | None = None
     note: str | None = None
+    decoder: int | None = None
 
 
 def infer_input(model: torch.nn.Module) -> InputSpec:
@@ -56,17 +61,26 @@ def _from_transformers(model: torch.nn.Module) -> InputSpec | None:
     keyword = getattr(model, "main_input_name", None)
     if config is None or not isinstance(keyword, str) or not hasattr(config, "model_type"):
         return None
+    decoder = None
+    if getattr(config, "is_encoder_decoder", False):
+        decoder = min(_SEQUENCE, getattr(config, "max_target_positions", None) or _SEQUENCE)
     if keyword == "pixel_values":
         side = getattr(config, "image_size", 224) or 224
         sides = (side, side) if isinstance(side, int) else tuple(side)
-        return InputSpec((getattr(config, "num_channels", 3), *sides), keyword=keyword)
+        frames = getattr(config, "num_frames", None)
+        image = (getattr(config, "num_channels", 3), *sides)
+        return InputSpec(image if frames is None else (frames, *image), keyword=keyword, decoder=decoder)
     if keyword == "input_ids":
         longest = getattr(config, "max_position_embeddings", None) or _SEQUENCE
         length = min(_SEQUENCE, longest)
-        return InputSpec((length,), torch.int64, keyword, f"sequence length assumed to be {length}")
+        note = f"sequence length assumed to be {length}"
+        return InputSpec((length,), torch.int64, keyword, note, decoder and min(decoder, length))
     if keyword == "input_features":
         length = 2 * getattr(config, "max_source_positions", 1500)
-        return InputSpec((getattr(config, "num_mel_bins", 80), length), keyword=keyword)
+        return InputSpec((getattr(config, "num_mel_bins", 80), length), keyword=keyword, decoder=decoder)
+    if keyword == "input_values" and hasattr(config, "conv_stride"):
+        note = f"input assumed to be {_SAMPLES} samples, one second of audio"
+        return InputSpec((_SAMPLES,), keyword=keyword, note=note, decoder=decoder)
     return None
 
 

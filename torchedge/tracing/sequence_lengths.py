@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torchedge.errors import CaptureError, InputError, check_whole
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode
 from torchedge.graphs.sizes import Affine, Size
-from torchedge.tracing.capturing import CaptureRequest, Loss, capture_request
+from torchedge.tracing.capturing import CaptureRequest, Loss, arguments_of, capture_request, checked_model
 
 MOST_POSITIONS = 1 << 20
 """The longest sequence of a model whose configuration has no limit."""
@@ -47,7 +47,11 @@ class LengthFamily:
         """Find the length; raises InputError where the example has none."""
         request = self.request.loaded()
         if request.example is None:
-            request = replace(request, example=getattr(request.model, "example_inputs", None))
+            example = getattr(request.model, "example_inputs", None)
+            if example is None and request.input_size is None:
+                args, kwargs, _ = arguments_of(checked_model(request.model), None, None)
+                example = {**kwargs} or args
+            request = replace(request, example=example)
         object.__setattr__(self, "request", request)
         object.__setattr__(self, "length", example_length(self.request.example))
 
@@ -102,11 +106,11 @@ def capture_lengths(
     """Return the graphs of a model at every sequence length, for `predict` with seq_len. Captures when used.
 
     example: a batch of sequences, (batch, length) token numbers or (batch, length, channels) vectors, by
-    default the model's `example_inputs`; all dimensions of that length change together. The other arguments
-    are those of `capture`.
+    default the model's `example_inputs` or the input that its metadata or first layer names; all dimensions
+    of that length change together. The other arguments are those of `capture`.
 
     Raises:
-        InputError: the example has no sequence.
+        InputError: the example has no sequence, or none is known.
     """
     return LengthFamily(CaptureRequest(model, None, mode, example, None, loss))
 
@@ -123,7 +127,7 @@ def example_length(example: Any) -> int:
         return int(tensor.shape[1])
     raise InputError(
         "the example has no sequence; expected a tensor of token numbers (batch, length) or of vectors "
-        "(batch, length, channels): pass example="
+        "(batch, length, channels): pass example=, or omit the sequence length"
     )
 
 

@@ -1,4 +1,4 @@
-"""Models by name: torchvision and timm architectures, factories in Python files, ONNX and .pt2 files."""
+"""Models by name: torchvision, timm, transformers' configurations, Python factories, ONNX and .pt2 files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from torchedge.errors import (
     first_line,
 )
 from torchedge.storage.locks import warnings_ignored
+from torchedge.tracing.hub_configs import build_from_config, split_config
 from torchedge.tracing.paper_models import PAPER_MODELS, build_paper_model
 from torchedge.tracing.vision import find_timm, prepare_torchvision
 
-_FORMS = "a torchvision or timm name, file.py:factory, or an .onnx or .pt2 file"
+_FORMS = "a torchvision or timm name, file.py:factory, hf:CONFIG.json, or an .onnx or .pt2 file"
 
 
 def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, str]:
@@ -32,7 +33,8 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
 
     text: a torchvision name, a timm name (`timm:NAME`, or bare where torchvision has none), a model that
     FlashMem was evaluated on (one of `PAPER_MODELS`, as gpt-neo-2.7b), `file.py:factory` (a function without
-    arguments, or a module), or the path of an `.onnx` or `.pt2` file.
+    arguments, or a module), `hf:CONFIG.json` or `hf:CONFIG.json:ARCHITECTURE` (a configuration of
+    transformers, see `build_from_config`), or the path of an `.onnx` or `.pt2` file.
     Weights are random, on the meta device if the model can be built there; with `weights` on the default
     device, as the model's own code draws or loads them. A factory is the user's code, and it runs.
     Raises InputError if the model cannot be found or built, and MissingExtraError if a package is not
@@ -40,6 +42,10 @@ def load_model(text: str, *, weights: bool = False) -> tuple[torch.nn.Module, st
     """
     if not text.strip():
         raise InputError(f"no model is named; expected {_FORMS}")
+    if text.startswith("hf:"):
+        config, architecture = split_config(text)
+        model = _built(lambda: build_from_config(config, architecture), text, weights)
+        return model, type(model).__name__
     path, _, factory = text.rpartition(":")
     if path.endswith(".py"):
         return _from_python(Path(path), factory, weights), f"{Path(path).stem}:{factory}"

@@ -30,7 +30,7 @@ SMALL, SMALL_SEGMENT, LARGE_SEGMENT, OWN_SEGMENT, SEGMENT_STEP = (
 """In units: the largest request of the small pool; the segments of both pools; the smallest request with a
 segment of its own, and the multiple that such segments are rounded up to."""
 
-_SHIFT = 32
+_SHIFT = 48
 _ADDRESS = (1 << _SHIFT) - 1
 
 
