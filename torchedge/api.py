@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
-from torchedge.errors import DeviceError, InputError
+from torchedge.errors import DeviceError, InputError, check_choice
 from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
-from torchedge.prediction.memory.settings import StepSettings, amp_named
+from torchedge.prediction.memory.settings import OPTIMIZERS, REPLAYED_OPTIMIZERS, StepSettings, amp_named
 from torchedge.prediction.memory.simulation import MemoryProfile
 from torchedge.prediction.predictor import device_settings, predict_graph, predict_graphs
 from torchedge.prediction.profiles import load_models
@@ -81,9 +81,11 @@ def predict(
     model's own metadata decides, else its first layer, with a note in the result. batch_dim: the dimension of
     the example that is the batch, as in `capture`.
     seq_len: length of the sequences of the example, which may be of another length (`max_seq_len`).
-    optimizer: "sgd", "sgd-momentum", "adam", "adamw", "none", or a torch.optim object. amp: "bfloat16" or
-    "float16" autocast. Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in
-    ms, each with a 90 % interval. Raises InputError, CaptureError, DeviceError or ProfileError with a message
+    optimizer: "sgd", "sgd-momentum", "adam", "adamw", "none", "adafactor", "adamw-8bit" (as bitsandbytes
+    stores its state) or another optimizer of torch.optim in lower case, with its default options; or an
+    optimizer of the model, of any library. amp: "bfloat16" or "float16" autocast.
+    Returns a Prediction: `memory` is Γ (perf4sight, section 4), in MiB, `latency` Φ, in ms, each with a 90 %
+    interval. Raises InputError, CaptureError, DeviceError or ProfileError with a message
     that says what to do.
     """
     predictor = Predictor(device)
@@ -131,7 +133,7 @@ class Predictor:
         batch_dim: int | None = None,
     ) -> Prediction:
         """Predict one model at one batch size. See `torchedge.predict`."""
-        settings = _settings(optimizer, amp, accumulation)
+        settings = _settings(optimizer, amp, accumulation, model)
         if mode == "train" and loss is None:
             raise InputError(_NO_LOSS)
         request = CaptureRequest(model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim)
@@ -196,7 +198,7 @@ def advise(
     from torchedge.prediction.advice import advise_settings
 
     request = CaptureRequest(model, batch_size, "train", example, input_size, loss)
-    settings = _settings(optimizer, amp, 1)
+    settings = _settings(optimizer, amp, 1, model)
     chosen = choose_device(device)
     return advise_settings(
         request, chosen, settings, limit_mib=limit_mib, confidence=confidence, progress=progress
@@ -222,7 +224,7 @@ def simulate(
     """
     from torchedge.prediction.memory import simulation
 
-    settings = _settings(optimizer, amp, accumulation)
+    settings = _settings(optimizer, amp, accumulation, model)
     if device is not None:
         settings = device_settings(choose_device(device), settings)
     request = CaptureRequest(model, batch_size, mode, example, input_size)
@@ -268,12 +270,15 @@ def search(
     Returns a Search: `best`, `build()`, `fronts`, and, where nothing meets the constraints, `violations`.
     """
     target = choose_device(device)
+    settings = _settings(optimizer, amp, 1)
+    if not isinstance(settings.optimizer, str):  # an optimizer of one network does not fit the candidates
+        settings = replace(settings, optimizer=str(settings.optimizer))
     task = make_task(
         space,
         constraints,
         target,
         batch_sizes={"train": batch_size, "infer": inference_batch_size},
-        settings=_settings(optimizer, amp, 1),
+        settings=settings,
         confidence=confidence,
         recipe=Recipe(population, iterations, mutation, parents),
         seed=seed,
@@ -470,31 +475,24 @@ def _own_gpu(index: int) -> Device | None:
     return match_device(board_name() or torch.cuda.get_device_name(index), total)
 
 
-def _settings(optimizer: Any, amp: str | None, accumulation: int) -> StepSettings:  # noqa: ANN401
-    """Read the optimizer's name, weight decay and implementation from a name or a torch.optim object."""
+def _settings(
+    optimizer: Any,  # noqa: ANN401
+    amp: str | None,
+    accumulation: int,
+    model: Any = None,  # noqa: ANN401
+) -> StepSettings:
+    """Return the settings of a step; optimizer: a name, or an optimizer of the model, if it is known."""
+    from torchedge.tracing.optimizer_replays import OptimizerReplay, replay_of
+
     amp = amp_named(amp)
     if isinstance(optimizer, str):
-        return StepSettings(optimizer=optimizer, amp=amp, accumulation=accumulation)
-    groups = getattr(optimizer, "param_groups", None)
-    if not groups:
+        check_choice("optimizer", optimizer, (*OPTIMIZERS, *REPLAYED_OPTIMIZERS))
+        step = optimizer if optimizer in OPTIMIZERS else OptimizerReplay(optimizer)
+    elif getattr(optimizer, "param_groups", None):
+        step = replay_of(optimizer, model)
+    else:
         raise InputError(
             f"optimizer is a {type(optimizer).__name__}; "
             "expected a name such as 'adam' or a torch.optim object"
         )
-    kind, first = type(optimizer).__name__, groups[0]
-    names = {"SGD": "sgd-momentum" if first.get("momentum") else "sgd", "Adam": "adam", "AdamW": "adamw"}
-    if kind not in names:
-        raise InputError(
-            f"optimizer {kind} is not known; expected SGD, Adam or AdamW: "
-            "pass the one whose state is as large"
-        )
-    decay = float(first.get("weight_decay") or 0.0)
-    foreach = first.get("foreach") is not False
-    return StepSettings(
-        optimizer=names[kind],
-        weight_decay=decay,
-        foreach=foreach,
-        amp=amp,
-        accumulation=accumulation,
-        amsgrad=any(group.get("amsgrad") for group in groups),
-    )
+    return StepSettings(optimizer=step, amp=amp, accumulation=accumulation)

@@ -115,9 +115,9 @@ def test_options_are_called_as_in_python(name):
 
 def test_choices_are_those_of_the_library():
     from torchedge.cli import options
-    from torchedge.prediction.memory.settings import AMP_DTYPES, OPTIMIZERS
+    from torchedge.prediction.memory.settings import AMP_DTYPES, OPTIMIZERS, REPLAYED_OPTIMIZERS
 
-    assert (options.OPTIMIZERS, options.AMP) == (OPTIMIZERS, AMP_DTYPES)
+    assert ((*OPTIMIZERS, *REPLAYED_OPTIMIZERS), AMP_DTYPES) == (options.OPTIMIZERS, options.AMP)
 
 
 def test_version(run):

@@ -30,7 +30,21 @@ if TYPE_CHECKING:
 DEBUG_VARIABLE = "TORCHEDGE_DEBUG"
 """If set to anything but 0, tracebacks and warnings of libraries are shown."""
 
-OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
+OPTIMIZERS = (
+    *("none", "sgd", "sgd-momentum", "adam", "adamw"),
+    *(
+        "adafactor",
+        "adagrad",
+        "adadelta",
+        "adamax",
+        "adamw-8bit",
+        "asgd",
+        "nadam",
+        "radam",
+        "rmsprop",
+        "rprop",
+    ),
+)
 AMP = ("bfloat16", "float16")
 MODEL_HELP = """\
 MODEL is a torchvision or timm name (resnet50, timm:convnext_tiny), file.py:factory (a function without
@@ -189,7 +203,8 @@ optimizer = click.option(
     "--optimizer",
     type=click.Choice(OPTIMIZERS),
     default="sgd-momentum",
-    help="Optimizer of the step.",
+    metavar="NAME",
+    help=f"Optimizer of the step: {', '.join(OPTIMIZERS)}.",
 )
 
 

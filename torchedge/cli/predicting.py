@@ -363,7 +363,7 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
     return {
         "model": profile.name,
         "batch_size": profile.batch_size,
-        "optimizer": profile.settings.optimizer,
+        "optimizer": str(profile.settings.optimizer),
         "amp": profile.settings.amp,
         "accumulation": profile.settings.accumulation,
         "allocated_mib": profile.allocated_mib,

@@ -1,4 +1,4 @@
-"""The memory of one operator's forward and backward call, as PyTorch itself runs them."""
+"""The memory of an operator's forward and backward call, and of an optimizer's steps, as they run."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ class Footprint:
     forward: tuple[int, ...]
     saved: tuple[int, ...]
     backward: tuple[tuple[FootprintEvent, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFootprint:
+    """Storages of an optimizer's first step and of a later one, by number; sizes: bytes of each.
+
+    first, later: k + 1 where storage k is allocated, -k - 1 where it is freed. states: storages that stay
+    after the first step; the later one starts with them.
+    """
+
+    sizes: tuple[int, ...]
+    first: tuple[int, ...]
+    later: tuple[int, ...]
+    states: tuple[int, ...]

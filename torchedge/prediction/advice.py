@@ -129,7 +129,7 @@ def advise_settings(
     for variant, amp, optimizer in product(
         variants,
         dict.fromkeys((settings.amp, *_autocasts(device))),
-        (settings.optimizer, *_CHEAPER.get(settings.optimizer, ())),
+        (settings.optimizer, *_CHEAPER.get(str(settings.optimizer), ())),
     ):
         changed = replace(settings, amp=amp, optimizer=optimizer)
         candidates += _split(variant, device, changed, settings, batch_size, limit_mib, confidence)
@@ -216,7 +216,7 @@ def _split(
         *(["checkpointing"] if variant.checkpointing else []),
         *(["head only"] if variant.head_only else []),
         *([settings.amp or "no autocast"] if settings.amp != asked.amp else []),
-        *([settings.optimizer] if settings.optimizer != asked.optimizer else []),
+        *([str(settings.optimizer)] if settings.optimizer != asked.optimizer else []),
     ]
 
     def setting(size: int, accumulation: int) -> Setting:
@@ -227,7 +227,7 @@ def _split(
             (*accumulates, *changes),
             size,
             accumulation,
-            settings.optimizer,
+            str(settings.optimizer),
             settings.amp,
             variant.checkpointing,
             variant.head_only,

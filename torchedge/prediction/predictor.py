@@ -155,7 +155,7 @@ def _joined(parts: Sequence[Predictions]) -> Predictions:
 def _not_timed(settings: StepSettings) -> tuple[str, ...]:
     """Return notes on settings that change the memory, but not the predicted latency."""
     notes = []
-    if settings.optimizer in ("adam", "adamw"):
+    if str(settings.optimizer) not in ("none", "sgd", "sgd-momentum"):
         notes.append(f"latency holds an SGD update; {settings.optimizer} takes a little longer")
     if settings.accumulation > 1:
         notes.append("latency is that of one micro-batch with its update")
@@ -209,7 +209,13 @@ class _Graphs:
 def device_settings(device: Device, settings: StepSettings | None) -> StepSettings:
     """Return the settings of a step as the device's measured framework runs it."""
     chosen = settings if settings is not None else StepSettings()
-    under = chosen.under({"backend": "cuda" if device.kind == "gpu" else "cpu", **device.runtime})
+    under = chosen.under(
+        {
+            "backend": "cuda" if device.kind == "gpu" else "cpu",
+            "foreach": device.kind == "gpu",
+            **device.runtime,
+        }
+    )
     return under if under.workspaces is not None else replace(under, workspaces=load_workspaces(device))
 
 

@@ -61,26 +61,23 @@ def _key(item: Any) -> Any:
     return type(item).__name__, item if isinstance(item, (int, float, str, bool)) else str(item)
 
 
-class _FootprintRun(TorchDispatchMode):
-    """Runs one call forward and backward; numbers its storages and writes down their lives."""
+class StorageLog(TorchDispatchMode):
+    """Numbers the storages of meta tensors, and writes down when each is allocated and freed.
 
-    def __init__(self, needs: Sequence[bool]) -> None:
+    sizes: elements and dtype by number; alive: numbers by the storage's key.
+    """
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.needs = needs
         self.sizes: list[tuple[int, torch.dtype]] = []
         self.events: list[tuple[FootprintEvent, int, int, int]] = []
-        self.inputs: list[tuple[int, int, torch.dtype]] = []
-        self.outputs: list[tuple[int, int, torch.dtype]] = []
-        self.gradients: list[int] = []
         self.alive: dict[int, int] = {}
-        self.returned = 0
-        self.saved: tuple[int, ...] = ()
         self._watched: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
                 self.follow(leaf)
         return result
 
@@ -98,6 +95,19 @@ class _FootprintRun(TorchDispatchMode):
     def _gone(self, key: int) -> None:
         self.events.append((FootprintEvent.DROP, self.alive.pop(key), 0, 0))
         del self._watched[key]
+
+
+class _FootprintRun(StorageLog):
+    """Runs one call forward and backward."""
+
+    def __init__(self, needs: Sequence[bool]) -> None:
+        super().__init__()
+        self.needs = needs
+        self.inputs: list[tuple[int, int, torch.dtype]] = []
+        self.outputs: list[tuple[int, int, torch.dtype]] = []
+        self.gradients: list[int] = []
+        self.returned = 0
+        self.saved: tuple[int, ...] = ()
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _FootprintRun:
         """Run the call and, where it is differentiable, its backward call."""

@@ -51,6 +51,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Iterable[torch
             f"optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; expected SGD, Adam or "
             "AdamW of torch.optim, or None to get the gradients and update the parameters yourself"
         )
+    check_parameters(optimizer, parameters)
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Raise InputError if one of the optimizer's parameters is none of the model's."""
     known = {id(p) for p in parameters}
     for number, group in enumerate(optimizer.param_groups):
         foreign = [p for p in group["params"] if id(p) not in known]

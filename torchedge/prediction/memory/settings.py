@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchedge.errors import check_choice, check_whole
 from torchedge.prediction.memory.workspaces import WorkspaceModel
 
+if TYPE_CHECKING:
+    from torchedge.tracing.optimizer_replays import OptimizerReplay
+
 OPTIMIZERS = ("none", "sgd", "sgd-momentum", "adam", "adamw")
+"""Optimizers whose steps are written by rules."""
+REPLAYED_OPTIMIZERS = tuple(
+    ["adafactor", "adagrad", "adadelta", "adamax", "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop"]
+)
+"""Further names: PyTorch's own steps with its default options are replayed."""
 AMP_DTYPES = ("bfloat16", "float16")
 _AMP_WORDS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
@@ -25,9 +33,8 @@ def amp_named(word: object) -> Any:  # noqa: ANN401 - an unknown word is returne
 class StepSettings:
     """Settings of one simulated step.
 
-    optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw"; weight_decay:
-    as a number.
-    amsgrad: Adam or AdamW also keep the largest second moments.
+    optimizer: "none" (forward and backward only), "sgd", "sgd-momentum", "adam" or "adamw", with weight_decay
+    as a number; or an `OptimizerReplay` of any optimizer, which has its own options.
     foreach: the optimizer's multi-tensor implementation, PyTorch's default on CUDA: faster, with temporaries
     as large as the parameters; False is the for-loop of CPU and of old releases.
     amp: autocast dtype, or None. accumulation: micro-batches a gradient is accumulated over before the
@@ -47,7 +54,7 @@ class StepSettings:
     matrices (64 on Hopper): half of it for the forward pass, half for the thread that runs the backward one.
     """
 
-    optimizer: str = "sgd-momentum"
+    optimizer: str | OptimizerReplay = "sgd-momentum"
     weight_decay: float = 0.0
     foreach: bool = True
     amp: str | None = None
@@ -60,10 +67,10 @@ class StepSettings:
     winograd_tile: int = 0
     blas_workspace_mib: float = 0.0
     workspaces: WorkspaceModel | None = None
-    amsgrad: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        if isinstance(self.optimizer, str):
+            check_choice("optimizer", self.optimizer, OPTIMIZERS)
         if self.amp is not None:
             check_choice("amp", self.amp, AMP_DTYPES)
         check_whole("accumulation", self.accumulation)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from torchedge.graphs import ForwardGraph, Op, Value
-from torchedge.graphs.footprints import Footprint, FootprintEvent
+from torchedge.graphs.footprints import Footprint, FootprintEvent, UpdateFootprint
 from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, LoadClass, OpSpec, spec_of
 from torchedge.ops.convolution import explicit_padding, spread
@@ -27,7 +27,8 @@ from torchedge.prediction.memory.workspaces import PHASES, convolution_geometry
 WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEGORIES))
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
 _ADAMS = ("adam", "adamw")
-_STATES = {
+_STATE, _OPTIMIZER_TEMPORARY = "optimizer state", "optimizer temporary"
+_STATES: Mapping[object, tuple[str, ...]] = {
     "none": (),
     "sgd": (),
     "sgd-momentum": ("momentum_buffer",),
@@ -60,7 +61,7 @@ def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     step.write_forward()
     if step.graph.loss is not None and step.differentiable[step.graph.loss]:
         step.write_backward()
-        step.write_update()
+        step.write_update(first)
     return step
 
 
@@ -114,6 +115,10 @@ class StepWriter:
         self._pending_uses: dict[int, int] = {}
         self._viewed: set[int] = set()
         self._state: dict[int, list[int]] = {}
+        self._update: UpdateFootprint | None = None
+        self._updated: frozenset[int] | None = None
+        if graph.loss is not None and not isinstance(settings.optimizer, str):
+            self._update, self._updated = settings.optimizer.update(self.graph.values, settings.foreach)
 
     def write_persistent(self, first: bool) -> None:
         """Keep storages beyond a step: weights, buffers, inputs, optimizer state, gradients not freed."""
@@ -138,34 +143,35 @@ class StepWriter:
                 self._storage[index] = tape.keep(self._sizes[index], INPUTS, "target")
         if first:
             return
-        if self._keeps_gradients:
-            for index in trainable:
-                name = f"{values[index].name}.grad"
-                self._parameter_gradients[index] = tape.keep(self._sizes[index], GRADIENTS, name)
+        for index in filter(self._keeps_gradient, trainable):
+            name = f"{values[index].name}.grad"
+            self._parameter_gradients[index] = tape.keep(self._sizes[index], GRADIENTS, name)
+        if self._update is not None:
+            sizes = self._update.sizes
+            self._state[-1] = [tape.keep((sizes[k], 0, 0), STATE, _STATE) for k in self._update.states]
+            return
         for index in trainable:
             self._state[index] = [
                 tape.keep(self._sizes[index], STATE, f"{values[index].name}.{state}")
-                for state in self._state_names
+                for state in _STATES[settings.optimizer]
             ]
-
-    @property
-    def _state_names(self) -> tuple[str, ...]:
-        names = _STATES[self.settings.optimizer]
-        return (*names, "max_exp_avg_sq") if self.settings.amsgrad and names else names
 
     def remaining(self) -> list[int]:
         """Return the storages that are alive for the next step, in the order in which it lists them."""
         tape = self.tape
         storages = [s for s in tape.persistent if tape.category[s] in (WEIGHTS, INPUTS, WORKSPACE)]
-        if self._keeps_gradients:
-            storages += [gradient for _, gradient in sorted(self._parameter_gradients.items())]
+        for index, gradient in sorted(self._parameter_gradients.items()):
+            if self._keeps_gradient(index):
+                storages.append(gradient)
         for _, state in sorted(self._state.items()):
             storages += state
         return storages
 
-    @property
-    def _keeps_gradients(self) -> bool:
-        return self.settings.zero_grad == "zero" or self.settings.accumulation > 1
+    def _keeps_gradient(self, index: int) -> bool:
+        """Whether a parameter's gradient outlives the step; `optimizer.zero_grad` frees its own alone."""
+        if self.settings.zero_grad == "zero" or self.settings.accumulation > 1:
+            return True
+        return self._updated is not None and index not in self._updated
 
     # forward ------------------------------------------------------------------------------------------------
 
@@ -601,31 +607,47 @@ class StepWriter:
 
     # the optimizer ------------------------------------------------------------------------------------------
 
-    def write_update(self) -> None:
+    def write_update(self, first: bool) -> None:
         """Run the optimizer's step, and free the gradients where `zero_grad` does.
 
-        Temporaries follow torch.optim: weight decay goes into a copy of the gradient (not AdamW's); Adam
-        forms the denominator sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for
-        all parameters at once; the loop does one parameter after the other, its variables alive until the
-        next parameter takes their place. State that is missing (first step) is allocated; momentum starts as
-        a clone of the gradient.
+        The storages of an optimizer that was replayed are known. Those of named ones follow torch.optim:
+        weight decay goes into a copy of the gradient (not AdamW's); Adam forms the denominator
+        sqrt(exp_avg_sq) / correction + eps. The multi-tensor implementation does so for all parameters at
+        once; the loop does one parameter after the other, its variables alive until the next parameter takes
+        their place. Missing state (first step) is allocated; momentum starts as a clone of the gradient.
         """
         self.tape.phase, self.tape.owner = 2, 2 * len(self.graph.ops)
         settings = self.settings
         trained = sorted(self._parameter_gradients)
-        if settings.optimizer in _ADAMS:
-            self._start_state(trained)
         decays = settings.weight_decay != 0 and settings.optimizer not in ("none", "adamw")
-        (self._update_together if settings.foreach else self._update_one_by_one)(trained, decays)
-        if not self._keeps_gradients:
-            self._drop_all([self._parameter_gradients[index] for index in trained])
+        if self._update is not None:
+            self._replay_update(self._update, first)
+        elif settings.foreach:
+            self._update_together(trained, decays)
+        else:
+            self._update_one_by_one(trained, decays)
+        self._drop_all([self._parameter_gradients[i] for i in trained if not self._keeps_gradient(i)])
+
+    def _replay_update(self, update: UpdateFootprint, first: bool) -> None:
+        """Write the storages of a step that PyTorch ran on meta tensors."""
+        numbers: dict[int, int] = {}
+        for event in update.first if first else update.later:
+            if event > 0:
+                stays = event - 1 in update.states
+                category, label = (STATE, _STATE) if stays else (TEMPORARY, _OPTIMIZER_TEMPORARY)
+                numbers[event] = self.tape.new((update.sizes[event - 1], 0, 0), category, label)
+            else:
+                self.tape.drop(numbers.pop(-event))
+        if first:
+            self._state[-1] = [numbers[state + 1] for state in update.states]
 
     def _start_state(self, parameters: list[int]) -> None:
         """Allocate the state that parameters do not have yet."""
         for index in parameters:
             if index not in self._state:
                 self._state[index] = [
-                    self.tape.new(self._sizes[index], STATE, name) for name in self._state_names
+                    self.tape.new(self._sizes[index], STATE, name)
+                    for name in _STATES[self.settings.optimizer]
                 ]
 
     def _start_momentum(self, parameters: list[int]) -> None:
@@ -633,9 +655,11 @@ class StepWriter:
             self._start_state(parameters)
 
     def _temporary(self, index: int) -> int:
-        return self.tape.new(self._sizes[index], TEMPORARY, "optimizer temporary")
+        return self.tape.new(self._sizes[index], TEMPORARY, _OPTIMIZER_TEMPORARY)
 
     def _update_together(self, trained: list[int], decays: bool) -> None:
+        if self.settings.optimizer in _ADAMS:
+            self._start_state(trained)
         decayed = [self._temporary(index) for index in trained] if decays else []
         self._start_momentum(trained)
         self._drop_all(decayed)
@@ -643,6 +667,8 @@ class StepWriter:
             self._drop_all([self._temporary(index) for index in trained])
 
     def _update_one_by_one(self, trained: list[int], decays: bool) -> None:
+        if self.settings.optimizer in _ADAMS:
+            self._start_state(trained)
         decayed: list[int] = []
         denominator: list[int] = []
         for index in trained:

@@ -1,0 +1,291 @@
+"""The memory of an optimizer's step: the optimizer's own code on meta tensors, storage by storage.
+
+It serves every optimizer whose `step()` reads no values: those of torch.optim, of bitsandbytes, a user's own.
+Which parameters have state, how large it is and which temporaries a step takes follow from that code alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torchedge.errors import InputError
+from torchedge.graphs import Value
+from torchedge.graphs.footprints import FootprintEvent, UpdateFootprint
+from torchedge.tracing.checkpointing import without_modes
+from torchedge.tracing.footprints import StorageLog
+from torchedge.tracing.optimizers import check_parameters
+
+_EARLY, _LATE = 2.0, 1000.0
+"""Read as the value of every 0-d tensor, step counters among them: in the first step and in a later one."""
+_ON_DEVICE = "counts on the device"
+"""Marks groups whose step counters lie on the GPU: fused and capturable ones."""
+_COUNTER_BYTES = 4
+_LEAST_PAGED = 100_000
+"""Elements from which on bitsandbytes pages a state."""
+
+
+@dataclass(frozen=True)
+class OptimizerReplay:
+    """An optimizer whose first and later steps are replayed.
+
+    name: in lower case, as settings name optimizers. options: of each parameter group, for comparisons.
+    parameters: shape, dtype, group, and whether it learns, of each one that may have state, in the order of
+    the optimizer; None: those of a graph that learn. names: of these in their model, None: not known.
+    """
+
+    name: str
+    options: tuple[Any, ...] = ()
+    parameters: tuple[tuple[tuple[int, ...], torch.dtype, int, bool], ...] | None = None
+    names: tuple[str, ...] | None = None
+    template: Any = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def update(self, values: Sequence[Value], foreach: bool) -> tuple[UpdateFootprint, frozenset[int]]:
+        """Return the optimizer's steps for a graph's values, and which of these it updates.
+
+        foreach: the framework's default on the device. Raises InputError for the optimizer of another model,
+        and for one that cannot run on meta tensors.
+        """
+        learning = {index: value for index, value in enumerate(values) if value.trainable}
+        if self.parameters is None:
+            parameters = tuple(
+                [(tuple(v.shape), getattr(torch, v.dtype), 0, True) for v in learning.values()]  # type: ignore[arg-type]
+            )
+            named = OptimizerReplay(self.name, (), parameters)
+            return _replayed(named, tuple(range(len(parameters))), foreach), frozenset(learning)
+        places = self._places(learning, {value.name for value in values if not value.trainable})
+        return _replayed(self, tuple(places), foreach), frozenset(places.values())
+
+    def _places(self, learning: dict[int, Value], frozen: set[str]) -> dict[int, int]:
+        """Return the value of each parameter: by its name, else the first one left with its shape."""
+        assert self.parameters is not None
+        left = dict(learning)
+        by_name = {value.name: index for index, value in learning.items()}
+        places: dict[int, int] = {}
+        for place, name in enumerate(self.names or ()):
+            if name in by_name:
+                places[place] = by_name[name]
+                del left[by_name[name]]
+        for place, (shape, _, _, learns) in enumerate(self.parameters):
+            if place in places or not learns or (self.names is not None and self.names[place] in frozen):
+                continue
+            index = next((i for i, value in left.items() if tuple(value.shape) == shape), None)
+            if index is None:
+                raise InputError(
+                    f"the optimizer has a parameter of shape {shape} that the model has not; expected an "
+                    "optimizer built from this model's parameters()"
+                )
+            places[place] = index
+            del left[index]
+        return dict(sorted(places.items()))
+
+
+def replay_of(optimizer: torch.optim.Optimizer, model: object = None) -> OptimizerReplay:
+    """Return the replay of an optimizer, which stays as it is; model: of what it trains the parameters.
+
+    Raises InputError if one of the parameters is not the model's.
+    """
+    names = None
+    stateful = [
+        (p, number)
+        for number, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+        if p.requires_grad or p in optimizer.state
+    ]
+    if isinstance(model, torch.nn.Module):
+        check_parameters(optimizer, model.parameters())
+        known = {id(p): name for name, p in model.named_parameters()}
+        names = tuple([known[id(p)] for p, _ in stateful])
+    options = tuple(
+        [
+            tuple(sorted((k, repr(v)) for k, v in group.items() if k not in ("params", "lr", "initial_lr")))
+            for group in optimizer.param_groups
+        ]
+    )
+    parameters = tuple([(tuple(p.shape), p.dtype, number, p.requires_grad) for p, number in stateful])
+    memo = {id(p): torch.nn.Parameter(torch.empty_like(p, device="meta")) for p, _ in stateful}
+    return OptimizerReplay(
+        _name(optimizer), (type(optimizer), *options), parameters, names, _emptied(optimizer, memo)
+    )
+
+
+def _name(optimizer: torch.optim.Optimizer) -> str:
+    name = type(optimizer).__name__.lower()
+    momentum = name == "sgd" and any(group.get("momentum") for group in optimizer.param_groups)
+    return "sgd-momentum" if momentum else name
+
+
+def _emptied(optimizer: torch.optim.Optimizer, memo: dict[int, torch.nn.Parameter]) -> Any:
+    """Return a copy over other parameters, which shares nothing that a step changes.
+
+    memo: the new parameter of each old one's id. States have no values. Methods replaced on the object, as
+    schedulers do, and hooks are left out.
+    """
+    copied = object.__new__(type(optimizer))
+    for name, item in vars(optimizer).items():
+        if name.endswith("_hooks"):
+            item = OrderedDict()
+        elif isinstance(item, torch.optim.Optimizer):  # of a wrapper
+            item = _emptied(item, memo)
+        elif callable(item) and hasattr(type(optimizer), name):
+            continue
+        elif isinstance(item, (dict, list, set)):
+            item = copy.copy(item)
+        copied.__dict__[name] = item
+    copied.__dict__["param_groups"] = [
+        {**group, "params": [memo[id(p)] for p in group["params"] if id(p) in memo]}
+        for group in optimizer.param_groups
+    ]
+    state = copied.__dict__["state"] = defaultdict(dict)
+    for p, states in optimizer.state.items():
+        if id(p) in memo:
+            state[memo[id(p)]] = tree_map(_without_values, states)
+    return copied
+
+
+def _without_values(item: Any) -> Any:
+    """Return a state, a tensor on the meta device: 0-d ones are counters, which lie on the CPU."""
+    if not isinstance(item, torch.Tensor):
+        return item
+    return torch.empty_like(item, device="meta") if item.dim() else torch.zeros((), dtype=item.dtype)
+
+
+@lru_cache(maxsize=32)
+def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -> UpdateFootprint:
+    """Run both steps; places: of the parameters that have a gradient."""
+    assert replay.parameters is not None
+    parameters = [
+        torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), learns)
+        for shape, dtype, _, learns in replay.parameters
+    ]
+    if replay.template is None:
+        optimizer = _CLASSES[replay.name](parameters)
+    else:
+        old = [p for group in replay.template.param_groups for p in group["params"]]
+        optimizer = _emptied(replay.template, {id(p): new for p, new in zip(old, parameters, strict=True)})
+    fused = _configure(optimizer, foreach)
+    for place in places:
+        parameters[place].grad = torch.empty_like(parameters[place])
+    run = _UpdateRun()
+    try:
+        with without_modes(), run:
+            for parameter in parameters:
+                run.follow(parameter)
+                if parameter.grad is not None:
+                    run.follow(parameter.grad)
+            begin = len(run.events)
+            for state in tree_leaves(list(optimizer.state.values())):
+                if isinstance(state, torch.Tensor) and state.is_meta:
+                    run.follow(state)
+            optimizer.step()
+            middle, states = len(run.events), [k for k in run.alive.values() if k >= begin]
+            run.value = _LATE
+            optimizer.step()
+            run.events += [(FootprintEvent.DROP, k, 0, 0) for k in run.alive.values() if k >= begin]
+    except Exception as error:
+        raise InputError(
+            f"the optimizer {replay.name} does not run on tensors without values ({type(error).__name__}: "
+            f"{error}); pass the name of the optimizer whose state is as large, such as 'adam'"
+        ) from None
+    sizes = [numel * dtype.itemsize for numel, dtype in run.sizes]
+    stays = set(states)
+    first, later = run.signed(begin, middle, stays), run.signed(middle, len(run.events), stays)
+    if fused:
+        first, later = [k + 1 for k in states], []
+    for optimizer_group in optimizer.param_groups:
+        for parameter in optimizer_group["params"] if optimizer_group.get(_ON_DEVICE) else ():
+            if parameter.grad is not None:
+                first.append(len(sizes) + 1)
+                states.append(len(sizes))
+                sizes.append(_COUNTER_BYTES)
+    return UpdateFootprint(tuple(sizes), tuple(first), tuple(later), tuple(states))
+
+
+def _configure(optimizer: Any, foreach: bool) -> bool:
+    """Set the implementation that PyTorch takes on the device; return whether it is a fused one.
+
+    Fused kernels update in place: another implementation runs instead, whose temporaries do not count.
+    """
+    classes = [c for c in type(optimizer).__mro__ if c is not torch.optim.Optimizer]
+    chooses = any(hasattr(sys.modules[c.__module__], "_default_to_fused_or_foreach") for c in classes)
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    for group in optimizer.param_groups:
+        if isinstance(group.get("lr"), torch.Tensor):
+            group["lr"] = 1e-3
+        if "foreach" in group and group["foreach"] is None and chooses:
+            group["foreach"] = foreach and not group.get("differentiable")
+        for option in ("fused", "capturable"):
+            if group.get(option):
+                group[option], group[_ON_DEVICE] = False, True
+    if hasattr(optimizer, "init_state") and hasattr(optimizer, "update_step"):  # bitsandbytes
+        optimizer.update_step = _runs_on_gpus
+        if getattr(optimizer, "is_paged", False):
+            optimizer.get_state_buffer = _paged
+    return fused
+
+
+def _runs_on_gpus(*arguments: Any) -> None:
+    """A kernel of bitsandbytes, which updates in place."""
+
+
+def _paged(p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A paged state: large ones lie outside of PyTorch's allocator."""
+    return torch.empty(0) if p.numel() >= _LEAST_PAGED else torch.zeros_like(p, dtype=dtype)
+
+
+class _UpdateRun(StorageLog):
+    """Follows an optimizer's storages. Operators in place are skipped: they allocate nothing."""
+
+    value = _EARLY
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self.value
+        if func._schema.is_mutable:
+            return (kwargs or {}).get("out", args[0]) if func._schema.returns else None
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def signed(self, begin: int, end: int, stays: set[int]) -> list[int]:
+        """Return events as k + 1 (allocated) and -k - 1 (freed); states are not freed."""
+        events = [(event is FootprintEvent.NEW, k) for event, k, _, _ in self.events[begin:end]]
+        return [k + 1 if new else -k - 1 for new, k in events if new or k not in stays]
+
+
+class _EightBit(torch.optim.Optimizer):
+    """Adam's states as bitsandbytes stores them.
+
+    A byte an element and a float for each 256 of them; below 4,096 elements float32 (its documentation,
+    "8-bit optimizers").
+    """
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        """Make the states that are missing."""
+        for p in [p for group in self.param_groups for p in group["params"] if p.grad is not None]:
+            if not self.state[p]:
+                small = p.numel() < 4096
+                for name in ("state1", "state2"):
+                    self.state[p][name] = torch.zeros_like(p, dtype=torch.float32 if small else torch.uint8)
+                    if not small:
+                        self.state[p][f"absmax_{name}"] = p.new_zeros(
+                            -(-p.numel() // 256), dtype=torch.float32
+                        )
+
+
+_CLASSES: dict[str, Any] = {
+    **{name.lower(): item for name, item in vars(torch.optim).items() if isinstance(item, type)},
+    "adamw-8bit": _EightBit,
+}
