@@ -1,19 +1,30 @@
 """Change bundles at random, compute every hash anew, load and run them, and count what happens.
 
-    python benchmarks/bundle_mutations.py --ran 5000
+    python benchmarks/bundle_mutations.py --ran 5000 --record mutants.txt
     python benchmarks/bundle_mutations.py --count 1000 --trust
 
 A few small networks are exported: inferences and training steps, for processors, GPUs and phones, with
-accumulation and with streamed weights. Each mutant is a copy with one to three changes: numbers, words and
-lists of a document (its programs, source, plan or manifest), characters of a kernel, bytes of the weights.
+accumulation, with streamed weights, and with indices that weights hold or the network computes. Each mutant
+is a copy with changes of one of three ways:
+
+    any      one to three changes of all files: numbers, words and lists of a document (programs, source, plan
+             or manifest), characters of a kernel, bytes of the weights
+    numbers  changes that may leave a bundle as loadable as it was: bytes of the weights, numbers and words of
+             the manifest and of the streaming plan
+    source   another network: source.json is changed and lowered, and all other files are made from it, as
+             somebody would who has torchedge at hand; new integers among the weights are large
+
 All hashes in it are those of what it then holds. Children load and run the mutants; one that a signal ends,
 or that is silent for longer than --seconds, is counted and replaced. --ran: go on until so many were run;
---trust: load without the proof that programs are their source's, which is then all that holds them.
+--record: a file with a line for each mutant, which a later call continues; --trust: load without the proof
+that programs are their source's, which is then all that holds them.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import hashlib
 import json
 import os
@@ -28,12 +39,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from torchedge.bundles.bundle import Bundle
-from torchedge.bundles.manifests import digest_of
+from torchedge.bundles.manifests import digest_of, memory_of
+from torchedge.bundles.sources import SOURCES
+from torchedge.bundles.weights import RESIDENT_ROLES, write_weights
 from torchedge.errors import TorchedgeError
+from torchedge.lowering.program_files import program_document
+from torchedge.lowering.programs import Program, StoredTensor
+from torchedge.opencl import compiling
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1000, 2**16, 2**31 - 1, 2**31, 2**40, 2**62, 0.5, -1e30, 1e300)
 PIECES = ("0", "1", "9", "+", "-", "*", "/", "<", ">", "n0", "n1", "t0", "t1", ";", "}", " ", "[", "return;")
@@ -62,6 +82,22 @@ def export_all(folder: Path) -> list[Path]:
     )  # fmt: skip
     words = nn.Sequential(nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Softmax(-1))
     wide = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+
+    class Indexing(nn.Module):
+        """Has indices among its weights (of positions and rows), and computes others."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(11, 8), nn.Embedding(5, 8)
+            self.register_buffer("positions", torch.tensor([0, 3, 1]))
+            self.register_buffer("rows", torch.tensor([1, 0, 1, 1]))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.words(tokens) + self.places(self.positions)
+            x = x + self.places(x.argmax(-1) // 2)
+            x = torch.cat([x.index_select(0, self.rows), x[self.rows, :, :]])
+            return torch.zeros(8, 3, 8).scatter_add(2, (x * 100).long() % 8, x)
+
     train: Any = {"mode": "train", "targets": classes}
     cases: dict[str, tuple[nn.Module, Any, dict[str, Any]]] = {
         "inference": (convolutions, images, {"device": "local-cpu"}),
@@ -70,6 +106,7 @@ def export_all(folder: Path) -> list[Path]:
         "training": (convolutions, images, {"device": "local-cpu", **train}),
         "accumulation": (convolutions, images, {"device": "adreno-740", "accumulation": 2, **train}),
         "words": (words, torch.arange(6).reshape(2, 3), {"device": "local-cpu"}),
+        "indices": (Indexing(), torch.arange(6).reshape(2, 3), {"device": "local-cpu"}),
         "streaming": (wide, torch.randn(2, 256), {"device": "local-cpu", "memory_limit": "900KiB"}),
     }
     return [
@@ -118,32 +155,160 @@ def change_text(text: str, draw: random.Random) -> str:
     return text[:place] + draw.choice(PIECES) + text[place + length :]
 
 
-def change_weights(path: Path, draw: random.Random) -> None:
-    """Change bytes of the weights, seldom of their header."""
+def change_weights(path: Path, draw: random.Random, headers: float = 0.1) -> None:
+    """Change bytes of the weights, seldom (`headers`) of their header."""
     content = bytearray(path.read_bytes())
-    begin = min(8 + int.from_bytes(content[:8], "little"), len(content) // 2)
+    begin = min(8 + int.from_bytes(content[:8], "little"), len(content) - 1)
     for _ in range(draw.choice((1, 1, 8, 64))):
-        low, high = (0, begin) if draw.random() < 0.1 else (begin, len(content))
+        low, high = (0, begin) if draw.random() < headers else (begin, len(content))
         content[draw.randrange(low, high)] = draw.randrange(256)
     path.write_bytes(content)
 
 
+def change_any(folder: Path, documents: dict[str, Any], draw: random.Random) -> None:
+    """Change the weights, a kernel or a document."""
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        what = draw.random()
+        if what < 0.3:
+            change_weights(folder / "weights.safetensors", draw)
+        elif what < 0.45:
+            path = draw.choice(sorted((folder / "kernels").glob("*.cl")))
+            path.write_text(change_text(path.read_text(), draw))
+        else:
+            change_document(documents[draw.choice([name for name in DOCUMENTS if name in documents])], draw)
+
+
+def change_numbers(folder: Path, documents: dict[str, Any], draw: random.Random) -> None:
+    """Change weights, hyperparameters, notes, versions, or the streaming plan."""
+    choice, manifest = draw.random(), documents["manifest.json"]
+    if choice < 0.6:
+        change_weights(folder / "weights.safetensors", draw, headers=0.01)
+    elif choice < 0.75 and manifest["hyperparameters"]:
+        name = draw.choice(sorted(manifest["hyperparameters"]))
+        manifest["hyperparameters"][name] = draw.choice([*NUMBERS, draw.uniform(-1, 2), draw.gauss(0, 1e6)])
+    elif choice < 0.85 and "streaming_plan.json" in documents:
+        change_document(documents["streaming_plan.json"], draw)
+    else:
+        word = draw.choice(["", "x" * draw.randrange(300), "\x1b[2J", "\u202e", "0.0", "../..", "%s{}"])
+        entry = draw.choice([manifest["versions"], manifest["onnx"], None])
+        if entry is None:
+            manifest["notes"].append(word)
+        else:
+            entry[draw.choice([*sorted(entry), "new"])] = word
+
+
+def change_network(folder: Path, documents: dict[str, Any], draw: random.Random) -> None:
+    """Change the source, and make all other files of it if it can be lowered."""
+    for _ in range(12):
+        document = copy.deepcopy(documents["source.json"])
+        try:
+            for _ in range(draw.choice((1, 1, 2, 3))):
+                change_source(document, draw)
+            programs = SOURCES.parse(folder / "source.json", document).lower()
+            if memory_of(programs).total_bytes < 2**29:
+                break
+        except Exception:  # loading it again is the test
+            continue
+    else:
+        documents["source.json"] = document
+        return
+    documents["source.json"] = document
+    documents.pop("streaming_plan.json", None)
+    (folder / "streaming_plan.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / "kernels")
+    (folder / "kernels").mkdir()
+    for kernel in [kernel for program in programs for kernel in program.kernels]:
+        (folder / f"kernels/{kernel.name}.cl").write_text(kernel.source)
+    for name, program in zip(("program.json", "accumulating.json"), programs, strict=False):
+        documents[name] = program_document(program, sources=False)
+    (folder / "weights.safetensors").unlink()
+    adapt_manifest(documents["manifest.json"], folder, programs)
+    # Without the ranges of indices, which hold the writer, too.
+    programs = [replace(p, tensors=tuple([replace(t, indices=None) for t in p.tensors])) for p in programs]
+    resident = [t for program in programs for t in program.tensors if t.role in RESIDENT_ROLES]
+    write_weights(folder / "weights.safetensors", programs, {t.name: new_weights(t, draw) for t in resident})
+
+
+def change_source(document: dict[str, Any], draw: random.Random) -> None:
+    """Change a network or the settings of its device, mostly to one that can be lowered."""
+    steps = [document[name] for name in ("step", "accumulating") if document.get(name)]
+    step, choice = draw.choice(steps), draw.randrange(8)
+    ops, values = step["ops"], step["values"]
+    if choice == 0:  # an operator reads another value
+        inputs = draw.choice([op["inputs"] for op in ops if any(n is not None for n in op["inputs"])])
+        place = draw.choice([place for place, n in enumerate(inputs) if n is not None])
+        before = values[inputs[place]]
+        kind = (before["shape"], before["dtype"])
+        inputs[place] = draw.choice([n for n, v in enumerate(values) if (v["shape"], v["dtype"]) == kind])
+    elif choice == 1:  # another size wherever it is
+        old = draw.choice(sorted({size for value in values for size in value["shape"]}))
+        new = draw.choice([0, 1, 2, 3, 5, 8, 17, 64, 100, 1000])
+        for each in steps:
+            holders = [(value, "shape") for value in each["values"]]
+            holders += [(op["attrs"], key) for op in each["ops"] for key in ("size", "normalized_shape")]
+            for holder, key in holders:
+                if isinstance(holder.get(key), list):
+                    holder[key] = [new if size == old else size for size in holder[key]]
+    elif choice == 2:  # another element type
+        old, new = draw.choice([("float32", "float16"), ("float32", "float64"), ("int64", "int32")])
+        for value in [value for each in steps for value in each["values"]]:
+            value["dtype"] = new if value["dtype"] == old else value["dtype"]
+    elif choice == 3:  # another device
+        key = draw.choice(["device_class", "half", "half_weights", "image_width", "image_height", "pitch"])
+        choices = {"device_class": ["cpu", "gpu", "mobile"], "half": [True, False]}
+        sizes = [1, 2, 16, 64, 100, 512, 4096, 2**20]
+        document[key] = draw.choice(choices.get(key.removesuffix("_weights"), sizes))
+    elif choice == 4:  # values computed by kernels of their own
+        document["apart"] = sorted({draw.choice(values)["name"] for _ in range(draw.randrange(1, 4))})
+    elif choice == 5:  # another element-wise operator
+        unary = ["relu", "sigmoid", "tanh", "exp", "neg", "abs", "sqrt", "log", "floor", "silu"]
+        draw.choice([op for op in ops if list(op["attrs"]) == ["input"]] or ops)["kind"] = draw.choice(unary)
+    elif choice == 6:  # an attribute
+        change_document(draw.choice([op["attrs"] for op in ops if op["attrs"]]), draw)
+    else:
+        change_document(document, draw)
+
+
+def new_weights(tensor: StoredTensor, draw: random.Random) -> np.ndarray:
+    """Return content of a tensor: normal numbers, or integers that may be far out of every range."""
+    numbers = np.random.default_rng(draw.randrange(2**32))
+    if np.dtype(tensor.dtype).kind == "f":
+        return numbers.standard_normal(tensor.shape).astype(tensor.dtype)
+    high = draw.choice((2, 2, 2, 4, 1000, 2**31 - 1))
+    low = draw.choice((0, 0, -high))
+    return numbers.integers(low, high, tensor.shape).astype(tensor.dtype)
+
+
+def adapt_manifest(manifest: dict[str, Any], folder: Path, programs: list[Program]) -> None:
+    """Let a manifest describe new programs."""
+    program = programs[0]
+    fed = [place for place in program.inputs if place not in program.hyperparameters.values()]
+    for entry, places in (("inputs", fed), ("outputs", program.outputs)):
+        tensors = [program.tensors[place] for place in places]
+        manifest[entry] = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in tensors]
+    before = manifest["hyperparameters"]
+    manifest["hyperparameters"] = {name: before.get(name, 0.1) for name in program.hyperparameters}
+    memory = memory_of(programs)
+    manifest["memory"] = {**asdict(memory), "total_bytes": memory.total_bytes}
+    manifest["device"]["class"] = program.target
+    manifest["accumulation"] = max(manifest["accumulation"], 2) if len(programs) > 1 else 1
+    files = {"source.json", "program.json", "weights.safetensors", "accumulating.json"} & {*manifest["files"]}
+    names = [*files, *[f"kernels/{path.name}" for path in (folder / "kernels").iterdir()]]
+    manifest["files"] = {name: {"sha256": "", "bytes": 0} for name in sorted(names)}
+
+
+CHANGES = {"any": change_any, "numbers": change_numbers, "source": change_network}
+
+
 def make_mutant(bundles: list[Path], seed: int, folder: Path) -> None:
-    """Write the mutant of a seed; all hashes are those of what it holds."""
+    """Write the mutant of a seed; all hashes are those of what it then holds."""
     draw = random.Random(seed)
     shutil.copytree(draw.choice(bundles), folder)
     documents = {
         name: json.loads((folder / name).read_text()) for name in DOCUMENTS if (folder / name).exists()
     }
-    for _ in range(draw.choice((1, 1, 2, 3))):
-        what = draw.random()
-        if what < 0.4:
-            change_weights(folder / "weights.safetensors", draw)
-        elif what < 0.5:
-            path = draw.choice(sorted((folder / "kernels").glob("*.cl")))
-            path.write_text(change_text(path.read_text(), draw))
-        else:
-            change_document(documents[draw.choice([name for name in DOCUMENTS if name in documents])], draw)
+    (way,) = draw.choices(("any", "numbers", "source"), (4, 7, 1))
+    CHANGES[way](folder, documents, draw)
     for name, document in documents.items():
         kernels = document.get("kernels")
         for kernel in kernels if isinstance(kernels, list) else ():
@@ -167,8 +332,6 @@ def make_mutant(bundles: list[Path], seed: int, folder: Path) -> None:
 
 def outcome(folder: Path, trust: bool) -> str:
     """Load a mutant and run it: "refused", "failed" by an error of torchedge, "ran", or "foreign"."""
-    import numpy as np
-
     loaded = False
     try:
         bundle = Bundle.open(folder, trust=trust)
@@ -190,8 +353,14 @@ def outcome(folder: Path, trust: bool) -> str:
     return "ran"
 
 
+def share_programs() -> None:
+    """Build a text once: PoCL takes longer to load a program from its cache than a network here to run."""
+    compiling.build_text = functools.lru_cache(maxsize=64)(compiling.build_text)
+
+
 def serve(trust: bool) -> None:
     """Read seeds and folders of bundles from standard input; print an outcome for each."""
+    share_programs()
     bundles = [Path(path) for path in json.loads(sys.stdin.readline())]
     with tempfile.TemporaryDirectory() as scratch:
         for line in sys.stdin:
@@ -254,14 +423,18 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--seconds", type=float, default=60, help="silence that counts as a hang")
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--record", type=Path, help="file of outcomes, which a later call continues")
     parser.add_argument("--trust", action="store_true", help="load without the proof")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.trust)
         return 0
-    counts: Counter[str] = Counter()
-    seeds = iter(range(options.first, options.first + options.count))
+    record = options.record or Path(os.devnull)
+    before = record.read_text().splitlines() if record.is_file() else []
+    done = {int(line.split()[0]) for line in before}
+    counts = Counter(line.split()[1] for line in before)
+    seeds = filterfalse(done.__contains__, range(options.first, options.first + options.count))
     end = time.monotonic() + 60 * options.minutes
 
     def work(child: Child) -> None:
@@ -269,6 +442,8 @@ def main() -> int:
             answer = child.run(seed)
             word = answer.partition(" ")[0]
             counts[word] += 1
+            with record.open("a") as file:
+                file.write(f"{seed} {answer}\n")
             if word not in ("refused", "ran"):
                 print(f"{seed}: {answer}", flush=True)
             if counts["ran"] + counts["failed"] >= options.ran or time.monotonic() > end:

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import torchedge
 from torchedge.errors import IndexRangeError
+from torchedge.lowering.index_ranges import index_ranges
+from torchedge.lowering.inference import capture_inference_step
 
 pytest.importorskip("pyopencl")
 
@@ -97,3 +99,92 @@ def test_bundles_keep_the_ranges(tmp_path):
         IndexRangeError, match=r"holds 7 at \[0, 1\]; expected classes or indices from 0 to 6"
     ):
         bundle.run(np.array([[0, 7, 3]]))
+
+
+class Computing(nn.Module):
+    """Looks rows up at places that it computes, and at places among its weights."""
+
+    def __init__(self, rows=(0, 2)):
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.register_buffer("rows", torch.tensor(rows))
+
+    def forward(self, x):
+        looked_up = self.table((x * 2).long()) + self.table(x.argmax(-1) // 2).sum()
+        return looked_up.index_select(0, self.rows) * 2
+
+
+GOOD, BAD = torch.tensor([0.1, 1.0, 2.4]), torch.tensor([0.1, 2.6, 0.0])
+
+
+def test_computed_indices_out_of_range_raise_in_trainers():
+    model = Computing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = torchedge.Trainer(
+        model, GOOD, torch.zeros(2, 4), loss=F.mse_loss, optimizer=optimizer, device=None
+    )
+    with trainer:
+        torch.testing.assert_close(trainer.predict(GOOD), model(GOOD).detach())
+        with pytest.raises(IndexRangeError, match=r"computed by the model.*expected indices from 0 to 4"):
+            trainer.step(BAD, torch.zeros(2, 4))
+        with pytest.raises(IndexError):
+            trainer.predict(BAD)
+    with pytest.raises(IndexError):
+        model(BAD)
+
+
+def test_computed_indices_out_of_range_raise_in_compiled_models():
+    model = Computing()
+    compiled = torch.compile(model, backend="torchedge", dynamic=False)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(GOOD), model(GOOD))
+        with pytest.raises(IndexError, match="computed by the model"):
+            compiled(BAD)
+        torch.testing.assert_close(compiled(GOOD), model(GOOD))
+
+
+@pytest.mark.parametrize("device", ["local-cpu", "nvidia-h200", "adreno-740"])
+def test_computed_indices_out_of_range_raise_in_bundles(device, tmp_path):
+    model = Computing()
+    torchedge.export(model, GOOD, device=device, out=tmp_path / "bundle", onnx=False)
+    bundle = torchedge.load_bundle(tmp_path / "bundle")
+    (result,) = bundle.run(GOOD.numpy())
+    np.testing.assert_allclose(result, model(GOOD).detach().numpy(), rtol=1e-3, atol=1e-3)
+    with pytest.raises(IndexRangeError):
+        bundle.run(BAD.numpy())
+
+
+def test_weights_that_are_indices_are_checked_before_a_run(tmp_path):
+    with pytest.raises(IndexRangeError, match=r"rows holds 3 at \[1\]; .* from 0 to 2"):
+        torchedge.export(Computing((0, 3)), GOOD, device="local-cpu", out=tmp_path / "bundle", onnx=False)
+
+
+class Bounded(nn.Module):
+    """Computes indices whose operators show that they lie within five rows, and two that may not."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 8)
+
+    def forward(self, x):
+        rest, clamped = (x[..., 0] * 10).long() % 5, (x * 100).long().clamp(0, 4)[..., 0]
+        places = [
+            x.argmax(-1) // 2,
+            clamped,
+            torch.where(rest > 2, rest, torch.full_like(rest, 3)),
+            torch.minimum(rest, clamped),
+            (rest + clamped) & 3,
+            (x[..., :3].topk(2, -1)[1] + x[..., :3].sort(-1)[1][..., :2])[..., 0],
+            torch.cat([rest, clamped], 1)[:, :3],
+            4 - x[..., :5].max(-1)[1],
+            (x > 0).long()[..., 1] * 4,
+        ]
+        beyond = [rest + 1, x.argmin(-1)]
+        return sum(self.table(place) for place in [*places, *beyond])
+
+
+def test_only_indices_that_may_be_out_of_range_are_checked():
+    step = capture_inference_step(Bounded(), (torch.randn(2, 3, 8),), {}).step
+    checked = [next(op for op in step.ops if value in op.outputs) for value in index_ranges(step)]
+    assert [op.kind for op in checked] == ["add", "argmin"]
+    assert {(r.low, r.high) for r in index_ranges(step).values()} == {(0, 5)}

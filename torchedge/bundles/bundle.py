@@ -264,8 +264,15 @@ class Bundle:
         return packed_weights(self.path / WEIGHTS, self.header, self.programs, digest, names)
 
     def packed_states(self) -> Iterator[tuple[str, Array]]:
-        """Yield the states that the file holds: they are loaded once, also where weights are streamed."""
-        return self.packed(_names(self.program, {"state"}))
+        """Yield the states that the file holds: they are loaded once, also where weights are streamed.
+
+        Streamed weights that are indices are checked meanwhile, once for all runs.
+        """
+        states = _names(self.program, {"state"})
+        indices = {t.name for t in self.program.tensors if t.indices and t.role in RESIDENT_ROLES}
+        for name, packed in self.packed(states | indices):
+            if name in states:
+                yield name, packed
 
     def open_source(self, reads: Reads = "plain") -> WeightSource:
         """Open the file as the source of a streaming run; raises ProfileError where it cannot be opened."""

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import InputError, ProfileError
-from torchedge.lowering.packing import check_weight, pack_weight
+from torchedge.lowering.packing import check_indices, check_weight, pack_weight
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.storage.documents import open_file, writing
 from torchedge.storage.tensors import MAX_HEADER_BYTES, NAMES, Header, parse_header
@@ -174,6 +174,7 @@ def packed_weights(
 
     Raises:
         ProfileError: the file ends early, cannot be read, or (after the last tensor) is not that of `sha256`.
+        IndexRangeError: a tensor of indices holds one out of range.
     """
     resident = {tensor.name: tensor for tensor in _resident_tensors(programs)}
     entries = sorted(header.entries.items(), key=lambda item: item[1].start)
@@ -191,7 +192,10 @@ def packed_weights(
                     raise ProfileError(
                         f"{path}: holds a byte that is no boolean; expected 0 or 1: copy it again"
                     )
-                yield resident[name], content.view(entry.dtype).reshape(entry.shape)
+                tensor, packed = resident[name], content.view(entry.dtype).reshape(entry.shape)
+                if tensor.indices is not None:
+                    check_indices(tensor, tensor.layout.unpack(packed, tensor.shape))
+                yield tensor, packed
         state.update(file.read(1))
     if state.hexdigest() != sha256:
         raise ProfileError(

@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchedge.errors import InputError
+from torchedge.expressions.scalars import Scalar, constant, where
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
+from torchedge.lowering.building import reduced
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.index_ranges import index_ranges
 from torchedge.lowering.joined_rows import join_rows
@@ -22,7 +24,7 @@ from torchedge.lowering.placement import (
     store_half,
     store_weights_half,
 )
-from torchedge.lowering.programs import Arena, Kernel, Program, StoredTensor, TensorRole
+from torchedge.lowering.programs import Arena, IndexRange, Kernel, Program, StoredTensor, TensorRole
 from torchedge.lowering.schedules import Schedule, default_schedule
 from torchedge.lowering.targets import Target, target_of
 from torchedge.lowering.translation import Translation, translate
@@ -83,7 +85,9 @@ def lower_step(
 ) -> Lowered:
     """Return the Program of a step as `lower` does, with the values that its launches fuse."""
     device = target_of(target) if isinstance(target, str) else target
-    translation = translate(step)
+    translation, ranges = translate(step), index_ranges(step)
+    checks = _checks(step, translation, ranges)
+    translation = replace(translation, outputs=(*translation.outputs, *checks))
     roots = [*translation.outputs, *[n for _, n in translation.updates]]
     join_rows(roots)
     fused = form_groups(translation, device, _named(translation, apart))
@@ -102,7 +106,7 @@ def lower_step(
     placed, schedules = _tuned(alone, placed, fixed, device, timer)
     sources = write_kernels(alone, placed, device, schedules)
     sources += [write_updates(batch, placed, device) for batch in together]
-    program = _program(step, translation, fused, sources, placed, device)
+    program = _program(step, translation, fused, sources, placed, device, ranges, [*checks.values()])
     return Lowered(program, _fused_launches(alone, sources, translation.names))
 
 
@@ -186,22 +190,43 @@ def write_kernels(
     ]
 
 
+def _checks(step: Step, translation: Translation, ranges: Mapping[int, IndexRange]) -> dict[Node, int]:
+    """Return a number for each value of indices that changes within a step: 1 where one is out of range."""
+    changing = {before for before, _ in step.updates}
+    changing |= {index for index in ranges if step.values[index].role == "activation"}
+    checks: dict[Node, int] = {}
+    for index in sorted(changing.intersection(ranges)):
+        bound = ranges[index]
+
+        def outside(place: Scalar, bound: IndexRange = bound) -> Scalar:
+            inside = (place >= bound.low) & (place < bound.high)
+            if bound.ignored is not None:
+                inside = inside | place.equals(bound.ignored)
+            return where(inside, constant(0, "int32"), 1)
+
+        checks[reduced("max", translation.nodes[index], body=outside, dtype="int32")] = index
+    return checks
+
+
 def _tensors(
     step: Step,
     translation: Translation,
     fused: Fused,
     sources: Sequence[KernelSource],
     layouts: Mapping[Node, Layout],
+    ranges: Mapping[int, IndexRange],
+    checked: Sequence[int],
 ) -> tuple[list[StoredTensor], dict[Node, int]]:
     """Return all tensors of a program, and which of them holds a node."""
     tensors: list[StoredTensor] = []
     number: dict[Node, int] = {}
-
-    ranges = index_ranges(step)
+    flags = dict(zip(fused.outputs[len(step.outputs) :], checked, strict=True))
 
     def add(node: Node, name: str, role: TensorRole, layout: Layout, value: int | None = None) -> None:
         initial = step.initial.get(value, 0.0) if value is not None else 0.0
-        indices = ranges.get(value) if value is not None else None
+        indices = ranges.get(value) if value is not None and value not in checked else None
+        if node in flags:
+            name, indices = f"~{step.values[flags[node]].name}"[:1000], ranges[flags[node]]
         number[node] = len(tensors)
         tensors.append(StoredTensor(name, node.shape, node.dtype, role, layout, initial, indices))
 
@@ -234,8 +259,10 @@ def _program(
     sources: Sequence[KernelSource],
     layouts: Mapping[Node, Layout],
     target: Target,
+    ranges: Mapping[int, IndexRange],
+    checked: Sequence[int],
 ) -> Program:
-    tensors, number = _tensors(step, translation, fused, sources, layouts)
+    tensors, number = _tensors(step, translation, fused, sources, layouts, ranges, checked)
     kernels: dict[str, Kernel] = {}
     for source in sources:
         kernel = kernels.setdefault(source.kernel.name, source.kernel)
@@ -250,7 +277,7 @@ def _program(
         tuple(kernels.values()),
         tuple(launches),
         tuple([number[translation.stored[i]] for i in step.inputs]),
-        tuple([number[n] for n in fused.outputs]),
+        tuple([number[n] for n in fused.outputs[: len(step.outputs)]]),
         Arena(0),
         {name: number[translation.stored[i]] for name, i in step.hyperparameters.items()},
         target.name,

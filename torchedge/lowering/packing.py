@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import InputError
+from torchedge.errors import IndexRangeError, InputError
 from torchedge.lowering.programs import StoredTensor
 
 Array = npt.NDArray[Any]
 
 
 def check_weight(tensor: StoredTensor, data: Mapping[str, Array]) -> None:
-    """Raise InputError where a tensor has no array, or one of another shape or dtype."""
+    """Raise InputError where a tensor has no array, or one of another shape, dtype or range of indices."""
     title = f"{tensor.role} {tensor.name}"
     if tensor.name not in data:
         raise InputError(f"{title}: the captured step has no data for it; report this with the model")
@@ -25,6 +25,23 @@ def check_weight(tensor: StoredTensor, data: Mapping[str, Array]) -> None:
         raise InputError(
             f"{title} is {array.dtype}{list(array.shape)}; expected {tensor.dtype}"
             f"{list(tensor.shape)}: report this with the model"
+        )
+    check_indices(tensor, array)
+
+
+def check_indices(tensor: StoredTensor, values: Array) -> None:
+    """Raise IndexRangeError where an array of class labels or indices holds one out of range."""
+    bound = tensor.indices
+    if bound is None or not values.size or (values.min() >= bound.low and values.max() < bound.high):
+        return
+    outside = (values < bound.low) | (values >= bound.high)
+    if bound.ignored is not None:
+        outside &= values != bound.ignored
+    if outside.any():
+        place = np.unravel_index(int(np.argmax(outside)), values.shape)
+        raise IndexRangeError(
+            f"{tensor.role} {tensor.name} holds {values[place]} at {[int(n) for n in place]}; expected "
+            f"classes or indices {bound}: correct the data"
         )
 
 

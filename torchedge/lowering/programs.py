@@ -46,11 +46,15 @@ Places = Annotated[dict[Index, Size], REQUIRED, Meta(max_length=MAX_ITEMS)]
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """What an input of indices may hold: numbers from `low` on, below `high`, and `ignored`."""
+    """What a tensor of indices may hold: numbers from `low` on, below `high`, and `ignored`."""
 
     low: Annotated[int, Meta(ge=-MAX_SIZE, le=MAX_SIZE)]
     high: Annotated[int, Meta(ge=-MAX_SIZE, le=MAX_SIZE)]
     ignored: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    def __str__(self) -> str:
+        besides = "" if self.ignored is None else f", or {self.ignored} (ignored)"
+        return f"from {self.low} to {self.high - 1}{besides}"
 
 
 @dataclass(frozen=True, slots=True)

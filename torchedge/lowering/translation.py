@@ -22,13 +22,14 @@ from torchedge.lowering.rules.registry import Result, all_rules, apply_rule
 class Translation:
     """The nodes of a step: `outputs` in the graph's order, `updates` as (stored tensor, its new content).
 
-    stored: by index of the step's value. names: of the values that nodes are.
+    stored: by index of the step's value. names: of the values that nodes are. nodes: by index of the value.
     """
 
     outputs: tuple[Node, ...]
     updates: tuple[tuple[Stored, Node], ...]
     stored: Mapping[int, Stored]
     names: Mapping[Node, str] = field(default_factory=dict)
+    nodes: Mapping[int, Node] = field(default_factory=dict)
 
 
 def unsupported_operators(step: Step) -> tuple[str, ...]:
@@ -81,6 +82,7 @@ def translate(step: Step) -> Translation:
         tuple([(stored[before], _node_of(nodes_of, after, step)) for before, after in step.updates]),
         stored,
         names,
+        nodes_of,
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from torchedge.errors import CaptureError, InputError, LoweringError, OpenCLError, check_choice
 from torchedge.graphs.graph import Role
 from torchedge.graphs.steps import Step
+from torchedge.lowering.packing import check_indices
 from torchedge.lowering.programs import Program
 from torchedge.lowering.rules.registry import all_rules
 from torchedge.lowering.targets import Tuner, target_for
@@ -28,7 +29,6 @@ from torchedge.opencl import ClDevice, DeviceContext, open_context
 from torchedge.opencl.sharing import check_process
 from torchedge.runtime.executors import Executor, ProgramReport, report_on
 from torchedge.runtime.kernel_times import CachedTimes
-from torchedge.runtime.memory import check_indices
 from torchedge.runtime.program_caches import lowered
 from torchedge.runtime.tensor_memory import KeptTensor, ResultPool, TensorMemory, kept_behind
 from torchedge.storage.locks import PROCESS

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torchedge.errors import InputError, KernelCheckError, OpenCLError, did_you_mean
+from torchedge.errors import IndexRangeError, InputError, KernelCheckError, OpenCLError, did_you_mean
 from torchedge.lowering.arena_checks import check_arena
 from torchedge.lowering.arenas import total_bytes
 from torchedge.lowering.kernels.loading import LoadingWay
@@ -160,6 +160,7 @@ class Executor:
         names = self._names
         self._fed = [self._tensors[name] for name in names(self.program.inputs, without_hyper=True)]
         self._returned = [self._tensors[name] for name in names(self.program.outputs)]
+        self._checked = [t for t in self._tensors.values() if t.tensor.role == "output" and t.tensor.indices]
         self._awaited = [t for t in self._tensors.values() if t.tensor.role in LOADED] + [
             self._tensors[name] for name in names(self.program.hyperparameters.values())
         ]
@@ -327,6 +328,7 @@ class Executor:
 
         Raises:
             InputError: too few or many inputs, a wrong shape or dtype, or a parameter that was never loaded.
+            IndexRangeError: an input holds an index out of range, or the step computed one.
             KernelCheckError: with checks, an access outside a tensor. OpenCLError: the driver fails.
         """
         self._check_ready()
@@ -334,6 +336,7 @@ class Executor:
         for tensor, array in zip(self._fed, inputs, strict=True):
             self.memory.write(tensor, array)
         self._enqueue()
+        self._check_computed()
         return [self.memory.read(tensor) for tensor in self._returned]
 
     @serialised
@@ -349,9 +352,10 @@ class Executor:
 
     @serialised
     def launch(self) -> None:
-        """Enqueue one step on the inputs that are on the device."""
+        """Enqueue one step on the inputs that are on the device; raises IndexRangeError as `run` does."""
         self._check_ready()
         self._enqueue()
+        self._check_computed()
         self._queue.flush()
 
     @serialised
@@ -449,7 +453,7 @@ class Executor:
         self._store.close()
         self._store = PRELOADED
         self._calls, self._events = [], []  # kernels first
-        self._fed, self._returned, self._awaited = [], [], []
+        self._fed, self._returned, self._awaited, self._checked = [], [], [], []
         self._tensors = {}
         self._arena = self._words = None
 
@@ -515,6 +519,17 @@ class Executor:
                 f"{self._named(position)}: {tensor} is accessed at {index}, expected {low} to {high - 1}; "
                 "the lowering of this operator is wrong: report it with this message"
             )
+
+    def _check_computed(self) -> None:
+        """Raise IndexRangeError where the step has indexed with numbers out of range that it computed."""
+        for flag in self._checked:
+            if self.memory.read(flag):
+                name = flag.tensor.name.replace("~", "", 1)
+                raise IndexRangeError(
+                    f"program {self.program.name}: {name}, computed by the model, holds an index out of "
+                    f"range; expected indices {flag.tensor.indices}: correct the data or the model, and load "
+                    "the weights again if this step has updated them"
+                )
 
     def _check_inputs(self, inputs: tuple[object, ...]) -> None:
         if len(inputs) != len(self._fed):

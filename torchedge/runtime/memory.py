@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import IndexRangeError, InputError, OpenCLError
+from torchedge.errors import InputError, OpenCLError
+from torchedge.lowering.packing import check_indices
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.opencl.contexts import DeviceContext
 from torchedge.opencl.memory import (
@@ -204,20 +205,3 @@ def converted(tensor: StoredTensor, array: object) -> Array:
         )
     check_indices(tensor, values)
     return values.astype(wanted, copy=False)
-
-
-def check_indices(tensor: StoredTensor, values: Array) -> None:
-    """Raise IndexRangeError where an array of class labels or indices holds one out of range."""
-    bound = tensor.indices
-    if bound is None or not values.size or (values.min() >= bound.low and values.max() < bound.high):
-        return
-    outside = (values < bound.low) | (values >= bound.high)
-    if bound.ignored is not None:
-        outside &= values != bound.ignored
-    if outside.any():
-        place = np.unravel_index(int(np.argmax(outside)), values.shape)
-        besides = "" if bound.ignored is None else f", or {bound.ignored} (ignored)"
-        raise IndexRangeError(
-            f"{tensor.role} {tensor.name} holds {values[place]} at {[int(n) for n in place]}; expected "
-            f"classes or indices from {bound.low} to {bound.high - 1}{besides}: correct the data"
-        )
