@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -143,6 +143,17 @@ def print_json(document: Any) -> None:  # noqa: ANN401 - any nested result
     from torchedge.storage.documents import plain
 
     print(json.dumps(plain(document), indent=2, allow_nan=False))
+
+
+def answer(document: Any, show: Callable[[], object], as_json: bool, **written: Path | None) -> None:  # noqa: ANN401 - any nested result
+    """Print a document as JSON, or `show` the answer and name the files, each keyword being a verb."""
+    if as_json:
+        print_json(document)
+        return
+    show()
+    for verb, path in written.items():
+        if path is not None:
+            print_wrapped(f"{verb.replace('_', ' ')} to {path}")
 
 
 # progress ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torchedge.cli.console import (
     DOES_NOT_FIT,
     MIB,
     Progress,
+    answer,
     check_target,
     print_json,
     print_table,
@@ -219,16 +220,15 @@ def _plan_model(
         write_problem(write_instance, result.instance)
     if plot is not None:
         save_picture(result.plot(picture or "memory"), plot)
-    if as_json:
-        rows = {"layers": result.layers} if layers else {}
-        print_json(result.summary() | rows)
-        return 0
-    print(result)
-    if layers:
-        _print_layers(result)
-    for verb, path in (("written", out), ("instance written", write_instance), ("drawn", plot)):
-        if path is not None:
-            print_wrapped(f"{verb} to {path}")
+    rows = {"layers": result.layers} if layers else {}
+
+    def show() -> None:
+        print(result)
+        if layers:
+            _print_layers(result)
+
+    files = {"written": out, "instance_written": write_instance, "drawn": plot}
+    answer(result.summary() | rows, show, as_json, **files)
     return 0
 
 
@@ -337,12 +337,8 @@ def _plan_queue(
         from torchedge.streaming.figures import draw_lanes
 
         save_picture(draw_lanes(queue.lanes, limit_bytes=memory_limit), plot)
-    if as_json:
-        print_json(_queue_document(queue, memory_limit))
-        return 0
-    _print_queue(queue, memory_limit)
-    if plot is not None:
-        print_wrapped(f"drawn to {plot}")
+    document = _queue_document(queue, memory_limit)
+    answer(document, lambda: _print_queue(queue, document), as_json, drawn=plot)
     return 0
 
 
@@ -373,18 +369,17 @@ def _queue_document(queue: QueuePlan, limit: int) -> dict[str, Any]:
     }
 
 
-def _print_queue(queue: QueuePlan, limit: int) -> None:
+def _print_queue(queue: QueuePlan, document: dict[str, Any]) -> None:
     """Print the loads of each model by time, and the queue's times beside those of one model at a time."""
     names = [plan.program.name for plan in queue.alone]
-    device = queue.together.device.name
-    print_wrapped(f"{', '.join(names)} on {device}, one after the other within {number(limit / MIB)} MiB")
+    limit = number(document["memory_limit_bytes"] / MIB)
+    print_wrapped(f"{', '.join(names)} on {document['device']}, one after the other within {limit} MiB")
     rows = [
         [f"{place}. {_end(name)}", *(number(n / MIB) for n in (share.preloaded, share.carried, share.own))]
         for place, (name, share) in enumerate(zip(names, queue.shares, strict=True), 1)
     ]
     print()
     print_table(["MiB of whole chunks", "preloaded", "by models before", "by its own launches"], rows)
-    document = _queue_document(queue, limit)
     runs = (document["together"], document["one_at_a_time"])
     figures = [
         ["latency, ms", *(f"{run['latency_ms']:,.1f}" for run in runs)],
@@ -430,12 +425,14 @@ def _plan_sweep(
 
         title = f"{program.name} on {settings.device.name}, simulated"
         save_picture(draw_tradeoff([(_setting(p), p.plan.timeline) for p in points], title=title), plot)
-    if as_json:
-        print_json([{"lambda": p.lam, "m_peak_bytes": p.m_peak, **p.plan.summary()} for p in points])
-        return
+    document = [{"lambda": p.lam, "m_peak_bytes": p.m_peak, **p.plan.summary()} for p in points]
+    answer(document, lambda: _print_sweep(points), as_json, drawn=plot)
+
+
+def _print_sweep(points: Sequence[Tradeoff]) -> None:
     first = points[0].plan
     print_wrapped(
-        f"{program.name} on {settings.device.name}: latency (ms) against memory (MiB), simulated from "
+        f"{first.program.name} on {first.device.name}: latency (ms) against memory (MiB), simulated from "
         f"{first.timeline.provenance} figures"
     )
     print()
@@ -444,8 +441,6 @@ def _plan_sweep(
         ["", "preloaded", "average", "allocated", "integrated", "execution"],
         [_figures(name, run) for name, run in [*runs, ("preloading everything", first.preloading)]],
     )
-    if plot is not None:
-        print_wrapped(f"drawn to {plot}")
 
 
 def _setting(point: Tradeoff) -> str:
@@ -459,16 +454,6 @@ def _figures(name: str, run: RunTimeline) -> list[str]:
 
 
 # plan instance, plan verify ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A plan, its verification, and the seconds it took (None: it was read)."""
-
-    instance: Instance
-    plan: OverlapPlan
-    checked: Verification
-    seconds: float | None = None
 
 
 @plan.command(
@@ -495,13 +480,14 @@ def _plan_instance(instance: Path, strategy: str | None, out: Path | None, as_js
         check_target("--out", out)
         if out.exists() and instance.exists() and out.samefile(instance):
             raise InputError(f"--out {out} is the instance itself; choose another name")
-    planned = _solve(read_instance(instance), strategy)
+    problem = read_instance(instance)
+    start = time.perf_counter()
+    result, checked = _solve(problem, strategy)
+    document = _plan_document(problem, result, checked, time.perf_counter() - start)
     if out is not None:
-        write_plan(out, planned.plan)
-    _report(planned, as_json)
-    if out is not None and not as_json:
-        print_wrapped(f"written to {out}")
-    return DOES_NOT_FIT if planned.plan.status == "INFEASIBLE" else 0
+        write_plan(out, result)
+    answer(document, lambda: _print_plan(problem, result, document), as_json, written=out)
+    return DOES_NOT_FIT if result.status == "INFEASIBLE" else 0
 
 
 @plan.command("verify", cls=Command, examples=["torchedge plan verify plan.json instance.json"])
@@ -517,12 +503,13 @@ def _verify_plan(plan_file: Path, instance: Path, as_json: bool) -> int:
     from torchedge.streaming.verification import verify_plan
 
     problem, result = read_instance(instance), read_plan(plan_file)
-    planned = _Planned(problem, result, verify_plan(problem, result))
-    _report(planned, as_json)
-    return DOES_NOT_FIT if result.status == "INFEASIBLE" or not planned.checked.ok else 0
+    checked = verify_plan(problem, result)
+    document = _plan_document(problem, result, checked, None)
+    answer(document, lambda: _print_plan(problem, result, document), as_json)
+    return DOES_NOT_FIT if result.status == "INFEASIBLE" or not checked.ok else 0
 
 
-def _solve(instance: Instance, strategy: str | None) -> _Planned:
+def _solve(instance: Instance, strategy: str | None) -> tuple[OverlapPlan, Verification]:
     """Plan an instance and verify the plan; raises PlanError if it is none."""
     from torchedge.streaming.solving import solve
     from torchedge.streaming.strategies import STRATEGIES
@@ -530,47 +517,20 @@ def _solve(instance: Instance, strategy: str | None) -> _Planned:
 
     make = solve if strategy is None else STRATEGIES[strategy]
     with Progress(1, f"planning {instance.name}") as progress:
-        start = time.perf_counter()
         result = make(instance)
-        seconds = time.perf_counter() - start
         progress.step()
     if strategy is None or not verify_plan(instance, result, limits=False).ok:
-        return _Planned(instance, result, check_plan(instance, result), seconds)
+        return result, check_plan(instance, result)
     checked = verify_plan(instance, result)
     if not checked.ok:
         warn(f"{strategy} breaks limits: {checked.problems[0]}")
-    return _Planned(instance, result, checked, seconds)
+    return result, checked
 
 
-def _report(planned: _Planned, as_json: bool) -> None:
-    if as_json:
-        print_json(_summary(planned))
-        return
-    instance, result, checked = planned.instance, planned.plan, planned.checked
-    sizes = (("M_peak", instance.m_peak_chunks), ("memory", instance.memory_chunks))
-    limits = [f"{name} {number(_mib(instance, chunks))} MiB" for name, chunks in sizes if chunks is not None]
-    print_wrapped(
-        f"{instance.name}: {len(instance.layers):,} layers, {len(instance.weights):,} weights, lambda "
-        f"{instance.lam:g}, {' and '.join(limits) or 'no limits'}"
-    )
-    if result.status == "INFEASIBLE":
-        print_wrapped(f"there is no plan: {result.solver.get('reason')}")
-        smallest = result.solver.get("smallest_memory_chunks")
-        if isinstance(smallest, int):
-            size = f"{smallest:,} chunks ({number(_mib(instance, smallest))} MiB)"
-            print_wrapped(f"the smallest memory limit that works is {size}")
-    else:
-        _print_summary(planned)
-    for problem in checked.problems[:_SHOWN]:
-        print_wrapped(problem, first="problem: ", rest="  ")
-    if len(checked.problems) > _SHOWN:
-        print(f"problem: and {len(checked.problems) - _SHOWN} more")
-    print("the plan keeps all rules" if checked.ok else "the plan breaks rules")
-
-
-def _summary(planned: _Planned) -> dict[str, Any]:
-    """Return the printed figures as plain data; MiB count whole chunks."""
-    instance, result, checked = planned.instance, planned.plan, planned.checked
+def _plan_document(
+    instance: Instance, result: OverlapPlan, checked: Verification, seconds: float | None
+) -> dict[str, Any]:
+    """Return a plan as plain data; MiB count whole chunks. seconds: None for a plan that was read."""
     document: dict[str, Any] = {
         "instance": instance.name,
         "status": result.status,
@@ -579,41 +539,58 @@ def _summary(planned: _Planned) -> dict[str, Any]:
         "gap": result.gap,
         "weights": len(instance.weights),
         "streamed_weights": len({load.weight for load in result.loads}),
-        "seconds": planned.seconds,
+        "seconds": seconds,
         "accepted": checked.ok,
         "problems": list(checked.problems),
     }
     if result.status == "INFEASIBLE":
         smallest = result.solver.get("smallest_memory_chunks")
         return document | {"reason": result.solver.get("reason"), "smallest_memory_chunks": smallest}
-    sizes = {
-        "total": instance.total_chunks,
-        "preloaded": checked.preloaded_chunks,
-        "peak": checked.peak_chunks,
-    }
-    for name, chunks in sizes.items():
+    sizes = (instance.total_chunks, checked.preloaded_chunks, checked.peak_chunks)
+    for name, chunks in zip(("total", "preloaded", "peak"), sizes, strict=True):
         document |= {f"{name}_chunks": chunks, f"{name}_mib": _mib(instance, chunks)}
     return document
 
 
-def _print_summary(planned: _Planned) -> None:
-    result, summary = planned.plan, _summary(planned)
-    rows = [
-        ["status", result.status],
-        ["objective", _exact(result.objective)],
-        ["lower bound", _exact(result.lower_bound)],
-        ["gap", "-" if result.gap is None else f"{100 * result.gap:.3g} %"],
-        ["streamed weights", f"{summary['streamed_weights']:,} of {summary['weights']:,}"],
-        ["seconds", "-" if planned.seconds is None else f"{planned.seconds:.2f}"],
+def _print_plan(instance: Instance, result: OverlapPlan, document: dict[str, Any]) -> None:
+    limited = (("M_peak", instance.m_peak_chunks), ("memory", instance.memory_chunks))
+    limits = [
+        f"{name} {number(_mib(instance, chunks))} MiB" for name, chunks in limited if chunks is not None
     ]
-    print_table(["", "plan"], rows)
-    print()
-    names = {"total": "all weights", "preloaded": "preloaded", "peak": "in flight at most"}
-    sizes = [
-        [text, f"{summary[f'{name}_chunks']:,}", number(summary[f"{name}_mib"])]
-        for name, text in names.items()
-    ]
-    print_table(["", "chunks", "MiB"], sizes)
+    print_wrapped(
+        f"{instance.name}: {len(instance.layers):,} layers, {len(instance.weights):,} weights, lambda "
+        f"{instance.lam:g}, {' and '.join(limits) or 'no limits'}"
+    )
+    if "reason" in document:
+        print_wrapped(f"there is no plan: {document['reason']}")
+        smallest = document["smallest_memory_chunks"]
+        if isinstance(smallest, int):
+            size = f"{smallest:,} chunks ({number(_mib(instance, smallest))} MiB)"
+            print_wrapped(f"the smallest memory limit that works is {size}")
+    else:
+        seconds = document["seconds"]
+        rows = [
+            ["status", result.status],
+            ["objective", _exact(result.objective)],
+            ["lower bound", _exact(result.lower_bound)],
+            ["gap", "-" if result.gap is None else f"{100 * result.gap:.3g} %"],
+            ["streamed weights", f"{document['streamed_weights']:,} of {document['weights']:,}"],
+            ["seconds", "-" if seconds is None else f"{seconds:.2f}"],
+        ]
+        print_table(["", "plan"], rows)
+        print()
+        names = {"total": "all weights", "preloaded": "preloaded", "peak": "in flight at most"}
+        sizes = [
+            [text, f"{document[f'{name}_chunks']:,}", number(document[f"{name}_mib"])]
+            for name, text in names.items()
+        ]
+        print_table(["", "chunks", "MiB"], sizes)
+    problems = document["problems"]
+    for problem in problems[:_SHOWN]:
+        print_wrapped(problem, first="problem: ", rest="  ")
+    if len(problems) > _SHOWN:
+        print(f"problem: and {len(problems) - _SHOWN} more")
+    print("the plan breaks rules" if problems else "the plan keeps all rules")
 
 
 def _exact(value: float | None) -> str:

@@ -6,7 +6,9 @@ decompositions to memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import factorial, pi, sqrt
+from typing import Any
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import Index
@@ -21,6 +23,21 @@ from torchedge.lowering.rules.promotion import (
     is_floating,
 )
 from torchedge.lowering.rules.registry import Result, rule
+
+Body = Callable[..., Scalar]
+
+
+def formula(*kinds: str) -> Callable[[Body], Body]:
+    """Register `body` of the elements of an operator's tensors and numbers, in the schema's order."""
+
+    def register(body: Body) -> Body:
+        @rule(*kinds)
+        def computed_by(result: Result, **operands: Any) -> Node:  # noqa: ANN401 - nodes or numbers
+            return computed(body, result, *operands.values())
+
+        return body
+
+    return register
 
 
 @rule("add")
@@ -90,24 +107,17 @@ def _crosses_zero(rest: Scalar, b: Scalar) -> Scalar:
     return apply("ne", rest, 0) & apply("xor", rest < 0, b < 0)
 
 
-@rule("fmod")
-def fmod(result: Result, input: Operand, other: Operand) -> Node:
+@formula("fmod")
+def fmod(a: Scalar, b: Scalar) -> Scalar:
     """The remainder with the sign of the input."""
-    if is_floating(result.dtype):
-        return computed(lambda a, b: apply("fmod", a, b), result, input, other)
-    return computed(lambda a, b: apply("int_mod", a, _divisor(b)), result, input, other)
+    return apply("fmod", a, b) if is_floating(a.dtype) else apply("int_mod", a, _divisor(b))
 
 
-@rule("remainder")
-def remainder(result: Result, input: Operand, other: Operand) -> Node:
+@formula("remainder")
+def remainder(a: Scalar, b: Scalar) -> Scalar:
     """The remainder with the sign of the divisor."""
-
-    def body(a: Scalar, b: Scalar) -> Scalar:
-        floating = is_floating(a.dtype)
-        rest = apply("fmod", a, b) if floating else apply("int_mod", a, _divisor(b))
-        return where(_crosses_zero(rest, b), rest + b, rest)
-
-    return computed(body, result, input, other)
+    rest = fmod(a, b)
+    return where(_crosses_zero(rest, b), rest + b, rest)
 
 
 @rule("pow")
@@ -244,19 +254,15 @@ def round_(result: Result, input: Node, decimals: int = 0) -> Node:
     return computed(lambda a: apply("round", a / scale) * scale, result, input)
 
 
-@rule("neg")
-def neg(result: Result, input: Node) -> Node:
-    """-input."""
-    return computed(lambda a: -a, result, input)
+@formula("neg")
+def neg(a: Scalar) -> Scalar:
+    """-a."""
+    return -a
 
 
-@rule("abs")
-def absolute(result: Result, input: Node) -> Node:
-    """Input without its sign."""
-    return computed(_absolute, result, input)
-
-
-def _absolute(a: Scalar) -> Scalar:
+@formula("abs")
+def absolute(a: Scalar) -> Scalar:
+    """The element without its sign."""
     return apply("abs" if is_floating(a.dtype) else "abs_int", a)
 
 
@@ -276,20 +282,16 @@ def signbit(result: Result, input: Node) -> Node:
     return elementwise(lambda a: apply("copysign", constant(1, a.dtype), a) < 0, input, dtype="bool")
 
 
-@rule("ldexp")
-def ldexp(result: Result, input: Node, other: Node) -> Node:
+@formula("ldexp")
+def ldexp(a: Scalar, b: Scalar) -> Scalar:
     """Input · 2^other."""
-    return computed(lambda a, b: a * apply("exp2", b), result, input, other)
+    return a * apply("exp2", b)
 
 
-@rule("angle")
-def angle(result: Result, input: Node) -> Node:
+@formula("angle")
+def angle(a: Scalar) -> Scalar:
     """Pi below zero, else zero; NaN stays."""
-
-    def body(a: Scalar) -> Scalar:
-        return where(apply("isnan", a), a, where(a < 0, constant(pi, a.dtype), 0))
-
-    return computed(body, result, input)
+    return where(apply("isnan", a), a, where(a < 0, constant(pi, a.dtype), 0))
 
 
 @rule("xlogy", function="log")
@@ -348,27 +350,19 @@ def bitwise_not(result: Result, input: Node) -> Node:
     return computed(lambda a: apply("bit_not", a), result, input)
 
 
-@rule("bitwise_left_shift", "__lshift__")
-def bitwise_left_shift(result: Result, input: Operand, other: Operand) -> Node:
+@formula("bitwise_left_shift", "__lshift__")
+def left_shift(a: Scalar, b: Scalar) -> Scalar:
     """Input · 2^other; zero where no bit is left."""
-
-    def body(a: Scalar, b: Scalar) -> Scalar:
-        bits = _bits(a)
-        return where((b < 0) | (b >= bits), constant(0, a.dtype), apply("shift_left", a, _within(b, bits)))
-
-    return computed(body, result, input, other)
+    bits = _bits(a)
+    return where((b < 0) | (b >= bits), constant(0, a.dtype), apply("shift_left", a, _within(b, bits)))
 
 
-@rule("bitwise_right_shift", "__rshift__")
-def bitwise_right_shift(result: Result, input: Operand, other: Operand) -> Node:
+@formula("bitwise_right_shift", "__rshift__")
+def right_shift(a: Scalar, b: Scalar) -> Scalar:
     """Input / 2^other, rounded down."""
-
-    def body(a: Scalar, b: Scalar) -> Scalar:
-        bits = _bits(a)
-        shift = where(b < 0, constant(bits - 1, b.dtype), _within(b, bits))
-        return apply("shift_right", a, shift)
-
-    return computed(body, result, input, other)
+    bits = _bits(a)
+    shift = where(b < 0, constant(bits - 1, b.dtype), _within(b, bits))
+    return apply("shift_right", a, shift)
 
 
 def _bits(a: Scalar) -> int:
@@ -408,37 +402,29 @@ def relu(result: Result, input: Node) -> Node:
     return elementwise(lambda a: apply("relu", a), input, dtype=input.dtype)
 
 
-@rule("hardswish")
-def hardswish(result: Result, input: Node) -> Node:
+@formula("hardswish")
+def hardswish(a: Scalar) -> Scalar:
     """Input · (input + 3 between 0 and 6) / 6."""
-    return computed(lambda a: a * apply("minimum", apply("maximum", a + 3, 0), 6) / 6, result, input)
+    return a * apply("minimum", apply("maximum", a + 3, 0), 6) / 6
 
 
-@rule("silu_backward")
-def silu_backward(result: Result, grad_output: Node, input: Node) -> Node:
-    """Gradient · s · (1 + x (1 - s)), s = sigmoid(x)."""
-
-    def body(g: Scalar, a: Scalar) -> Scalar:
-        s = apply("sigmoid", a)
-        return g * s * (a * (1 - s) + 1)
-
-    return computed(body, result, grad_output, input)
+@formula("silu_backward")
+def silu_backward(g: Scalar, a: Scalar) -> Scalar:
+    """Gradient · s · (1 + a (1 - s)), s = sigmoid(a)."""
+    s = apply("sigmoid", a)
+    return g * s * (a * (1 - s) + 1)
 
 
-@rule("hardswish_backward")
-def hardswish_backward(result: Result, grad_output: Node, input: Node) -> Node:
-    """Gradient · (x/3 + 1/2) between -3 and 3, zero below, the gradient itself above."""
-
-    def body(g: Scalar, a: Scalar) -> Scalar:
-        return where(a <= -3, constant(0, g.dtype), where(a < 3, g * (a / 3 + 0.5), g))
-
-    return computed(body, result, grad_output, input)
+@formula("hardswish_backward")
+def hardswish_backward(g: Scalar, a: Scalar) -> Scalar:
+    """Gradient · (a/3 + 1/2) between -3 and 3, zero below, the gradient itself above."""
+    return where(a <= -3, constant(0, g.dtype), where(a < 3, g * (a / 3 + 0.5), g))
 
 
-@rule("hardsigmoid_backward")
-def hardsigmoid_backward(result: Result, grad_output: Node, input: Node) -> Node:
+@formula("hardsigmoid_backward")
+def hardsigmoid_backward(g: Scalar, a: Scalar) -> Scalar:
     """Gradient / 6 strictly between -3 and 3, else zero."""
-    return computed(lambda g, a: where((a > -3) & (a < 3), g / 6, 0), result, grad_output, input)
+    return where((a > -3) & (a < 3), g / 6, 0)
 
 
 @rule("gelu_backward")
@@ -459,16 +445,12 @@ def gelu_backward(result: Result, grad_output: Node, input: Node, approximate: s
     return computed(approximated if approximate == "tanh" else exact, result, grad_output, input)
 
 
-@rule("mish_backward")
-def mish_backward(result: Result, grad_output: Node, input: Node) -> Node:
-    """Gradient · (t + x s (1 - t²)), t = tanh(log(1 + exp(x))), s = sigmoid(x)."""
-
-    def body(g: Scalar, a: Scalar) -> Scalar:
-        soft_plus = apply("maximum", a, 0) + apply("log1p", apply("exp", -apply("abs", a)))
-        t = apply("tanh", soft_plus)
-        return g * (t + a * apply("sigmoid", a) * (1 - t * t))
-
-    return computed(body, result, grad_output, input)
+@formula("mish_backward")
+def mish_backward(g: Scalar, a: Scalar) -> Scalar:
+    """Gradient · (t + a s (1 - t²)), t = tanh(log(1 + exp(a))), s = sigmoid(a)."""
+    soft_plus = apply("maximum", a, 0) + apply("log1p", apply("exp", -apply("abs", a)))
+    t = apply("tanh", soft_plus)
+    return g * (t + a * apply("sigmoid", a) * (1 - t * t))
 
 
 @rule("log_sigmoid_backward")

@@ -49,7 +49,7 @@ def slice_(
 ) -> Node:
     """Every step-th index of a dimension from start to before end."""
     place = dim % len(input.shape)
-    first = slice(start, end, step).indices(input.shape[place])[0]
+    first = _first(start, end, step, input.shape[place])
     return narrowed(input, place, first, result.shape[place], step)
 
 
@@ -160,27 +160,6 @@ def constant_pad_nd(result: Result, input: Node, pad: Sequence[int], value: floa
     return pointwise(result.shape, result.dtype, element)
 
 
-def _inside(index: Index, start: int, size: int, step: int) -> tuple[list[Bound], Index]:
-    """Return the bounds within which an index is start + k · step with 0 <= k < size, and k."""
-    moved = index - start
-    bounds: list[Bound] = [(moved, 0, (size - 1) * step + 1)]
-    if step > 1:
-        bounds.append((moved % step, 0, 1))
-    return bounds, moved // step
-
-
-def _written(result: Result, base: Node | None, src: Node, dim: int, start: int, step: int) -> Node:
-    """Return `base` (None: zero) with `src` written at every step-th index of a dimension from `start` on."""
-    size = src.shape[dim]
-
-    def element(*indices: Index) -> Scalar:
-        bounds, at = _inside(indices[dim], start, size, step)
-        value = src.at(*indices[:dim], at, *indices[dim + 1 :])
-        return guarded(bounds, value, 0 if base is None else base.at(*indices))
-
-    return pointwise(result.shape, result.dtype, element)
-
-
 def _first(start: int | None, end: int | None, step: int, size: int) -> int:
     return slice(start, end, step).indices(size)[0]
 
@@ -198,19 +177,14 @@ def slice_scatter(
     """Input with src in place of a slice."""
     place = dim % len(input.shape)
     first = _first(start, end, step, input.shape[place])
-    return _written(result, input, src, place, first, step)
-
-
-def _on_diagonal(result: Result, base: Node | None, src: Node, offset: int, dim1: int, dim2: int) -> Node:
-    rank = len(result.shape)
-    first, second = dim1 % rank, dim2 % rank
 
     def element(*indices: Index) -> Scalar:
-        others = [i for d, i in enumerate(indices) if d not in (first, second)]
-        ahead = indices[second] - indices[first] - offset
-        along = indices[first] - max(0, -offset)
-        bounds = [(ahead, 0, 1), (along, 0, src.shape[-1])]
-        return guarded(bounds, src.at(*others, along), 0 if base is None else base.at(*indices))
+        moved = indices[place] - first
+        bounds: list[Bound] = [(moved, 0, (src.shape[place] - 1) * step + 1)]
+        if step > 1:
+            bounds.append((moved % step, 0, 1))
+        value = src.at(*indices[:place], moved // step, *indices[place + 1 :])
+        return guarded(bounds, value, input.at(*indices))
 
     return pointwise(result.shape, result.dtype, element)
 
@@ -220,7 +194,17 @@ def diagonal_scatter(
     result: Result, input: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Node:
     """Input with src on a diagonal."""
-    return _on_diagonal(result, input, src, offset, dim1, dim2)
+    rank = len(result.shape)
+    first, second = dim1 % rank, dim2 % rank
+
+    def element(*indices: Index) -> Scalar:
+        others = [i for d, i in enumerate(indices) if d not in (first, second)]
+        ahead = indices[second] - indices[first] - offset
+        along = indices[first] - max(0, -offset)
+        bounds = [(ahead, 0, 1), (along, 0, src.shape[-1])]
+        return guarded(bounds, src.at(*others, along), input.at(*indices))
+
+    return pointwise(result.shape, result.dtype, element)
 
 
 def _clamped(place: Scalar, size: int) -> Scalar:
@@ -343,29 +327,16 @@ def _columns(taps: Taps) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _taps(
-    sizes: Sequence[int],
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Taps:
-    return Taps(
-        tuple(sizes), each(kernel_size, 2), each(stride, 2), each(padding, 2), each(dilation, 2), groups=1
-    )
+def _taps(sizes: Sequence[int], **settings: Sequence[int]) -> Taps:
+    """Return the taps of the arguments kernel_size, stride, padding and dilation."""
+    wide = {name.removesuffix("_size"): each(value, 2) for name, value in settings.items()}
+    return Taps(tuple(sizes), **wide, groups=1)
 
 
 @rule("im2col")
-def im2col(
-    result: Result,
-    input: Node,
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Node:
+def im2col(result: Result, input: Node, **settings: Sequence[int]) -> Node:
     """The windows of a picture, one a column: lines are (channel, place in the window)."""
-    taps = _taps(input.shape[-2:], kernel_size, dilation, padding, stride)
+    taps = _taps(input.shape[-2:], **settings)
     columns, lines = _columns(taps), (input.shape[-3], *taps.kernel)
 
     def element(*indices: Index) -> Scalar:
@@ -378,17 +349,9 @@ def im2col(
 
 
 @rule("col2im")
-def col2im(
-    result: Result,
-    input: Node,
-    output_size: Sequence[int],
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Node:
+def col2im(result: Result, input: Node, output_size: Sequence[int], **settings: Sequence[int]) -> Node:
     """The picture in which each element is the sum of its places in all columns."""
-    taps = _taps(result.shape[-2:], kernel_size, dilation, padding, stride)
+    taps = _taps(result.shape[-2:], **settings)
     columns, lines = _columns(taps), (result.shape[-3], *taps.kernel)
     rank = len(result.shape)
 

@@ -197,73 +197,66 @@ def _input_gradient(
 _SMALLEST_STEP = {"float64": 2.0**-52, "float16": 2.0**-10}
 
 
-@rule("native_layer_norm")
-def layer_norm(
+@rule("native_layer_norm", name="layer_norm")
+@rule("_fused_rms_norm", name="rms_norm")
+def row_norm(
     result: Result,
     input: Node,
     normalized_shape: Sequence[int],
-    eps: float,
+    eps: float | None = None,
     weight: Node | None = None,
     bias: Node | None = None,
+    *,
+    name: str,
 ) -> tuple[Node, ...]:
-    """Normalized input, mean and 1 / deviation of each row (the paper's LayerNorm)."""
+    """Normalized input, mean and 1 / deviation of each row (the paper's LayerNorm); RMS: about zero."""
     lead = len(input.shape) - len(normalized_shape)
-    builder = RowBuilder(input.shape, range(lead, len(input.shape)), "layer_norm")
+    builder = RowBuilder(input.shape, range(lead, len(input.shape)), name)
     compute = arithmetic_dtype(result.dtype)
+    small = _SMALLEST_STEP.get(input.dtype, 2.0**-23) if eps is None else eps
 
     def element(*indices: Index) -> Scalar:
         return cast(input.at(*indices), compute)
 
-    mean = builder.reduce("sum", element) / builder.count
+    mean = builder.reduce("sum", element) / builder.count if name == "layer_norm" else None
 
-    def squared(*indices: Index) -> Scalar:
-        distance = element(*indices) - mean
-        return distance * distance
+    def distance(*indices: Index) -> Scalar:
+        return element(*indices) if mean is None else element(*indices) - mean
 
-    rstd = apply("rsqrt", builder.reduce("sum", squared) / builder.count + eps)
+    rstd = apply(
+        "rsqrt", builder.reduce("sum", lambda *i: distance(*i) * distance(*i)) / builder.count + small
+    )
 
     def normalized(*indices: Index) -> Scalar:
-        value = (element(*indices) - mean) * rstd
+        value = distance(*indices) * rstd
         value = value if weight is None else value * cast(weight.at(*indices[lead:]), compute)
         return value if bias is None else value + cast(bias.at(*indices[lead:]), compute)
 
-    return (
-        builder.element(normalized, result.dtypes[0]),
-        builder.row(lambda *_: mean, result.dtypes[1], keepdim=True),
-        builder.row(lambda *_: rstd, result.dtypes[2], keepdim=True),
-    )
+    output = builder.element(normalized, result.dtypes[0])
+    statistics = [row for row in (mean, rstd) if row is not None]
+    rows = [
+        builder.row(lambda *_, row=row: row, dtype, keepdim=True)
+        for row, dtype in zip(statistics, result.dtypes[1:], strict=True)
+    ]
+    return (output, *rows)
 
 
-@rule("native_layer_norm_backward")
-def layer_norm_backward(
+@rule("native_layer_norm_backward", name="layer_norm")
+@rule("_fused_rms_norm_backward", name="rms_norm")
+def row_norm_backward(
     result: Result,
     grad_out: Node,
     input: Node,
     normalized_shape: Sequence[int],
-    mean: Node,
     rstd: Node,
     output_mask: Sequence[bool],
+    mean: Node | None = None,
     weight: Node | None = None,
     bias: Node | None = None,
+    *,
+    name: str,
 ) -> tuple[Node, ...]:
     """Gradients for input, weight and bias, as far as the mask asks for them."""
-    return _row_norm_backward(
-        "layer_norm", result, grad_out, input, normalized_shape, mean, rstd, output_mask, weight
-    )
-
-
-def _row_norm_backward(
-    name: str,
-    result: Result,
-    grad_out: Node,
-    input: Node,
-    normalized_shape: Sequence[int],
-    mean: Node | None,
-    rstd: Node,
-    output_mask: Sequence[bool],
-    weight: Node | None,
-) -> tuple[Node, ...]:
-    """Return what the mask asks for of a row's normalization, about its mean or (None) about zero."""
     compute, lead = arithmetic_dtype(input.dtype), len(input.shape) - len(normalized_shape)
 
     def gradient(*indices: Index) -> Scalar:
@@ -297,52 +290,6 @@ def _row_norm_backward(
                 total = columns.reduce("sum", body)
                 gradients.append(columns.row(lambda *_, total=total: total))
     return tuple([converted(n, d) for n, d in zip(gradients, result.dtypes, strict=True)])
-
-
-@rule("_fused_rms_norm")
-def rms_norm(
-    result: Result,
-    input: Node,
-    normalized_shape: Sequence[int],
-    weight: Node | None = None,
-    eps: float | None = None,
-) -> tuple[Node, ...]:
-    """Input over its root mean square, and the latter's reciprocal."""
-    lead = len(input.shape) - len(normalized_shape)
-    builder = RowBuilder(input.shape, range(lead, len(input.shape)), "rms_norm")
-    compute = arithmetic_dtype(result.dtype)
-    small = _SMALLEST_STEP.get(input.dtype, 2.0**-23) if eps is None else eps
-
-    def element(*indices: Index) -> Scalar:
-        return cast(input.at(*indices), compute)
-
-    squares = builder.reduce("sum", lambda *i: element(*i) * element(*i))
-    rstd = apply("rsqrt", squares / builder.count + small)
-
-    def normalized(*indices: Index) -> Scalar:
-        scale = 1 if weight is None else cast(weight.at(*indices[lead:]), compute)
-        return element(*indices) * rstd * scale
-
-    return (
-        builder.element(normalized, result.dtypes[0]),
-        builder.row(lambda *_: rstd, result.dtypes[1], keepdim=True),
-    )
-
-
-@rule("_fused_rms_norm_backward")
-def rms_norm_backward(
-    result: Result,
-    grad_out: Node,
-    input: Node,
-    normalized_shape: Sequence[int],
-    rstd: Node,
-    output_mask: Sequence[bool],
-    weight: Node | None = None,
-) -> tuple[Node, ...]:
-    """Gradients for input and weight, as far as the mask asks for them."""
-    return _row_norm_backward(
-        "rms_norm", result, grad_out, input, normalized_shape, None, rstd, output_mask, weight
-    )
 
 
 @rule("native_group_norm")

@@ -1,12 +1,12 @@
-"""Pooling over windows that slide, or adapt to the output's size: maxima, means and their gradients.
-
-Adaptive window o of O over n elements runs from floor(o·n / O) to before ceil((o + 1)·n / O).
-"""
+"""Pooling over windows that slide, or adapt to the output's size: maxima, means and their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import inf, prod
+from typing import Any
 
 import numpy as np
 
@@ -22,67 +22,141 @@ Reach = Callable[[Sequence[Index], Sequence[Index]], tuple[Sequence[Index], Sequ
 """From indices of one side and places in a window to indices of the other side, and when they are there."""
 
 
-def _windows(
-    space: int,
-    input: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int] = (1,),
-) -> Taps:
-    kernel = each(kernel_size, space)
-    step = each(stride, space) if stride else kernel
-    return Taps(input.shape[-space:], kernel, step, each(padding, space), each(dilation, space), 1)
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How windows lie on the spatial dimensions of an input.
+
+    kernel: extents of the largest window; dilation: from one of its places to the next; turns: most windows
+    that cover one element, by dimension. corner(outs): where windows begin; under(outs, taps): the elements
+    under their places; covering(places, turns): the windows that cover elements; counts(outs): the factors by
+    whose product a window's sum is divided for its mean.
+    """
+
+    kernel: Sequence[int]
+    dilation: Sequence[int]
+    turns: Sequence[int]
+    corner: Callable[[Sequence[Index]], Sequence[Index]]
+    under: Reach
+    covering: Reach
+    counts: Callable[[Sequence[Index]], list[Count]]
 
 
-@spatial_rule("max_pool2d_with_indices", "max_pool3d_with_indices")
-def max_pool_with_indices(
+def sliding(
     space: int,
-    result: Result,
-    input: Node,
+    sizes: Sequence[int],
+    outs: Sequence[int],
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
-) -> tuple[Node, ...]:
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Windows:
+    """Return the windows of a pooling operator's arguments, by the shapes of its input and output."""
+    kernel, size, out = each(kernel_size, space), tuple(sizes[-space:]), tuple(outs[-space:])
+    step = each(stride, space) if stride else kernel
+    taps = Taps(size, kernel, step, each(padding, space), each(dilation, space), 1)
+    spans = [d * (k - 1) + 1 for d, k in zip(taps.dilation, kernel, strict=True)]
+
+    def corner(at: Sequence[Index]) -> list[Index]:
+        return [o * s - p for o, s, p in zip(at, step, taps.padding, strict=True)]
+
+    def covering(places: Sequence[Index], turns: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
+        over: list[Index] = []
+        bounds: list[Bound] = []
+        for dim, (place, turn) in enumerate(zip(places, turns, strict=True)):
+            moved = place + taps.padding[dim]
+            over.append(moved // step[dim] - turn)  # the last window first
+            bounds += [(over[-1], 0, out[dim]), (moved % step[dim] + turn * step[dim], 0, spans[dim])]
+        return over, bounds
+
+    def counts(at: Sequence[Index]) -> list[Count]:
+        if divisor_override is not None:
+            return [divisor_override]
+        pads = [p if count_include_pad else 0 for p in taps.padding]
+        return [
+            _extent(start, start_of, k, -pad, n + pad)
+            for start, start_of, k, pad, n in zip(corner(at), starts, kernel, pads, size, strict=True)
+        ]
+
+    starts = [[o * s - p for o in range(n)] for n, s, p in zip(out, step, taps.padding, strict=True)]
+    turns = [-(-span // s) for span, s in zip(spans, step, strict=True)]
+    return Windows(kernel, taps.dilation, turns, corner, taps.under, covering, counts)
+
+
+def _extent(start: Index, starts: Sequence[int], kernel: int, low: int, high: int) -> Count:
+    """Return how much of a window lies from `low` to `high`; starts: where it may begin."""
+    seen = {min(s + kernel, high) - max(s, low) for s in starts}
+    if len(seen) == 1:
+        return seen.pop()
+    first, end = Position(start, "int32"), Position(start + kernel, "int32")
+    return apply("minimum", end, high) - apply("maximum", first, low)
+
+
+def adaptive(
+    space: int, sizes: Sequence[int], outs: Sequence[int], output_size: Sequence[int] = ()
+) -> Windows:
+    """Return windows of which o of O over n elements runs from o·n / O to before ceil((o + 1)·n / O)."""
+    size, out = tuple(sizes[-space:]), tuple(outs[-space:])
+
+    def corner(at: Sequence[Index]) -> list[Index]:
+        return list(map(_start, at, size, out))
+
+    def counts(at: Sequence[Index]) -> list[Count]:
+        spans = [_end(*x) - _start(*x) for x in zip(at, size, out, strict=True)]
+        return [Position(s, "int32") if s.constant is None else s.constant for s in spans]
+
+    kernel, turns = list(map(_longest, size, out)), list(map(_longest, out, size))
+    under, covering = partial(_reached, size, out), partial(_reached, out, size)
+    return Windows(kernel, [1] * space, turns, corner, under, covering, counts)
+
+
+def _start(out: Index, size: int, outs: int) -> Index:
+    return out * size // outs
+
+
+def _end(out: Index, size: int, outs: int) -> Index:
+    return ((out + 1) * size + outs - 1) // outs
+
+
+def _longest(size: int, outs: int) -> int:
+    """Return the most elements that one of `outs` windows over `size` elements has."""
+    return max(-(-(o + 1) * size // outs) - o * size // outs for o in range(outs))
+
+
+def _reached(
+    sizes: Sequence[int], outs: Sequence[int], at: Sequence[Index], turns: Sequence[Index]
+) -> tuple[list[Index], list[Bound]]:
+    places = [_start(o, n, m) + k for o, k, n, m in zip(at, turns, sizes, outs, strict=True)]
+    left = [_end(o, n, m) - p for o, p, n, m in zip(at, places, sizes, outs, strict=True)]
+    return places, [(i, 1, i.range[1] + 1) for i in left]
+
+
+Lying = Callable[..., Windows]
+"""`sliding` or `adaptive`."""
+
+
+@spatial_rule("max_pool2d_with_indices", "max_pool3d_with_indices", lying=sliding)
+@spatial_rule("adaptive_max_pool2d", "adaptive_max_pool3d", lying=adaptive)
+def max_pool(space: int, result: Result, input: Node, *, lying: Lying, **settings: Any) -> tuple[Node, ...]:  # noqa: ANN401 - of the windows
     """The largest element of each window, and where in the plane it lies."""
-    windows = _windows(space, input, kernel_size, stride, padding, dilation)
-
-    def corner(outs: Sequence[Index]) -> list[Index]:
-        return [o * s - p for o, s, p in zip(outs, windows.stride, windows.padding, strict=True)]
-
-    return largest(result, input, windows.kernel, windows.under, corner, windows.dilation)
-
-
-def largest(
-    result: Result,
-    x: Node,
-    kernel: Sequence[int],
-    under: Reach,
-    corner: Callable[[Sequence[Index]], Sequence[Index]],
-    dilation: Sequence[int],
-) -> tuple[Node, ...]:
-    """Return the largest element of each window and its position in the plane.
-
-    under: which elements of x lie under a window's places; corner: where a window begins; dilation: from one
-    of its places to the next.
-    """
-    space, rank = len(kernel), len(result.shape)
-    lowest = -inf if x.dtype.startswith("float") else int(np.iinfo(x.dtype).min)
-    builder = RowBuilder((*result.shape, *kernel), range(rank, rank + space), "pool")
+    windows, rank = lying(space, input.shape, result.shape, **settings), len(result.shape)
+    lowest = -inf if input.dtype.startswith("float") else int(np.iinfo(input.dtype).min)
+    builder = RowBuilder((*result.shape, *windows.kernel), range(rank, rank + space), "pool")
 
     def element(*indices: Index) -> Scalar:
-        places, bounds = under(indices[rank - space : rank], indices[rank:])
-        return guarded(bounds, x.at(*indices[: rank - space], *places), lowest)
+        places, bounds = windows.under(indices[rank - space : rank], indices[rank:])
+        return guarded(bounds, input.at(*indices[: rank - space], *places), lowest)
 
     peak = builder.reduce("max", element)
     place = builder.reduce("argmax", element)
 
     def position(*indices: Index) -> Scalar:
-        pitches = [prod(x.shape[d + 1 :]) for d in range(rank - space, rank)]
-        start = sum((c * p for c, p in zip(corner(indices[-space:]), pitches, strict=True)), start=Index(()))
-        return Position(start, "int64") + _offset(place, kernel, dilation, pitches)
+        pitches = [prod(input.shape[d + 1 :]) for d in range(rank - space, rank)]
+        corner = windows.corner(indices[-space:])
+        start = sum((c * p for c, p in zip(corner, pitches, strict=True)), start=Index(()))
+        return Position(start, "int64") + _offset(place, windows.kernel, windows.dilation, pitches)
 
     return builder.row(lambda *_: peak), builder.row(position)
 
@@ -99,250 +173,87 @@ def _offset(place: Scalar, kernel: Sequence[int], dilation: Sequence[int], pitch
     return place if total is None else total
 
 
-@spatial_rule("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
-def max_pool_with_indices_backward(
+@spatial_rule("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", lying=sliding)
+@spatial_rule("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", lying=adaptive)
+def max_pool_backward(
     space: int,
     result: Result,
     grad_output: Node,
     input: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
     indices: Node,
+    *,
+    lying: Lying,
+    **settings: Any,  # noqa: ANN401 - of the windows
 ) -> Node:
-    """The gradients of the windows in which an element was the largest."""
-    windows = _windows(space, input, kernel_size, stride, padding, dilation)
-    reach = [d * (k - 1) + 1 for d, k in zip(windows.dilation, windows.kernel, strict=True)]
-    turns = [-(-r // s) for r, s in zip(reach, windows.stride, strict=True)]
-    return chosen_sum(result, grad_output, indices, turns, _covering(windows, grad_output.shape[-space:]))
+    """The gradients of the windows in which an element was the largest: whose index names it."""
+    windows = lying(space, input.shape, grad_output.shape, **settings)
 
-
-def chosen_sum(
-    result: Result, grad_output: Node, indices: Node, turns: Sequence[int], covering: Reach
-) -> Node:
-    """Return for each element the sum of the gradients, of the windows over it, whose index names it."""
-    rank, space = len(result.shape), len(turns)
-    plane = result.shape[-space:]
-
-    def value(at: Sequence[Index], outs: Sequence[Index]) -> Scalar:
+    def value(lead: Sequence[Index], places: Sequence[Index], outs: Sequence[Index]) -> Scalar:
         place = Index(())
-        for index, size in zip(at[-space:], plane, strict=True):
+        for index, size in zip(places, result.shape[-space:], strict=True):
             place = place * size + index
-        lead = at[: rank - space]
         chosen = indices.at(*lead, *outs).equals(Position(place, "int64"))
         return where(chosen, grad_output.at(*lead, *outs), 0)
 
-    return covering_sum(result, turns, covering, value)
+    return _covering_sum(result, windows, value)
 
 
-def covering_sum(
+def _covering_sum(
     result: Result,
-    turns: Sequence[int],
-    covering: Reach,
-    value: Callable[[Sequence[Index], Sequence[Index]], Scalar],
+    windows: Windows,
+    value: Callable[[Sequence[Index], Sequence[Index], Sequence[Index]], Scalar],
 ) -> Node:
-    """Return for each element the sum of `value(element, window)` over the windows that cover it."""
-    rank, space = len(result.shape), len(turns)
+    """Return for each element the sum of `value(lead, place, window)` over the windows that cover it."""
+    turns, rank = windows.turns, len(result.shape)
+    first = rank - len(turns)
 
     def term(*indices: Index) -> Scalar:
-        outs, bounds = covering(indices[rank - space : rank], indices[rank:])
-        return guarded(bounds, value(indices[:rank], outs))
+        lead, places = indices[:first], indices[first:rank]
+        outs, bounds = windows.covering(places, indices[rank:])
+        return guarded(bounds, value(lead, places, outs))
 
-    return reduction((*result.shape, *turns), range(rank, rank + space), "pool", term, result.dtype)
-
-
-def _covering(windows: Taps, out: Sequence[int]) -> Reach:
-    """Return which windows lie over an element, the last one first."""
-
-    def reach(places: Sequence[Index], turns: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
-        outs: list[Index] = []
-        bounds: list[Bound] = []
-        for dim, (place, turn) in enumerate(zip(places, turns, strict=True)):
-            moved, step = place + windows.padding[dim], windows.stride[dim]
-            span = windows.dilation[dim] * (windows.kernel[dim] - 1) + 1
-            outs.append(moved // step - turn)
-            bounds += [(outs[-1], 0, out[dim]), (moved % step + turn * step, 0, span)]
-        return outs, bounds
-
-    return reach
+    return reduction((*result.shape, *turns), range(rank, rank + len(turns)), "pool", term, result.dtype)
 
 
-@spatial_rule("avg_pool2d", "avg_pool3d")
-def avg_pool(
-    space: int,
-    result: Result,
-    input: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Node:
+@spatial_rule("avg_pool2d", "avg_pool3d", lying=sliding)
+@spatial_rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", lying=adaptive)
+def avg_pool(space: int, result: Result, input: Node, *, lying: Lying, **settings: Any) -> Node:  # noqa: ANN401 - of the windows
     """The mean of each window."""
-    windows = _windows(space, input, kernel_size, stride, padding)
-    rank = len(result.shape)
+    windows, rank = lying(space, input.shape, result.shape, **settings), len(result.shape)
     builder = RowBuilder((*result.shape, *windows.kernel), range(rank, rank + space), "pool")
 
     def element(*indices: Index) -> Scalar:
         places, bounds = windows.under(indices[rank - space : rank], indices[rank:])
         return guarded(bounds, input.at(*indices[: rank - space], *places))
 
-    def mean(*indices: Index) -> Scalar:
-        outs = indices[-space:]
-        return divided(total, _counts(windows, outs, result.shape, count_include_pad, divisor_override))
-
     total = builder.reduce("sum", element)
-    return builder.row(mean)
+    return builder.row(lambda *at: _divided(total, windows.counts(at[-space:])))
 
 
-@spatial_rule("avg_pool2d_backward", "avg_pool3d_backward")
+@spatial_rule("avg_pool2d_backward", "avg_pool3d_backward", lying=sliding)
+@spatial_rule("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", lying=adaptive)
 def avg_pool_backward(
     space: int,
     result: Result,
     grad_output: Node,
     input: Node,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None = None,
+    *,
+    lying: Lying,
+    **settings: Any,  # noqa: ANN401 - of the windows
 ) -> Node:
     """The shares in the gradients of the windows over each element."""
-    windows = _windows(space, input, kernel_size, stride, padding)
-    turns = [-(-k // s) for k, s in zip(windows.kernel, windows.stride, strict=True)]
+    windows = lying(space, input.shape, grad_output.shape, **settings)
 
-    def value(at: Sequence[Index], outs: Sequence[Index]) -> Scalar:
-        counts = _counts(windows, outs, grad_output.shape, count_include_pad, divisor_override)
-        return divided(grad_output.at(*at[: len(at) - space], *outs), counts)
+    def value(lead: Sequence[Index], places: Sequence[Index], outs: Sequence[Index]) -> Scalar:
+        return _divided(grad_output.at(*lead, *outs), windows.counts(outs))
 
-    return covering_sum(result, turns, _covering(windows, grad_output.shape[-space:]), value)
+    return _covering_sum(result, windows, value)
 
 
-def divided(value: Scalar, counts: Sequence[Count]) -> Scalar:
+def _divided(value: Scalar, counts: Sequence[Count]) -> Scalar:
     """Return a value over the product of counts, which are numbers or whole scalars."""
     number = prod(c for c in counts if isinstance(c, int))
     for count in counts:
         if not isinstance(count, int):
             value = value / cast(count, value.dtype)
     return value / number
-
-
-def _counts(
-    windows: Taps, outs: Sequence[Index], shape: Sequence[int], with_padding: bool, override: int | None
-) -> list[Count]:
-    """Return by what a window's sum is divided, one factor a dimension (`override`: one alone)."""
-    if override is not None:
-        return [override]
-    counts: list[Count] = []
-    for dim, (out, count) in enumerate(zip(outs, shape[-len(outs) :], strict=True)):
-        size, padding = windows.sizes[dim], windows.padding[dim]
-        kernel, step = windows.kernel[dim], windows.stride[dim]
-        low, high = (-padding, size + padding) if with_padding else (0, size)
-        seen = {min(o * step - padding + kernel, high) - max(o * step - padding, low) for o in range(count)}
-        if len(seen) == 1:
-            counts.append(seen.pop())
-            continue
-        start = Position(out * step - padding, "int32")
-        end = Position(out * step - padding + kernel, "int32")
-        counts.append(apply("minimum", end, high) - apply("maximum", start, low))
-    return counts
-
-
-def _adaptive_start(out: Index, size: int, outs: int) -> Index:
-    return out * size // outs
-
-
-def _adaptive_end(out: Index, size: int, outs: int) -> Index:
-    return ((out + 1) * size + outs - 1) // outs
-
-
-def _longest(size: int, outs: int) -> int:
-    """Return the most elements that one of `outs` windows over `size` elements has."""
-    return max(-(-(o + 1) * size // outs) - o * size // outs for o in range(outs))
-
-
-def _adaptive_under(sizes: Sequence[int], outs: Sequence[int]) -> Reach:
-    """Return which elements lie in a window."""
-
-    def reach(at: Sequence[Index], taps: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
-        places = [_adaptive_start(o, n, m) + k for o, k, n, m in zip(at, taps, sizes, outs, strict=True)]
-        left = [_adaptive_end(o, n, m) - p for o, p, n, m in zip(at, places, sizes, outs, strict=True)]
-        return places, [(i, 1, i.range[1] + 1) for i in left]
-
-    return reach
-
-
-def _adaptive_counts(at: Sequence[Index], sizes: Sequence[int], outs: Sequence[int]) -> list[Count]:
-    """Return how many elements a window has in each dimension."""
-    spans = [
-        _adaptive_end(o, n, m) - _adaptive_start(o, n, m) for o, n, m in zip(at, sizes, outs, strict=True)
-    ]
-    return [Position(s, "int32") if s.constant is None else s.constant for s in spans]
-
-
-@spatial_rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-def adaptive_avg_pool(space: int, result: Result, input: Node, output_size: Sequence[int]) -> Node:
-    """The mean of each window."""
-    rank = len(result.shape)
-    sizes, outs = input.shape[-space:], result.shape[-space:]
-    under = _adaptive_under(sizes, outs)
-    kernel = list(map(_longest, sizes, outs))
-    builder = RowBuilder((*result.shape, *kernel), range(rank, rank + space), "pool")
-
-    def element(*indices: Index) -> Scalar:
-        places, bounds = under(indices[rank - space : rank], indices[rank:])
-        return guarded(bounds, input.at(*indices[: rank - space], *places))
-
-    total = builder.reduce("sum", element)
-    return builder.row(lambda *at: divided(total, _adaptive_counts(at[-space:], sizes, outs)))
-
-
-@spatial_rule("adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(
-    space: int, result: Result, input: Node, output_size: Sequence[int]
-) -> tuple[Node, ...]:
-    """The largest element of each window, and where in the plane it lies."""
-    sizes, outs = input.shape[-space:], result.shape[-space:]
-
-    def corner(at: Sequence[Index]) -> list[Index]:
-        return [_adaptive_start(o, n, m) for o, n, m in zip(at, sizes, outs, strict=True)]
-
-    kernel = list(map(_longest, sizes, outs))
-    return largest(result, input, kernel, _adaptive_under(sizes, outs), corner, [1] * space)
-
-
-def _adaptive_covering(sizes: Sequence[int], outs: Sequence[int]) -> Reach:
-    """Return which windows lie over an element, the first one first."""
-
-    def reach(places: Sequence[Index], turns: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
-        at = [_adaptive_start(i, m, n) + t for i, t, n, m in zip(places, turns, sizes, outs, strict=True)]
-        left = [_adaptive_end(i, m, n) - o for i, o, n, m in zip(places, at, sizes, outs, strict=True)]
-        return at, [(i, 1, i.range[1] + 1) for i in left]
-
-    return reach
-
-
-@spatial_rule("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
-def adaptive_avg_pool_backward(space: int, result: Result, grad_output: Node, input: Node) -> Node:
-    """The shares in the gradients of the windows over each element."""
-    sizes, outs = input.shape[-space:], grad_output.shape[-space:]
-
-    def value(at: Sequence[Index], windows: Sequence[Index]) -> Scalar:
-        grad = grad_output.at(*at[: len(at) - space], *windows)
-        return divided(grad, _adaptive_counts(windows, sizes, outs))
-
-    return covering_sum(result, list(map(_longest, outs, sizes)), _adaptive_covering(sizes, outs), value)
-
-
-@spatial_rule("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward")
-def adaptive_max_pool_backward(
-    space: int, result: Result, grad_output: Node, input: Node, indices: Node
-) -> Node:
-    """The gradients of the windows in which an element was the largest."""
-    sizes, outs = input.shape[-space:], grad_output.shape[-space:]
-    turns = list(map(_longest, outs, sizes))
-    return chosen_sum(result, grad_output, indices, turns, _adaptive_covering(sizes, outs))

@@ -71,10 +71,10 @@ def rule(*kinds: str, **settings: str | bool) -> Callable[[_Function], _Function
     return register
 
 
-def spatial_rule(*kinds: str) -> Callable[[_Function], _Function]:
+def spatial_rule(*kinds: str, **settings: Any) -> Callable[[_Function], _Function]:  # noqa: ANN401
     """Register one function for operators of several numbers of dimensions, such as avg_pool2d and 3d.
 
-    Its first argument is that number, then it is called as a rule is.
+    Its first argument is that number, then it is called as a rule is, with the settings.
     """
 
     def register(function: _Function) -> _Function:
@@ -82,7 +82,7 @@ def spatial_rule(*kinds: str) -> Callable[[_Function], _Function]:
             rank = re.search(r"(\d)d", kind)
             if rank is None:
                 raise LoweringError(f"operator {kind} names no number of dimensions; expected such as pool2d")
-            rule(kind)(partial(function, int(rank[1])))
+            rule(kind)(partial(function, int(rank[1]), **settings))
         return function
 
     return register

@@ -6,7 +6,7 @@ NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
@@ -16,13 +16,26 @@ from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.reductions import with_dimension
 from torchedge.lowering.rules.registry import Result, rule
 
-Finish = Callable[[Scalar, Scalar, Scalar], Scalar]
-"""An element from itself, the row's largest element and the row's sum of exp(element - largest)."""
 
+@rule("_softmax")
+@rule("_log_softmax", log=True)
+@rule("_safe_softmax", safe=True)
+def softmax(
+    result: Result,
+    input: Node,
+    dim: int,
+    half_to_float: bool = False,
+    dtype: str | None = None,
+    *,
+    log: bool = False,
+    safe: bool = False,
+) -> Node:
+    """Exponentials over their sum along a dimension (the paper's SoftMax), or the logarithm of that.
 
-def _softmax(result: Result, input: Node, dim: int, name: str, finish: Finish) -> Node:
+    safe: zero where a whole row is -inf.
+    """
     x = with_dimension(input)
-    builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), name)
+    builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), "log_softmax" if log else "softmax")
     compute = arithmetic_dtype(result.dtype)
 
     def element(*indices: Index) -> Scalar:
@@ -30,85 +43,45 @@ def _softmax(result: Result, input: Node, dim: int, name: str, finish: Finish) -
 
     largest = builder.reduce("max", element)
     spread = builder.reduce("sum", lambda *i: apply("exp", element(*i) - largest))
-    output = builder.element(lambda *i: finish(element(*i), largest, spread), result.dtype)
-    return reshaped(output, result.shape)
+
+    def finish(*indices: Index) -> Scalar:
+        if log:
+            return element(*indices) - largest - apply("log", spread)
+        share = apply("exp", element(*indices) - largest) / spread
+        return where(largest.equals(float("-inf")), constant(0, compute), share) if safe else share
+
+    return reshaped(builder.element(finish, result.dtype), result.shape)
 
 
-@rule("_softmax")
-def softmax(
-    result: Result, input: Node, dim: int, half_to_float: bool = False, dtype: str | None = None
+@rule("_softmax_backward_data", log=False)
+@rule("_log_softmax_backward_data", log=True)
+def softmax_backward(
+    result: Result, grad_output: Node, output: Node, dim: int, input_dtype: str, *, log: bool
 ) -> Node:
-    """Exponentials over their sum along a dimension (the paper's SoftMax)."""
-    return _softmax(result, input, dim, "softmax", lambda a, largest, s: apply("exp", a - largest) / s)
-
-
-@rule("_log_softmax")
-def log_softmax(
-    result: Result, input: Node, dim: int, half_to_float: bool = False, dtype: str | None = None
-) -> Node:
-    """The logarithm of softmax."""
-    return _softmax(result, input, dim, "log_softmax", lambda a, largest, s: a - largest - apply("log", s))
-
-
-@rule("_safe_softmax")
-def safe_softmax(result: Result, input: Node, dim: int, dtype: str | None = None) -> Node:
-    """Softmax, zero where a whole row is -inf."""
-
-    def finish(a: Scalar, largest: Scalar, s: Scalar) -> Scalar:
-        empty = largest.equals(float("-inf"))
-        return where(empty, constant(0, a.dtype), apply("exp", a - largest) / s)
-
-    return _softmax(result, input, dim, "softmax", finish)
-
-
-@rule("_softmax_backward_data")
-def softmax_backward(result: Result, grad_output: Node, output: Node, dim: int, input_dtype: str) -> Node:
-    """Output · (gradient - sum of gradient · output)."""
-    return _backward(
-        result,
-        (grad_output, output),
-        dim,
-        "softmax_backward",
-        lambda g, y: g * y,
-        lambda g, y, s: y * (g - s),
-    )
-
-
-@rule("_log_softmax_backward_data")
-def log_softmax_backward(result: Result, grad_output: Node, output: Node, dim: int, input_dtype: str) -> Node:
-    """Gradient - exp(output) · sum of gradient."""
-    return _backward(
-        result,
-        (grad_output, output),
-        dim,
-        "log_softmax_backward",
-        lambda g, y: g,
-        lambda g, y, s: g - apply("exp", y) * s,
-    )
-
-
-def _backward(
-    result: Result,
-    nodes: tuple[Node, Node],
-    dim: int,
-    name: str,
-    summed: Callable[[Scalar, Scalar], Scalar],
-    finish: Callable[[Scalar, Scalar, Scalar], Scalar],
-) -> Node:
-    gradient, output = map(with_dimension, nodes)
-    builder = RowBuilder(output.shape, normal_dims(dim, len(output.shape)), name)
+    """Output · (gradient - sum of gradient · output); log: gradient - exp(output) · sum of gradient."""
+    gradient, y = with_dimension(grad_output), with_dimension(output)
+    name = "log_softmax_backward" if log else "softmax_backward"
+    builder = RowBuilder(y.shape, normal_dims(dim, len(y.shape)), name)
     compute = arithmetic_dtype(result.dtype)
 
     def both(*indices: Index) -> tuple[Scalar, Scalar]:
-        return cast(gradient.at(*indices), compute), cast(output.at(*indices), compute)
+        return cast(gradient.at(*indices), compute), cast(y.at(*indices), compute)
 
-    total = builder.reduce("sum", lambda *i: summed(*both(*i)))
-    return reshaped(builder.element(lambda *i: finish(*both(*i), total), result.dtype), result.shape)
+    def summed(*indices: Index) -> Scalar:
+        g, out = both(*indices)
+        return g if log else g * out
+
+    total = builder.reduce("sum", summed)
+
+    def finish(*indices: Index) -> Scalar:
+        g, out = both(*indices)
+        return g - apply("exp", out) * total if log else out * (g - total)
+
+    return reshaped(builder.element(finish, result.dtype), result.shape)
 
 
 MEAN = 1
 """PyTorch's number of the reduction to the mean."""
-
 
 _ANY = 2**31 - 1
 
@@ -119,11 +92,7 @@ def _at_class(
     """Return the element of x at a class that is itself an element; NaN where it is no class."""
     classes = x.shape[len(before)]
     index = of(Fetched(chosen, 0, max(0, classes - 1)))  # what the bounds promise
-    value = (
-        cast(x.at(*before, index, *after), compute)
-        if classes > 1
-        else cast(x.at(*before, 0, *after), compute)
-    )
+    value = cast(x.at(*before, index if classes > 1 else 0, *after), compute)
     return guarded([(of(Fetched(chosen, -_ANY, _ANY)), 0, classes)], value, float("nan"))
 
 
@@ -144,19 +113,19 @@ def nll_loss(
         else (reshaped(input, (1, *input.shape)), reshaped(target, (1,)))
     )
 
+    def unless_ignored(sample: Sequence[Index], value: Scalar) -> Scalar:
+        return where(classes.at(*sample).equals(ignore_index), constant(0, value.dtype), value)
+
     def chosen(*sample: Index) -> Scalar:
-        return where(
-            classes.at(*sample).equals(ignore_index), constant(0, classes.dtype), classes.at(*sample)
-        )
+        return unless_ignored(sample, classes.at(*sample))
 
     def counted(*sample: Index) -> Scalar:
         one = constant(1, compute) if weight is None else _at_class(weight, (), chosen(*sample), (), compute)
-        return where(classes.at(*sample).equals(ignore_index), constant(0, compute), one)
+        return unless_ignored(sample, one)
 
     def each(*sample: Index) -> Scalar:
         value = _at_class(x, sample[:1], chosen(*sample), sample[1:], compute)
-        loss = -value * counted(*sample)
-        return where(classes.at(*sample).equals(ignore_index), constant(0, compute), loss)
+        return unless_ignored(sample, -value * counted(*sample))
 
     if not reduction and len(input.shape) > 1:
         losses = pointwise(classes.shape, result.dtype, each)
