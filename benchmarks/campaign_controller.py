@@ -39,11 +39,8 @@ class Clock:
     def __init__(self) -> None:
         self.begun = self.ready = time.perf_counter()
 
-    def preparing(self, total: int, done: int) -> None:
-        """Begin."""
-
-    def measuring(self, total: int, done: int) -> None:
-        """Note that the networks are ready."""
+    def begin(self, label: str, total: int, done: int) -> None:
+        """Note that the networks are ready: what begins last is the measurement."""
         self.ready = time.perf_counter()
 
     def doing(self, what: str) -> None:

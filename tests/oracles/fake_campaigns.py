@@ -17,11 +17,8 @@ class Silent:
     def __init__(self):
         self.steps, self.notes, self.begun = 0, [], []
 
-    def preparing(self, total, done):
-        self.begun.append(("preparing", total, done))
-
-    def measuring(self, total, done):
-        self.begun.append(("measuring", total, done))
+    def begin(self, label, total, done):
+        self.begun.append((label, total, done))
 
     def doing(self, what):
         pass

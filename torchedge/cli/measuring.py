@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -318,43 +317,23 @@ def _print(summary: Summary, device: str, folder: Path) -> None:
         print(f"next: torchedge fit all {folder} --device {described} --out {target}")
 
 
-class _Bars:
+class _Bars(contextlib.ExitStack):
     """Shows a campaign's progress: one bar after another."""
 
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
+    _progress: Progress
 
-    def __enter__(self) -> _Bars:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.__exit__(kind, error, trace)
-            self._progress = None
-
-    def _begin(self, label: str, total: int, done: int) -> None:
-        self.__exit__(None, None, None)
-        self._progress = Progress(total, label, done=done, remaining=True).__enter__()
-
-    def preparing(self, total: int, done: int) -> None:
-        """Show the networks that are written."""
-        self._begin("preparing networks", total, done)
-
-    def measuring(self, total: int, done: int) -> None:
-        """Show the points that are measured."""
-        self._begin("measuring", total, done)
+    def begin(self, label: str, total: int, done: int) -> None:
+        """Show another bar."""
+        self.close()
+        self._progress = self.enter_context(Progress(total, label, done=done, remaining=True))
 
     def doing(self, stage: str) -> None:
-        """Show the current point."""
-        if self._progress is not None:
-            self._progress.note(stage)
+        """Show the current network or point."""
+        self._progress.note(stage)
 
     def step(self) -> None:
-        """Count a point."""
-        if self._progress is not None:
-            self._progress.step()
+        """Count a network or point."""
+        self._progress.step()
 
     def note(self, text: str) -> None:
         """Write a line of its own."""

@@ -34,25 +34,6 @@ def program_schema() -> Document:
     return schema
 
 
-def write_program(path: str | Path, program: Program) -> None:
-    """Write a program with its kernels' texts to one file (.json or .json.gz), atomically.
-
-    Raises:
-        ProfileError: it cannot be written.
-    """
-    PROGRAMS.write(path, program)
-
-
-def read_program(path: str | Path) -> Program:
-    """Read a program that `write_program` wrote.
-
-    Raises:
-        InputError: an entry is missing, unknown or out of range, or the arena does not hold the step.
-        ProfileError: the file cannot be read, is too large or is no JSON.
-    """
-    return PROGRAMS.read(path)
-
-
 def parse_program(
     source: str | Path, document: Mapping[str, object], sources: Mapping[str, str] | None = None
 ) -> Program:
@@ -126,6 +107,8 @@ PROGRAMS = Codec(
     remedy="export the model again",
     max_bytes=MAX_FILE_BYTES,
 )
+read_program, write_program = PROGRAMS.read, PROGRAMS.write
+"""A program with its kernels' texts as one file: .json or .json.gz."""
 
 
 def _check_tensor(where: str, tensor: StoredTensor) -> None:

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchedge.errors import InputError, OpenCLError, ProfileError
+from torchedge.errors import OpenCLError
 from torchedge.lowering.targets import device_class
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.memory import allocate_buffer, allocate_image, upload
 from torchedge.profiling.kernel_cases import SIDE, UNITS, BenchDevice, Case, DeviceTraits, cases, stride_walk
+from torchedge.profiling.row_journals import Row, continued
 from torchedge.storage import data_folder
-from torchedge.storage.journals import Journal
 
 PROBE = "torchedge kernels 3"
 
@@ -106,15 +106,22 @@ class OpenCLBench:
 
     def _memory(self, storage: str, side: int) -> Any:  # noqa: ANN401
         """Return zeros: side x side texels."""
-        key = storage, side
-        if key not in self._memories:
+        memory = self._memories.get((storage, side))
+        if memory is None:
+            memory = self._memories[storage, side] = self._allocated("read", storage, side)
             zeros = np.zeros((side, side + 8 * (storage == "buffer"), 4), np.float32)
-            if storage == "image":
-                memory = allocate_image(self.context, side, side, "float32", "benchmark image")
-            else:
-                memory = allocate_buffer(self.context, zeros.nbytes, "benchmark buffer")
             upload(self.context, self._queue, memory, zeros)
-            self._memories[key] = memory
+        return memory
+
+    def _allocated(self, use: str, storage: str, side: int) -> Any:  # noqa: ANN401
+        """Return memory for a use: an image, or a buffer with room for 8 more texels a row."""
+        key = use, storage, side
+        if key not in self._memories:
+            self._memories[key] = (
+                allocate_image(self.context, side, side, "float32", "benchmark image")
+                if storage == "image"
+                else allocate_buffer(self.context, 16 * side * (side + 8), "benchmark buffer")
+            )
         return self._memories[key]
 
     @cached_property
@@ -237,14 +244,7 @@ class OpenCLBench:
         items, group = self._wide()
         rounds = max(1, min(side * side, 2**22) // items)
         kernel = self._on(storage, "rates.cl", "fill", side)
-        key = "written", storage
-        if key not in self._memories:
-            self._memories[key] = (
-                allocate_image(self.context, side, side, "float32", "benchmark image")
-                if storage == "image"
-                else allocate_buffer(self.context, 16 * side * (side + 8), "benchmark buffer")
-            )
-        kernel.set_args(self._memories[key], np.int32(rounds))
+        kernel.set_args(self._allocated("written", storage, side), np.int32(rounds))
         return items * rounds * 16 / self._ns(kernel, items, group)
 
     def _arithmetic(self, case: Case) -> float:
@@ -289,7 +289,7 @@ class OpenCLBench:
     def _copy(self, case: Case) -> float:
         cl, texels = self.context.cl, _COPY_BYTES // 16
         source, _, target = str(case["way"]).partition("-")
-        memories = [self._memory(source, SIDE), self._copied(target)]
+        memories = [self._memory(source, SIDE), self._allocated("copied", target, SIDE)]
         options: dict[str, Any] = {"offset": 0, "origin": (0, 0), "region": (SIDE, SIDE)}
         if source == target:
             options = {"byte_count": _COPY_BYTES}
@@ -299,16 +299,6 @@ class OpenCLBench:
             event.wait()
             shortest = min(shortest, max(event.profile.end - event.profile.start, 1))
         return 16 * texels / shortest
-
-    def _copied(self, storage: str) -> Any:  # noqa: ANN401
-        key = "copied", storage
-        if key not in self._memories:
-            self._memories[key] = (
-                allocate_image(self.context, SIDE, SIDE, "float32", "benchmark image")
-                if storage == "image"
-                else allocate_buffer(self.context, 16 * SIDE * SIDE, "benchmark buffer")
-            )
-        return self._memories[key]
 
     def _waves(self, case: Case) -> float:
         registers = case.number("registers")
@@ -329,8 +319,6 @@ def _vector(width: int) -> str:
 
 # journals ---------------------------------------------------------------------------------------------------
 
-_Row = dict[str, Any]
-
 
 def measure_kernels(
     out: Path,
@@ -349,10 +337,7 @@ def measure_kernels(
     """
     traits, new = device.traits, 0
     environment = _environment(traits, quick)
-    with Journal(out) as journal:
-        done = _done(journal, environment)
-        if not done:
-            journal.append(environment)
+    with continued(out, environment, ("probe", "device", "driver", "quick"), _key_of) as (journal, done):
         for number in (1, 2):
             for case in cases(traits, quick=quick):
                 step(case.title)
@@ -370,7 +355,7 @@ def measure_kernels(
     return new
 
 
-def _result(device: BenchDevice, case: Case) -> _Row:
+def _result(device: BenchDevice, case: Case) -> Row:
     """Return a case's value, or the reason why the device does not run it."""
     try:
         return {"value": float(f"{device.measure(case):.6g}"), "unit": UNITS[case.benchmark].split()[0]}
@@ -378,7 +363,7 @@ def _result(device: BenchDevice, case: Case) -> _Row:
         return {"reason": " ".join(str(error).split())[:200]}
 
 
-def _environment(traits: DeviceTraits, quick: bool) -> _Row:
+def _environment(traits: DeviceTraits, quick: bool) -> Row:
     from torchedge import __version__
 
     return {
@@ -390,28 +375,12 @@ def _environment(traits: DeviceTraits, quick: bool) -> _Row:
     }  # fmt: skip
 
 
-def _done(journal: Journal, environment: _Row) -> set[tuple[int, str]]:
-    """Return the passes and titles of the rows that a journal has."""
-    done: set[tuple[int, str]] = set()
-    for number, (_, row) in enumerate(journal.rows(), start=1):
-        known: _Row = dict(row)
-        if known.get("row") == "environment":
-            for name in ("probe", "device", "driver", "quick"):
-                if known.get(name) != environment[name]:
-                    raise InputError(
-                        f"{journal.path}: was measured with {name} {str(known.get(name))[:60]}, now "
-                        f"{environment[name]}; choose another --out"
-                    )
-            done.add((0, "environment"))
-            continue
-        if known.get("benchmark") not in UNITS or known.get("pass") not in (1, 2):
-            raise ProfileError(
-                f"{journal.path} line {number}: is no row of `torchedge profile --kernels`; choose another "
-                "--out"
-            )
-        parameters = {key: value for key, value in known.items() if key not in _OUTSIDE_PARAMETERS}
-        done.add((known["pass"], Case(known["benchmark"], tuple(parameters.items())).title))
-    return done
+def _key_of(row: Row) -> tuple[int, str]:
+    """Return the pass and the title of a row."""
+    if row.get("benchmark") not in UNITS or row.get("pass") not in (1, 2):
+        raise ValueError("no benchmark, or no pass")
+    parameters = {key: value for key, value in row.items() if key not in _OUTSIDE_PARAMETERS}
+    return row["pass"], Case(row["benchmark"], tuple(parameters.items())).title
 
 
 _OUTSIDE_PARAMETERS = {"pass", "benchmark", "value", "unit", "reason"}

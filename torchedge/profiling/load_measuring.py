@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchedge.errors import InputError, OpenCLError, ProfileError
+from torchedge.errors import OpenCLError, ProfileError
 from torchedge.lowering.inference import capture_inference_step, lower_inference
 from torchedge.lowering.kernels.loading import (
     destination_of,
@@ -44,11 +44,11 @@ from torchedge.lowering.targets import Target, target_for
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.memory import upload, upload_call
+from torchedge.profiling.row_journals import Row, continued
 from torchedge.runtime.executors import Executor
 from torchedge.runtime.kernel_stores import StagingBuffers
 from torchedge.runtime.memory import DeviceMemory
 from torchedge.runtime.weight_sources import ArraysSource
-from torchedge.storage.journals import Journal
 from torchedge.streaming.capacities import LOADING_WAYS
 from torchedge.streaming.instances import Instance, Layer
 from torchedge.streaming.launches import LaunchWork, weights_of, works_of
@@ -279,7 +279,6 @@ def _rounded(ms: float) -> float:
 # the rows ---------------------------------------------------------------------------------------------------
 
 _Key = tuple[str, tuple[int, ...]]
-_Row = dict[str, Any]
 
 
 def count_rows(*, quick: bool = False) -> int:
@@ -309,10 +308,8 @@ def measure_loads(
     bench = LoadBench(context, target_for(context.device), _POOL_BYTES // 4 if quick else _POOL_BYTES)
     environment = _environment(bench, quick)
     new, slow = 0, set[str]()
-    with Journal(out) as journal:
-        done = _done(journal, environment)
-        if not done:
-            journal.append(environment)
+    fixed = ("probe", "device", "target", "texture", "quick")
+    with continued(out, environment, fixed, _key_of) as (journal, done):
         for key, measure in _tasks(bench, out.absolute().parent, quick):
             step(" ".join(map(str, (key[0], *key[1]))))
             row = done.get(key)
@@ -325,7 +322,7 @@ def measure_loads(
     return new
 
 
-def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, Callable[[], _Row]]]:
+def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, Callable[[], Row]]]:
     """Yield the key of each row and its measurement."""
     for case in cases(quick=quick):
         yield (case.kernel, case.size), partial(measure_case, bench, case, quick=quick)
@@ -338,7 +335,7 @@ def _tasks(bench: LoadBench, folder: Path, quick: bool) -> Iterator[tuple[_Key, 
     yield ("host", ()), partial(_host_row, bench.context)
 
 
-def _environment(bench: LoadBench, quick: bool) -> _Row:
+def _environment(bench: LoadBench, quick: bool) -> Row:
     device = bench.context.device
     return {
         "row": "environment", "probe": PROBE, "quick": quick, "device": device.name,
@@ -349,37 +346,11 @@ def _environment(bench: LoadBench, quick: bool) -> _Row:
     }  # fmt: skip
 
 
-def _done(journal: Journal, environment: _Row) -> dict[_Key, _Row]:
-    """Return the rows of a journal by key."""
-    done: dict[_Key, _Row] = {}
-    for number, (_, row) in enumerate(journal.rows(), start=1):
-        known = dict(row)
-        if known.get("row") == "environment":
-            _check_same(journal.path, known, environment)
-        try:
-            done[_key_of(known)] = known
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProfileError(
-                f"{journal.path} line {number}: is no row of `torchedge profile --streaming`; choose another "
-                "--out"
-            ) from error
-    return done
-
-
-def _key_of(row: _Row) -> _Key:
+def _key_of(row: Row) -> _Key:
     if "row" in row:
         return str(row["row"]), ()
     name = f"copy by {row['way']}" if row["kernel"] == "copy" else str(row["kernel"])
     return name, tuple([int(number) for number in row["size"]])
-
-
-def _check_same(path: Path, known: _Row, environment: _Row) -> None:
-    for name in ("probe", "device", "target", "texture", "quick"):
-        if known.get(name) != environment[name]:
-            raise InputError(
-                f"{path}: was measured with {name} {str(known.get(name))[:40]}, now {environment[name]}; "
-                "choose another --out"
-            )
 
 
 def measure_case(bench: LoadBench, case: LoadedOperator, *, quick: bool) -> dict[str, Any]:
@@ -429,7 +400,7 @@ def _loads_of(bench: LoadBench, bound: _Bound, *, quick: bool) -> dict[str, Any]
     return row
 
 
-def _copy_row(bench: LoadBench, way: str, nbytes: int) -> _Row:
+def _copy_row(bench: LoadBench, way: str, nbytes: int) -> Row:
     """Return the row of loads from staging memory without a kernel beside them."""
     with translated(f"copying {nbytes} bytes", device=bench.context.device):
         bench.together_ms(way, nbytes, 1)
@@ -474,7 +445,7 @@ def disk_row(folder: Path, nbytes: int = _DISK_BYTES) -> dict[str, Any]:
     return {"row": "disk", "bytes": nbytes, "ms": _rounded(statistics.median(times)), "direct": bool(direct)}
 
 
-def _host_row(context: DeviceContext) -> _Row:
+def _host_row(context: DeviceContext) -> Row:
     launch, transfer = host_us(context)
     return {"row": "host", "launch_us": _rounded(launch), "transfer_us": _rounded(transfer)}
 

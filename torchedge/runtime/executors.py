@@ -658,12 +658,16 @@ def report_on(executor: Executor, *, profiled: bool) -> ProgramReport:
 
 
 def _times(executor: Executor) -> tuple[KernelTime, ...]:
-    spent: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    scopes: dict[str, dict[str, None]] = {}
+    runs: dict[str, list[LaunchTime]] = {}
     for time in executor.timings():
-        spent[time.kernel] = spent.get(time.kernel, 0.0) + time.ns / 1e6
-        counts[time.kernel] = counts.get(time.kernel, 0) + 1
-        scopes.setdefault(time.kernel, {}).update(dict.fromkeys([time.scope] if time.scope else []))
-    longest: Sequence[str] = sorted(spent, key=lambda name: -spent[name])
-    return tuple([KernelTime(name, counts[name], spent[name], tuple(scopes[name])) for name in longest])
+        runs.setdefault(time.kernel, []).append(time)
+    times = [
+        KernelTime(
+            name,
+            len(own),
+            sum(time.ns for time in own) / 1e6,
+            tuple(dict.fromkeys(time.scope for time in own if time.scope)),
+        )
+        for name, own in runs.items()
+    ]
+    return tuple(sorted(times, key=lambda time: -time.ms))

@@ -33,9 +33,8 @@ _JOINED_GAP = 2**60
 class WeightSource(Protocol):
     """Packed tensors by name in one space of addresses."""
 
-    @property
-    def alignment(self) -> int:
-        """Bytes of which the addresses and lengths of reads are multiples."""
+    alignment = 1
+    """Bytes of which the addresses and lengths of reads are multiples."""
 
     def address(self, name: str, nbytes: int) -> int:
         """Return where a tensor of `nbytes` packed bytes begins; raises InputError for another tensor."""
@@ -63,7 +62,7 @@ class RawFile(Protocol):
         """Close it."""
 
 
-class FileSource:
+class FileSource(WeightSource):
     """A file with packed tensors.
 
     places: (offset, bytes) of each tensor by name. reads: "plain" goes through the page cache; "mmap" maps
@@ -159,10 +158,8 @@ class FileSource:
         return self._file
 
 
-class ArraysSource:
+class ArraysSource(WeightSource):
     """Packed arrays in memory, by name; they must not change while an executor uses them."""
-
-    alignment = 1
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._bytes = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
@@ -185,14 +182,8 @@ class ArraysSource:
         number, start = divmod(address, _GAP)
         into[:needed] = self._bytes[number][start : start + needed]
 
-    def check(self) -> None:
-        """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class JoinedSource:
+class JoinedSource(WeightSource):
     """The sources of joined programs: tensor NAME of the program in place k (from 1) is called k/NAME."""
 
     def __init__(self, sources: Sequence[WeightSource]) -> None:

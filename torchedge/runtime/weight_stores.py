@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from torchedge.errors import OpenCLError, ProfileError, TorchedgeError
 from torchedge.opencl.contexts import clock_offset, translated
@@ -29,12 +29,11 @@ MOST_READ_BYTES = 2**22
 """Largest single read: beyond it, disks are not faster."""
 
 
-class WeightStore(Protocol):
-    """What the executor asks around each launch of a run."""
+class WeightStore:
+    """Called around each launch of a run; in this one all weights are there before the first run."""
 
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes of staging memory."""
+    staging_bytes = 0
+    """Bytes of staging memory."""
 
     def begin(self) -> None:
         """Start a run."""
@@ -55,31 +54,7 @@ class WeightStore(Protocol):
         """Give everything back; a second call does nothing."""
 
 
-class PreloadedStore:
-    """All weights are on the device before the first run."""
-
-    staging_bytes = 0
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def before(self, launch: int) -> list[Any] | None:
-        """Return None: a launch waits for nothing."""
-
-    def after(self, launch: int, event: Any) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def abort(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-PRELOADED = PreloadedStore()
+PRELOADED = WeightStore()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +129,7 @@ class WeightStream:
     profile: bool
 
 
-class StreamingStore:
+class StreamingStore(WeightStore):
     """Loads weights: preloaded ones once, streamed ones in every run. Calls come from one thread at a time.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -120,17 +119,5 @@ def _check_weight(where: str, weight: Weight, instance: Instance) -> None:
 
 INSTANCES = Codec(Instance, "Overlap instance", remedy="see docs/streaming.md", max_bytes=MAX_FILE_BYTES)
 
-
-def read_instance(path: str | Path) -> Instance:
-    """Read an instance file (.json, or .json.gz).
-
-    Raises:
-        InputError: an entry is missing, unknown or out of range.
-        ProfileError: the file cannot be read, is too large or is no JSON.
-    """
-    return INSTANCES.read(path)
-
-
-def write_instance(path: str | Path, instance: Instance) -> None:
-    """Write an instance file atomically; raises ProfileError where it cannot be written."""
-    INSTANCES.write(path, instance)
+read_instance, write_instance = INSTANCES.read, INSTANCES.write
+"""Instance files are .json or .json.gz."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -63,20 +62,8 @@ class OverlapPlan:
 PLANS = Codec(OverlapPlan, "Overlap plan", remedy="see docs/streaming.md", max_bytes=MAX_FILE_BYTES)
 
 
-def read_plan(path: str | Path) -> OverlapPlan:
-    """Read a plan file (.json, or .json.gz).
-
-    Raises:
-        InputError: an entry is missing, unknown or of another type.
-        ProfileError: the file cannot be read, is too large or is no JSON.
-    """
-    return PLANS.read(path)
-
-
-def write_plan(path: str | Path, plan: OverlapPlan) -> None:
-    """Write a plan file atomically; raises ProfileError where it cannot be written."""
-    PLANS.write(path, plan)
-
+read_plan, write_plan = PLANS.read, PLANS.write
+"""Plan files are .json or .json.gz."""
 
 Chunks = Mapping[str, Mapping[int, int]]
 """The chunks x_{w,l} of streamed weights by name and layer; any other weight is preloaded."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles.random_instances import random_instance
 
-from torchedge.streaming.solving.labels import ChunkLimits, search
+from torchedge.streaming.solving.labels import ChunkLimits, LabelSearch
 from torchedge.streaming.solving.prices import Flow, Guide, Tables, ascend
 from torchedge.streaming.solving.problems import (
     ORDERS,
@@ -19,6 +19,10 @@ from torchedge.streaming.solving.problems import (
 
 SEEDS = range(80)
 ENDLESS = 1e12
+
+
+def search(problem, part, **options):
+    return LabelSearch(problem, part, **options).run()
 
 
 def subsets(jobs):

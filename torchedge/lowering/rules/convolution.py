@@ -14,7 +14,7 @@ from torchedge.expressions.scalars import Bound, Scalar, guarded
 from torchedge.lowering.building import contraction, elementwise, pointwise, reduced, reduction, reshaped
 from torchedge.lowering.nodes import ContractionRole, Node
 from torchedge.lowering.rules.registry import Result, rule
-from torchedge.lowering.rules.taps import Phases, Taps, each
+from torchedge.lowering.rules.taps import Phases, Taps
 
 
 @rule("convolution")
@@ -32,7 +32,7 @@ def convolution(
 ) -> Node:
     """Convolution of input with weight, plus bias."""
     x_sizes = result.shape[2:] if transposed else input.shape[2:]
-    taps = _taps(x_sizes, weight, stride, padding, dilation, groups)
+    taps = Taps.of(x_sizes, weight.shape[2:], stride, padding, dilation, groups)
     product = x_of(input, weight, taps) if transposed else y_of(input, weight, taps, result.shape[2:])
     if bias is None:
         return product
@@ -58,7 +58,7 @@ def convolution_backward(
 ) -> tuple[Node, ...]:
     """Gradients of input, weight and bias: those of them that the mask asks for."""
     x, y = (grad_output, input) if transposed else (input, grad_output)
-    taps = _taps(x.shape[2:], weight, stride, padding, dilation, groups)
+    taps = Taps.of(x.shape[2:], weight.shape[2:], stride, padding, dilation, groups)
     gradients: list[Node] = []
     if output_mask[0]:
         gradients.append(y_of(x, weight, taps, y.shape[2:]) if transposed else x_of(y, weight, taps))
@@ -67,21 +67,6 @@ def convolution_backward(
     if output_mask[2]:
         gradients.append(reduced("sum", grad_output, (0, *range(2, len(grad_output.shape)))))
     return tuple(gradients)
-
-
-def _taps(
-    sizes: Sequence[int],
-    weight: Node,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Taps:
-    count = len(sizes)
-    kernel = weight.shape[2:]
-    return Taps(
-        tuple(sizes), kernel, each(stride, count), each(padding, count), each(dilation, count), groups
-    )
 
 
 def y_of(x: Node, weight: Node, taps: Taps, out: Sequence[int]) -> Node:

@@ -14,7 +14,7 @@ from torchedge.lowering.building import expanded, full, permuted, pointwise, red
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
 from torchedge.lowering.rules.registry import Result, rule
-from torchedge.lowering.rules.taps import Taps, each
+from torchedge.lowering.rules.taps import Taps
 
 
 @rule("view", "squeeze", "unsqueeze")
@@ -327,16 +327,10 @@ def _columns(taps: Taps) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _taps(sizes: Sequence[int], **settings: Sequence[int]) -> Taps:
-    """Return the taps of the arguments kernel_size, stride, padding and dilation."""
-    wide = {name.removesuffix("_size"): each(value, 2) for name, value in settings.items()}
-    return Taps(tuple(sizes), **wide, groups=1)
-
-
 @rule("im2col")
-def im2col(result: Result, input: Node, **settings: Sequence[int]) -> Node:
+def im2col(result: Result, input: Node, kernel_size: Sequence[int], **settings: Sequence[int]) -> Node:
     """The windows of a picture, one a column: lines are (channel, place in the window)."""
-    taps = _taps(input.shape[-2:], **settings)
+    taps = Taps.of(input.shape[-2:], kernel_size, **settings)
     columns, lines = _columns(taps), (input.shape[-3], *taps.kernel)
 
     def element(*indices: Index) -> Scalar:
@@ -349,9 +343,15 @@ def im2col(result: Result, input: Node, **settings: Sequence[int]) -> Node:
 
 
 @rule("col2im")
-def col2im(result: Result, input: Node, output_size: Sequence[int], **settings: Sequence[int]) -> Node:
+def col2im(
+    result: Result,
+    input: Node,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    **settings: Sequence[int],
+) -> Node:
     """The picture in which each element is the sum of its places in all columns."""
-    taps = _taps(result.shape[-2:], **settings)
+    taps = Taps.of(result.shape[-2:], kernel_size, **settings)
     columns, lines = _columns(taps), (result.shape[-3], *taps.kernel)
     rank = len(result.shape)
 

@@ -56,7 +56,7 @@ def sliding(
     """Return the windows of a pooling operator's arguments, by the shapes of its input and output."""
     kernel, size, out = each(kernel_size, space), tuple(sizes[-space:]), tuple(outs[-space:])
     step = each(stride, space) if stride else kernel
-    taps = Taps(size, kernel, step, each(padding, space), each(dilation, space), 1)
+    taps = Taps.of(size, kernel, step, padding, dilation)
     spans = [d * (k - 1) + 1 for d, k in zip(taps.dilation, kernel, strict=True)]
 
     def corner(at: Sequence[Index]) -> list[Index]:

@@ -21,6 +21,20 @@ class Taps:
     dilation: tuple[int, ...]
     groups: int
 
+    @classmethod
+    def of(
+        cls,
+        sizes: Sequence[int],
+        kernel: Sequence[int] | int,
+        stride: Sequence[int] | int,
+        padding: Sequence[int] | int,
+        dilation: Sequence[int] | int = 1,
+        groups: int = 1,
+    ) -> Taps:
+        """Return the taps of an operator's arguments, of which a single number stands for all dimensions."""
+        settings = [each(setting, len(sizes)) for setting in (kernel, stride, padding, dilation)]
+        return cls(tuple(sizes), *settings, groups)
+
     def under(self, outs: Sequence[Index], taps: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
         """Return where on x the taps of outputs lie, and the bounds within which that is on x."""
         places = [

@@ -20,11 +20,8 @@ from torchedge.errors import InputError, ProfileError, TorchedgeError
 class Listener(Protocol):
     """Receives the progress of a campaign; a progress bar, for one."""
 
-    def preparing(self, total: int, done: int) -> None:
-        """Networks are being written as job lines."""
-
-    def measuring(self, total: int, done: int) -> None:
-        """Points or convolutions are being measured."""
+    def begin(self, label: str, total: int, done: int) -> None:
+        """Networks are written as job lines, or points or convolutions are measured."""
 
     def doing(self, what: str) -> None:
         """Name the current network or point."""

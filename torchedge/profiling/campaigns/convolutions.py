@@ -9,7 +9,6 @@ and FOLDER/convolutions.jsonl gets a row for each, in their order; existing rows
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import sys
@@ -21,8 +20,8 @@ from typing import Any
 from torchedge.errors import DeviceError, InputError, ProfileError
 from torchedge.profiling.campaigns.children import Listener, report_errors, run_child
 from torchedge.profiling.campaigns.expansion import read_jobs
-from torchedge.profiling.campaigns.transports import Transport, explain
-from torchedge.storage.documents import parse_json, write_bytes
+from torchedge.profiling.campaigns.transports import Transport, explain, row_of
+from torchedge.storage.documents import write_bytes
 from torchedge.storage.journals import Journal, read_rows
 
 PROBE, CONVOLUTIONS, LEFT = "convolution_probe.py", "convolutions.jsonl", "convolutions-left.jsonl"
@@ -72,7 +71,7 @@ def measure_convolutions(
         left = [shape for shape in shapes if _key(shape) not in known]
         if not left:
             return
-        listener.measuring(len(shapes), len(shapes) - len(left))
+        listener.begin("measuring", len(shapes), len(shapes) - len(left))
         listener.doing("convolutions")
         while left:
             left = left[_attempt(left, out, folder, transport, hooks, listener) :]
@@ -92,7 +91,7 @@ def _attempt(
     done = 0
     with transport.start(PROBE, [f"/{LEFT}", "--repeats", "0"]) as run:
         for line in run.lines():
-            row = _row_of(line)
+            row = row_of(line, _is_row)
             if row is not None and done < len(left) and _key(row) == _key(left[done]):
                 done += 1
                 out.append(row)
@@ -133,18 +132,6 @@ def _is_row(row: Mapping[str, Any]) -> bool:
 
 def _key(shape: Mapping[str, Any]) -> str:
     return json.dumps([shape[name] for name in _FIELDS])
-
-
-def _row_of(line: str) -> dict[str, Any] | None:
-    """Return a row of the probe; None for other output, of a login shell or a library.
-
-    Raises ProfileError for a row with a figure that is not finite.
-    """
-    with contextlib.suppress(ValueError, RecursionError):
-        row = json.loads(line)
-        if isinstance(row, dict) and _is_row(row):
-            return parse_json("a row of the probe", line.encode())
-    return None
 
 
 # shapes -----------------------------------------------------------------------------------------------------

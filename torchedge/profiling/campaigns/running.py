@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import platform
 import time
@@ -20,9 +19,9 @@ from torchedge.profiling.campaigns.expansion import PLAN, read_jobs
 from torchedge.profiling.campaigns.journal import CampaignJournal, Point, boot_id, point_of
 from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_plan
 from torchedge.profiling.campaigns.recording import Summary, describe_device, write_tables
-from torchedge.profiling.campaigns.transports import Run, Transport, explain
+from torchedge.profiling.campaigns.transports import Run, Transport, explain, row_of
 from torchedge.storage import data_folder
-from torchedge.storage.documents import parse_json, read_bytes, write_bytes, writing
+from torchedge.storage.documents import read_bytes, write_bytes, writing
 from torchedge.storage.replacing import make_folder, new_file
 
 PROBE, LEASH, LEFT = "training_probe.py", "leash.py", "left.jsonl"
@@ -123,7 +122,7 @@ def _prepare(campaign: Campaign, transport: Transport | None, listener: Listener
         return
     if transport is not None:
         transport.put([])  # a device out of reach fails before the work
-    listener.preparing(len(items), there)
+    listener.begin("preparing networks", len(items), there)
     begun = 0
 
     def listen(row: Mapping[str, Any]) -> None:
@@ -179,7 +178,7 @@ class _Session:
                 "boot": boot_id(),
             }
         )
-        self.listener.measuring(len(points), len(points) - len(left))
+        self.listener.begin("measuring", len(points), len(points) - len(left))
         self.left = dict.fromkeys(left)
         silent = 0
         while self._give_up():
@@ -224,7 +223,7 @@ class _Session:
         heard = False
         try:
             for line in run.lines():
-                row = _row_of(line)
+                row = row_of(line, _is_row)
                 if row is not None:
                     heard = self.answered = True
                     self._take(row)
@@ -268,20 +267,13 @@ def write_left(folder: Path, left: Mapping[Point, None]) -> None:
                 file.write(json.dumps({**line, "points": points[line["id"]]}).encode() + b"\n")
 
 
-def _row_of(line: str) -> dict[str, Any] | None:
-    """Return a row of the probe; None for other output, of a login shell or a library.
-
-    Raises ProfileError for a row with a figure that is not finite.
-    """
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        row: dict[str, Any] = json.loads(line)
-        if row["row"] in ("start", "point"):
-            point_of(row)
-        if row["row"] == "point":
-            row["fits"]
-        if row["row"] in ("environment", "start", "point"):
-            return parse_json("a row of the probe", line.encode())
-    return None
+def _is_row(row: Mapping[str, Any]) -> bool:
+    """Whether a row has all that its kind needs; a missing entry may raise."""
+    if row["row"] in ("start", "point"):
+        point_of(row)
+    if row["row"] == "point":
+        row["fits"]
+    return row["row"] in ("environment", "start", "point")
 
 
 def _why_not(run: Run, status: int, python: str) -> str:

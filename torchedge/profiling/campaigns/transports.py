@@ -6,6 +6,7 @@ The command runs under `hooks/leash.py`: when the controller or the connection i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -15,11 +16,12 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from torchedge.errors import DeviceError, InputError
-from torchedge.storage.documents import writing
+from torchedge.storage.documents import parse_json, writing
 
 FORMS = "local, ssh://[user@]host[:port], adb or adb:SERIAL"
 CONNECT_SECONDS, PUT_SECONDS = 15, 600
@@ -93,6 +95,18 @@ class Run:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def row_of(line: str, is_row: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    """Return a row of a probe; None for other output, of a login shell or a library.
+
+    Raises ProfileError for a row with a figure that is not finite.
+    """
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and is_row(row):
+            return parse_json("a row of the probe", line.encode())
+    return None
 
 
 class Transport(ABC):

@@ -87,35 +87,23 @@ class _Trace:
         return chosen
 
 
-def search(
-    problem: Problem,
-    part: Subproblem,
-    *,
-    width: int,
-    work: WorkBudget,
-    order: str = "fewest remaining",
-    limits: ChunkLimits = ChunkLimits(),
-    guide: Guide | None = None,
-    best: int | None = None,
-) -> Labels:
-    """Find a cheap set of jobs to preload among those that keep the limits, with at most `width` labels.
+class LabelSearch:
+    """A search for a cheap set of jobs to preload that keeps the limits, with at most `width` labels.
 
     best: the cost of a plan that is known; only a cheaper one is looked for.
     """
-    return _Search(problem, part, width, work, order, limits, guide, best).run()
 
-
-class _Search:
     def __init__(
         self,
         problem: Problem,
         part: Subproblem,
+        *,
         width: int,
         work: WorkBudget,
-        order: str,
-        limits: ChunkLimits,
-        guide: Guide | None,
-        best: int | None,
+        order: str = "fewest remaining",
+        limits: ChunkLimits = ChunkLimits(),
+        guide: Guide | None = None,
+        best: int | None = None,
     ) -> None:
         self.problem, self.part, self.width, self.work = problem, part, width, work
         self.order, self.limits, self.guide = order, limits, guide
@@ -131,6 +119,7 @@ class _Search:
         self.trace = _Trace()
 
     def run(self) -> Labels:
+        """Search slot by slot, and return the best label of the last one."""
         decided: dict[int, list[int]] = {}
         for position, job in enumerate(self.part.jobs):
             decided.setdefault(job.last, []).append(position)

@@ -1,6 +1,6 @@
 """The solver: an overlap plan with a proven lower bound, within a limit on work, always valid.
 
-An instance falls into parts that share no slot (`segments`); each is solved on its own (`solve_part`). A
+An instance falls into parts that share no slot (`segments`); each is solved on its own (`PartSolver`). A
 limit on preloaded chunks and chunks in flight together couples the parts: it is divided between the two in
 several ways, and the whole is solved with each (`_Memory`).
 """
@@ -17,7 +17,7 @@ import numpy as np
 from torchedge.errors import InputError
 from torchedge.streaming.instances import Instance
 from torchedge.streaming.plans import OverlapPlan, infeasible_plan, make_plan
-from torchedge.streaming.solving.labels import ChunkLimits, search
+from torchedge.streaming.solving.labels import ChunkLimits, LabelSearch
 from torchedge.streaming.solving.prices import NEVER, Flow, Guide, Tables, ascend, flow_effort
 from torchedge.streaming.solving.problems import (
     ORDERS,
@@ -78,16 +78,16 @@ class Solved:
         return self.choice is not None and self.choice.cost - self.bound <= CLOSE * self.choice.cost
 
 
-def solve_part(
-    problem: Problem, part: Subproblem, limits: ChunkLimits, work: WorkBudget, known: int | None = None
-) -> Solved:
-    """Choose what to preload of a part within limits; `known`: only cheaper choices are of use."""
-    return _Part(problem, part, limits, work, known).solve()
+class PartSolver:
+    """Chooses what to preload of a part within limits; `known`: only cheaper choices are of use."""
 
-
-class _Part:
     def __init__(
-        self, problem: Problem, part: Subproblem, limits: ChunkLimits, work: WorkBudget, known: int | None
+        self,
+        problem: Problem,
+        part: Subproblem,
+        limits: ChunkLimits,
+        work: WorkBudget,
+        known: int | None = None,
     ) -> None:
         self.problem, self.part, self.limits, self.work = problem, part, limits, work
         self.size = part.size
@@ -100,6 +100,7 @@ class _Part:
         self.bound = 0
 
     def solve(self) -> Solved:
+        """Try searches, prices and the programme in turn, until nothing can be gained any more."""
         if len(self.part.jobs) <= EXACT_JOBS and self.exact:
             with self.work.share(0.3) as work:
                 if self._search(self.orders[0], EXACT_WIDTH, None, work=work):
@@ -177,7 +178,7 @@ class _Part:
     ) -> bool:
         """Offer what a search finds; return whether it proves that no plan is cheaper."""
         upper = self.known if self.best is None else self.best.cost
-        labels = search(
+        labels = LabelSearch(
             self.problem,
             self.part,
             width=width,
@@ -186,7 +187,7 @@ class _Part:
             limits=limits or self.limits,
             guide=guide,
             best=upper,
-        )
+        ).run()
         if labels.preloaded is not None:
             self._offer(labels.preloaded, ORDERS[order])
         if self.exact:
@@ -454,7 +455,7 @@ class _Memory:
             limits = ChunkLimits(high, self.whole, budget - high, slack=slack, fewest=fewest)
             known = None if best is None else best.cost
             with self.work.share(min(1.0, share / max(1.0, self.work.left))) as own:
-                solved = solve_part(self.problem, self.part, limits, own, known)
+                solved = PartSolver(self.problem, self.part, limits, own, known).solve()
             choice = solved.choice
             if choice is not None and self._priced(choice.preloaded, choice.order, budget) is not None:
                 best = choice if best is None or choice.cost < best.cost else best
@@ -598,17 +599,17 @@ def _draft(problem: Problem, whole: bool, work: WorkBudget, split: bool) -> _Dra
 def _limited(problem: Problem, part: Subproblem, limits: ChunkLimits, work: WorkBudget) -> Solved:
     """Solve a part; where weights count whole, count their chunks first: often no more is in flight so."""
     if not limits.whole:
-        return solve_part(problem, part, limits, work)
+        return PartSolver(problem, part, limits, work).solve()
     assert limits.in_flight is not None
     if make_programme(problem, part, whole=True, in_flight=limits.in_flight) is not None:
-        return solve_part(problem, part, limits, work)
+        return PartSolver(problem, part, limits, work).solve()
     singly = replace(limits, whole=False)
     with work.share(0.3) as own:
-        first = solve_part(problem, part, singly, own)
+        first = PartSolver(problem, part, singly, own).solve()
     whole = not _fits_whole(problem, part, first, limits)
     if not whole and first.close:
         return first
-    second = solve_part(problem, part, limits if whole else singly, work)
+    second = PartSolver(problem, part, limits if whole else singly, work).solve()
     best = second if whole or _fits_whole(problem, part, second, limits) else first
     return replace(best, bound=max(first.bound, second.bound))
 
