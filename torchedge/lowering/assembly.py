@@ -10,6 +10,7 @@ from torchedge.expressions.scalars import Scalar, constant, where
 from torchedge.graphs.steps import Step
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.building import reduced
+from torchedge.lowering.copies import copied_updates
 from torchedge.lowering.fusion import Fused, FusionGroup, form_groups, is_access
 from torchedge.lowering.index_ranges import index_ranges
 from torchedge.lowering.joined_rows import join_rows
@@ -93,7 +94,6 @@ def lower_step(
     fused = form_groups(translation, device, _named(translation, apart))
     inputs = [translation.stored[i] for i in step.inputs]
     stored, shared = list(translation.stored.values()), layouts or {}
-    alone, together = gather_updates([group for group in fused.groups if group.host.numel])
     placed = place_tensors(fused.groups, stored, inputs, shared)
     if device.half:
         store_half(fused.groups, fused.outputs)
@@ -102,10 +102,15 @@ def lower_step(
         weights = [n for i, n in translation.stored.items() if step.values[i].role in _WEIGHTS]
         store_weights_half([n for n in weights if n not in updated and n.name not in shared])
     settled = [node for node in stored if node.name in shared]
+    images = {node for node in settled if placed[node].storage != "buffer"}
+    groups = copied_updates(fused.groups, images, placed)
+    alone, together = gather_updates([group for group in groups if group.host.numel])
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
-    placed, schedules = _tuned(alone, placed, fixed, device, timer)
+    alone, placed, schedules = _tuned(alone, placed, fixed, device, timer)
     sources = write_kernels(alone, placed, device, schedules)
     sources += [write_updates(batch, placed, device) for batch in together]
+    others = [group for batch in [*together, [g for g in groups if not g.host.numel]] for group in batch]
+    fused = replace(fused, groups=(*alone, *others))
     program = _program(step, translation, fused, sources, placed, device, ranges, [*checks.values()])
     return Lowered(program, _fused_launches(alone, sources, translation.names))
 
@@ -116,13 +121,13 @@ def _tuned(
     fixed: Collection[Node],
     target: Target,
     timer: Timer | None,
-) -> tuple[dict[Node, Layout], Mapping[FusionGroup, Schedule]]:
-    """Return where tensors lie, and the schedules that are not the default.
+) -> tuple[Sequence[FusionGroup], dict[Node, Layout], Mapping[FusionGroup, Schedule]]:
+    """Return the kernels, where tensors lie, and the schedules that are not the default.
 
     With a timer, buffers and images are tuned, and those whose kernels take less time in all are taken.
     """
     if target.coefficients is None:
-        return as_images(groups, layouts, fixed, target), {}
+        return groups, as_images(groups, layouts, fixed, target), {}
     storages: list[Storage] = [target.storage]
     if timer is not None and target.name != "cpu":
         storages += [other for other in ("buffer", "image") if other != target.storage]
@@ -132,7 +137,7 @@ def _tuned(
         placed = as_images(groups, layouts, fixed, stored)
         tuned.append(tune(groups, placed, fixed, stored, target.coefficients, timer))
     best = min(tuned, key=lambda choice: choice.ms)
-    return best.layouts, best.schedules
+    return best.groups, best.layouts, best.schedules
 
 
 def _named(translation: Translation, names: Collection[str]) -> frozenset[Node]:

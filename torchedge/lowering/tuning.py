@@ -1,8 +1,9 @@
 """The tuner: which schedule every kernel takes, and where its operands lie, by predicted cost.
 
 TMModel, sections 4 and 5: all combinations of access patterns, tiles, work-groups and unrolling are scored;
-no kernel is written or run. The default stays where the model predicts no clear gain over it. With a timer,
-the best few predicted schedules of each kernel run on the device, and the fastest is taken.
+no kernel is written or run. The default stays where the model predicts no clear gain over it. Copies into
+another layout are launches of their own (`lowering.copies`), chosen where they gain more than they cost. With
+a timer, the best few predicted schedules of each kernel run on the device, and the fastest is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import LANES, Site
 from torchedge.expressions.rendering import writes_texels
 from torchedge.expressions.scalars import reads_of
+from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.candidates import Candidates, candidates_of
+from torchedge.lowering.copies import copied_reads, copied_updates, copy_group, overwritten_in
 from torchedge.lowering.fusion import FusionGroup
 from torchedge.lowering.kernel_work import Sketch, sketches_of
 from torchedge.lowering.kernels.loops import work_of
@@ -64,11 +67,12 @@ Timer = Callable[[Sequence[Sequence[KernelCandidate]]], list[list[float]]]
 class Tuned:
     """What the tuner decides for a step.
 
-    layouts: of all tensors. schedules: by group, where they are not the default. ms, default_ms: times of all
-    kernels as decided, and by default: predicted, or measured where there is a timer. bound_ms: no choice of
-    schedules and layouts is predicted below it.
+    groups: the kernels, copies included. layouts: of all tensors. schedules: by group, where they are not the
+    default. ms, default_ms: times of all kernels as decided, and by default: predicted, or measured where
+    there is a timer. bound_ms: no choice of schedules and layouts of these kernels is predicted below it.
     """
 
+    groups: Sequence[FusionGroup]
     layouts: dict[Node, Layout]
     schedules: dict[FusionGroup, Schedule]
     ms: float
@@ -152,25 +156,32 @@ def tune(
 
     A layout is paid by the kernel that writes the tensor and by every one that reads it: layouts are chosen
     one after the other, each the best for all its kernels while the others stay, until nothing changes.
-    fixed: tensors that stay where they are, as those that are overwritten do. Layouts are chosen where the
-    target stores tensors in images; without images to choose and without a timer, only contractions get
-    schedules. timer: measures the best few predicted schedules of each kernel, in the layouts chosen.
+    Tensors that are overwritten, and then those that one kernel reads, may be copied into another layout.
+    fixed: tensors that stay where they are. Layouts are chosen where the target stores tensors in images;
+    without images to choose and without a timer, only contractions get schedules. timer: measures the best
+    few predicted schedules of each kernel, in the layouts chosen.
     """
-    overwritten = {node for g in groups for pair in g.stored.items() if pair[1] is not None for node in pair}
+    pairs = [pair for group in groups for pair in group.stored.items() if pair[1] is not None]
+    settled = {*fixed, *[node for pair in pairs for node in pair]}
     free = {
         node: layout_options(node, layout, target)
         for node, layout in layouts.items()
-        if target.storage == "image" and node not in fixed and node not in overwritten
+        if target.storage == "image" and node not in settled
     }
     free = {node: options for node, options in free.items() if len(options) > 1}
     known: dict[Any, Scores] = {}
     # Predictions of other kernels have not been held against a GPU's measurements yet.
-    judged = [group for group in groups if free or timer or isinstance(group.host, Contraction)]
+    everything = target.storage == "image" or timer is not None
+    judged = [group for group in groups if everything or isinstance(group.host, Contraction)]
     tables = [_table(group, layouts, free, target, coefficients, known) for group in judged]
     chosen = _search(tables, {node: len(options) for node, options in free.items()})
     if sum(t.cost(chosen) for t in tables) * (1 + MARGIN) >= sum(t.cost({}) for t in tables):
         chosen = {}
     placed = {**layouts, **{node: free[node][number] for node, number in chosen.items()}}
+    if target.storage == "image":
+        copier = _Copier(target, coefficients, free, chosen, placed, known)
+        tables = copier.update_images(tables, fixed)
+        tables = copier.copy_reads(tables)
     if timer is not None:
         return _timed(tables, chosen, placed, target, timer)
     schedules = {}
@@ -179,6 +190,7 @@ def tune(
         if place != table.row(chosen) * table.scores.ms.shape[1]:
             schedules[table.group] = table.scores.choice(place).schedule
     return Tuned(
+        [table.group for table in tables] if everything else groups,
         placed,
         schedules,
         sum(float(t.scores.ms.reshape(-1)[t.best(chosen)]) for t in tables),
@@ -223,6 +235,107 @@ class _Table:
         return float(self.scores.ms[self.row(chosen)].min())
 
 
+@dataclass(frozen=True, slots=True)
+class _Copier:
+    """Chooses copies for a step whose layouts are chosen.
+
+    free, chosen: the layouts of tensors that were free, and the number of the one that is taken. placed: the
+    layouts of all tensors; those of copies are added. known: scores by kernel.
+    """
+
+    target: Target
+    coefficients: KernelCoefficients
+    free: Mapping[Node, Sequence[Layout]]
+    chosen: Mapping[Node, int]
+    placed: dict[Node, Layout]
+    known: dict[Any, Any]
+
+    def update_images(self, tables: Sequence[_Table], fixed: Collection[Node]) -> list[_Table]:
+        """Let tensors that kernels overwrite lie in images where all that read them gain more than a copy."""
+        images: dict[Node, Layout] = {}
+        for over, node in overwritten_in([table.group for table in tables]).items():
+            users = [table for table in tables if over in table.group.reads]
+            if over in fixed or len(users) < 2 or self._least_ms(over) > sum(self._ms(t) for t in users):
+                continue
+            options, _ = self._options(users[0], over)
+            costs = sum(self._costs(table, over, options) for table in users)
+            number = int(np.argmin(costs))
+            if options[number].storage != "buffer":
+                copy_ms = self._copy_ms(node, Layout(options[0].order), over, options[number])
+                if _pays(costs[0], costs[number] + copy_ms):
+                    images[over] = options[number]
+        self.placed.update(images)
+        groups = copied_updates([table.group for table in tables], images, self.placed)
+        return self._tables(
+            groups, [table for table in tables if not images.keys() & table.group.reads.keys()]
+        )
+
+    def copy_reads(self, tables: Sequence[_Table]) -> list[_Table]:
+        """Let kernels read a copy of one operand where they gain more by its layout than it costs."""
+        copies: dict[FusionGroup, tuple[Node, Layout]] = {}
+        for table in tables:
+            best = self._ms(table) / (1 + MARGIN)
+            for node in table.group.reads:
+                if node in table.group.stored.values() or self._least_ms(node) >= best:
+                    continue
+                options, home = self._options(table, node)
+                costs = self._costs(table, node, options)
+                number = int(np.argmin(costs))
+                if number != home and costs[number] + self._least_ms(node) < best:
+                    copied = Node(node.shape, node.dtype)
+                    copy_ms = self._copy_ms(node, self.placed[node], copied, options[number])
+                    if costs[number] + copy_ms < best:
+                        best, copies[table.group] = costs[number] + copy_ms, (node, options[number])
+        groups = copied_reads([table.group for table in tables], copies, self.placed)
+        return self._tables(groups, tables)
+
+    def _ms(self, table: _Table) -> float:
+        return table.cost(self.chosen)
+
+    def _least_ms(self, node: Node) -> float:
+        """Return what any copy of a tensor takes: a launch, and its way through main memory and back."""
+        main = max(self.coefficients.image.main_gb_s, self.coefficients.buffer.main_gb_s)
+        return self.coefficients.launch_us / 1e3 + 2 * node.numel * ITEM_SIZES[node.dtype] / main / 1e6
+
+    def _options(self, table: _Table, node: Node) -> tuple[Sequence[Layout], int]:
+        """Return the layouts that a kernel's operand may have, and the number of the one that it has."""
+        if node in table.nodes:
+            return self.free[node], self.chosen.get(node, 0)
+        return layout_options(node, self.placed[node], self.target), 0
+
+    def _costs(self, table: _Table, node: Node, options: Sequence[Layout]) -> Array:
+        """Return (K,) the predicted ms of a kernel's best schedule for each layout of one operand."""
+        if node in table.nodes:
+            return np.array([table.cost({**self.chosen, node: k}) for k in range(len(options))])
+        nest = nest_of(table.group, self.placed)
+        key = (_key(nest, self.placed, (node,)), table.nodes == (), tuple(options))
+        if key not in self.known:
+            placed = [{**self.placed, node: option} for option in options]
+            parts = [
+                _score_set(nest, candidates, {}, placed, self.target, self.coefficients, False)[0]
+                for candidates in table.scores.sets
+            ]
+            self.known[key] = np.concatenate(parts, axis=1).min(axis=1)
+        costs: Array = self.known[key]
+        return costs
+
+    def _copy_ms(self, source: Node, before: Layout, copied: Node, after: Layout) -> float:
+        placed = {**self.placed, source: before, copied: after}
+        return self._scored(copy_group(source, copied), placed).cost({})
+
+    def _scored(self, group: FusionGroup, placed: Mapping[Node, Layout]) -> _Table:
+        return _table(group, placed, {}, self.target, self.coefficients, self.known)
+
+    def _tables(self, groups: Sequence[FusionGroup], tables: Sequence[_Table]) -> list[_Table]:
+        """Return the tables of groups: those that there are, and new ones."""
+        by_group = {table.group: table for table in tables}
+        return [by_group.get(group) or self._scored(group, self.placed) for group in groups]
+
+
+def _pays(before: float, after: float) -> bool:
+    return after * (1 + MARGIN) < before
+
+
 def _timed(
     tables: Sequence[_Table],
     chosen: Mapping[Node, int],
@@ -255,7 +368,14 @@ def _timed(
         ms += measured[best] * len(same)
         default_ms += measured[0] * len(same)
         decided.update({table.group: schedules[best] for table in same})
-    return Tuned(dict(layouts), decided, ms, default_ms, sum(float(t.scores.ms.min()) for t in tables))
+    return Tuned(
+        [table.group for table in tables],
+        dict(layouts),
+        decided,
+        ms,
+        default_ms,
+        sum(float(t.scores.ms.min()) for t in tables),
+    )
 
 
 def _candidate(
