@@ -580,32 +580,30 @@ def _writable(
 ) -> Array:
     """Return (C, N): whether a schedule's kernel writes its results, in images by whole texels."""
     legal = np.ones((len(placed), len(candidates)), bool)
-    results = {node: item for node, item in nest.stores}
-    if all(layouts[node].storage == "buffer" for layouts in placed for node in results):
+    images = {node: [layouts[node] for layouts in placed] for node, _ in nest.stores}
+    images = {n: own for n, own in images.items() if any(layout.storage != "buffer" for layout in own)}
+    if not images:
         return legal
     s = candidates.schedules
     keys = np.stack([np.broadcast_to(c, (len(candidates),)) for c in (s.vector, getattr(s, "slices", 1))])
     _, first, kind = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    known: dict[Any, bool] = {}
-
-    def fits(schedule: Schedule, layouts: Mapping[Node, Layout]) -> bool:
-        for node, element, lane, width in written(nest, schedule, target):
-            layout = layouts[node]
-            key = (node, lane, width, layout)
-            if key not in known:
-                site = Site("", node.shape, node.dtype, layout)
-                known[key] = layout.storage == "buffer" or writes_texels(site, element, lane, width)
-            if not known[key]:
-                return False
-        return True
-
     schedules = [candidates.pick(int(number)) for number in first]  # one of each width
-    for number, layouts in enumerate(placed):
-        buffers = all(layouts[node].storage == "buffer" for node in results)
-        if not buffers:
-            cut = [isinstance(schedule, RowsSchedule) and schedule.slices > 1 for schedule in schedules]
-            whole = [not c and fits(schedule, layouts) for c, schedule in zip(cut, schedules, strict=True)]
-            legal[number] = np.array(whole)[kind.reshape(-1)]
+    cut = [isinstance(schedule, RowsSchedule) and schedule.slices > 1 for schedule in schedules]
+    writes = [list(written(nest, schedule, target)) for schedule in schedules]
+    for node, own in images.items():
+        known: dict[Layout, Array] = {}
+        for number, layout in enumerate(own):
+            if layout not in known:
+                site = Site("", node.shape, node.dtype, layout)
+                known[layout] = np.array(
+                    [
+                        layout.storage == "buffer"
+                        or not parts
+                        and all(writes_texels(site, *access) for other, *access in every if other is node)
+                        for parts, every in zip(cut, writes, strict=True)
+                    ]
+                )
+            legal[number] &= known[layout][kind.reshape(-1)]
     return legal
 
 
