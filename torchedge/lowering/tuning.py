@@ -595,14 +595,11 @@ def _writable(
         for number, layout in enumerate(own):
             if layout not in known:
                 site = Site("", node.shape, node.dtype, layout)
-                known[layout] = np.array(
-                    [
-                        layout.storage == "buffer"
-                        or not parts
-                        and all(writes_texels(site, *access) for other, *access in every if other is node)
-                        for parts, every in zip(cut, writes, strict=True)
-                    ]
-                )
+                whole = [
+                    not parts and all(writes_texels(site, *how) for other, *how in every if other is node)
+                    for parts, every in zip(cut, writes, strict=True)
+                ]
+                known[layout] = np.array(whole) | (layout.storage == "buffer")
             legal[number] &= known[layout][kind.reshape(-1)]
     return legal
 
