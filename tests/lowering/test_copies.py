@@ -43,7 +43,8 @@ def network():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(4, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1, bias=False),
-        nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 1), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 32),
+        nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 1), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(64, 32),
     )  # fmt: skip
 
 
