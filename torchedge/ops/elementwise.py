@@ -74,6 +74,7 @@ _alike = partial(spec, infer=broadcast, strides=as_input)
 _activation = partial(spec, work=Work.ACTIVATION, infer=same_shape, strides=as_input)
 _input_kept = partial(_activation, saves=keep(0))
 _result_kept = partial(_activation, saves=keep(-1))
+_wide = partial(spec, autocast="float32_on_cuda", replayed=True)
 _dropout = partial(spec, work=Work.DROPOUT, infer=same_shape, autocast="keep")
 
 OPS = (
@@ -98,15 +99,18 @@ OPS = (
         "float_power __rpow__",
         saves=lambda c: (0, 1, -1) if c.need(1) else (0,),
         broadcasts=True,
+        autocast="float32_on_cuda",
         replayed=True,
     ),
     spec("square", "input", saves=keep(0), replayed=True),
-    spec("sqrt", "input", "rsqrt exp exp2 expm1 reciprocal tan", saves=keep(-1), replayed=True),
+    spec("sqrt", "input", "exp2", saves=keep(-1), replayed=True),
+    _wide("exp", "input", "rsqrt expm1 reciprocal tan", saves=keep(-1)),
+    _wide("log", "input", "log2 log10 log1p asin acos sinh cosh erfinv", saves=keep(0)),
     spec(
-        "log",
+        "sin",
         "input",
-        "log2 log10 log1p sin cos abs absolute asin acos atan sinh cosh erf erfc erfinv lgamma digamma "
-        "sinc angle atan2 logit xlogy acosh asinh atanh polygamma special_xlog1py",
+        "cos abs absolute atan erf erfc lgamma digamma sinc angle atan2 logit xlogy acosh asinh atanh "
+        "polygamma special_xlog1py",
         saves=keep(0),
         replayed=True,
     ),
@@ -181,11 +185,13 @@ OPS = (
         replayed=True,
     ),
     _input_kept("rrelu", "input lower upper training", replayed=True),
-    _input_kept("softplus", "input beta threshold", flops=flops_each(4), replayed=True),
+    _input_kept(
+        "softplus", "input beta threshold", flops=flops_each(4), autocast="float32_on_cuda", replayed=True
+    ),
     _input_kept("log_sigmoid", "input", "logsigmoid", flops=flops_each(4), aux=log_sigmoid_aux),
     _input_kept("threshold", "input threshold value"),
     _input_kept("hardshrink", "input lambd", "softshrink", replayed=True),
-    _activation("prelu", "input weight", "_prelu_kernel", saves=keep(0, 1), replayed=True),
+    _activation("prelu", "input weight", "_prelu_kernel", saves=keep(0, 1), autocast="lower", replayed=True),
     spec("glu", "input dim", work=Work.ACTIVATION, flops=flops_each(5), saves=keep(0), replayed=True),
     _dropout("dropout", "input p train", "native_dropout", aux=dropout_aux),
     _dropout("feature_dropout", "input p train", aux=channel_mask_aux),

@@ -75,6 +75,7 @@ def taps(count: int) -> Any:  # noqa: ANN401 - a FLOPs rule
 
 _PARAMS = "input output_size align_corners scale_factors"
 _resample = partial(spec, work=Work.COPY)
+_interpolated = partial(_resample, autocast="float32_on_cuda")
 
 OPS = (
     _pool("max_pool2d", _MAX, infer=window_shape, flops=window_flops, saves=keep(0), aux=indices_aux),
@@ -112,22 +113,16 @@ OPS = (
     ),
     _pool("lp_pool2d", flops=window_flops, saves=keep(0)),
     _pool("fractional_max_pool2d", "input kernel_size", flops=window_flops, saves=keep(0, -2)),
-    _resample(
+    _interpolated(
         "upsample_nearest2d",
         "input output_size scale_factors",
         "upsample_nearest1d upsample_nearest3d "
         "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
         flops=taps(0),
     ),
-    _resample(
-        "upsample_bilinear2d",
-        _PARAMS,
-        "upsample_linear1d _upsample_bilinear2d_aa",
-        flops=taps(4),
-        autocast="keep",
-    ),
-    _resample("upsample_trilinear3d", _PARAMS, flops=taps(8), autocast="keep"),
-    _resample("upsample_bicubic2d", _PARAMS, "_upsample_bicubic2d_aa", flops=taps(16), autocast="keep"),
+    _interpolated("upsample_bilinear2d", _PARAMS, "upsample_linear1d _upsample_bilinear2d_aa", flops=taps(4)),
+    _interpolated("upsample_trilinear3d", _PARAMS, flops=taps(8)),
+    _interpolated("upsample_bicubic2d", _PARAMS, "_upsample_bicubic2d_aa", flops=taps(16)),
     _resample(
         "grid_sampler",
         "input grid interpolation_mode padding_mode align_corners",

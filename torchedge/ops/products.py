@@ -7,7 +7,6 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from torchedge.graphs import ITEM_SIZES
 from torchedge.ops.specs import Call, LoadClass, Work, crossed, keep, spec
 from torchedge.ops.strides import Sizes
 
@@ -63,34 +62,53 @@ def attention_flops(call: Call) -> int:
     return 2 * scores * (q[-1] + v[-1]) + 5 * scores
 
 
-def scores_bytes(call: Call) -> int:
-    """Bytes of the attention matrix (*, L, S)."""
-    q, k = call.ins[0] or (1, 1), call.ins[1] or (1, 1)
-    return prod(q[:-1]) * k[-2] * ITEM_SIZES[call.in_dtype(0)]
+def writes_scores(call: Call) -> bool:
+    """Whether attention runs as products and a softmax, which keep the matrix of scores, and not fused.
+
+    The conditions are those of PyTorch 2.11 to 2.13 (`sdp_utils.cpp`, `sdp_utils_cpp.cpp`), on CUDA from
+    compute capability 8.0 on: flash attention takes half precision without a mask, memory-efficient attention
+    float32 and masks, but no grouped queries; the CPU's takes everything but dropout.
+    """
+    q, k, v = (call.ins[i] or () for i in range(3))
+    dtype = call.in_dtype(0)
+    if not len(q) == len(k) == len(v) == 4 or q[-1] != k[-1]:
+        return True
+    grouped = q[1] != k[1] or q[1] != v[1]
+    if call.backend == "cpu":
+        return bool(call.attrs.get("dropout_p")) or dtype not in _ON_CPU or q[-1] != v[-1]
+    half = dtype in ("float16", "bfloat16")
+    masked = len(call.ins) > 3 and call.ins[3] is not None
+    ragged = bool(call.attrs.get("is_causal")) and q[2] != k[2]
+    if half and not masked and not ragged and q[-1] == v[-1] <= _MOST_FLASH:
+        return False
+    step = 8 if half else 4
+    return grouped or not (half or dtype == "float32") or q[-1] % step != 0 or v[-1] % step != 0
 
 
-def fused(call: Call) -> bool:
-    """Whether a kernel that never writes the attention matrix runs (flash or memory-efficient attention)."""
-    return call.backend in ("cuda", "cpu")
+_FLOAT = 4
+_MOST_FLASH = 256
+"""The largest heads of flash attention."""
+_ON_CPU = ("float32", "float64", "float16", "bfloat16")
 
 
 def attention_aux(call: Call) -> tuple[int, ...]:
-    """Tensors that attention saves beside its operands: row sums (fused), or the matrix and its mask."""
-    q = call.ins[0] or (1, 1)
-    dropout = call.attrs.get("dropout_p", 0.0) or 0.0
-    if fused(call):
-        return (prod(q[:-1]) * 4,)
-    masks = (scores_bytes(call),) * 2 if dropout else ()
-    return (scores_bytes(call), *masks, call.in_bytes(0), call.in_bytes(1))
+    """Fused kernels keep the logarithm of each row's sum."""
+    return (prod((call.ins[0] or (1, 1))[:-1]) * _FLOAT,)
 
 
 def attention_saves(call: Call) -> tuple[int, ...]:
     """Fused kernels keep q, k, v, a mask and the output."""
     mask = (3,) if len(call.ins) > 3 and call.ins[3] is not None else ()
-    return (0, 1, 2, *mask, -1) if fused(call) else (2,)
+    return (0, 1, 2, *mask, -1)
 
 
-_FLOAT = 4
+def attention_sums(call: Call) -> tuple[int, ...]:
+    """On CUDA, sums for each row, and in half precision the query's gradient is summed in float32."""
+    q = call.ins[0] or (1, 1)
+    if call.backend == "cpu":
+        return ()
+    rows = prod(q[:-1]) * _FLOAT
+    return (rows,) if call.in_dtype(0) == "float32" else (rows, rows * q[-1])
 
 
 def recurrent_flops(call: Call) -> int:
@@ -136,10 +154,11 @@ OPS = (
     _multiplied(
         "matmul",
         "input other",
-        "mm bmm mv dot vdot inner __matmul__ chain_matmul",
+        "mm bmm mv inner __matmul__ chain_matmul",
         grads=("folded",),
         composite="product",
     ),
+    _multiplied("dot", "input other", "vdot", autocast="widest"),
     _multiplied("__rmatmul__", "other input"),
     _product(
         "addmm",
@@ -162,6 +181,7 @@ OPS = (
         flops=attention_flops,
         saves=attention_saves,
         aux=attention_aux,
+        backward_scratch=attention_sums,
         grads=("new", "new", "new", "none"),
         composite="attention",
         backward_flops=1.25,

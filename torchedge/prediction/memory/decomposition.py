@@ -9,7 +9,8 @@ from dataclasses import replace
 from math import prod
 
 from torchedge.graphs import ForwardGraph, Op, Shape, Value
-from torchedge.ops import spec_of
+from torchedge.ops import Call, spec_of
+from torchedge.ops.products import writes_scores
 from torchedge.ops.strides import contiguous_strides, foldable, variadic, viewed
 from torchedge.prediction.memory.layouts import Layouts
 from torchedge.prediction.memory.rewriting import Rewriter, releases_of
@@ -41,7 +42,7 @@ class _CompositePass:
                 self._product(op)
             elif composite == "einsum":
                 self._einsum(op)
-            elif composite == "attention" and len(op.outputs) == 1 and not self._runs_fused(op):
+            elif composite == "attention" and len(op.outputs) == 1:
                 self._attention(op)
             elif op.kind == "clone" and self.fused and self._needs_no_copy(op):
                 self._as_view(op)
@@ -49,9 +50,6 @@ class _CompositePass:
                 self.out.emit(op)
             self.out.release(*self.releases[position])
         return self.out.finish()
-
-    def _runs_fused(self, op: Op) -> bool:
-        return self.fused and (self.on_cuda or not op.attrs.get("dropout_p"))
 
     def _as_view(self, op: Op) -> None:
         """A reshape that capture recorded as a copy, of a fused attention's output that needs none."""
@@ -132,10 +130,27 @@ class _CompositePass:
         return self.out.add("clone", (index,), value.shape, value.dtype, op)
 
     def _attention(self, op: Op) -> None:
-        """Scale q and k, add the mask, softmax, dropout, v (`_scaled_dot_product_attention_math`)."""
+        """Run a fused kernel, for which a boolean mask becomes one to add, or the kernel of products."""
+        call = Call(self.out.values, op, backend="cuda" if self.on_cuda else "cpu")
+        if not self.fused or writes_scores(call):
+            self._attention_of_products(op)
+            return
+        mask = op.inputs[3] if len(op.inputs) > 3 else None
+        if mask is None or self.out.values[mask].dtype != "bool":
+            self.out.emit(op)
+            return
+        dtype = self.out.values[op.outputs[0]].dtype
+        added = self.out.add("zeros", (), self.out.values[mask].shape, dtype, op)
+        self.out.emit(replace(op, inputs=(*op.inputs[:3], added, *op.inputs[4:])), (added,))
+
+    def _attention_of_products(self, op: Op) -> None:
+        """Scale q and k, add the mask, softmax, dropout, v (`_scaled_dot_product_attention_math`).
+
+        Keys and values of grouped queries are repeated. Where no dispatch mode watches, the mask is added in
+        place; rows without a score (`_safe_softmax`) take a boolean matrix for a moment.
+        """
         q, k, v = op.inputs[0], op.inputs[1], op.inputs[2]
         assert q is not None and k is not None and v is not None
-        value = v
         values, add = self.out.values, self.out.add
         temporaries: list[int] = []
         result, low = op.outputs[0], values[op.outputs[0]].dtype
@@ -148,34 +163,41 @@ class _CompositePass:
         query, key = values[q], values[k]
         dtype, batch = query.dtype, query.shape[:-2]
         scores: Shape = (*batch, query.shape[-2], key.shape[-2])
+        rank, sources = len(query.shape), list(op.inputs[:3])
+        if rank > 3 and query.shape[-3] != key.shape[-3]:
+            k, v = (add("expand_copy", (i,), (*batch, *values[i].shape[-2:]), dtype, op) for i in (k, v))
+            temporaries += [k, v]
+            sources[1:] = k, v
         scaled = [add("mul", (i,), values[i].shape, dtype, op, {"other": 1.0}) for i in (q, k)]
         temporaries += scaled
-        rank = len(query.shape)
         folded = []
-        sources = op.inputs[:2]
-        for source, new in zip(sources, scaled, strict=True):
+        for source, new in zip(sources[:2], scaled, strict=True):
             assert source is not None
             if rank > 3 and not foldable(self.layouts.shape(source), self.layouts.of(source)):
                 new = add("clone", (new,), values[source].shape, dtype, op)
                 temporaries.append(new)
             folded.append(new)
         product = add("matmul", tuple(folded), scores, dtype, op)
-        temporaries.append(product)
+        products = [product]
         if mask is not None or op.attrs.get("is_causal"):
             extra = values[mask].shape if mask is not None else scores[-2:]
             bias = mask
             if mask is None or values[mask].dtype == "bool":
                 bias = add("zeros", (), extra, dtype, op)
                 temporaries.append(bias)
-            product = add("add", (product, bias), scores, dtype, op)
-            temporaries.append(product)
+            product = add("add", (product, bias), scores, dtype, op, alias=product if self.fused else None)
+            products.append(product)
         weights = add("softmax", (product,), scores, dtype, op, {"dim": -1})
         temporaries.append(weights)
+        if self.fused:
+            products.append(add("eq", (product,), scores, "bool", op))
+        self.out.release(*products)
         dropout = op.attrs.get("dropout_p", 0.0)
         if isinstance(dropout, float) and dropout > 0:
             weights = add("dropout", (weights,), scores, dtype, op, {"p": dropout, "train": True})
             temporaries.append(weights)
-        if rank > 3 and not foldable(self.layouts.shape(value), self.layouts.of(value)):
+        assert sources[2] is not None
+        if rank > 3 and not foldable(self.layouts.shape(sources[2]), self.layouts.of(sources[2])):
             v = add("clone", (v,), values[v].shape, dtype, op)
             temporaries.append(v)
         self.out.emit(

@@ -1,0 +1,85 @@
+"""The dtype of each operator under CUDA's autocast, against PyTorch's own lists, and the memory of casts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.checkpointed import CHECKPOINTED
+from oracles.fake_cpu import run_training_on_fake_cpu
+from oracles.networks import criterion
+from oracles.optimizers import OPTIMIZERS
+from torch import nn
+
+from torchedge.ops.specs import registry
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.prediction.memory.step_tapes import write_tape
+from torchedge.tracing.capturing import capture
+
+HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+LISTS = {
+    "AT_FORALL_LOWER_PRECISION_FP": {"lower"},
+    "AT_FORALL_FP32": {"float32", "float32_on_cuda"},
+    "AT_FORALL_FP32_SET_OPT_DTYPE": {"float32", "float32_on_cuda"},
+    "AT_FORALL_PROMOTE": {"widest", "join"},
+}
+ON_CPU_TOO = {"grid_sampler"}  # float32 on the CPU
+
+
+def listed(name):
+    text = HEADER.read_text()
+    body = re.search(rf"#define {name}\(_\)((?:.*\\\n)*.*)\n", text)
+    return set(re.findall(r"_\((\w+)[,)]", body[1])) & set(registry()) - ON_CPU_TOO
+
+
+@pytest.mark.skipif(not HEADER.exists(), reason="this PyTorch has no headers, or keeps the lists elsewhere")
+@pytest.mark.parametrize("name", LISTS)
+def test_operators_run_in_the_precision_of_pytorchs_lists(name):
+    operators = listed(name)
+    assert len(operators) >= 5
+    other = {
+        kind: registry()[kind].autocast for kind in operators if registry()[kind].autocast not in LISTS[name]
+    }
+    assert not other
+
+
+class Polynomial(nn.Module):
+    """The GELU of GPT-2, whose power runs in float32 under autocast, between linear layers."""
+
+    def __init__(self, explicit):
+        super().__init__()
+        self.before, self.after = nn.Linear(64, 512), nn.Linear(512, 64)
+        self.explicit = explicit
+
+    def forward(self, x):
+        h = self.before(x)
+        cube = torch.pow(h.float() if self.explicit else h, 3.0)
+        return self.after(0.5 * h * (1.0 + torch.tanh(0.8 * (h + 0.04 * cube)))).float().sum()
+
+
+def peak(model, amp, backend="cuda"):
+    graph = capture(model, torch.zeros(2, 64), loss=lambda out: out)
+    settings = StepSettings(optimizer="none", amp=amp, backend=backend)
+    return int(write_tape(graph, settings).peak_bytes(np.array([4096]))[0])
+
+
+def test_powers_take_float32_under_autocast():
+    assert peak(Polynomial(False), "bfloat16") == peak(Polynomial(True), "bfloat16")
+    assert peak(Polynomial(False), None) == peak(Polynomial(True), None)
+    assert peak(Polynomial(False), "bfloat16") > peak(Polynomial(False), "bfloat16", "cpu")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTED if name != "densenet121-efficient"])
+def test_casts_are_repeated_where_a_checkpoint_runs_again(name):
+    network, recipe = CHECKPOINTED[name], OPTIMIZERS["bfloat16"]
+    with torch.device("meta"):
+        model = network.build().train()
+    args, kwargs = network.feed(2)
+    graph = capture(model, kwargs or args, method="trace")
+    tape = write_tape(graph, StepSettings(backend="cpu", **recipe.settings))
+    count = run_training_on_fake_cpu(model, network.feed(16), criterion, recipe.make, **recipe.loop)
+    assert int(tape.peak_bytes(np.array([16]))[0]) == pytest.approx(count.peak, rel=0.01)
