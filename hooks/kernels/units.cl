@@ -63,3 +63,16 @@ __kernel void hold(__global const int *ring, int rounds, __global float *out)
         sum += live[k] * (float)(k + 1);
     ((__global float4 *)out)[get_local_id(0)] = sum;
 }
+
+// Waits for memory while a work-group has local memory of its own: one access a round.
+__kernel void hold_local(__global const int *ring, int rounds, __local int *own, __global float *out)
+{
+    const int id = get_local_id(0);
+    own[id] = id;
+    int at = 0;
+    for (int round = 0; round < rounds; round++) {
+        at = ring[at];
+        own[id] += at;
+    }
+    out[id] = own[id];
+}

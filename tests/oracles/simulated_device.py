@@ -60,6 +60,7 @@ class SimulatedDevice:
     units: int = 2
     register_bytes: int = 294_912
     max_waves: int = 30
+    unit_local_bytes: int = 106_496
     hit_ns: float = 130.0
     miss_ns: float = 60.0
     page_ns: float = 40.0
@@ -158,6 +159,10 @@ class SimulatedDevice:
 
     def _waves(self, case: Case) -> float:
         resident = self.occupancy(16 * case.number("registers")) // case.number("warps")
+        return 1e5 * math.ceil(case.number("groups") / (self.units * resident))
+
+    def _share(self, case: Case) -> float:
+        resident = self.unit_local_bytes // case.number("bytes")
         return 1e5 * math.ceil(case.number("groups") / (self.units * resident))
 
     # rates

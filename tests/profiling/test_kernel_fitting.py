@@ -71,6 +71,7 @@ def test_lines_and_decay_come_back(fitted, name):
 @pytest.mark.parametrize("name", DEVICES)
 def test_occupancy_comes_back_for_every_footprint(fitted, name):
     device, coefficients = DEVICES[name], fitted[name]
+    assert coefficients.local_bytes == device.unit_local_bytes
     for registers in range(4, 64):
         assert occupancy(16 * registers, coefficients) == device.occupancy(16 * registers), registers
 

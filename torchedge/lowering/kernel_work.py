@@ -14,6 +14,7 @@ from torchedge.expressions.dialect import LANES
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.candidates import Candidates
+from torchedge.lowering.kernels.contractions import depth_of
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest
 from torchedge.lowering.kernels.pointwise import PointwiseNest
@@ -83,9 +84,10 @@ def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tupl
             return [(product, 1.0)]
         return [(product, 1.0), (_sum(nest, candidates, target), np.asarray(slices) > 1)]
     if isinstance(nest, RowsNest):
-        rows = [(_rows(nest, candidates), np.ones(len(candidates)))]
+        shares, cuts = _shares(candidates, nest.extents)
+        rows = [(_rows(nest, candidates, shares, cuts), np.ones(len(candidates)))]
         cut = np.asarray(candidates.schedules.slices) > 1
-        return [*rows, (_join(nest, candidates), cut)] if np.any(cut) else rows
+        return [*rows, (_join(nest, candidates, cuts), cut)] if np.any(cut) else rows
     return [(_pointwise(nest, candidates), 1.0)]
 
 
@@ -156,14 +158,13 @@ def _writes(
 # rows -------------------------------------------------------------------------------------------------------
 
 
-def _rows(nest: RowsNest, candidates: Candidates) -> Sketch:
+def _rows(nest: RowsNest, candidates: Candidates, shares: Array, cuts: Array) -> Sketch:
     """Describe reductions: each work-item has rows of its own, or a work-group shares its rows."""
     s, count, extents = candidates.schedules, len(candidates), nest.extents
     vector, lane = np.asarray(s.vector), nest.lane(s.along)
     loops = (*nest.rows, *nest.inner)
     weight = {axis.name: vector if axis is lane else 1 for axis in loops}
     rounds = {axis.name: axis.extent // weight[axis.name] for axis in loops}
-    shares, cuts = _shares(candidates, extents)
     share = {axis.name: shares[:, k] for k, axis in enumerate(loops)}
     cut = {axis.name: cuts[:, k] for k, axis in enumerate(loops)}
     shared = bool(np.max(s.members) > 1)
@@ -229,10 +230,9 @@ def _shares(candidates: Candidates, extents: RowsExtents) -> tuple[Array, Array]
     return shares[place].reshape(count, -1), cuts[place].reshape(count, -1)
 
 
-def _join(nest: RowsNest, candidates: Candidates) -> Sketch:
+def _join(nest: RowsNest, candidates: Candidates, cuts: Array) -> Sketch:
     """Describe the launch that joins the results of slices of rows."""
     count, extents = len(candidates), nest.extents
-    _, cuts = _shares(candidates, extents)
     rows, slices = max(1, prod(extents.rows)), np.prod(cuts, axis=1)
     read = ReadWork(
         image=np.zeros(count, bool),
@@ -365,7 +365,9 @@ def _local(product: Product, candidates: Candidates) -> Sketch:
     batch, rows, cols, inner = product.sizes
     depth, threads, tile_rows = np.asarray(s.depth), s.threads, np.asarray(s.tile_rows)
     tile_cols, deepest = np.asarray(s.vectors) * s.vector, last_of(product.inner)
-    chunks = _over(_over(deepest.extent, depth) * (inner // deepest.extent), s.slices)
+    cuts = {step: depth_of(product, step).blocks for step in np.unique(depth).tolist()}
+    blocks = np.array([cuts[step] for step in np.atleast_1d(depth).tolist()])
+    chunks = _over(blocks, s.slices)
     covered = {"rows": s.block_rows, "cols": s.block_cols, "inner": _over(inner, s.slices)}
     reads: list[tuple[Walk, Access]] = []
     fetched: Any = 0

@@ -40,7 +40,7 @@ from torchedge.textures.work import KernelWork, ReadWork
 
 Array = npt.NDArray[Any]
 
-MARGIN = 0.1
+MARGIN = 0.2
 """Predicted gain over the default, relative, below which the default stays: about the model's error."""
 LARGEST_OPERANDS = 3
 """Tensors of a kernel whose layouts are chosen together; those of the others stay as they are."""
@@ -355,7 +355,7 @@ def _timed(
         covered += same[0].cost(chosen) * len(same)
     times = timer(
         [
-            [_candidate(same[0].group, layouts, schedule, target) for schedule in schedules]
+            _candidates(same[0].group, layouts, schedules, target)
             for same, schedules in zip(kernels, trials, strict=True)
         ]
     )
@@ -378,14 +378,16 @@ def _timed(
     )
 
 
-def _candidate(
-    group: FusionGroup, layouts: Mapping[Node, Layout], schedule: Schedule, target: Target
-) -> KernelCandidate:
-    """Return a group's kernel by a schedule; results that it cannot write by whole texels lie in buffers."""
-    nest = nest_of(group, layouts)
-    moved = beyond_texels(group, nest, layouts, schedule, target)
-    placed = {**layouts, **{node: Layout(layouts[node].order) for node in moved}}
-    return write_kernel(group, nest, placed, schedule, target), placed
+def _candidates(
+    group: FusionGroup, layouts: Mapping[Node, Layout], schedules: Sequence[Schedule], target: Target
+) -> list[KernelCandidate]:
+    """Return a kernel by each schedule; results that it cannot write by whole texels lie in buffers."""
+    nest, candidates = nest_of(group, layouts), []
+    for schedule in schedules:
+        moved = beyond_texels(group, nest, layouts, schedule, target)
+        placed = {**layouts, **{node: Layout(layouts[node].order) for node in moved}}
+        candidates.append((write_kernel(group, nest, placed, schedule, target), placed))
+    return candidates
 
 
 def _table(

@@ -28,6 +28,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "scan": "ns an access of each of `threads` work-items that stream by a pattern (TMModel, 3.2.1)",
         "flight": "ns an access of one work-item whose accesses do not wait for each other",
         "waves": "ns of a launch of `groups` work-groups that wait for memory and hold registers (3.2.2)",
+        "share": "ns of a launch of `groups` work-groups that wait for memory, with local memory each",
         "bandwidth": "GB/s of all work-items that read a footprint again and again",
         "write": "GB/s of all work-items that write",
         "arithmetic": "GFLOP/s of all work-items, by floats of an instruction and independent chains",
@@ -162,6 +163,9 @@ def cases(traits: DeviceTraits, *, quick: bool = False) -> Iterator[Case]:
     for registers in (4, 8, 16, 32, 48):
         for groups in _group_counts(traits, quick):
             yield case("waves", registers=registers, warps=warps, groups=groups)
+    if traits.kind != "cpu":
+        for groups in _group_counts(traits, quick):
+            yield case("share", bytes=traits.local_bytes // 4, groups=groups)
 
 
 def _footprints(quick: bool) -> list[int]:

@@ -320,7 +320,7 @@ def _fit(table: KernelTable, results: Mapping[Case, float]) -> KernelCoefficient
         register_base=waves.base,
         max_waves=waves.max_waves,
         max_group=traits.max_group,
-        local_bytes=traits.local_bytes,
+        local_bytes=_local_bytes(measured, traits),
         l2_bytes=l2_bytes,
         gflops=tuple([_rounded(arithmetic[width] or base.gflops[0]) for width in ARITHMETIC_WIDTHS]),
         arithmetic_ns=_rounded(measured.one("chain", base.arithmetic_ns)),
@@ -474,6 +474,17 @@ def _fit_occupancy(measured: _MeasuredCases, traits: DeviceTraits) -> tuple[Wave
         return WavesFit(_NO_LIMIT, 0, 1, 0.0), 0.0
     fit = fit_waves(seen, most, traits.warp, warps)
     return fit, fit.residual
+
+
+def _local_bytes(measured: _MeasuredCases, traits: DeviceTraits) -> int:
+    """Return the local memory of a compute unit: of all groups that it holds at once, one at least."""
+    sizes = {case.number("bytes") for case, _ in measured.of("share")}
+    most = traits.local_bytes
+    for nbytes in sizes:
+        times = measured.by("groups", "share", bytes=nbytes)
+        per_unit = {groups // traits.units: ns for groups, ns in times.items()}
+        most = max(most, nbytes * (count_waves(per_unit, 1) or max(per_unit)))
+    return most
 
 
 # profiles ---------------------------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ class _Depth:
 def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Filling:
     """Fill `contraction_local.cl.jinja`: a work-group a block, all in the dimension without a limit."""
     batch, rows, cols, _ = product.sizes
-    depth = _depth_of(product, schedule.depth)
+    depth = depth_of(product, schedule.depth)
     a = _local_read(product, schedule, texts, depth, rows=True)
     b = _local_read(product, schedule, texts, depth, rows=False)
     across = schedule.block_cols // schedule.tile_cols
@@ -367,7 +367,7 @@ def _local(product: Product, schedule: ContractionSchedule, texts: Texts) -> _Fi
     return _Filling(values, (groups * schedule.threads, schedule.slices, 1), (schedule.threads, 1, 1), arrays)
 
 
-def _depth_of(product: Product, step: int) -> _Depth:
+def depth_of(product: Product, step: int) -> _Depth:
     """Cut along the innermost loop where that wastes nothing, else along all of them as one.
 
     Where work is skipped for whole rounds of the outer loops, or where there is one loop alone, blocks stay
@@ -501,7 +501,7 @@ _FILLINGS: Mapping[Kind, Callable[[Product, ContractionSchedule, Texts], _Fillin
 }
 _CHUNKS: Mapping[Kind, Callable[[Product, ContractionSchedule], int]] = {
     "panel": lambda product, schedule: _panel_cut(product.inner, schedule)["chunks"],
-    "local": lambda product, schedule: _depth_of(product, schedule.depth).blocks,
+    "local": lambda product, schedule: depth_of(product, schedule.depth).blocks,
     "register": lambda product, schedule: _register_cut(product.inner, schedule)["chunks"],
 }
 """Number of chunks of the inner loops: the largest number of slices."""
