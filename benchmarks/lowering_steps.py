@@ -505,10 +505,11 @@ def main() -> None:
         together = [Child(name, tuners[name], arguments) for name in names]
         for one in together:
             one.await_ready(deadline)
-        for one in together:
-            finished[one.name] = one.rows(deadline)
-            with arguments.out.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in finished[one.name] if "error" not in row)
+        with locked(arguments.out.with_suffix(".lock")):
+            for one in together:
+                finished[one.name] = one.rows(deadline)
+                with arguments.out.open("a") as file:
+                    file.writelines(json.dumps(r) + "\n" for r in finished[one.name] if "error" not in r)
     for name in wanted:
         for row in finished[name]:
             show(row, kernels=row is finished[name][-1])

@@ -163,9 +163,8 @@ def cases(traits: DeviceTraits, *, quick: bool = False) -> Iterator[Case]:
     for registers in (4, 8, 16, 32, 48):
         for groups in _group_counts(traits, quick):
             yield case("waves", registers=registers, warps=warps, groups=groups)
-    if traits.kind != "cpu":
-        for groups in _group_counts(traits, quick):
-            yield case("share", bytes=traits.local_bytes // 4, groups=groups)
+    for groups in _group_counts(traits, quick):
+        yield case("share", bytes=traits.local_bytes // 4, groups=groups)
 
 
 def _footprints(quick: bool) -> list[int]:

@@ -478,9 +478,10 @@ def _fit_occupancy(measured: _MeasuredCases, traits: DeviceTraits) -> tuple[Wave
 
 def _local_bytes(measured: _MeasuredCases, traits: DeviceTraits) -> int:
     """Return the local memory of a compute unit: of all groups that it holds at once, one at least."""
-    sizes = {case.number("bytes") for case, _ in measured.of("share")}
     most = traits.local_bytes
-    for nbytes in sizes:
+    if traits.kind == "cpu":  # work-groups take turns on a core
+        return most
+    for nbytes in {case.number("bytes") for case, _ in measured.of("share")}:
         times = measured.by("groups", "share", bytes=nbytes)
         per_unit = {groups // traits.units: ns for groups, ns in times.items()}
         most = max(most, nbytes * (count_waves(per_unit, 1) or max(per_unit)))
