@@ -1,6 +1,7 @@
 """Print how fast predictions are and what they cost in memory: `python benchmarks/prediction_speed.py`.
 
-Every figure that is a ratio is measured in this one run; medians of several repetitions. Needs torchvision.
+Every figure that is a ratio is measured in this one run; medians of several repetitions. Needs
+torchvision and transformers.
 """
 
 from __future__ import annotations
@@ -79,6 +80,41 @@ def measure_one(device: str) -> None:
     line("another batch size of a captured graph", f"{again:.2f} ms", "under 1 ms")
 
 
+def measure_language(device: str) -> None:
+    """Time a GPT-2-medium never seen before, and other batch sizes and lengths of it."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    import torchedge
+    from torchedge.tracing.vision import prepare_torchvision
+
+    prepare_torchvision()  # which transformers imports
+    import transformers
+
+    config = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16)
+    with torch.device("meta"):
+        models = [transformers.GPT2LMHeadModel(config) for _ in range(6)]
+        ids = torch.zeros(1, 512, dtype=torch.int64)
+    example = {"input_ids": torch.zeros(1, 512, dtype=torch.int64)}
+    example["labels"] = example["input_ids"]
+    predictor = torchedge.Predictor(device)
+    predictor.predict(models[0], 4, example=example)
+    traced = median_ms(lambda _: make_fx(lambda x: models[0](input_ids=x, labels=x).loss)(ids), 3)
+    predicted = median_ms(lambda i: predictor.predict(models[1 + i], 4, example=example), 5)
+    forward = median_ms(lambda _: models[0](input_ids=ids, labels=ids), 5)
+    line("GPT-2-medium's forward pass on meta tensors", f"{forward:.0f} ms", "")
+    line("make_fx of it (torch.fx.symbolic_trace fails)", f"{traced:.0f} ms", "")
+    line("Predictor.predict(GPT-2-medium, 4), never seen before", f"{predicted:.0f} ms", "")
+    line("  ratio to make_fx", f"{predicted / traced:.2f}", "at most 2")
+    family = torchedge.capture_lengths(models[0], example)
+    for batch in (4, 16, 64, 256):
+        predictor.predict(family, batch, seq_len=500)
+    batches = median_ms(lambda i: predictor.predict(family, 17 + i, seq_len=500), 51)
+    lengths = median_ms(lambda i: predictor.predict(family, 4, seq_len=200 + i), 101)
+    line("another batch size of a captured GPT-2-medium", f"{batches:.2f} ms", "under 2 ms")
+    line("another sequence length of a captured GPT-2-medium", f"{lengths:.2f} ms", "under 2 ms")
+
+
 def measure_many(device: str) -> None:
     """Time 10,000 rows through predict_many."""
     import torch
@@ -127,6 +163,7 @@ def main(device: str = "jetson-tx2") -> None:
     warnings.filterwarnings("ignore")
     line("what", "measured", "target")
     measure_one(device)
+    measure_language("nvidia-h200")
     measure_many(device)
     measure_cost(device)
 

@@ -14,7 +14,7 @@ from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import OPTIMIZERS, REPLAYED_OPTIMIZERS, StepSettings, amp_named
 from torchedge.prediction.memory.simulation import MemoryProfile
-from torchedge.prediction.predictor import device_settings, predict_graph, predict_graphs
+from torchedge.prediction.predictor import device_settings, predict_graph, predict_graphs, predict_length
 from torchedge.prediction.profiles import load_models
 from torchedge.prediction.results import Prediction, Predictions
 from torchedge.searching.driver import SearchProgress, check_score, make_task, run_search
@@ -140,7 +140,7 @@ class Predictor:
         if seq_len is not None:
             family = model if isinstance(model, LengthFamily) else LengthFamily(request)
             request = replace(family.request, batch_size=batch_size)
-            prediction = predict_graph(family.graph(seq_len), batch_size, self.device, settings, family)
+            prediction = predict_length(family, seq_len, batch_size, self.device, settings)
         else:
             prediction = use_graph(request, lambda g: predict_graph(g, batch_size, self.device, settings))
         return replace(prediction, notes=(*prediction.notes, *request.notes))

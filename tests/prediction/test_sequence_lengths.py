@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import torchedge
 from torchedge.errors import CaptureError, InputError
+from torchedge.prediction.latency.workload import Workload
+from torchedge.prediction.lengths import _through
 from torchedge.tracing.sequence_lengths import example_length, with_length
 from torchedge.tracing.vision import import_torchvision
 
@@ -76,6 +79,13 @@ def test_sequences_of_vectors_at_other_lengths_are_what_capture_gives(make, mode
         graph.verify()
 
 
+def like(prediction):
+    """All figures, the latency to nine digits: polynomials of floats round otherwise."""
+    latency = prediction.latency
+    digits = [f"{x:.9e}" for x in (latency.value, latency.low, latency.high)]
+    return {**prediction.to_dict(), "latency": digits}
+
+
 def test_predictions_at_other_lengths_are_those_of_examples_of_that_length():
     model, x = encoder(), torch.zeros(2, 40, 32)
     family = torchedge.capture_lengths(model, x)
@@ -83,12 +93,46 @@ def test_predictions_at_other_lengths_are_those_of_examples_of_that_length():
         at_once = torchedge.predict(family, 4, seq_len=length, **H200)
         alone = torchedge.predict(model, 4, example=torch.zeros(2, length, 32), **H200)
         by_example = torchedge.predict(model, 4, example=x, seq_len=length, **H200)
-        assert at_once.to_dict() == by_example.to_dict() == alone.to_dict()
+        assert like(at_once) == like(by_example) == like(alone)
         limit = alone.required_mib() + 30
         assert by_example.max_batch_size(limit) == alone.max_batch_size(limit)
         assert torchedge.predict(family, 4, seq_len=40, **H200).max_batch_size(
             limit, seq_len=length
         ) == alone.max_batch_size(limit)
+
+
+@pytest.mark.parametrize("settings", [{}, {"amp": "bfloat16", "optimizer": "adamw"}, {"mode": "infer"}])
+def test_lengths_that_equal_other_sizes_of_the_model_are_predicted_as_their_examples(settings):
+    """Of 32 channels, 2 heads of 16, 50 words, 64 inner channels and 128 positions."""
+    model = transformers_model("GPT2LMHeadModel")
+    family = torchedge.capture_lengths(model, tokens(), mode=settings.get("mode", "train"))
+    for length in (2, 9, 16, 32, 50, 51, 64, 77, 96, 128):
+        at_length = torchedge.predict(family, 3, seq_len=length, **settings, **H200)
+        alone = torchedge.predict(model, 3, example=tokens(length), **settings, **H200)
+        assert like(at_length) == like(alone)
+
+
+def test_another_length_needs_no_graph(monkeypatch):
+    family = torchedge.capture_lengths(encoder(), torch.zeros(2, 40, 32))
+    predictor = torchedge.Predictor("nvidia-h200")
+    first = predictor.predict(family, 4, seq_len=100)
+    monkeypatch.setattr(type(family), "graph", None)
+    second = predictor.predict(family, 4, seq_len=200)
+    assert second.allocated.value > first.allocated.value
+    assert second.max_batch_size(20_000) > 4
+    assert second.max_batch_size(20_000, seq_len=777) > 4
+
+
+def test_amounts_that_follow_the_length_in_steps_have_no_polynomial():
+    def work(length, padded):
+        row = np.array([[3.0 * length * length + 7, -(-length // 8) * 8 if padded else length / 2]])
+        return Workload(row, np.zeros((0, 9)), np.ones(9), np.ones(7), True)
+
+    lengths = (9, 40, 41, 42, 300)
+    assert _through([work(n, True) for n in lengths], lengths) is None
+    at_length = _through([work(n, False) for n in lengths], lengths)
+    np.testing.assert_allclose(at_length(123).products, work(123, False).products, rtol=1e-12)
+    assert _through([work(9, False), *[work(n, True) for n in lengths[1:]]], lengths) is None
 
 
 def test_the_longest_sequence_fits_and_the_next_does_not():

@@ -17,6 +17,7 @@ from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.demand import Demand
 from torchedge.prediction.feature_sets import feature_rows
 from torchedge.prediction.latency.model import Times
+from torchedge.prediction.lengths import analyse_length
 from torchedge.prediction.memory.model import PredictedMemory
 from torchedge.prediction.memory.peaks import Peaks, simulate_peaks
 from torchedge.prediction.memory.settings import StepSettings
@@ -31,24 +32,41 @@ _MIB = 2.0**20
 
 
 def predict_graph(
-    graph: ForwardGraph,
+    graph: ForwardGraph, batch_size: int, device: Device, settings: StepSettings | None = None
+) -> Prediction:
+    """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result."""
+    return _predicted(analyse(graph), batch_size, device, device_settings(device, settings))
+
+
+def predict_length(
+    family: LengthFamily, seq_len: int, batch_size: int, device: Device, settings: StepSettings | None = None
+) -> Prediction:
+    """Predict one step of a model at one sequence length; `needs` of the result serves every other one."""
+    settings = device_settings(device, settings)
+    return _predicted(_at_length(family, seq_len, device, settings), batch_size, device, settings, family)
+
+
+def _at_length(family: LengthFamily, seq_len: int, device: Device, settings: StepSettings) -> Analysis:
+    length, own = family.check_length(seq_len), analyse(family.own)
+    models = _models(device, [own.graph], own.precision(settings))
+    if models.memory.feature_set is None and models.latency.feature_set is None:
+        return analyse_length(family, length)
+    return analyse(family.graph(length))  # feature sets are computed from the graph
+
+
+def _predicted(
+    analysis: Analysis,
     batch_size: int,
     device: Device,
-    settings: StepSettings | None = None,
+    settings: StepSettings,
     family: LengthFamily | None = None,
 ) -> Prediction:
-    """Predict one step of a captured graph. See `torchedge.predict` for the meaning of the result.
-
-    family: the graphs at other sequence lengths.
-    """
-    checked = checked_batches(batch_size)
+    checked, graph = checked_batches(batch_size), analysis.graph
     if checked.ndim:
         raise InputError(
             f"batch_size is {batch_size!r}; expected one whole number (predict_many takes several)"
         )
     graph.check_batch_sizes([int(checked)])
-    settings = device_settings(device, settings)
-    analysis = analyse(graph)
     models = _models(device, [graph], analysis.precision(settings))
     job = _Graphs([graph], [analysis], models, settings)
     tape = analysis.tape(settings)
@@ -75,22 +93,23 @@ def predict_graph(
         out_of_range=outside,
         provenance=models.provenance,
         notes=(*graph.notes, *models.notes, *_not_timed(settings)),
-        needs=_demand(graph, settings, models, family),
+        needs=_demand(analysis, device, settings, models, family),
     )
 
 
 def _demand(
-    graph: ForwardGraph, settings: StepSettings, models: StepModels, family: LengthFamily | None
+    analysis: Analysis,
+    device: Device,
+    settings: StepSettings,
+    models: StepModels,
+    family: LengthFamily | None,
 ) -> Demand:
-    analysis = analyse(graph)
-    tape = analysis.tape(settings)
-    if family is None:
-        return Demand(graph, tape, analysis.traits, models.memory)
-
     def at_length(seq_len: int) -> Demand:
-        return _demand(family.graph(seq_len), settings, models, family)
+        assert family is not None
+        return _demand(_at_length(family, seq_len, device, settings), device, settings, models, family)
 
-    return Demand(graph, tape, analysis.traits, models.memory, at_length, family.most)
+    demand = Demand(analysis.graph, analysis.tape(settings), analysis.traits, models.memory)
+    return demand if family is None else replace(demand, lengths=at_length, longest_length=family.most)
 
 
 def predict_graphs(

@@ -33,15 +33,17 @@ _SAME = frozenset(
 """Fields that hold no sizes: they are the same at every length."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LengthFamily:
     """The graphs of a model at every sequence length; captured at four of them on first use.
 
     request: with an example, whose length is `length`: that of the dimensions which change together.
+    results: what others computed of the family, by their module.
     """
 
     request: CaptureRequest
     length: int = field(init=False)
+    results: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Find the length; raises InputError where the example has none."""
@@ -62,15 +64,20 @@ class LengthFamily:
             InputError: the length is no whole number from 2 on, or beyond the model's positions.
             CaptureError: the model cannot be captured, or does not follow the length.
         """
-        check_whole("seq_len", length, 2)
-        if length > self.most:
+        self.check_length(length)
+        if length == self.length:
+            return self.own
+        return self._family.graph([length], name=self.own.name)
+
+    def check_length(self, length: object) -> int:
+        """Return a length; raises InputError unless it is a whole number from 2 to the model's positions."""
+        checked = check_whole("seq_len", length, 2)
+        if checked > self.most:
             raise InputError(
                 f"seq_len is {length}, and {type(self.request.model).__name__} has {self.most} positions; "
                 f"expected at most {self.most}"
             )
-        if length == self.length:
-            return self._own
-        return self._family.graph([length], name=self._own.name)
+        return checked
 
     @cached_property
     def most(self) -> int:
@@ -79,7 +86,8 @@ class LengthFamily:
         return positions if isinstance(positions, int) and positions > 1 else MOST_POSITIONS
 
     @cached_property
-    def _own(self) -> ForwardGraph:
+    def own(self) -> ForwardGraph:
+        """The graph at the length of the example."""
         return capture_request(self.request)
 
     @cached_property
@@ -89,7 +97,7 @@ class LengthFamily:
         lengths = (
             downwards if self.length > last * unit + 1 else [self.length + unit * step for step in _STEPS]
         )
-        graphs = [self._own if n == self.length else capture_request(self._at(n)) for n in lengths]
+        graphs = [self.own if n == self.length else capture_request(self._at(n)) for n in lengths]
         return GraphFamily(_through(graphs, lengths), (_LENGTH,))
 
     def _at(self, length: int) -> CaptureRequest:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +125,13 @@ class CachingAllocator:
                 insort(pool, width << _SHIFT | start)
         self.allocated, self.peak, self.peak_event = allocated, peak, peak_event
 
+    def copy(self) -> CachingAllocator:
+        """Return an allocator in the same state."""
+        other = copy(self)
+        for name in ("small", "large", "free_from", "free_to", "segments"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
     def _segment(self, size: int) -> tuple[int, int]:
         if size <= SMALL:
             width = SMALL_SEGMENT
@@ -215,13 +224,28 @@ class ReplayRows:
 
 def replay_rows(rows: ReplayRows, which: slice = slice(None)) -> npt.NDArray[np.int64]:
     """Return the allocated and the reserved peak of each row in bytes, (R, 2)."""
-    before, events = (rows.persistent + 1).tolist(), rows.events.tolist()
+    events, count = rows.events.tolist(), rows.units.shape[1]
     peaks = []
-    for sizes in rows.units[which].tolist():
-        allocator = CachingAllocator()
-        address, block = [0] * len(sizes), [0] * len(sizes)
-        allocator.run([*before, *events[: rows.counted_from]], sizes, address, block)
+    for units in rows.units[which]:
+        placed, where = _placed(units[rows.persistent].tobytes())
+        allocator, places = placed.copy(), np.zeros((2, count), dtype=np.int64)
+        places[:, rows.persistent] = where
+        (address, block), sizes = places.tolist(), units.tolist()
+        if rows.counted_from:
+            allocator.run(events[: rows.counted_from], sizes, address, block)
         allocator.reset_peaks()
         allocator.run(events[rows.counted_from :], sizes, address, block)
         peaks.append((allocator.peak, allocator.peak_reserved))
     return np.array(peaks, dtype=np.int64).reshape(-1, 2) * ALIGNMENT
+
+
+@lru_cache(maxsize=32)
+def _placed(sizes: bytes) -> tuple[CachingAllocator, npt.NDArray[np.int64]]:
+    """Return an allocator after requests of some sizes (int64 units), and their addresses and blocks (2, P).
+
+    What outlives a step is the same for every batch size and sequence length.
+    """
+    units = np.frombuffer(sizes, dtype=np.int64).tolist()
+    allocator, address, block = CachingAllocator(), [0] * len(units), [0] * len(units)
+    allocator.run(range(1, len(units) + 1), units, address, block)
+    return allocator, np.array([address, block], dtype=np.int64)
