@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -35,108 +36,85 @@ class RuntimeRule:
     words: tuple[str, ...] = ()
 
 
-def _count(meaning: str, low: float = 1, high: float = 1e6) -> FigureRule:
-    return FigureRule("1", meaning, whole=True, low=low, high=high)
+_FIGURES = """
+# memory
+memory_mib MiB 1..: memory of the device; of a unified board, as the system reports it
+usable_memory_mib MiB 1..: largest part of it that one training run can use
+context_mib MiB 0..: memory of a process beside its tensors: context, libraries, host side
+workspace_mib MiB 0..: memory that math libraries (cuBLAS, cuDNN) reserve at first use
+# compute
+peak_fp32_gflops GFLOP/s: peak single-precision rate, a multiply-add counted as two
+peak_fp16_gflops GFLOP/s: peak half-precision rate outside of matrix units
+peak_fp16_matrix_gflops GFLOP/s: peak dense half-precision rate of matrix (tensor) units, sums in single
+    precision
+peak_bf16_matrix_gflops GFLOP/s: peak dense bfloat16 rate of matrix (tensor) units
+peak_tf32_gflops GFLOP/s: peak dense TF32 rate of matrix (tensor) units, which cuDNN takes for float32
+    convolutions
+clock_mhz MHz: highest clock of the compute units
+compute_units 1 whole 1..1e+06: compute units: SMs, shader processors, shader cores, CPU cores
+launch_overhead_us us: time of one kernel launch that no other work hides
+eager_operator_us us: time of the host's thread for one launch of eager PyTorch, where launch_overhead_us is
+    not it
+host_launch_us us 0..: time of the host's thread for one launch of a program
+host_transfer_us us 0..: time of the host's thread for one streamed transfer
+step_time_ratio 1: measured training steps over the analytic estimate from the other figures
+inference_time_ratio 1: measured inference latency over the roofline of its operations alone
+# rates of memories
+bandwidth_gb_s GB/s: bandwidth of main memory, read and write together (10^9 bytes)
+measured_bandwidth_gb_s GB/s: bandwidth that a streaming kernel has reached
+host_to_device_gb_s GB/s: copy from host to device memory
+disk_read_gb_s GB/s: sequential read from storage to (unified) memory
+unified_to_texture_gb_s GB/s: copy from a buffer in unified memory into texture memory
+weight_load_gb_s GB/s: a framework's load of weights from storage before inference, parsing included
+weight_transform_gb_s GB/s: a framework's transformation of weights into texture layouts before inference
+# execution model
+warp_size 1 whole 1..1024: work-items that run in lock-step
+max_waves 1 whole 1..4096: warps that one compute unit keeps in flight
+max_work_group_size 1 whole 1..65536: work-items of one work-group
+register_bytes 1 whole 1..16777216: register file of one compute unit, in bytes
+local_memory_kib KiB: local (shared) memory that one work-group can have
+# caches
+l1_cache_kib KiB: first-level data cache of one compute unit
+l2_cache_kib KiB: last-level cache of the GPU, or second-level cache of the CPU
+system_cache_kib KiB: cache shared with the rest of the chip
+cache_line_bytes B whole 1..4096: cache line on the buffer path
+# texture path
+texture_cache_bytes B whole 1..: first-level texture cache of one compute unit
+texture_cache_line_bytes B whole 1..4096: its cache line
+texture_l1_gb_s GB/s: image reads that hit the texture cache
+texture_l2_gb_s GB/s: image reads that hit the second level
+texture_l1_latency_ns ns: latency of an image read that hits the texture cache
+texture_l2_latency_ns ns: latency of an image read that hits the second level
+texture_memory_latency_ns ns: latency of an image read from main memory
+buffer_l2_gb_s GB/s: buffer reads that hit the second level
+buffer_l2_latency_ns ns: latency of a buffer read that hits the second level
+buffer_memory_latency_ns ns: latency of a buffer read from main memory
+local_memory_gb_s GB/s: reads of local memory, all compute units together
+constant_memory_gb_s GB/s: reads of constant memory, all compute units together
+# OpenCL limits
+max_image_width px whole 1..1048576: widest 2-D image
+max_image_height px whole 1..1048576: highest 2-D image
+max_image_buffer_px px whole 1..1099511627776: longest 1-D image made from a buffer
+image_pitch_alignment_px px whole 1..: row pitch of a 2-D image made from a buffer
+image_base_alignment_bytes B whole 1..: base address of an image made from a buffer
+max_allocation_mib MiB 1..: largest single buffer
+"""
+"""NAME UNIT [whole] [LOW..HIGH]: MEANING, of each figure; 1e-6..1e9 where a bound is omitted."""
 
 
-KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(
-    {
-        # memory
-        "memory_mib": FigureRule(
-            "MiB", "memory of the device; of a unified board, as the system reports it", low=1
-        ),
-        "usable_memory_mib": FigureRule("MiB", "largest part of it that one training run can use", low=1),
-        "context_mib": FigureRule(
-            "MiB", "memory of a process beside its tensors: context, libraries, host side", low=0
-        ),
-        "workspace_mib": FigureRule(
-            "MiB", "memory that math libraries (cuBLAS, cuDNN) reserve at first use", low=0
-        ),
-        # compute
-        "peak_fp32_gflops": FigureRule(
-            "GFLOP/s", "peak single-precision rate, a multiply-add counted as two"
-        ),
-        "peak_fp16_gflops": FigureRule("GFLOP/s", "peak half-precision rate outside of matrix units"),
-        "peak_fp16_matrix_gflops": FigureRule(
-            "GFLOP/s", "peak dense half-precision rate of matrix (tensor) units, sums in single precision"
-        ),
-        "peak_bf16_matrix_gflops": FigureRule("GFLOP/s", "peak dense bfloat16 rate of matrix (tensor) units"),
-        "peak_tf32_gflops": FigureRule(
-            "GFLOP/s",
-            "peak dense TF32 rate of matrix (tensor) units, which cuDNN takes for float32 convolutions",
-        ),
-        "clock_mhz": FigureRule("MHz", "highest clock of the compute units"),
-        "compute_units": _count("compute units: SMs, shader processors, shader cores, CPU cores"),
-        "launch_overhead_us": FigureRule("us", "time of one kernel launch that no other work hides"),
-        "eager_operator_us": FigureRule(
-            "us",
-            "time of the host's thread for one launch of eager PyTorch, where launch_overhead_us is not it",
-        ),
-        "host_launch_us": FigureRule("us", "time of the host's thread for one launch of a program", low=0),
-        "host_transfer_us": FigureRule("us", "time of the host's thread for one streamed transfer", low=0),
-        "step_time_ratio": FigureRule(
-            "1", "measured training steps over the analytic estimate from the other figures"
-        ),
-        "inference_time_ratio": FigureRule(
-            "1", "measured inference latency over the roofline of its operations alone"
-        ),
-        # memory rates
-        "bandwidth_gb_s": FigureRule(
-            "GB/s", "bandwidth of main memory, read and write together (10^9 bytes)"
-        ),
-        "measured_bandwidth_gb_s": FigureRule("GB/s", "bandwidth that a streaming kernel has reached"),
-        "host_to_device_gb_s": FigureRule("GB/s", "copy from host to device memory"),
-        "disk_read_gb_s": FigureRule("GB/s", "sequential read from storage to (unified) memory"),
-        "unified_to_texture_gb_s": FigureRule(
-            "GB/s", "copy from a buffer in unified memory into texture memory"
-        ),
-        "weight_load_gb_s": FigureRule(
-            "GB/s", "a framework's load of weights from storage before inference, parsing included"
-        ),
-        "weight_transform_gb_s": FigureRule(
-            "GB/s", "a framework's transformation of weights into texture layouts before inference"
-        ),
-        # execution model
-        "warp_size": _count("work-items that run in lock-step", high=1024),
-        "max_waves": _count("warps that one compute unit keeps in flight", high=4096),
-        "max_work_group_size": _count("work-items of one work-group", high=65536),
-        "register_bytes": _count("register file of one compute unit, in bytes", high=2**24),
-        "local_memory_kib": FigureRule("KiB", "local (shared) memory that one work-group can have"),
-        # caches
-        "l1_cache_kib": FigureRule("KiB", "first-level data cache of one compute unit"),
-        "l2_cache_kib": FigureRule("KiB", "last-level cache of the GPU, or second-level cache of the CPU"),
-        "system_cache_kib": FigureRule("KiB", "cache shared with the rest of the chip"),
-        "cache_line_bytes": FigureRule("B", "cache line on the buffer path", whole=True, low=1, high=4096),
-        # texture path
-        "texture_cache_bytes": FigureRule(
-            "B", "first-level texture cache of one compute unit", whole=True, low=1
-        ),
-        "texture_cache_line_bytes": FigureRule("B", "its cache line", whole=True, low=1, high=4096),
-        "texture_l1_gb_s": FigureRule("GB/s", "image reads that hit the texture cache"),
-        "texture_l2_gb_s": FigureRule("GB/s", "image reads that hit the second level"),
-        "texture_l1_latency_ns": FigureRule("ns", "latency of an image read that hits the texture cache"),
-        "texture_l2_latency_ns": FigureRule("ns", "latency of an image read that hits the second level"),
-        "texture_memory_latency_ns": FigureRule("ns", "latency of an image read from main memory"),
-        "buffer_l2_gb_s": FigureRule("GB/s", "buffer reads that hit the second level"),
-        "buffer_l2_latency_ns": FigureRule("ns", "latency of a buffer read that hits the second level"),
-        "buffer_memory_latency_ns": FigureRule("ns", "latency of a buffer read from main memory"),
-        "local_memory_gb_s": FigureRule("GB/s", "reads of local memory, all compute units together"),
-        "constant_memory_gb_s": FigureRule("GB/s", "reads of constant memory, all compute units together"),
-        # OpenCL limits
-        "max_image_width": FigureRule("px", "widest 2-D image", whole=True, low=1, high=2**20),
-        "max_image_height": FigureRule("px", "highest 2-D image", whole=True, low=1, high=2**20),
-        "max_image_buffer_px": FigureRule(
-            "px", "longest 1-D image made from a buffer", whole=True, low=1, high=2**40
-        ),
-        "image_pitch_alignment_px": FigureRule(
-            "px", "row pitch of a 2-D image made from a buffer", whole=True, low=1
-        ),
-        "image_base_alignment_bytes": FigureRule(
-            "B", "base address of an image made from a buffer", whole=True, low=1
-        ),
-        "max_allocation_mib": FigureRule("MiB", "largest single buffer", low=1),
-    }
-)
+def _rules(table: str) -> dict[str, FigureRule]:
+    rules = {}
+    for line in re.sub(r"\n {4}", " ", table).splitlines():
+        if line and not line.startswith("#"):
+            head, _, meaning = line.partition(": ")
+            name, unit, *limits = head.split()
+            low, _, high = (limits[-1] if limits else "..").partition("..")
+            whole = "whole" in limits
+            rules[name] = FigureRule(unit, meaning, whole, float(low or 1e-6), float(high or 1e9))
+    return rules
+
+
+KNOWN_FIGURES: Mapping[str, FigureRule] = MappingProxyType(_rules(_FIGURES))
 """Rules by the names of figures. Other names or units, and values out of range, are errors of a profile."""
 
 KNOWN_FACTS: Mapping[str, FactRule] = MappingProxyType(
