@@ -250,21 +250,38 @@ def stochastic_depth(p, mode):
     """Return torchvision's layer: in training it drops samples ("row") or the batch with probability p."""
     import torch
 
+    if not 0 <= p <= 1 or mode not in ("row", "batch"):
+        raise ValueError("p is {} and mode {!r}; expected 0 to 1 and row or batch".format(p, mode))
+
     class StochasticDepth(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p, self.mode = p, mode
+
         def forward(self, x):
-            if not self.training or p == 0:
+            if not self.training or self.p == 0:
                 return x
-            size = [x.shape[0] if mode == "row" else 1] + [1] * (x.dim() - 1)
-            noise = torch.empty(size, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
-            if p < 1:
-                noise.div_(1 - p)
+            size = [x.shape[0] if self.mode == "row" else 1] + [1] * (x.dim() - 1)
+            noise = torch.empty(size, dtype=x.dtype, device=x.device).bernoulli_(1 - self.p)
+            if self.p < 1:
+                noise.div_(1 - self.p)
             return x * noise
 
     return StochasticDepth()
 
 
-def topology(nodes):
-    """Return a module that runs a list of nodes: layers, functions and methods by name, nothing else."""
+def names_read(item):
+    """Return the names of the nodes that an argument reads."""
+    if isinstance(item, dict):
+        return [item["node"]] if "node" in item else [n for v in item.values() for n in names_read(v)]
+    return [n for v in item for n in names_read(v)] if isinstance(item, list) else []
+
+
+def topology(nodes, note=None):
+    """Return a module that runs a list of nodes: layers, functions and methods by name, nothing else.
+
+    note: called with each node's name and its result.
+    """
     import torch
 
     def find(name):
@@ -285,15 +302,21 @@ def topology(nodes):
             return {k: value(v, results) for k, v in item.items()}
         return [value(i, results) for i in item] if isinstance(item, list) else item
 
-    def names(item):
-        if isinstance(item, dict):
-            return [item["node"]] if "node" in item else [n for v in item.values() for n in names(v)]
-        return [n for v in item for n in names(v)] if isinstance(item, list) else []
-
     last = {}
     for position, node in enumerate(nodes):
-        for name in names([node.get("args", []), node.get("kwargs", {})]):
+        for name in names_read([node.get("args", []), node.get("kwargs", {})]):
             last[name] = position
+
+    def layer(node):
+        if node["type"] not in LAYERS:
+            raise ValueError("layer {!r} is not known".format(node["type"]))
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in node.get("kwargs", {}).items()}
+        special = node["type"] == "StochasticDepth"
+        make = stochastic_depth if special else getattr(torch.nn, node["type"])
+        try:
+            return make(**options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError("node {name!r} ({type}) is not valid: {}".format(error, **node)) from error
 
     class Topology(torch.nn.Module):
         def __init__(self):
@@ -301,14 +324,7 @@ def topology(nodes):
             self.layers = torch.nn.ModuleDict()
             for node in nodes:
                 if node["op"] == "module":
-                    if node["type"] not in LAYERS:
-                        raise ValueError("layer {!r} is not known".format(node["type"]))
-                    options = node.get("kwargs", {})
-                    options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-                    special = node["type"] == "StochasticDepth"
-                    make = stochastic_depth if special else getattr(torch.nn, node["type"])
-                    layer = make(**options)
-                    self.layers[node["name"].replace(".", "_")] = layer
+                    self.layers[node["name"].replace(".", "_")] = layer(node)
 
         def forward(self, x):
             results = {}
@@ -334,6 +350,8 @@ def topology(nodes):
                     result = getattr(args[0], node["target"])(*args[1:], **kwargs)
                 else:
                     raise ValueError("node {!r} is not known".format(node))
+                if note is not None:
+                    note(node["name"], result)
                 results[node["name"]] = result
                 del args, kwargs, result
             raise ValueError("the list of nodes has no output")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchedge.errors import ProfileError
-from torchedge.profiling.topologies import TopologyModule
+from torchedge.profiling.topologies import build_topology
 
 INPUT = {"name": "x", "op": "input"}
 LAYER = {"name": "a", "op": "module", "type": "ReLU", "args": [{"node": "x"}]}
@@ -30,16 +30,13 @@ OUTPUT = {"op": "output", "args": [{"node": "a"}]}
         ([{**LAYER, "argz": []}], "unknown key 'argz'; expected 'args'"),
         ([{**LAYER, "name": 3}], r"nodes\[0\].name is 3; expected printable text"),
         ([INPUT, INPUT], "two nodes have the same name"),
-        ([{**LAYER, "kwargs": {"depth": 3}}], r"node 'a' \(ReLU\) is not valid"),
+        ([INPUT, {**LAYER, "kwargs": {"depth": 3}}, OUTPUT], r"node 'a' \(ReLU\) is not valid"),
+        ([INPUT, LAYER], "there is no output node"),
+        ([LAYER, INPUT, OUTPUT], r"nodes\[0\] reads node 'x' before it is computed"),
+        ([INPUT, {**LAYER, "args": [{"node": 3}]}], r"nodes\[1\] reads node '3' before"),
         ([{**LAYER, "type": "Linear", "kwargs": {"in_features": 1 << 40}}], "has a size above"),
     ],
 )
 def test_a_wrong_topology_is_refused_by_name(nodes, message):
     with pytest.raises(ProfileError, match=f"^line 3: .*{message}"):
-        TopologyModule(nodes, "line 3")
-
-
-def test_a_node_is_run_once_it_is_computed():
-    module = TopologyModule([LAYER, INPUT, OUTPUT], "line 3")
-    with pytest.raises(ProfileError, match="reads node 'x' before it is computed"):
-        module(None)
+        build_topology(nodes, "line 3")

@@ -23,7 +23,7 @@ from msgspec import Meta
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
-from torchedge.profiling.topologies import TopologyModule
+from torchedge.profiling.topologies import build_topology
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
 from torchedge.storage.rows import parse_table
@@ -216,9 +216,9 @@ def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str
             architecture, level, nodes = str(row["network"]), int(row["pruning_level"]), row["nodes"]
         name = f"{architecture}-{level}"
         with torch.device("meta"):
-            module = TopologyModule(nodes, place)
+            module = build_topology(nodes, place)
 
-        def captured(mode: Mode, module: TopologyModule = module, name: str = name) -> ForwardGraph:
+        def captured(mode: Mode, module: torch.nn.Module = module, name: str = name) -> ForwardGraph:
             return capture(module, input_size=size, mode=mode, method="trace", name=name)
 
         networks[name] = Network(architecture, level, "random", "sgd-momentum", captured)

@@ -1,6 +1,5 @@
 """A network written as nodes and built again runs the same operators, with the same lifetimes."""
 
-import importlib.util
 import json
 
 import pytest
@@ -12,7 +11,7 @@ from torchedge.errors import InputError
 from torchedge.profiling.campaigns.networks import build_network, recipe_of
 from torchedge.profiling.campaigns.pruning import prune
 from torchedge.profiling.campaigns.serialising import serialise
-from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, StochasticDepth, TopologyModule
+from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, build_topology
 from torchedge.tracing.vision import prepare_torchvision
 
 SIZE = (3, 224, 224)
@@ -55,7 +54,7 @@ def test_same_graph_features_and_memory(name, mode):
     level = 50 if name in ("resnet18", "mobilenet_v2", "squeezenet1_1", "googlenet") else 0
     model = original(name, level)
     with torch.device("meta"):
-        rebuilt = TopologyModule(through_json(serialise(model)), name)
+        rebuilt = build_topology(through_json(serialise(model)), name)
     one, two = (torchedge.capture(m, input_size=SIZE, mode=mode) for m in (model, rebuilt))
     assert [(o.kind, o.inputs, o.outputs, o.inplace) for o in one.ops] == [
         (o.kind, o.inputs, o.outputs, o.inplace) for o in two.ops
@@ -69,21 +68,12 @@ def test_same_graph_features_and_memory(name, mode):
         assert found[0].allocated_mib == pytest.approx(found[1].allocated_mib, rel=1e-3)
 
 
-@pytest.fixture(scope="module")
-def probe(checkout):
-    """The stand-alone probe as a module."""
-    spec = importlib.util.spec_from_file_location("training_probe", checkout / "hooks" / "training_probe.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["resnet18", "googlenet", "mobilenet_v2"])
-def test_same_outputs_also_of_the_probes_reader(name, probe):
+def test_same_outputs(name):
     torch.manual_seed(0)
     nodes = through_json(serialise(original(name, 60)))
-    ours, theirs = TopologyModule(nodes, name), probe.topology(nodes)
+    ours = build_topology(nodes, name)
     source = nn.Module.to_empty(original(name, 60), device="cpu")
     state = {
         key: torch.rand_like(v) / 10 if v.is_floating_point() else v * 0
@@ -92,30 +82,30 @@ def test_same_outputs_also_of_the_probes_reader(name, probe):
     source.load_state_dict(state)
     x = torch.rand(2, 3, 64, 64)
     outputs = []
-    for model in (source, ours, theirs):
+    for model in (source, ours):
         keys = model.state_dict().keys()
         model.load_state_dict(dict(zip(keys, state.values(), strict=True)))
         with torch.no_grad():
             outputs.append(model.eval()(x))
-    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[1], outputs[2])
+    assert torch.equal(outputs[0], outputs[1])
 
 
-def test_probe_reads_what_is_written(probe):
-    functions = {*probe.FUNCTIONS, *probe.OPERATORS, *probe.TORCH_FUNCTIONS}
-    assert set(FUNCTIONS) <= functions and set(METHODS) <= set(probe.METHODS)
-    assert set(LAYERS) <= set(probe.LAYERS)
+def test_every_layer_function_and_method_of_the_tables_exists():
+    assert set(METHODS) <= set(dir(torch.Tensor)) and all(map(callable, FUNCTIONS.values()))
+    assert all(isinstance(kind, type) for name, kind in LAYERS.items() if name != "StochasticDepth")
 
 
 @pytest.mark.parametrize("mode", ["row", "batch"])
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_probes_stochastic_depth_is_ours(probe, p, mode):
-    x = torch.rand(8, 3, 2, 2)
-    ours, theirs = StochasticDepth(p, mode), probe.stochastic_depth(p, mode)
+def test_stochastic_depth_is_torchvisions(p, mode):
+    prepare_torchvision()
+    theirs = pytest.importorskip("torchvision").ops.StochasticDepth(p, mode)
+    x, ours = torch.rand(8, 3, 2, 2), LAYERS["StochasticDepth"](p, mode)
     for training in (True, False):
         torch.manual_seed(0)
-        expected = ours.train(training)(x)
+        expected = theirs.train(training)(x)
         torch.manual_seed(0)
-        assert torch.equal(theirs.train(training)(x), expected)
+        assert torch.equal(ours.train(training)(x), expected)
 
 
 class Growing(nn.Module):
@@ -130,7 +120,7 @@ def test_in_place_operators_and_slices():
     assert next(n["target"] for n in nodes if n["op"] == "function") == "iadd"
     x = torch.rand(2, 3, 4, 4)
     expected = Growing()(x.clone())
-    assert torch.equal(TopologyModule(through_json(nodes), "growing")(x), expected)
+    assert torch.equal(build_topology(through_json(nodes), "growing")(x), expected)
 
 
 class Branching(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchedge.errors import InputError, MissingExtraError, did_you_mean, first_line
-from torchedge.profiling.topologies import TopologyModule
+from torchedge.profiling.topologies import build_topology
 from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.vision import find_timm, import_torchvision
 
@@ -42,7 +42,7 @@ def build_network(recipe: Mapping[str, Any]) -> nn.Module:
     """
     if "nodes" in recipe:
         with torch.device("meta"):
-            return TopologyModule(recipe["nodes"], "a job's topology")
+            return build_topology(recipe["nodes"], "a job's topology")
     check_recipe(recipe)
     name, kwargs = recipe["name"], recipe.get("kwargs", {})
     try:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchedge.errors import InputError, first_line
 from torchedge.graphs import ForwardGraph
-from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, TopologyModule, TopologyNode
+from torchedge.profiling.topologies import FUNCTIONS, LAYERS, METHODS, build_topology, names_read
 from torchedge.tracing.capturing import capture
 from torchedge.tracing.copies import isolated
 from torchedge.tracing.recorder import TracedTensor
@@ -37,7 +37,7 @@ _TARGETS: Mapping[Callable[..., Any], str] = {
 def serialise(
     model: nn.Module, label: str = "the model", *, input_size: Sequence[int] | None = None
 ) -> Nodes:
-    """Return the nodes of a module with one image as input; `TopologyModule(nodes, label)` does the same.
+    """Return the nodes of a module with one image as input; `build_topology(nodes, label)` does the same.
 
     Weights are not part of it. Nodes called hold_N keep results alive as long as the module's own code does:
     both give equal graphs, features and simulated memory. input_size: (C, H, W) to run it on; default: the
@@ -170,17 +170,17 @@ def _hold_results(model: nn.Module, nodes: Nodes, input_size: Sequence[int] | No
     Such a node takes element 0 of a list [0, results...]. Raises CaptureError where the module cannot be
     captured, and InputError where the nodes do not run the module's operators.
     """
-    size = None if input_size is None else tuple(input_size)
+    size, notes = None if input_size is None else tuple(input_size), _Notes()
     with torch.device("meta"):
-        watched = _Watched(nodes, label)
+        watched = build_topology(nodes, label, notes.take)
     theirs = capture(model, input_size=size, method="trace")
     ours = capture(watched, input_size=size, method="trace")
     if [(op.kind, op.inplace) for op in theirs.ops] != [(op.kind, op.inplace) for op in ours.ops]:
         raise InputError(f"{label} cannot be written as a list of layers: rebuilt, it runs other operators")
-    theirs_end, ours_end, notes = _releases(theirs), _releases(ours), watched.notes
+    theirs_end, ours_end = _releases(theirs), _releases(ours)
     to_hold: dict[str, list[str]] = {}
     for name, values in notes.values_of.items():
-        read = any(name in _read(node) for node in nodes)
+        read = any(name in names_read([node.get("args", []), node.get("kwargs", {})]) for node in nodes)
         until = max((theirs_end.get(v, -1) for v in values), default=-1)
         if read and until > max((ours_end.get(v, len(ours.ops)) for v in values), default=until):
             to_hold.setdefault(notes.node_of(until), []).append(name)
@@ -203,39 +203,21 @@ class _Notes:
         self.values_of: dict[str, tuple[int, ...]] = {}
         self.ends: list[tuple[str, int]] = []
 
+    def take(self, name: str, result: Any) -> None:  # noqa: ANN401 - whatever a node gives
+        """Record the values of a node during capture."""
+        traced = [leaf for leaf in tree_leaves(result) if isinstance(leaf, TracedTensor)]
+        if traced:
+            self.values_of[name] = tuple(leaf.token.index for leaf in traced)
+            self.ends.append((name, len(traced[0].recorder.ops)))
+
     def node_of(self, op: int) -> str:
         """Return the node that runs an operator; `END` where it runs behind the last one."""
         return next((name for name, end in self.ends if op < end), self.END)
 
 
-class _Watched(TopologyModule):
-    """Records the values of its nodes during capture."""
-
-    def __init__(self, nodes: Nodes, label: str) -> None:
-        super().__init__(nodes, label)
-        self.notes = _Notes()
-
-    def _run(self, node: TopologyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        result = super()._run(node, args, kwargs)
-        traced = [leaf for leaf in tree_leaves(result) if isinstance(leaf, TracedTensor)]
-        if traced:
-            self.notes.values_of[node.name] = tuple(leaf.token.index for leaf in traced)
-            self.notes.ends.append((node.name, len(traced[0].recorder.ops)))
-        return result
-
-
 def _releases(graph: ForwardGraph) -> dict[int, int]:
     """Return the operator after which each value is freed for the last time."""
     return {value: op for op, values in enumerate(graph.releases or ()) for value in values}
-
-
-def _read(node: Mapping[str, Any]) -> set[str]:
-    def names(item: Any) -> set[str]:  # noqa: ANN401
-        if isinstance(item, Mapping):
-            return {item["node"]} if "node" in item else set().union(*map(names, item.values()))
-        return set().union(*map(names, item)) if isinstance(item, list) else set()
-
-    return names([node.get("args", []), node.get("kwargs", {})])
 
 
 def _hold(number: int, names: list[str]) -> dict[str, Any]:
