@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchedge.devices import Provenance
 from torchedge.errors import InputError
@@ -20,7 +19,7 @@ from torchedge.streaming.figures import draw_memory
 from torchedge.streaming.instances import MEBIBYTE, Instance
 from torchedge.streaming.launches import activations_of
 from torchedge.streaming.schedules import StreamingSchedule, weight_uses
-from torchedge.streaming.simulation import LayerRuns, LoadRuns, MemoryCurve, RunTimeline
+from torchedge.streaming.simulation import LayerRuns, LoadRuns, MemoryCurve, RunTimeline, memory_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -224,9 +223,9 @@ class MeasuredRun:
                     "times_ms": memory.times_ms.tolist(),
                     **{f"{kind}_bytes": getattr(memory, kind).tolist() for kind in KINDS},
                 },
-                "launches": [_fields(launch) for launch in self.launches],
-                "copies": [_fields(copy) for copy in self.copies],
-                "reads": [_fields(read) for read in self.reads],
+                "launches": [asdict(launch) for launch in self.launches],
+                "copies": [asdict(copy) for copy in self.copies],
+                "reads": [asdict(read) for read in self.reads],
             },
         )
 
@@ -347,7 +346,7 @@ def _memory(
     """Return the bytes in use over time."""
     program, tensors = schedule.program, schedule.program.tensors
     end = launches[-1].end_ms if launches else 0.0
-    staging, weights, others = changes = _Changes(), _Changes(), _Changes()
+    changes: list[tuple[int, float, int]] = []
 
     copied = [end] * len(reads)
     for copy in copies:  # in order
@@ -360,45 +359,23 @@ def _memory(
             filled -= reads[oldest].nbytes
             oldest += 1
     for read, end_ms in zip(reads, copied, strict=True):
-        staging.add(read.nbytes, read.start_ms, end_ms)
+        changes += [(0, read.start_ms, read.nbytes), (0, end_ms, -read.nbytes)]
     arrival: dict[str, float] = {}
     for copy in copies:
         arrival[copy.weight] = min(arrival.get(copy.weight, end), copy.start_ms)
     uses, streamed = weight_uses(program), schedule.streamed
     for index, tensor in enumerate(tensors):
         if tensor.name in arrival and tensor.role != "intermediate":
-            leaves = launches[uses[index][1]].end_ms if index in streamed else None
-            weights.add(tensor.nbytes, arrival[tensor.name], leaves)
+            changes.append((1, arrival[tensor.name], tensor.nbytes))
+            if index in streamed:
+                changes.append((1, launches[uses[index][1]].end_ms, -tensor.nbytes))
     before = ports = schedule.memory.ports_bytes
-    others.add(ports, 0.0, None)
+    changes.append((2, 0.0, ports))
     for launch, nbytes in zip(launches, activations_of(program), strict=True):
-        others.add(nbytes - before, launch.start_ms, None)
+        changes.append((2, launch.start_ms, nbytes - before))
         before = nbytes
-    others.add(ports - before, end, None)
-    times = np.unique(np.array([0.0, end, *staging.times, *weights.times, *others.times]))
-    return MemoryCurve(times, *[kind.at(times) for kind in changes])
-
-
-class _Changes:
-    """Bytes that come and go."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self._nbytes: list[int] = []
-
-    def add(self, nbytes: int, start: float, stop: float | None) -> None:
-        """Add bytes that come at `start` and go at `stop`, or stay."""
-        self.times.append(start)
-        self._nbytes.append(nbytes)
-        if stop is not None:
-            self.times.append(stop)
-            self._nbytes.append(-nbytes)
-
-    def at(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Return the bytes from each of rising times on."""
-        steps = np.zeros(len(times), np.int64)
-        np.add.at(steps, np.searchsorted(times, self.times), self._nbytes)
-        return np.cumsum(steps)
+    changes.append((2, end, ports - before))
+    return memory_curve(changes, end)
 
 
 # traces -----------------------------------------------------------------------------------------------------
@@ -439,7 +416,3 @@ def _trace_events(run: MeasuredRun) -> list[dict[str, Any]]:
         *[{"ph": "M", "pid": 1, "tid": tid, "name": key, "args": {"name": name}} for key, tid, name in named],
         *events,
     ]
-
-
-def _fields(item: MeasuredLaunch | MeasuredCopy | MeasuredRead) -> dict[str, object]:
-    return {name: getattr(item, name) for name in item.__slots__}

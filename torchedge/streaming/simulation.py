@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, PlanError
@@ -88,6 +88,22 @@ def in_turn(curves: Sequence[MemoryCurve]) -> MemoryCurve:
         parts.append((times, curve.staging[part], curve.weights[part], curve.activations[part]))
         begin += float(curve.times_ms[-1])
     return MemoryCurve(*[np.concatenate(arrays) for arrays in zip(*parts, strict=True)])
+
+
+def memory_curve(changes: Iterable[tuple[int, ArrayLike, ArrayLike]], end_ms: float) -> MemoryCurve:
+    """Return the memory in use from 0 to `end_ms`, and after it.
+
+    changes: of staging (0), weights (1) and activations (2): times, and bytes that come (or go: below 0).
+    """
+    listed = [(kind, np.atleast_1d(times), np.atleast_1d(nbytes)) for kind, times, nbytes in changes]
+    moments = np.concatenate([[0.0, end_ms], *(times for _, times, _ in listed)])
+    times, places = np.unique(moments, return_inverse=True)
+    curves = np.zeros((3, len(times)), np.int64)
+    begin = 2
+    for kind, at, nbytes in listed:
+        np.add.at(curves[kind], places[begin : begin + len(at)], nbytes)
+        begin += len(at)
+    return MemoryCurve(times, *np.cumsum(curves, axis=1))
 
 
 @dataclass(frozen=True)
@@ -437,11 +453,4 @@ def _memory(
         alive = np.array(activation_bytes, np.int64)
         changes.append((2, np.concatenate([[initialisation], layers.ends_ms[:-1]]), alive))
         changes.append((2, layers.ends_ms, -alive))
-    moments = np.concatenate([[0.0, layers.ends_ms[-1]], *(times for _, times, _ in changes)])
-    times, places = np.unique(moments, return_inverse=True)
-    curves = np.zeros((3, len(times)), np.int64)
-    begin = 2
-    for kind, at, amounts in changes:
-        np.add.at(curves[kind], places[begin : begin + len(at)], amounts)
-        begin += len(at)
-    return MemoryCurve(times, *np.cumsum(curves, axis=1))
+    return memory_curve(changes, float(layers.ends_ms[-1]))
