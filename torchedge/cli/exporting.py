@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import Progress, print_json, warn
+from torchedge.cli.console import Progress, answer, warn
 from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, Whole, command, load_named
 from torchedge.errors import InputError
 from torchedge.storage.amounts import with_unit
@@ -124,11 +124,7 @@ def export(
             progress=progress.begin,
             **step,
         )
-    if as_json:
-        print_json(bundle.document())
-    else:
-        print(bundle)
-        print(f"written to {bundle.path}")
+    answer(bundle.document(), lambda: print(bundle), as_json, written=bundle.path)
 
 
 def _check_training(mode: str, training: dict[str, Any]) -> None:

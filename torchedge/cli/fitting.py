@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, print_json, print_table, print_wrapped, warn
+from torchedge.cli.console import Progress, answer, print_json, print_table, print_wrapped, warn
 from torchedge.cli.options import DEVICE, PATH, Command, Group, Whole
 from torchedge.errors import InputError
 from torchedge.texts import number
@@ -149,15 +149,15 @@ def _fit_modes(
             count = points if isinstance(points, int) else None
             written, transfers, fits = _adapt(modes, dataset, device, out, base, count, seed or 0)
     tables: dict[str, Any] = {MODE_TABLES[mode]: written.profile[MODE_TABLES[mode]] for mode in fits}
-    if as_json:
-        print_json({"device": written.name, "folder": str(written.folder), **tables})
-        return
-    if base is None:
-        for name, table in tables.items():
+
+    def show() -> None:
+        for name, table in tables.items() if base is None else ():
             _print_mode(written.name, name, table)
-    else:
-        _print_transfers(written.name, transfers, dataset)
-    print_wrapped(f"written to {out}; predict with --device {out}")
+        if transfers:
+            _print_transfers(written.name, transfers, dataset)
+        print_wrapped(f"written to {out}; predict with --device {out}")
+
+    answer({"device": written.name, "folder": str(written.folder), **tables}, show, as_json)
 
 
 def _fit_from_nothing(

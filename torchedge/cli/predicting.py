@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, print_json, print_table, print_wrapped
+from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, answer, print_json, print_table, print_wrapped
 from torchedge.cli.options import CONFIDENCE, MODEL_HELP, PATH, SIZE, WHOLE, capture_named, command
 from torchedge.storage.pictures import check_picture, save_picture
 from torchedge.texts import number, span
@@ -349,14 +349,9 @@ def simulate(
     profile = api.simulate(
         graph, batch_size, device=device, optimizer=optimizer, amp=amp, accumulation=accumulation
     )
-    if as_json:
-        print_json(_memory_document(profile))
-    else:
-        print(profile)
     if plot is not None:
         save_picture(profile.plot(), plot)
-        if not as_json:
-            print(f"drawn to {plot}")
+    answer(_memory_document(profile), lambda: print(profile), as_json, drawn=plot)
 
 
 def _memory_document(profile: MemoryProfile) -> dict[str, object]:

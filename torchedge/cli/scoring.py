@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, print_json, print_table, print_wrapped
+from torchedge.cli.console import Progress, answer, print_table, print_wrapped
 from torchedge.cli.options import DEVICE, PATH, command
 from torchedge.errors import InputError
 from torchedge.storage.pictures import check_picture
@@ -62,12 +62,8 @@ def accuracy(
             from torchedge.profiling.plots import draw_overview
 
             draw_overview(report, out)
-    if as_json:
-        print_json(_document(report))
-        return
-    _print(compared, report)
-    if out is not None:
-        print_wrapped(f"written to {out}")
+    document = _document(report)
+    answer(document, lambda: _print(compared, report, document["figures"]), as_json, written=out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +151,11 @@ def _document(report: Report) -> dict[str, Any]:
     }
 
 
-def _print(device: Device, report: Report) -> None:
-    from torchedge.profiling.accuracy import report_document
-
+def _print(device: Device, report: Report, figures: list[dict[str, Any]]) -> None:
     print_wrapped(f"{device.name}: {report.dataset}, compared with {report.method}")
     head = ["error, %", "rows", "networks", "mean", "median", "90 % within", "largest", "inside"]
     rows = []
-    for figure in report_document(report):
+    for figure in figures:
         error = figure["error"]
         cells = (error["mean_over_networks"], error["median"], error["90th_percentile"], error["largest"])
         counts = [f"{figure['rows']:,}", str(len(figure["networks"]))]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, print_json, print_table, print_wrapped
+from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, answer, print_table, print_wrapped
 from torchedge.cli.options import BATCH_SIZES, CONFIDENCE, PATH, SIZE, WHOLE, Number, command, load_named
 from torchedge.errors import InputError
 from torchedge.texts import number
@@ -117,12 +117,7 @@ def search(
         )
     if out is not None:
         _write(out, result)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        _print(result, meaning)
-        if out is not None:
-            print_wrapped(f"written to {out}")
+    answer(result.to_dict(), lambda: _print(result, meaning), as_json, written=out)
     return 0 if result.feasible else DOES_NOT_FIT
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from math import inf, prod
 
 from torchedge.errors import LoweringError
-from torchedge.expressions.indices import ZERO, Axis, Index, as_index, reshape
-from torchedge.expressions.scalars import Local, Scalar, cast, constant
+from torchedge.expressions.indices import ZERO, Axis, Fetched, Index, as_index, of, reshape
+from torchedge.expressions.scalars import Local, Scalar, apply, cast, constant
 from torchedge.lowering.nodes import (
     Contraction,
     ContractionRole,
@@ -30,6 +30,11 @@ def pointwise(shape: Shape, dtype: str, body: Callable[..., Scalar]) -> Pointwis
     """Return the tensor whose element at (i, j, ...) is `body(i, j, ...)`, converted to `dtype`."""
     loops = axes(shape)
     return Pointwise(tuple(shape), dtype, loops, cast(body(*indices_of(loops)), dtype))
+
+
+def clamped(number: Scalar, last: int) -> Index:
+    """Return a number as an index from 0 to `last`, whichever is nearest."""
+    return of(Fetched(apply("maximum", apply("minimum", number, last), 0), 0, last))
 
 
 def view(x: Node, shape: Shape, move: Callable[..., Sequence[Index | int]]) -> Pointwise:

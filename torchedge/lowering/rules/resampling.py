@@ -14,9 +14,9 @@ from math import floor
 
 import numpy as np
 
-from torchedge.expressions.indices import Fetched, Index, of
+from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import pointwise, reduction
+from torchedge.lowering.building import clamped, pointwise, reduction
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.registry import Result, spatial_rule
@@ -67,15 +67,14 @@ class Scaling:
         source = (at + 0.5) * self.ratio - 0.5
         return apply("maximum", source, 0) if self.kind == "linear" else source
 
-    def _at(self, place: Scalar) -> Index:
-        inside = apply("maximum", apply("minimum", place, self.size - 1), 0)
-        return of(Fetched(inside, 0, self.size - 1))
-
     def _linear(self, place: Index) -> list[Tap]:
         source = self._source(place)
         low = cast(source, "int32")
         share = apply("minimum", source - cast(low, "float32"), 1)
-        return [(self._at(low), constant(1, "float32") - share), (self._at(low + 1), share)]
+        return [
+            (clamped(low, self.size - 1), constant(1, "float32") - share),
+            (clamped(low + 1, self.size - 1), share),
+        ]
 
     def _cubic(self, place: Index) -> list[Tap]:
         source = self._source(place)
@@ -83,7 +82,7 @@ class Scaling:
         t, low = source - start, cast(start, "int32")
         distances = [t + 1, t, constant(1, "float32") - t, constant(2, "float32") - t]
         weights = [(_far if k in (0, 3) else _near)(d) for k, d in enumerate(distances)]
-        return [(self._at(apply("add", low, k - 1)), w) for k, w in enumerate(weights)]
+        return [(clamped(apply("add", low, k - 1), self.size - 1), w) for k, w in enumerate(weights)]
 
     def _nearest_place(self, place: int) -> int:
         shift = 0.5 if self.kind == "nearest exact" else 0.0
@@ -100,7 +99,7 @@ class Scaling:
         if ratio is not None:
             return twice * ratio.numerator // ratio.denominator
         exact = Position(twice, "float32") * (self.ratio / 2)
-        return self._at(cast(exact, "int32"))
+        return clamped(cast(exact, "int32"), self.size - 1)
 
 
 def _fraction(places: dict[int, int], likely: Fraction) -> Fraction | None:
@@ -138,23 +137,6 @@ def _scalings(
             ratio = size / new  # PyTorch forgets the given scale there
         scalings.append(Scaling(kind, size, new, ratio, align_corners))
     return scalings
-
-
-def _resampled(result: Result, x: Node, scalings: Sequence[Scaling]) -> Node:
-    space, compute = len(scalings), arithmetic_dtype(result.dtype)
-
-    def element(*indices: Index) -> Scalar:
-        lead, places = indices[:-space], indices[-space:]
-        total: Scalar | None = None
-        for taps in product(*[s.taps(p) for s, p in zip(scalings, places, strict=True)]):
-            value = cast(x.at(*lead, *[at for at, _ in taps]), compute)
-            for _, weight in taps:
-                value = value if weight is None else value * cast(weight, compute)
-            total = value if total is None else total + value
-        assert total is not None
-        return total
-
-    return pointwise(result.shape, result.dtype, element)
 
 
 def _gathered(shape: Sequence[int], dtype: str, grad: Node, scalings: dict[int, Scaling]) -> Node:
@@ -212,7 +194,21 @@ def _forward(
 ) -> Node:
     """Input at another size."""
     sizes, new_sizes = input.shape[-space:], result.shape[-space:]
-    return _resampled(result, input, _scalings(kind, sizes, new_sizes, scales, align_corners))
+    scalings = _scalings(kind, sizes, new_sizes, scales, align_corners)
+    compute = arithmetic_dtype(result.dtype)
+
+    def element(*indices: Index) -> Scalar:
+        lead, places = indices[:-space], indices[-space:]
+        total: Scalar | None = None
+        for taps in product(*[s.taps(p) for s, p in zip(scalings, places, strict=True)]):
+            value = cast(input.at(*lead, *[at for at, _ in taps]), compute)
+            for _, weight in taps:
+                value = value if weight is None else value * cast(weight, compute)
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    return pointwise(result.shape, result.dtype, element)
 
 
 def _backward(

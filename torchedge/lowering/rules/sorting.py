@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import pointwise, reduction, reshaped
+from torchedge.lowering.building import clamped, pointwise, reduction, reshaped
 from torchedge.lowering.nodes import Node
 
 BLOCK = 256
@@ -43,7 +43,7 @@ class Order:
         wanted = Position(key, "int32")
         start, end = constant(0, "int32"), constant(self.count, "int32")
         return _bisected(
-            start, end, self.count, lambda place: self.key(_index(place, self.count - 1)) < wanted
+            start, end, self.count, lambda place: self.key(clamped(place, self.count - 1)) < wanted
         )
 
 
@@ -91,10 +91,10 @@ def _merged(runs: Node, length: int) -> Node:
         at = Position(place, "int32")
 
         def left(i: Scalar) -> Scalar:
-            return halves.at(pair, 0, _index(i, length - 1))
+            return halves.at(pair, 0, clamped(i, length - 1))
 
         def right(i: Scalar) -> Scalar:
-            return halves.at(pair, 1, _index(i, length - 1))
+            return halves.at(pair, 1, clamped(i, length - 1))
 
         taken = _bisected(
             apply("maximum", at - length, 0),
@@ -116,8 +116,3 @@ def _bisected(low: Scalar, high: Scalar, most: int, is_below: Callable[[Scalar],
         below = (low < high) & is_below(middle)
         low, high = where(below, middle + 1, low), where(below, high, middle)
     return low
-
-
-def _index(number: Scalar, last: int) -> Index:
-    """Return a number as an index from 0 to `last`, whichever is nearest."""
-    return of(Fetched(apply("maximum", apply("minimum", number, last), 0), 0, last))
