@@ -50,6 +50,22 @@ def test_figures_agree_with_each_other(folder):
     assert figures.get("unified_to_texture_gb_s", 0) <= figures["bandwidth_gb_s"]
 
 
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_nvidia_rates_are_those_of_the_cores_at_the_clock(folder):
+    """A multiprocessor has 64 or 128 lanes of single precision, two operations a clock each."""
+    device = read_device(folder)
+    needed = ("peak_fp32_gflops", "compute_units", "clock_mhz")
+    if device.vendor != "NVIDIA" or not set(needed) <= set(device.figures):
+        return
+    rate, units, clock = map(device.value, needed)
+    lanes = 1e3 * rate / (2 * units * clock)
+    assert min(abs(lanes / count - 1) for count in (64, 128)) < 0.01
+    half = device.figures.get("peak_fp16_matrix_gflops")
+    tensor = device.figures.get("peak_tf32_gflops")
+    if half is not None and tensor is not None:
+        assert 1.9 * tensor.value < half.value < 2.1 * tensor.value
+
+
 def test_no_two_profiles_share_a_name():
     names = [
         name.lower() for device in scan_profiles().devices for name in {device.name, *device.aliases} - {""}
