@@ -240,6 +240,9 @@ def change_source(document: dict[str, Any], draw: random.Random) -> None:
         before = values[inputs[place]]
         kind = (before["shape"], before["dtype"])
         inputs[place] = draw.choice([n for n, v in enumerate(values) if (v["shape"], v["dtype"]) == kind])
+    elif choice == 1 and draw.random() < 0.3:  # another shape of one value
+        shape = draw.choice([value["shape"] for value in values if value["shape"]])
+        shape[draw.randrange(len(shape))] = draw.choice([1, 5, 64, 1000, 10**5])
     elif choice == 1:  # another size wherever it is
         old = draw.choice(sorted({size for value in values for size in value["shape"]}))
         new = draw.choice([0, 1, 2, 3, 5, 8, 17, 64, 100, 1000])

@@ -9,6 +9,7 @@ from oracles.nodes import compute
 
 from torchedge.expressions.dialect import Site
 from torchedge.expressions.rendering import Renderer
+from torchedge.lowering.node_checks import check_nodes
 from torchedge.lowering.nodes import Contraction, Pointwise, Rows, RowsResult, Stored, nodes_below
 from torchedge.lowering.rules.registry import Result, all_rules, apply_rule
 from torchedge.lowering.translation import translate
@@ -23,6 +24,8 @@ DTYPES = {
 
 def check(target, *args, rtol=1e-10, atol=1e-10, equal_nan=True, compare=None, device=False, **kwargs):
     """Assert that the rule of an ATen overload makes what the operator makes, and that all of it has a text.
+
+    Its reads must be shown to lie within their tensors.
 
     target: such as torch.ops.aten.add.Tensor. compare: positions of the outputs to compare (None: all).
     device: run it through OpenCL too, in single precision. Returns the nodes.
@@ -42,6 +45,7 @@ def check(target, *args, rtol=1e-10, atol=1e-10, equal_nan=True, compare=None, d
                 atol=atol,
                 equal_nan=equal_nan,
             )
+    check_nodes([node for node in nodes if node is not None])
     render(nodes)
     if device:
         check_on_device(target, args, kwargs, made, compare)

@@ -17,6 +17,7 @@ from torchedge.lowering.joined_rows import join_rows
 from torchedge.lowering.kernels.nests import beyond_texels, nest_of, write_kernel
 from torchedge.lowering.kernels.pointwise import gather_updates, write_updates
 from torchedge.lowering.kernels.sources import KernelSource
+from torchedge.lowering.node_checks import check_nodes
 from torchedge.lowering.nodes import Contraction, Node, Pointwise
 from torchedge.lowering.placement import (
     as_images,
@@ -90,6 +91,7 @@ def lower_step(
     checks = _checks(step, translation, ranges)
     translation = replace(translation, outputs=(*translation.outputs, *checks))
     roots = [*translation.outputs, *[n for _, n in translation.updates]]
+    check_nodes(roots)
     join_rows(roots)
     fused = form_groups(translation, device, _named(translation, apart))
     inputs = [translation.stored[i] for i in step.inputs]
