@@ -438,7 +438,9 @@ def main() -> None:
     )
     parser.add_argument("source", metavar="DATASET")
     parser.add_argument("--device", help="profile to compare with (default: the dataset's device)")
-    parser.add_argument("--protocol", choices=("profile", "own", "basis", "left-out"), default="profile")
+    parser.add_argument(
+        "--protocol", choices=("profile", "own", "basis", "left-out", "levels"), default="profile"
+    )
     parser.add_argument("--intervals", action="store_true", help="fit intervals too (ten times slower)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.html|FOLDER")
     arguments = parser.parse_args()

@@ -4,8 +4,9 @@
 
 Fits on pruning levels 0, 30, 50, 70 and 90 and predicts the other levels, as perf4sight does: each network
 from its own rows (own), all from resnet18, mobilenetv2 and squeezenet (basis), each from the other five
-(left-out). Beside it the published method on the same rows: 300 extremely randomised trees on perf4sight's
-56 features. Takes six minutes on one core; --ablation five more.
+(left-out); and every level but the first and the last from all networks at all other levels (levels), as the
+shipped profile is used between its levels. Beside it the published method on the same rows: 300 extremely
+randomised trees on perf4sight's 56 features. Takes eight minutes on one core; --ablation seven more.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ MEANS = {
     ("gamma", "own"): 2.0,
     ("gamma", "basis"): 4.5,
     ("gamma", "left-out"): 5.0,
+    ("gamma", "levels"): 2.5,
     ("phi", "own"): 3.5,
     ("phi", "basis"): 8.0,
     ("phi", "left-out"): 10.0,
+    ("phi", "levels"): 4.0,
     ("allocated", "simulated"): 2.5,
 }
 """Required: mean over networks of the absolute percentage error, at most."""
@@ -223,7 +226,7 @@ def score_dataset(folder: Path, device: Device, *, ablation: bool) -> Report:
         table = []
         for name, measure in methods if ablation else ():
             means: dict[str, dict[str, float]] = {}
-            for quantity, protocol in keys:
+            for quantity, protocol in (key for key in keys if key[1] != "levels"):
                 means.setdefault(KEYS[quantity], {})[protocol] = measure(quantity, protocol).mean
             table.append((name, means))
     counts = len(samples.batch), len(samples.networks)
@@ -239,6 +242,7 @@ def print_report(report: Report) -> None:
     print(f"{report.dataset}: {size}; sha256 {report.digest[:16]}")
     for figure, words in (("gamma", "Γ, training memory"), ("phi", "Φ, training latency")):
         print_figure(figure, words, report.ours, report.published)
+    print_levels(report.ours, report.published)
     allocated = report.ours["allocated", "simulated"]
     print("\nallocated memory by simulation alone, nothing fitted: absolute error, %")
     rows = [*([n, tenth(e)] for n, e in allocated.error.items()), ["mean", tenth(allocated.mean)]]
@@ -268,7 +272,7 @@ def print_report(report: Report) -> None:
 
 def print_figure(figure: str, words: str, ours: Scores, published: Scores) -> None:
     """Print errors and coverage of one figure by network and protocol."""
-    protocols = [p for t, p in published if t == figure]
+    protocols = [p for t, p in published if t == figure and p != "levels"]
     if not protocols:
         return
     print(f"\n{words}: mean absolute error, %, the published method's (publ.),")
@@ -287,6 +291,24 @@ def print_figure(figure: str, words: str, ours: Scores, published: Scores) -> No
         mine = ours[figure, p]
         means += [tenth(mine.mean), tenth(published[figure, p].mean), percent(mine.mean_coverage)]
     print_table(head, [*rows, means])
+
+
+def print_levels(ours: Scores, published: Scores) -> None:
+    """Print errors between the levels of models of all networks."""
+    keys = [key for key in published if key[1] == "levels"]
+    if not keys:
+        return
+    print("\nbetween the pruning levels, as the shipped profile is used: mean absolute")
+    print("error, %, of each level predicted from all networks at all other levels, the")
+    print("published method's (publ.) on the same rows")
+    symbols = {"gamma": "Γ", "phi": "Φ"}
+    rows = []
+    for name in ours[keys[0]].error:
+        cells = [tenth(scores[key].error.get(name)) for key in keys for scores in (ours, published)]
+        rows.append([name, *cells])
+    means = [tenth(scores[key].mean) for key in keys for scores in (ours, published)]
+    head = [word for figure, _ in keys for word in (symbols[figure], "publ.")]
+    print_table(["network", *head], [*rows, ["mean", *means]])
 
 
 def tenth(value: float | None) -> str:

@@ -16,6 +16,7 @@ def test_accuracy_as_json_and_as_tables(tmp_path, capsys):
     document = tx2.document(report)
     assert set(document["ours"]["gamma"]) == set(document["published"]["gamma"])
     assert set(document["ours"]["gamma"]["own"]["networks"]) == {"one", "two"}
+    assert set(document["ours"]["gamma"]["levels"]["networks"]) == {"one", "two"}
     assert any("basis" in problem for problem in document["problems"])
     assert {row["method"] for row in document["ablation"]} >= {"ours", "ours without forest"}
     assert all(set(v) == {"name", "low", "high", "reached", "met"} for v in document["requirements"])

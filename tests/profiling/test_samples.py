@@ -55,3 +55,20 @@ def test_the_forest_is_left_out_where_it_only_learns_noise():
     assert model.forest is not None and 30000 < model.process.capacity < 40000
     beside = fit_memory(samples, every, forest=False).process.beside
     assert beside[0] == beside[1] and abs(beside[0] - 900) < 100
+
+
+def test_every_level_between_the_first_and_the_last_is_held_out_once_in_all_networks():
+    from public_tables import table_samples
+
+    from torchedge.devices import Provenance, find_device
+    from torchedge.profiling.accuracy import splits
+    from torchedge.profiling.samples import DataSource
+
+    source = DataSource("made up", "0" * 64, Provenance.PUBLIC_DATA)
+    names, levels = ["one", "two"] * 6, np.repeat([0, 10, 30, 40, 70, 90], 2)
+    samples = table_samples(source, find_device("jetson-tx2"), names, names, np.full(12, 8.0), ())
+    from dataclasses import replace
+
+    pairs = list(splits(replace(samples, level=levels), "levels"))
+    assert [levels[rows].tolist() for _, rows in pairs] == [[10, 10], [30, 30], [40, 40], [70, 70]]
+    assert all((train ^ rows).all() for train, rows in pairs)

@@ -35,9 +35,9 @@ CAMPAIGN = "campaign"
 @click.option("--device", "-d", type=DEVICE, help="Profile to compare with. [default: the dataset's device]")
 @click.option(
     "--protocol",
-    type=click.Choice(["profile", "own", "basis", "left-out"]),
+    type=click.Choice(["profile", "own", "basis", "left-out", "levels"]),
     help="Models that predict: the profile's, or models of a network's other pruning levels, of three basic "
-    "networks, of other networks.",
+    "networks, of other networks, of all networks at other levels.",
 )
 @click.option("--intervals", is_flag=True, help="Also fit intervals, ten times slower; not with profile.")
 @click.option("--out", "-o", type=PATH, metavar="FILE", help="Draw an overview (.png, .svg, .pdf).")

@@ -1,7 +1,7 @@
 """How accurate predictions of measured rows are: a profile's own, or those of models fitted without the rows.
 
 The protocols are perf4sight's: a network's other pruning levels from its own rows (section 6.2), networks
-from a basis of three, and networks held out in turn (section 6.3).
+from a basis of three, and networks held out in turn (section 6.3). Pruning levels are held out in turn, too.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ PROTOCOLS: Mapping[str, str] = MappingProxyType(
         "basis": "predictions by one model of three networks (perf4sight, section 6.3)",
         "left-out": "predictions of networks not trained on, by models of the others "
         "(perf4sight, section 6.3)",
+        "levels": "predictions of pruning levels not trained on, each level by one model of all networks at "
+        "all other levels",
     }
 )
 """How rows are predicted by models that were fitted without them."""
@@ -194,7 +196,12 @@ def splits(samples: Samples, protocol: str) -> Iterator[tuple[Mask, Mask]]:
 
     Levels are disjoint, and training rows are pruned at random (perf4sight, section 6.2). In a campaign,
     which need not have the paper's levels, networks are held out with all their rows, in `GROUPS` groups.
+    Of all levels those between the smallest and the largest are held out in turn, each in all networks.
     """
+    if protocol == "levels":
+        for level in sorted(set(samples.level.tolist()))[1:-1]:
+            yield samples.level != level, samples.level == level
+        return
     training = np.isin(samples.level, TRAINING_LEVELS) & (samples.strategy != "l1")
     test = ~np.isin(samples.level, TRAINING_LEVELS)
     if protocol == "basis":

@@ -29,13 +29,12 @@ def fit_forest(
     min_samples_leaf: int = 1,
     max_features: float = 1.0,
     seed: int = 0,
-    metadata: Mapping[str, str] | None = None,
 ) -> Forest:
     """Grow extremely randomised trees; the same arguments and scikit-learn version give the same forest.
 
     X: (n, f) features. y: (n,) targets, in any unit or transform. min_samples_leaf: the fewest rows in a
-    leaf; larger is smoother and smaller. max_features: share of the features tried at a split. metadata:
-    provenance to store with the forest; the settings and scikit-learn's version are added.
+    leaf; larger is smoother and smaller. max_features: share of the features tried at a split. The forest
+    stores the settings and scikit-learn's version.
 
     Raises:
         ProfileError: a number is not finite in float32, or the trees exceed the bounds of a forest.
@@ -47,13 +46,7 @@ def fit_forest(
     # "monotone" as files of earlier versions have it.
     used = {"trees": trees, **settings, "monotone": "", "seed": seed}
     texts = {key: str(value) for key, value in used.items()}
-    return convert_model(
-        model,
-        rows,
-        learner="extra_trees",
-        feature_names=feature_names,
-        metadata={**texts, **(metadata or {})},
-    )
+    return convert_model(model, rows, learner="extra_trees", feature_names=feature_names, metadata=texts)
 
 
 def convert_model(

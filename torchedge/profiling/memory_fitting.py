@@ -90,9 +90,8 @@ def _memory_forest(samples: Samples, used: Mask, process: Process, sets: Sequenc
     own = MemoryModel(process, NO_ERRORS, NO_ERRORS, NO_ERRORS).features(samples.peaks_of(used))
     target = np.log(samples.gamma[used] / own[:, 1])
     columns = columns_of(samples, used, sets[0])
-    if columns is None:
-        return fit_forest(own, target, feature_names=MEMORY_FEATURES, trees=TREES)
-    return fit_forest(columns, target, feature_names=find_feature_set(sets[0]).names, trees=TREES)
+    names = MEMORY_FEATURES if columns is None else find_feature_set(sets[0]).names
+    return fit_forest(own if columns is None else columns, target, feature_names=names, trees=TREES)
 
 
 def _fit_process(samples: Samples, used: Mask) -> Process:

@@ -93,14 +93,15 @@ def fit_models(samples: Samples, start: Callable[[str], Any] = lambda _: None) -
     return FittedModels(memory, fit_latency(samples, samples.every), samples.source.provenance)
 
 
-SCORES = 8
-"""Number of scores of `score_all`: memory and latency in three protocols, two simulated peaks."""
+SCORES = 10
+"""Number of scores of `score_all`: memory and latency in four protocols, two simulated peaks."""
 
 
 def score_all(samples: Samples, step: Callable[[], Any] = lambda: None) -> Accuracy:
     """Score memory and latency in every protocol, and simulated peaks; call `step` after each score.
 
-    Where networks are left out in groups, intervals are not scored: that would take hours.
+    Intervals are not scored where levels, or networks in groups, are left out: that would take hours. A
+    campaign has its own networks and levels and is not scored by level.
     """
     scores: dict[tuple[str, str], Score] = {}
     problems: list[str] = []
@@ -114,7 +115,10 @@ def score_all(samples: Samples, step: Callable[[], Any] = lambda: None) -> Accur
 
     for quantity in QUANTITIES:
         for protocol in PROTOCOLS:
-            intervals = protocol != "left-out" or not many_networks(samples)
+            if protocol == "levels" and samples.steady:
+                step()
+                continue
+            intervals = protocol != "levels" and (protocol != "left-out" or not many_networks(samples))
             add(KEYS[quantity], protocol, partial(score, samples, quantity, protocol, intervals=intervals))
     for peak in ("allocated", "reserved"):
         add(peak, "simulated", partial(score_simulation, samples, peak))

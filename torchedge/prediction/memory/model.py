@@ -45,16 +45,18 @@ class Process:
     ceiling: float
     capacity: float
 
+    def total(self, reserved: FloatArray, linear: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return reserved memory plus the memory beside it, (R,) MiB."""
+        return np.asarray(reserved + np.where(linear, self.beside[1], self.beside[0]))
+
     def base(self, reserved: FloatArray, linear: npt.NDArray[np.bool_]) -> FloatArray:
         """Return Γ as the constants alone give it, (R,) MiB."""
-        beside = np.where(linear, self.beside[1], self.beside[0])
         floor = np.where(linear, self.floor[1], self.floor[0])
-        return np.asarray(np.minimum(np.maximum(reserved + beside, floor), self.ceiling))
+        return np.asarray(np.minimum(np.maximum(self.total(reserved, linear), floor), self.ceiling))
 
     def beyond(self, reserved: FloatArray, linear: npt.NDArray[np.bool_]) -> FloatArray:
         """Return what runs ask for above the ceiling, (R,) MiB; Γ alone does not show it."""
-        beside = np.where(linear, self.beside[1], self.beside[0])
-        return np.asarray(np.maximum(reserved + beside - self.ceiling, 0.0))
+        return np.asarray(np.maximum(self.total(reserved, linear) - self.ceiling, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +143,11 @@ class MemoryModel:
         It grows with `peaks.reserved` and reads nothing else of the simulation.
         """
         excess = np.exp(self.reserved_errors.margin(np.ones(len(peaks.reserved)), confidence))
-        beside = np.where(peaks.linear, self.process.beside[1], self.process.beside[0])
-        return np.asarray(peaks.reserved * excess + beside)
+        return self.process.total(peaks.reserved * excess, peaks.linear)
 
     def limits(self, linear: npt.NDArray[np.bool_]) -> FloatArray:
         """Return (R,) MiB: the largest memory of runs without or with linear layers on this device."""
-        return self.process.capacity + np.where(linear, self.process.beside[1], self.process.beside[0])
+        return self.process.total(np.full(len(linear), self.process.capacity), linear)
 
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:
         """Name the features of rows (R, F), as `PredictedMemory.features`, that leave the training hull."""
