@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import torchedge
 from torchedge.errors import InputError, LimitError, TorchedgeError, TorchedgeWarning
-from torchedge.integrations.training_runs import TrainingRun, largest_batch
+from torchedge.integrations.training_runs import TrainingRun, harmless, largest_batch
 
 H200 = {"device": "nvidia-h200"}
 
@@ -108,6 +108,39 @@ def test_the_comparison_has_prediction_and_measurement_side_by_side(monkeypatch)
     assert "batch 2 x 8 on nvidia-h200" in text and "an update" in text and "1,000 ms" in text
 
 
+def test_whatever_fails_is_a_warning():
+    class Broken(Sequences):
+        def __getitem__(self, place):
+            raise KeyError("broken sample")
+
+    run = TrainingRun(report=lambda text: 1 / 0, **H200)
+    with pytest.warns(TorchedgeWarning, match="does not predict this run: KeyError: 'broken sample'"):
+        assert harmless(run.batch)(DataLoader(Broken(), 4)) is None
+    with pytest.warns(TorchedgeWarning, match="the data loader is a dict without a batch size; .* example="):
+        harmless(run.batch)({"a": 1})
+    run.check(network(), torch.zeros(8, 3, 32, 32), 8)
+    with pytest.warns(TorchedgeWarning, match="ZeroDivisionError"):
+        run.finish()
+    with pytest.warns(TorchedgeWarning, match="device 'nowhere' is unknown"):
+        assert TrainingRun(device="nowhere").check(network(), torch.zeros(8, 3, 32, 32), 8) is None
+    with pytest.raises(KeyboardInterrupt):
+        harmless(lambda: (_ for _ in ()).throw(KeyboardInterrupt))()
+
+
+def test_an_example_needs_no_loader_with_a_batch_size():
+    example = {"x": torch.zeros(6, 4)}
+    assert TrainingRun(example=example).batch({"a": 1}) == (example, 6)
+
+
+def test_evaluations_between_updates_do_not_count(monkeypatch):
+    times = iter([0, 1, 2, 3, 4, 25, 26, 27])
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(times)))
+    run = TrainingRun()
+    for _ in range(8):
+        run.updated()
+    assert run.measured()["an update"] == pytest.approx(1000.0)
+
+
 def test_an_unknown_choice_is_refused():
     with pytest.raises(InputError, match="misfit is 'stop'; expected"):
         TrainingRun(misfit="stop")
@@ -147,6 +180,55 @@ def test_the_trainer_of_transformers_is_checked_before_its_first_step(tmp_path):
     )
     with pytest.raises(LimitError, match="GPT2LMHeadModel at batch 4 will not fit"):
         stopped.train()
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train a small GPT-2 for two steps with a callback, and return its prediction."""
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+
+    def run(callback, trainer=transformers.Trainer, **arguments):
+        config = transformers.GPT2Config(
+            n_embd=32, n_layer=1, n_head=2, vocab_size=5000, n_positions=64, bos_token_id=0, eos_token_id=0
+        )
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=4, max_steps=2, report_to=[], save_strategy="no",
+            use_cpu=True, disable_tqdm=True, **arguments,
+        )  # fmt: skip
+        trained = trainer(
+            transformers.GPT2LMHeadModel(config), arguments, train_dataset=Sequences(),
+            data_collator=padded, callbacks=[callback],
+        )  # fmt: skip
+        trained.train()
+        return callback.run.prediction
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_trainer_is_predicted(train):
+    import transformers
+
+    from torchedge.integrations.transformers import PredictionCallback
+
+    plain = train(PredictionCallback(**H200))
+    smoothed = train(PredictionCallback(**H200), label_smoothing_factor=0.1)
+    logits = 4 * 31 * 5000 * 4 / 2**20  # of 31 tokens: shifted
+    assert plain.model == smoothed.model == "GPT2LMHeadModel"
+    assert smoothed.allocated.value - plain.allocated.value == pytest.approx(logits, rel=0.1)
+
+    own = PredictionCallback(**H200)
+
+    class WithLoss(transformers.Trainer):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            own.compute_loss = self.compute_loss
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(inputs["input_ids"]).logits.mean()
+
+    assert train(own, WithLoss).allocated.value < plain.allocated.value
 
 
 # Lightning --------------------------------------------------------------------------------------------------
@@ -215,6 +297,58 @@ def test_lightning_gets_the_largest_batch_size_that_fits(lightning, tmp_path):
     assert module.batch_size == expected
     with pytest.raises(InputError, match="does not fit at batch size 1"):
         trainer(lightning, tmp_path, PredictedBatchSize(limit_mib=1, **H200), steps=1).fit(lit(lightning))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_that_reads_its_trainer_is_predicted_and_logs_nothing(lightning, tmp_path):
+    from torchedge.integrations.lightning import PredictionCallback
+
+    class Reading(type(lit(lightning))):
+        logged = 0
+
+        def training_step(self, batch, place):
+            if self.logger is not None or self.trainer.max_steps != 2:
+                raise RuntimeError
+            return super().training_step(batch, place)
+
+        def log(self, *args, **options):
+            type(self).logged += 1
+
+    callback, module = PredictionCallback(report=str, **H200), Reading()
+    trainer(lightning, tmp_path, callback, steps=2).fit(module)
+    assert callback.run.prediction.model == "Reading"
+    assert Reading.logged == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_steps_that_call_their_optimizers_are_not_predicted(lightning, tmp_path):
+    from torchedge.integrations.lightning import PredictedBatchSize, PredictionCallback
+
+    class Adversarial(type(lit(lightning))):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization, self.steps = False, 0
+
+        def training_step(self, batch, place):
+            self.steps += 1
+            for optimizer in self.optimizers():
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return [torch.optim.Adam(self.parameters()), torch.optim.Adam(self.parameters())]
+
+    module, callback = Adversarial(), PredictionCallback(misfit="raise", **H200)
+    with pytest.warns(TorchedgeWarning, match="calls its optimizers itself"):
+        trainer(lightning, tmp_path, callback, PredictedBatchSize(**H200), steps=2).fit(module)
+    assert callback.run.prediction is None and module.batch_size == 4 and module.steps == 1
+
+
+def test_a_loader_that_is_passed_has_a_batch_size_of_its_own(lightning, tmp_path):
+    from torchedge.integrations.lightning import PredictedBatchSize
+
+    module = lit(lightning)
+    with pytest.raises(InputError, match="fit got train_dataloaders"):
+        trainer(lightning, tmp_path, PredictedBatchSize(**H200)).fit(module, module.train_dataloader())
 
 
 # accelerate -------------------------------------------------------------------------------------------------

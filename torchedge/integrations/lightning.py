@@ -6,12 +6,13 @@ import copy
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from torchedge import api
 from torchedge.devices import Device
-from torchedge.errors import InputError, needed
-from torchedge.integrations.training_runs import TrainingRun, batch_size_of, largest_batch
-from torchedge.prediction.results import CONFIDENCE
+from torchedge.errors import InputError, TorchedgeError, needed
+from torchedge.integrations.training_runs import TrainingRun, harmless, named_as
+from torchedge.prediction.results import CONFIDENCE, Prediction
 from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.vision import import_torchvision
 
@@ -23,6 +24,8 @@ with needed("pytorch-lightning", purpose="Lightning's callbacks"):
         import pytorch_lightning as pl
 
 _AUTOCAST = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
+_WEIGHTS = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
+"""By the word of a Trainer: the data type of autocast, and that of weights and batches."""
 
 
 class PredictionCallback(pl.Callback):  # type: ignore[misc]
@@ -34,20 +37,13 @@ class PredictionCallback(pl.Callback):  # type: ignore[misc]
     def __init__(self, **run: Any) -> None:
         self.run = TrainingRun(**run)
 
+    @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Predict the run; raises LimitError with misfit="raise"."""
-        batch = self.run.batch(trainer.train_dataloader)
-        if batch is None:
-            return
-        example, batch_size = batch
+        example, batch_size = self.run.batch(trainer.train_dataloader)
+        options = _options(trainer, pl_module, example)
         self.run.check(
-            _step_of(pl_module),
-            (example,),
-            batch_size,
-            optimizer=trainer.optimizers[0],
-            amp=_AUTOCAST.get(str(trainer.precision)),
-            accumulation=trainer.accumulate_grad_batches,
-            loss=_loss_of,
+            options.pop("model"), batch_size=batch_size, optimizer=trainer.optimizers[0], **options
         )
 
     def on_train_batch_end(
@@ -93,22 +89,17 @@ class PredictedBatchSize(pl.Callback):  # type: ignore[misc]
                 "neither the data module nor the model has batch_size; expected an attribute of that name, "
                 "which train_dataloader uses"
             )
-        loader = (trainer.datamodule or pl_module).train_dataloader()
-        example = self._example
-        if example is None:
-            example = largest_batch(loader.dataset, loader.collate_fn, batch_size_of(loader))
-        prediction = api.predict(
-            _step_of(pl_module),
-            1,
-            device=self._device,
-            example=(example,),
-            optimizer=self._optimizer,
-            amp=_AUTOCAST.get(str(trainer.precision)),
-            accumulation=trainer.accumulate_grad_batches,
-            loss=_loss_of,
-        )
+        source = getattr(getattr(trainer, "fit_loop", None), "_data_source", None)
+        if isinstance(getattr(source, "instance", None), torch.utils.data.DataLoader):
+            raise InputError(
+                "fit got train_dataloaders, whose batch size is fixed; expected a train_dataloader method "
+                "that reads batch_size"
+            )
+        prediction = self._predicted(trainer, pl_module)
+        if prediction is None:
+            return
         batch_size = prediction.max_batch_size(
-            self._limit, confidence=self._confidence, largest=min(self._largest, len(loader.dataset))
+            self._limit, confidence=self._confidence, largest=self._largest
         )
         if not batch_size:
             raise InputError(
@@ -117,24 +108,60 @@ class PredictedBatchSize(pl.Callback):  # type: ignore[misc]
             )
         owner.batch_size = batch_size
 
+    @harmless
+    def _predicted(self, trainer: Any, pl_module: Any) -> Prediction:
+        loader = (trainer.datamodule or pl_module).train_dataloader()
+        example, _ = TrainingRun(example=self._example).batch(loader)
+        self._largest = min(self._largest, len(loader.dataset))
+        options = _options(trainer, pl_module, example)
+        return api.predict(batch_size=1, device=self._device, optimizer=self._optimizer, **options)
+
 
 class _TrainingStep(torch.nn.Module):
-    """`training_step` of a module as a forward pass; the module's logger is left out."""
+    """`training_step` of a module as a forward pass, which logs nothing."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = copy.copy(module)
-        self.module.__dict__ = {**module.__dict__, "_trainer": None}
+        silent: dict[str, Any] = {
+            "logger": None,
+            "loggers": [],
+            "log": _nothing,
+            "log_dict": _nothing,
+            "print": _nothing,
+        }
+        silent["trainer"] = module.trainer  # which copies of a module lose
+        self.module.__class__ = type(type(module).__name__, (type(module),), silent)
 
     def forward(self, batch: Any) -> Any:
-        with warnings_ignored(Warning):  # self.log has no trainer
+        with warnings_ignored(Warning):
             return self.module.training_step(batch, 0)
 
 
-def _step_of(module: Any) -> torch.nn.Module:
-    """Return the step of a module, under the module's name."""
-    step: torch.nn.Module = type(type(module).__name__, (_TrainingStep,), {})(module)
-    return step
+def _nothing(*args: Any, **options: Any) -> None:
+    """Stand for a method that logs."""
+
+
+def _options(trainer: Any, pl_module: Any, example: Any) -> dict[str, Any]:
+    """Return the model, its example and the settings of a run, as `torchedge.predict` takes them."""
+    if not pl_module.automatic_optimization or len(trainer.optimizers) > 1:
+        raise TorchedgeError(
+            "it calls its optimizers itself (manual optimization), or has several; predict the step of each "
+            "network by torchedge.predict"
+        )
+    precision = str(trainer.precision)
+    dtype = _WEIGHTS.get(precision)
+    if dtype is not None:  # Lightning converts the batches, too
+        example = tree_map(
+            lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x, example
+        )
+    return {
+        "model": named_as(pl_module, _TrainingStep(pl_module)),
+        "example": (example,),
+        "amp": _AUTOCAST.get(precision),
+        "accumulation": trainer.accumulate_grad_batches,
+        "loss": _loss_of,
+    }
 
 
 def _loss_of(output: Any) -> Any:

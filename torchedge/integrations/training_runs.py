@@ -1,6 +1,6 @@
 """A training run, checked before its first step and compared with its prediction at its end.
 
-Nothing here raises because of a model that cannot be predicted: training goes on, with a warning.
+Nothing here ends a training that could run: whatever fails is a warning, apart from misfit="raise".
 """
 
 from __future__ import annotations
@@ -11,19 +11,46 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from torchedge import api
 from torchedge.devices import Device
-from torchedge.errors import LimitError, TorchedgeError, TorchedgeWarning, check_choice
+from torchedge.errors import LimitError, TorchedgeError, TorchedgeWarning, check_choice, first_line
 from torchedge.prediction.advice import Advice
 from torchedge.prediction.results import CONFIDENCE, Prediction
 from torchedge.texts import number, span
+from torchedge.tracing.interception import batch_of
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def harmless(work: Callable[P, R]) -> Callable[P, R | None]:
+    """Return the function with a warning and None in place of its errors, apart from LimitError."""
+
+    @wraps(work)
+    def call(*args: P.args, **options: P.kwargs) -> R | None:
+        try:
+            return work(*args, **options)
+        except LimitError:
+            raise
+        except Exception as error:  # a user's dataset, model or report may raise anything
+            kind = "" if isinstance(error, TorchedgeError) else f"{type(error).__name__}: "
+            warn(f"torchedge does not predict this run: {kind}{first_line(error)}")
+            return None
+
+    return call
+
+
+def warn(text: str) -> None:
+    """Warn the user of a training script."""
+    warnings.warn(text, TorchedgeWarning, stacklevel=3)
+
 
 Misfit = Literal["raise", "warn"]
 """What happens if the run is predicted not to fit."""
@@ -54,27 +81,24 @@ class TrainingRun:
     prediction: Prediction | None = field(default=None, init=False)
     advice: Advice | None = field(default=None, init=False)
     _accumulation: int = field(default=1, init=False)
-    _updates: int = field(default=0, init=False)
-    _times: tuple[float, float] = field(default=(0.0, 0.0), init=False)
+    _times: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         """Check the choice; raises InputError for an unknown one."""
         check_choice("misfit", self.misfit, ("raise", "warn"))
 
-    def batch(self, loader: Any, batch_size: int | None = None) -> tuple[Any, int] | None:
-        """Return an example batch and its number of samples; None, with a warning, where none is found.
+    def batch(self, loader: Any, batch_size: int | None = None) -> tuple[Any, int]:
+        """Return an example batch and its number of samples; raises TorchedgeError where there is none.
 
         loader: a DataLoader. batch_size: by default the loader's.
         """
-        try:
-            size = batch_size_of(loader) if batch_size is None else batch_size
-            if self.example is not None:
-                return self.example, size
-            return largest_batch(loader.dataset, loader.collate_fn, size), size
-        except TorchedgeError as error:
-            _warn(f"torchedge does not predict this run: {error}")
-            return None
+        if self.example is not None:
+            loaded = getattr(loader, "batch_size", None) if batch_size is None else batch_size
+            return self.example, loaded or batch_of(self.example)
+        size = batch_size_of(loader) if batch_size is None else batch_size
+        return largest_batch(loader.dataset, loader.collate_fn, size), size
 
+    @harmless
     def check(
         self,
         model: torch.nn.Module,
@@ -90,19 +114,14 @@ class TrainingRun:
 
         batch_size: samples of a micro-batch. The other arguments are those of `torchedge.predict`.
         """
-        self._accumulation, self._updates = accumulation, 0
+        self._accumulation, self._times = accumulation, []
         options: dict[str, Any] = {"optimizer": optimizer, "amp": amp, "loss": loss, "example": example}
-        try:
-            device = self.device if isinstance(self.device, Device) else api.choose_device(self.device)
-            self.prediction = api.predict(
-                model, batch_size, device=device, accumulation=accumulation, **options
-            )
-            fits = self.prediction.fits(self.limit_mib, confidence=self.confidence)
-        except TorchedgeError as error:
-            _warn(f"torchedge does not predict this run: {error}")
-            return None
-        if fits:
-            return self.prediction
+        device = self.device if isinstance(self.device, Device) else api.choose_device(self.device)
+        self.prediction = prediction = api.predict(
+            model, batch_size, device=device, accumulation=accumulation, **options
+        )
+        if prediction.fits(self.limit_mib, confidence=self.confidence):
+            return prediction
         if self.advise:
             try:
                 self.advice = api.advise(
@@ -113,13 +132,13 @@ class TrainingRun:
                     confidence=self.confidence,
                     **options,
                 )
-            except TorchedgeError as error:
-                _warn(f"torchedge finds no other settings: {error}")
-        message = self._message(self.prediction)
+            except Exception as error:  # the verdict stands without it
+                warn(f"torchedge finds no other settings: {first_line(error)}")
+        message = self._message(prediction)
         if self.misfit == "raise":
             raise LimitError(message)
-        _warn(message)
-        return self.prediction
+        warn(message)
+        return prediction
 
     def _message(self, prediction: Prediction) -> str:
         limit = self.limit_mib if self.limit_mib is not None else prediction.device_memory_mib
@@ -140,11 +159,9 @@ class TrainingRun:
 
     def updated(self) -> None:
         """Count one update of the weights."""
-        now = time.perf_counter()
-        self._updates += 1
-        first, _ = self._times
-        self._times = (now if self._updates <= _WARM_UP else first, now)
+        self._times.append(time.perf_counter())
 
+    @harmless
     def finish(self) -> None:
         """Report the prediction beside what the run took."""
         if self.prediction is not None:
@@ -168,18 +185,23 @@ class TrainingRun:
         return "\n".join(lines)
 
     def measured(self) -> dict[str, float]:
-        """Return what the run took: MiB of PyTorch's allocator on CUDA, and the mean ms of an update.
+        """Return what the run took: MiB of PyTorch's allocator on CUDA, and the median ms of an update.
 
-        Times are from the fourth update on, with the loading of data.
+        Times are from the fourth update on, with the loading of data; evaluations between do not count.
         """
         figures = {}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             figures["allocated"] = torch.cuda.max_memory_allocated() / 2**20
             figures["reserved"] = torch.cuda.max_memory_reserved() / 2**20
-        if self._updates > _WARM_UP:
-            first, last = self._times
-            figures["an update"] = 1e3 * (last - first) / (self._updates - _WARM_UP)
+        if len(self._times) > _WARM_UP:
+            figures["an update"] = 1e3 * float(np.median(np.diff(self._times[_WARM_UP - 1 :])))
         return figures
+
+
+def named_as(model: torch.nn.Module, step: torch.nn.Module) -> torch.nn.Module:
+    """Return a step of a model under the model's name."""
+    step.__class__ = type(type(model).__name__, (type(step),), {})
+    return step
 
 
 def largest_batch(dataset: Any, collate: Callable[[list[Any]], Any], batch_size: int) -> Any:
@@ -205,10 +227,12 @@ def largest_batch(dataset: Any, collate: Callable[[list[Any]], Any], batch_size:
 
 def batch_size_of(loader: Any) -> int:
     """Return the batch size of a DataLoader; raises TorchedgeError where it has none."""
-    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    batch_size = getattr(loader, "batch_size", None)
+    batch_size = batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if not isinstance(batch_size, int):
         raise TorchedgeError(
-            "the data loader has no batch size; expected DataLoader(batch_size=...), or one loader"
+            f"the data loader is a {type(loader).__name__} without a batch size; expected "
+            "DataLoader(batch_size=...), or a batch: pass example="
         )
     return batch_size
 
@@ -235,7 +259,3 @@ def _same_randomness() -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, TorchedgeWarning, stacklevel=3)

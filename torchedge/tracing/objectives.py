@@ -23,7 +23,7 @@ def default_loss(outputs: Any) -> torch.Tensor | None:
     Class scores (N, C) or (N, C, H, W) have classes in dimension 1, token scores (N, S, V) in the last;
     anything else is averaged. Auxiliary outputs (GoogLeNet, Inception, DeepLab) are added up.
     """
-    own = getattr(outputs, "loss", None)
+    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if isinstance(own, torch.Tensor) and own.dim() == 0:
         return own
     scores = [t for t in _scores(outputs) if t.dtype.is_floating_point]
