@@ -57,22 +57,24 @@ def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoef
     ):
         raise InputError(f"{row['case']}: has other candidates now; measure it again")
 
-    def first(cost: Any, count: int = 1) -> list[int]:  # noqa: ANN401 - an array
+    def first(cost: Any) -> int:  # noqa: ANN401 - an array
         values = np.where(np.isfinite(scores.ms), cost, np.inf).reshape(-1)[places]
-        return [int(place) for place in places[np.argsort(values, kind="stable")[:count]]]
+        return int(places[np.argsort(values, kind="stable")[0]])
 
-    best = first(scores.ms)[0]
+    best = first(scores.ms)
     clear = scores.ms.reshape(-1)[best] * (1 + MARGIN) < scores.ms[0, 0]
     chosen = {
         "tuner": best if clear else 0,
         "default": 0,
-        "pure": first(scores.pure_ms)[0],
-        "warp": first(scores.warp_ns)[0],
-        "thread": first(scores.thread_ns)[0],
-        "reuse distance": first(scores.reuse_ms)[0],
+        "pure": first(scores.pure_ms),
+        "warp": first(scores.warp_ns),
+        "thread": first(scores.thread_ns),
+        "reuse distance": first(scores.reuse_ms),
     }
     predicted = [float(ms) for ms in scores.ms.reshape(-1)[places]]
-    top = first(scores.ms, 3)
+    unknown = np.ones(scores.ms.size, bool)
+    unknown[places] = False
+    top = scores.top(3, np.where(unknown.reshape(scores.ms.shape), np.inf, scores.ms))
     return {**row, "chosen": chosen, "top": top, "predicted": predicted, "tuning_s": tuning}
 
 

@@ -17,6 +17,7 @@ from torchedge.lowering.schedules import (
     RowsExtents,
     default_schedule,
     is_legal,
+    tile_of,
 )
 from torchedge.lowering.targets import TARGETS
 from torchedge.lowering.tuning import layout_options, score
@@ -108,7 +109,7 @@ def test_work_counts_the_arithmetic_and_the_bytes(name, case):
     kernel = operator_kernel(case, target)
     for candidates in candidates_of(kernel.nest.extents, target):
         sketch, _ = sketches_of(kernel.nest, candidates, target)[0]
-        work = sketch.work(kernel.layouts, coefficients)
+        work = sketch.work([kernel.layouts], coefficients)
         flops = work.items * work.flops
         assert (flops >= 0.99 * case.flops).all()
         tensors = [access.tensor for _, access in sketch.reads]
@@ -142,6 +143,16 @@ def test_results_lie_in_images_only_where_a_schedule_writes_whole_texels():
     along = np.concatenate([np.broadcast_to(c.schedules.along, len(c)) for c in scores.sets])
     np.testing.assert_array_equal(np.isfinite(scores.ms[1]), (widths == 4) & along)
     assert np.isfinite(scores.ms[0]).all()
+
+
+def test_the_best_few_candidates_have_tiles_of_their_own():
+    target, coefficients = TARGETS["gpu"], default_coefficients("gpu")
+    kernel = operator_kernel(OperatorCase("MatMul", (256, 256, 256)), target)
+    scores = score(kernel.nest, kernel.layouts, target, coefficients, {})
+    top = scores.top(4)
+    assert top[0] == scores.order()[0] and len({tile_of(scores.choice(k).schedule) for k in top}) == 4
+    others = np.where(scores.ms == scores.ms.reshape(-1)[top[0]], np.inf, scores.ms)
+    assert top[0] not in scores.top(4, others)
 
 
 def test_layouts_to_choose_among_start_with_the_present_one():

@@ -30,6 +30,9 @@ from torchedge.textures.work import STRIDE_FEATURES, KernelWork, ReadWork
 
 Array = npt.NDArray[Any]
 
+OperandWorks = dict[tuple[int, Layout], ReadWork]
+"""Work of a launch's operands, by their number and layout."""
+
 ADDRESSES = 80
 """Bytes of registers for addresses and counters of a work-item."""
 
@@ -49,27 +52,53 @@ class Sketch:
     slices: Any = 1
     scratch: tuple[ReadWork, ...] = ()
 
-    def work(self, layouts: Mapping[Node, Layout], coefficients: KernelCoefficients) -> KernelWork:
-        """Return the work where the operands lie in these layouts."""
-        reads, writes = (
-            tuple(
-                [
-                    self.accesses(walk, access, [layouts[access.tensor]], coefficients)[0]
-                    for walk, access in operands
-                ]
-            )
-            for operands in (self.reads, self.writes)
-        )
-        writes = tuple(
-            [replace(write, distinct_bytes=write.distinct_bytes * self.slices) for write in writes]
-        )
-        return KernelWork(**self.columns, reads=(*self.scratch, *reads), writes=writes)
+    def work(
+        self,
+        placed: Sequence[Mapping[Node, Layout]],
+        coefficients: KernelCoefficients,
+        known: OperandWorks | None = None,
+    ) -> KernelWork:
+        """Return the work of all candidates in several choices of layouts: those of the first choice first.
 
-    def accesses(
-        self, walk: Walk, access: Access, layouts: Sequence[Layout], coefficients: KernelCoefficients
-    ) -> list[ReadWork]:
-        """Return the work of one operand for each layout in which it may lie."""
-        return access_works(access, walk, layouts, self.candidates, coefficients)
+        known: work of operands; what it lacks is added.
+        """
+        works = {} if known is None else known
+
+        def work_of_operand(number: int) -> ReadWork:
+            walk, access = (*self.reads, *self.writes)[number]
+            own = [layouts[access.tensor] for layouts in placed]
+            several = list(dict.fromkeys(own))
+            missing = [layout for layout in several if (number, layout) not in works]
+            if missing:
+                added = access_works(access, walk, missing, self.candidates, coefficients)
+                works.update({(number, layout): work for layout, work in zip(missing, added, strict=True)})
+            return _joined([works[number, layout] for layout in several], [several.index(x) for x in own])
+
+        count = len(placed)
+        operands = [work_of_operand(number) for number in range(len(self.reads) + len(self.writes))]
+        scratch = [_joined([part.spread_over(self.candidates)], [0] * count) for part in self.scratch]
+        slices = np.tile(np.broadcast_to(self.slices, (self.candidates,)), count)
+        columns = {
+            name: np.tile(np.broadcast_to(value, (self.candidates, 3)), (count, 1))
+            if name == "group"
+            else np.tile(np.broadcast_to(np.asarray(value, float), (self.candidates,)), count)
+            for name, value in self.columns.items()
+        }
+        writes = [
+            replace(part, distinct_bytes=part.distinct_bytes * slices) for part in operands[len(self.reads) :]
+        ]
+        return KernelWork(**columns, reads=(*scratch, *operands[: len(self.reads)]), writes=tuple(writes))
+
+
+def _joined(works: Sequence[ReadWork], order: Sequence[int]) -> ReadWork:
+    """Return an operand's work in several layouts, one after the other. order: which work each has."""
+    if len(order) == 1:
+        return works[0]
+    columns = {}
+    for name in ReadWork.__dataclass_fields__:
+        column = np.stack([getattr(work, name) for work in works])[list(order)]
+        columns[name] = column.reshape(-1, *column.shape[2:])
+    return ReadWork(**columns)
 
 
 def sketches_of(nest: Nest, candidates: Candidates, target: Target) -> list[tuple[Sketch, Any]]:

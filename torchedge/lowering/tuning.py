@@ -9,7 +9,7 @@ a timer, the best few predicted schedules of each kernel run on the device, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
@@ -25,18 +25,17 @@ from torchedge.graphs import ITEM_SIZES
 from torchedge.lowering.candidates import Candidates, candidates_of
 from torchedge.lowering.copies import copied_reads, copied_updates, copy_group, overwritten_in
 from torchedge.lowering.fusion import FusionGroup
-from torchedge.lowering.kernel_work import Sketch, sketches_of
+from torchedge.lowering.kernel_work import OperandWorks, sketches_of
 from torchedge.lowering.kernels.loops import work_of
 from torchedge.lowering.kernels.nests import Nest, beyond_texels, nest_of, write_kernel, written
 from torchedge.lowering.kernels.products import Product
 from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node
-from torchedge.lowering.schedules import RowsSchedule, Schedule
+from torchedge.lowering.schedules import RowsSchedule, Schedule, tile_of
 from torchedge.lowering.targets import Target
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import PATTERNS, Layout, fitted
 from torchedge.textures.model import KernelCost, predict_kernels, predict_reuse
-from torchedge.textures.work import KernelWork, ReadWork
 
 Array = npt.NDArray[Any]
 
@@ -55,7 +54,7 @@ COVERED = 0.98
 TIMED_MARGIN = 0.02
 """Measured gain over the default, relative, below which the default stays: about the timer's noise."""
 
-_Works = dict[tuple[int, int, Layout], ReadWork]
+_Works = dict[int, OperandWorks]
 """Work of operands, by launch, operand and layout."""
 KernelCandidate = tuple[Sequence[KernelSource], Mapping[Node, Layout]]
 """A kernel by one schedule: its launches, and where its tensors lie."""
@@ -126,7 +125,7 @@ class Scores:
             if 0 <= number < len(candidates):
                 one = candidates.subset(np.array([number]))
                 for sketch, share in sketches_of(nest, one, target):
-                    cost = predict_kernels(sketch.work(self.layouts[layouts], coefficients), coefficients)
+                    cost = predict_kernels(sketch.work([self.layouts[layouts]], coefficients), coefficients)
                     for name, ms in cost.terms.items():
                         terms[name] = terms.get(name, 0.0) + float(ms[0] * np.asarray(share).reshape(-1)[0])
             number -= len(candidates)
@@ -137,6 +136,18 @@ class Scores:
         values = np.where(np.isfinite(self.ms), self.ms if cost is None else cost, np.inf).reshape(-1)
         places = np.argsort(values, kind="stable")
         return places[: int(np.isfinite(values).sum())]
+
+    def top(self, count: int, cost: Array | None = None) -> list[int]:
+        """Return the places of the best few candidates (by `ms`), each of another tile.
+
+        The model's errors are alike for the schedules of one tile.
+        """
+        best: dict[Any, int] = {}
+        for place in self.order(cost):
+            best.setdefault(tile_of(self.choice(int(place)).schedule), int(place))
+            if len(best) == count:
+                break
+        return list(best.values())
 
     def best(self, margin: float = MARGIN) -> int:
         """Return the place of the fastest candidate; the default's where no other is faster by the margin."""
@@ -225,10 +236,12 @@ class _Table:
 
     def promising(self, chosen: Mapping[Node, int], count: int) -> list[Schedule]:
         """Return the default, and the best few others that can be written."""
-        row = self.scores.ms[self.row(chosen)]
-        order = [int(number) for number in np.argsort(row, kind="stable") if np.isfinite(row[number])]
-        numbers = [0, *[number for number in order[:count] if number]]
-        return [self.scores.choice(self.row(chosen) * len(row) + number).schedule for number in numbers]
+        row = self.row(chosen)
+        default = row * self.scores.ms.shape[1]
+        elsewhere = np.arange(len(self.scores.ms))[:, None] != row
+        best = self.scores.top(count, np.where(elsewhere, np.inf, self.scores.ms)) if count else []
+        places = [default, *[place for place in best if place != default]]
+        return [self.scores.choice(place).schedule for place in places]
 
     def cost(self, chosen: Mapping[Node, int]) -> float:
         """Return the predicted ms of the best schedule."""
@@ -382,7 +395,8 @@ def _candidates(
     group: FusionGroup, layouts: Mapping[Node, Layout], schedules: Sequence[Schedule], target: Target
 ) -> list[KernelCandidate]:
     """Return a kernel by each schedule; results that it cannot write by whole texels lie in buffers."""
-    nest, candidates = nest_of(group, layouts), []
+    nest = nest_of(group, layouts)
+    candidates: list[KernelCandidate] = []
     for schedule in schedules:
         moved = beyond_texels(group, nest, layouts, schedule, target)
         placed = {**layouts, **{node: Layout(layouts[node].order) for node in moved}}
@@ -496,7 +510,11 @@ def _promising(
         own = chosen[(chosen >= first) & (chosen < first + len(candidates))] - first
         first += len(candidates)
         if len(own):
-            subsets.append((candidates.subset(own), {key: work.rows(own) for key, work in works.items()}))
+            known = {
+                launch: {key: work.rows(own) for key, work in of_launch.items()}
+                for launch, of_launch in works.items()
+            }
+            subsets.append((candidates.subset(own), known))
     return subsets
 
 
@@ -513,7 +531,7 @@ def _score_set(
     shape = (len(placed), len(candidates))
     totals = [np.zeros(shape) for _ in range(5)]
     for launch, (sketch, share) in enumerate(sketches_of(nest, candidates, target)):
-        work = _stacked(launch, sketch, works, placed, coefficients)
+        work = sketch.work(placed, coefficients, works.setdefault(launch, {}))
         cost: KernelCost = predict_kernels(work, coefficients)
         totals[0] += cost.ms.reshape(shape) * share
         if not ablations:
@@ -524,57 +542,6 @@ def _score_set(
             total += part.reshape(shape) * share
     totals[0] = np.where(_writable(nest, candidates, placed, target), totals[0], np.inf)
     return totals
-
-
-def _stacked(
-    launch: int,
-    sketch: Sketch,
-    works: _Works,
-    placed: Sequence[Mapping[Node, Layout]],
-    coefficients: KernelCoefficients,
-) -> KernelWork:
-    """Return the work of all candidates in all layouts: those of the first layouts first.
-
-    works: what is known of the launch's operands; what is not is added.
-    """
-
-    def stacked(number: int) -> ReadWork:
-        walk, access = (*sketch.reads, *sketch.writes)[number]
-        own = [layouts[access.tensor] for layouts in placed]
-        several = list(dict.fromkeys(own))
-        missing = [layout for layout in several if (launch, number, layout) not in works]
-        if missing:
-            for layout, work in zip(
-                missing, sketch.accesses(walk, access, missing, coefficients), strict=True
-            ):
-                works[launch, number, layout] = work
-        known = [works[launch, number, layout] for layout in several]
-        return _joined(known, [several.index(layout) for layout in own])
-
-    count = len(placed)
-    reads = [stacked(number) for number in range(len(sketch.reads))]
-    writes = [stacked(len(sketch.reads) + number) for number in range(len(sketch.writes))]
-    scratch = [_joined([part.spread_over(sketch.candidates)], [0] * count) for part in sketch.scratch]
-    slices = np.tile(np.broadcast_to(sketch.slices, (sketch.candidates,)), count)
-    writes = [replace(part, distinct_bytes=part.distinct_bytes * slices) for part in writes]
-    columns = {
-        name: np.tile(np.broadcast_to(value, (sketch.candidates, 3)), (count, 1))
-        if name == "group"
-        else np.tile(np.broadcast_to(np.asarray(value, float), (sketch.candidates,)), count)
-        for name, value in sketch.columns.items()
-    }
-    return KernelWork(**columns, reads=(*scratch, *reads), writes=tuple(writes))
-
-
-def _joined(works: Sequence[ReadWork], order: Sequence[int]) -> ReadWork:
-    """Return an operand's work in several layouts, one after the other. order: which work each has."""
-    if len(order) == 1:
-        return works[0]
-    columns = {}
-    for name in ReadWork.__dataclass_fields__:
-        column = np.stack([getattr(work, name) for work in works])[list(order)]
-        columns[name] = column.reshape(-1, *column.shape[2:])
-    return ReadWork(**columns)
 
 
 def _writable(

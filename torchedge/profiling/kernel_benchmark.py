@@ -170,7 +170,7 @@ def _tried(
         "thread": int(scores.order(scores.thread_ns)[0]),
         "reuse distance": int(scores.order(scores.reuse_ms)[0]),
     }
-    top = [int(place) for place in scores.order()[:3]]
+    top = scores.top(3)
     groups = _same_but_group(scores)
     places = _sampled(scores, [*chosen.values(), *top, *groups], case.name, among)
     candidates = [scores.choice(place) for place in places]
