@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from itertools import chain
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -165,3 +166,34 @@ def test_arrays_of_one_executor_are_its_callers_own():
     for outputs in together(lambda number: [trainer.predict(inputs[number]) for _ in range(STEPS)]):
         number = next(n for n, wanted in enumerate(alone) if torch.equal(outputs[0], wanted))
         assert all(np.array_equal(output, alone[number]) for output in outputs)
+
+
+def test_compiled_functions_run_while_another_thread_captures_a_step():
+    model = nn.Linear(6, 4)
+    compiled = torch.compile(model, backend="torchedge", dynamic=False)
+    x = torch.ones(2, 6)
+    with torch.no_grad():
+        expected = compiled(x)
+    answers, refused = [], []
+
+    class Captured(nn.Module):
+        """Calls the compiled function in another thread at the very moment of its own capture."""
+
+        def forward(self, x):
+            def call():
+                refused.append("so far")
+                with torch.no_grad():
+                    answers.append(compiled(torch.ones(2, 6)))
+                refused.clear()
+
+            thread = Thread(target=call)
+            thread.start()
+            thread.join()
+            return self.inner(x)
+
+    captured = Captured()
+    captured.inner = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(captured.parameters(), lr=0.1)
+    torchedge.Trainer(captured, x, torch.zeros(2, 4), loss=F.mse_loss, optimizer=optimizer).close()
+    assert answers and not refused and all(torch.equal(answer, expected) for answer in answers)
+    assert not torch.compiler.is_compiling()

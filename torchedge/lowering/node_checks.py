@@ -19,6 +19,9 @@ MOST_WORK = 1 << 34
 """Elements that one node may walk through, however few the step's tensors have: seconds of one core."""
 
 
+_WHOLE = frozenset(("int8", "int16", "int32", "int64", "uint8"))
+
+
 def check_nodes(roots: Sequence[Node]) -> None:
     """Raise LoweringError for the first node below roots that reads outside of a tensor or takes too long.
 
@@ -39,7 +42,7 @@ def check_nodes(roots: Sequence[Node]) -> None:
         if read is not None:
             at, sizes = ", ".join(map(str, read.indices)), list(read.tensor.shape)
             raise LoweringError(
-                f"{where} reads [{at}] of a tensor of shape {sizes}; expected shapes as PyTorch computes them"
+                f"{where} reads [{at}] of a tensor of shape {sizes}; expected shapes and indices of PyTorch"
             )
 
 
@@ -51,7 +54,7 @@ def _extents(node: Node) -> Iterable[int]:
 
 
 def _outside(scalars: Iterable[Scalar]) -> Read | None:
-    """Return a read that may lie outside of its tensor."""
+    """Return a read that may lie outside of its tensor, or at a place that is no whole number."""
     seen: set[tuple[int, tuple[Bound, ...]]] = set()
     stack: list[tuple[Scalar, tuple[Bound, ...]]] = [(scalar, ()) for scalar in scalars]
     while stack:
@@ -65,6 +68,8 @@ def _outside(scalars: Iterable[Scalar]) -> Read | None:
         ):
             return scalar
         parts = list(children(scalar))
+        if isinstance(scalar, Read) and any(part.dtype not in _WHOLE for part in parts):
+            return scalar
         if isinstance(scalar, Guarded):
             stack.append((parts.pop(0), (*bounds, *scalar.bounds)))
         stack += [(part, bounds) for part in parts]

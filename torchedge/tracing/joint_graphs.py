@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -128,14 +129,20 @@ def _scopes(module: torch.nn.Module) -> Iterator[None]:
 def _compiling() -> Iterator[None]:
     """Let this thread see that PyTorch compiles and exports: libraries then skip checks that read values.
 
-    PyTorch's flags are those of the whole process: under them, captures of other threads differ.
+    PyTorch's flags are those of the whole process: under them, captures of other threads differ. So is the
+    flag that FX traces, under which compiled functions of other threads are refused: whoever asks for it
+    hears that this is a compilation, which counts as no tracing.
     """
     names = ("is_compiling", "is_exporting")
     before = {name: getattr(torch.compiler, name) for name in names if hasattr(torch.compiler, name)}
-    thread = get_ident()
+    thread, asking = get_ident(), getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", None)
 
     def seen(function: Callable[[], bool]) -> Callable[[], bool]:
-        return lambda: get_ident() == thread or function()
+        def answer() -> bool:
+            traced = asking is not None and sys._getframe(1).f_code is asking.__code__
+            return get_ident() == thread or traced or function()
+
+        return answer
 
     try:
         for name, function in before.items():
