@@ -139,8 +139,8 @@ def test_results_lie_in_images_only_where_a_schedule_writes_whole_texels():
     image = Layout((0, 1), "image", split=1)
     options = {result: [kernel.layouts[result], image]}
     scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
-    widths = np.concatenate([np.broadcast_to(c.schedules.vector, len(c)) for c in scores.sets])
-    along = np.concatenate([np.broadcast_to(c.schedules.along, len(c)) for c in scores.sets])
+    widths = np.concatenate([np.broadcast_to(c.schedules.vector, len(c)) for c, _ in scores.sets])
+    along = np.concatenate([np.broadcast_to(c.schedules.along, len(c)) for c, _ in scores.sets])
     np.testing.assert_array_equal(np.isfinite(scores.ms[1]), (widths == 4) & along)
     assert np.isfinite(scores.ms[0]).all()
 

@@ -63,9 +63,12 @@ class Sketch:
         known: work of operands; what it lacks is added.
         """
         works = {} if known is None else known
+        same: dict[Any, int] = {}
 
         def work_of_operand(number: int) -> ReadWork:
             walk, access = (*self.reads, *self.writes)[number]
+            alike = (id(walk), access.tensor, access.indices, access.dtype, access.lane)
+            number = same.setdefault((*alike, id(access.width), id(access.count)), number)
             own = [layouts[access.tensor] for layouts in placed]
             several = list(dict.fromkeys(own))
             missing = [layout for layout in several if (number, layout) not in works]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import LANES, Site
+from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import writes_texels
 from torchedge.expressions.scalars import reads_of
 from torchedge.graphs import ITEM_SIZES
@@ -45,6 +47,8 @@ LARGEST_OPERANDS = 3
 """Tensors of a kernel whose layouts are chosen together; those of the others stay as they are."""
 BEAM = 6
 """Schedules for each way to lay out a kernel's tensors that are combined with all others."""
+ALIKE = (0, 1, -1)
+"""Numbers of the layouts in which schedules are compared first: the default, buffers, the widest blocks."""
 SWEEPS = 4
 """Most rounds over all tensors in the search for layouts."""
 TOP = 3
@@ -92,12 +96,12 @@ class Choice:
 class Scores:
     """All candidates of one kernel: C choices of layouts, and N schedules for each.
 
-    ms: (C, N) predicted times, infinite where a result's image cannot be written. thread_ns, warp_ns,
-    pure_ms, reuse_ms: (C, N) those of the ablations and of the reuse-distance baseline. The default is (0,
-    0).
+    sets: candidates by template, with what is known of their operands' work. ms: (C, N) predicted times,
+    infinite where a result's image cannot be written. thread_ns, warp_ns, pure_ms, reuse_ms: (C, N) those of
+    the ablations and of the reuse-distance baseline. The default is (0, 0).
     """
 
-    sets: tuple[Candidates, ...]
+    sets: tuple[tuple[Candidates, _Works], ...]
     layouts: tuple[Mapping[Node, Layout], ...]
     ms: Array
     thread_ns: Array
@@ -109,7 +113,7 @@ class Scores:
         """Return a candidate by its place in `ms.ravel()`."""
         layouts, number = divmod(place, self.ms.shape[1])
         ms = float(self.ms.reshape(-1)[place])
-        for candidates in self.sets:
+        for candidates, _ in self.sets:
             if number < len(candidates):
                 return Choice(candidates.pick(number), self.layouts[layouts], ms)
             number -= len(candidates)
@@ -121,7 +125,7 @@ class Scores:
         """Return the ms of each term of a candidate's cost; they run side by side, launches excepted."""
         layouts, number = divmod(place, self.ms.shape[1])
         terms: dict[str, float] = {}
-        for candidates in self.sets:
+        for candidates, _ in self.sets:
             if 0 <= number < len(candidates):
                 one = candidates.subset(np.array([number]))
                 for sketch, share in sketches_of(nest, one, target):
@@ -219,6 +223,7 @@ class _Table:
     """
 
     group: FusionGroup
+    nest: Nest
     scores: Scores
     nodes: tuple[Node, ...]
     steps: tuple[int, ...]
@@ -270,7 +275,9 @@ class _Copier:
             users = [table for table in tables if over in table.group.reads]
             if over in fixed or len(users) < 2 or self._least_ms(over) > sum(self._ms(t) for t in users):
                 continue
-            options, _ = self._options(users[0], over)
+            options = layout_options(over, self.placed[over], self.target)
+            if len(options) < 2:
+                continue
             costs = sum(self._costs(table, over, options) for table in users)
             number = int(np.argmin(costs))
             if options[number].storage != "buffer":
@@ -292,6 +299,8 @@ class _Copier:
                 if node in table.group.stored.values() or self._least_ms(node) >= best:
                     continue
                 options, home = self._options(table, node)
+                if len(options) < 2:
+                    continue
                 costs = self._costs(table, node, options)
                 number = int(np.argmin(costs))
                 if number != home and costs[number] + self._least_ms(node) < best:
@@ -320,13 +329,12 @@ class _Copier:
         """Return (K,) the predicted ms of a kernel's best schedule for each layout of one operand."""
         if node in table.nodes:
             return np.array([table.cost({**self.chosen, node: k}) for k in range(len(options))])
-        nest = nest_of(table.group, self.placed)
-        key = (_key(nest, self.placed, (node,)), table.nodes == (), tuple(options))
+        key = (_key(table.nest, self.placed, (node,)), table.nodes == (), tuple(options))
         if key not in self.known:
             placed = [{**self.placed, node: option} for option in options]
             parts = [
-                _score_set(nest, candidates, {}, placed, self.target, self.coefficients, False)[0]
-                for candidates in table.scores.sets
+                _score_set(table.nest, *of, placed, self.target, self.coefficients, False)[0]
+                for of in table.scores.sets
             ]
             self.known[key] = np.concatenate(parts, axis=1).min(axis=1)
         costs: Array = self.known[key]
@@ -368,7 +376,7 @@ def _timed(
         covered += same[0].cost(chosen) * len(same)
     times = timer(
         [
-            _candidates(same[0].group, layouts, schedules, target)
+            _candidates(same[0], layouts, schedules, target)
             for same, schedules in zip(kernels, trials, strict=True)
         ]
     )
@@ -392,10 +400,10 @@ def _timed(
 
 
 def _candidates(
-    group: FusionGroup, layouts: Mapping[Node, Layout], schedules: Sequence[Schedule], target: Target
+    table: _Table, layouts: Mapping[Node, Layout], schedules: Sequence[Schedule], target: Target
 ) -> list[KernelCandidate]:
     """Return a kernel by each schedule; results that it cannot write by whole texels lie in buffers."""
-    nest = nest_of(group, layouts)
+    group, nest = table.group, table.nest
     candidates: list[KernelCandidate] = []
     for schedule in schedules:
         moved = beyond_texels(group, nest, layouts, schedule, target)
@@ -421,7 +429,7 @@ def _table(
     if key not in known:
         options = {node: free[node] for node in nodes}
         known[key] = score(nest, layouts, target, coefficients, options, ablations=False, beam=BEAM)
-    return _Table(group, known[key], nodes, steps)
+    return _Table(group, nest, known[key], nodes, steps)
 
 
 def _key(nest: Nest, layouts: Mapping[Node, Layout], nodes: Sequence[Node]) -> Any:  # noqa: ANN401
@@ -471,26 +479,25 @@ def score(
 
     options: layouts to choose among, by tensor; the first one is the default. All others stay as in
     `layouts`. ablations: predict those, too. beam: combine with all layouts only those schedules that are
-    among so many best ones where all tensors have the same number of their options; 0: all.
+    among so many best ones where all tensors have the same number of their options (`ALIKE`); 0: all.
     """
     sets: list[tuple[Candidates, dict[Any, Any]]] = [
         (candidates, {}) for candidates in candidates_of(nest.extents, target)
     ]
     choices = [dict(zip(options or {}, chosen, strict=True)) for chosen in product(*(options or {}).values())]
     if beam and len(choices) > 1:
-        lengths = [len(layouts_of) for layouts_of in (options or {}).values()]
         alike = [
             {
                 **layouts,
                 **{node: of_node[min(k, len(of_node) - 1)] for node, of_node in (options or {}).items()},
             }
-            for k in range(max(lengths))
+            for k in ALIKE
         ]
         sets = _promising(nest, sets, alike, target, coefficients, beam)
     placed = [{**layouts, **chosen} for chosen in choices]
     parts = [_score_set(nest, *of, placed, target, coefficients, ablations) for of in sets]
     columns = [np.concatenate(column, axis=1) for column in zip(*parts, strict=True)]
-    return Scores(tuple([candidates for candidates, _ in sets]), tuple(placed), *columns)
+    return Scores(tuple(sets), tuple(placed), *columns)
 
 
 def _promising(
@@ -565,12 +572,17 @@ def _writable(
             if layout not in known:
                 site = Site("", node.shape, node.dtype, layout)
                 whole = [
-                    not parts and all(writes_texels(site, *how) for other, *how in every if other is node)
+                    not parts and all(_whole(site, *how) for other, *how in every if other is node)
                     for parts, every in zip(cut, writes, strict=True)
                 ]
                 known[layout] = np.array(whole) | (layout.storage == "buffer")
             legal[number] &= known[layout][kind.reshape(-1)]
     return legal
+
+
+@lru_cache(maxsize=1 << 14)
+def _whole(site: Site, element: tuple[Index, ...], lane: Axis | None, width: int) -> bool:
+    return width in (1, LANES) and writes_texels(site, element, lane, width)
 
 
 def layout_options(node: Node, layout: Layout, target: Target) -> list[Layout]:

@@ -197,7 +197,8 @@ def _distinct(access: Access, walk: Walk, candidates: int) -> tuple[Array, Array
 
 
 def _rows(column: Any, rows: Array, candidates: int) -> Array:  # noqa: ANN401
-    return np.broadcast_to(np.asarray(column), (candidates,))[rows]
+    values = np.asarray(column)
+    return values[rows] if values.shape == (candidates,) else np.broadcast_to(values, rows.shape)
 
 
 def _taken(walk: Walk, rows: Array, candidates: int) -> Walk:

@@ -208,7 +208,7 @@ def _same_but_group(scores: Scores) -> list[int]:
     """Return the places of the default with every work-group: what MNN and CLML search."""
     default = scores.choice(0).schedule
     same = [0]
-    for place in range(1, len(scores.sets[0])):
+    for place in range(1, len(scores.sets[0][0])):
         schedule = scores.choice(place).schedule
         others = [f.name for f in fields(default) if f.name != "group"]
         if type(schedule) is type(default) and all(

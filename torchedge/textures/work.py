@@ -29,7 +29,7 @@ def _column(value: Any, count: int, what: str) -> npt.NDArray[Any]:  # noqa: ANN
         raise InputError(f"{what} has shape {array.shape}; expected ({count},), one number a candidate")
     if array.dtype != bool and not (np.isfinite(array) & (array >= 0)).all():
         raise InputError(f"{what} holds a number that is negative or not finite; expected numbers from 0")
-    return np.broadcast_to(array, (count,))
+    return array if array.shape else np.broadcast_to(array, (count,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
