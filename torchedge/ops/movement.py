@@ -106,10 +106,12 @@ OPS = (
     _copy(
         "index_put",
         "input indices values",
-        "scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce masked_scatter "
-        "__setitem__",
+        "scatter scatter_add scatter_reduce index_add index_copy index_fill __setitem__",
         saves=index_saves,
         grads=("pass", "none", "new"),
+    ),
+    _copy(
+        "index_reduce", "input dim index source reduce", "masked_scatter", saves=index_saves, replayed=True
     ),
     _copy("embedding", "weight input padding_idx", saves=keep(1), grads=("new", "none"), gathers=True),
     _copy("one_hot", "input num_classes", grads=("none",)),

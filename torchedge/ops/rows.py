@@ -61,6 +61,11 @@ def extremum_saves(call: Call) -> tuple[int, ...]:
     return (-2,) if len(call.outs) > 1 else (0, -1)
 
 
+def extremum_scratch(call: Call) -> tuple[int, ...]:
+    """Over everything, two boolean masks of the input say where its extremum is."""
+    return () if len(call.outs) > 1 else (prod(call.ins[0] or ()),) * 2
+
+
 def reduced_shape(ins: list[Sizes | None], attrs: Mapping[str, Any]) -> Sizes | None:
     """A scalar where the loss is averaged (1) or summed (2), as PyTorch numbers reductions."""
     return () if attrs.get("reduction", 1) in (1, 2, "mean", "sum") else None
@@ -170,6 +175,7 @@ OPS = (
         "input dim keepdim",
         "min median mode kthvalue cummax cummin",
         saves=extremum_saves,
+        backward_scratch=extremum_scratch,
     ),
     _reduce("argmax", "input dim keepdim", "argmin all any count_nonzero argsort", grads=("none",)),
     _wide(
@@ -192,7 +198,7 @@ OPS = (
     ),
     _reduce("logcumsumexp", "input dim", saves=keep(0, -1), replayed=True),
     _reduce("topk", "input k dim largest sorted", "sort", saves=keep(-2)),
-    _wide("cdist", "x1 x2 p", saves=keep(0, 1, -1)),
+    _wide("cdist", "x1 x2 p", saves=keep(0, 1, -1), replayed=True),
     _wide("cosine_similarity", "x1 x2 dim eps", saves=keep(0, 1), replayed=True),
     _loss(
         "cross_entropy_loss",
