@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
 from torchedge.errors import DeviceError, InputError, check_choice
+from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import OPTIMIZERS, REPLAYED_OPTIMIZERS, StepSettings, amp_named
@@ -216,11 +217,15 @@ def simulate(
     optimizer: str | torch.optim.Optimizer = "sgd-momentum",
     amp: str | None = None,
     accumulation: int = 1,
+    evaluate: int | None = None,
+    empty_cache: bool = False,
 ) -> MemoryProfile:
     """Simulate the memory of one step by tensor and replay PyTorch's caching allocator; nothing is fitted.
 
     Returns a MemoryProfile: allocated and reserved peaks in MiB, when the peak happens, which tensors make
     it, the timeline. With a device its framework's behaviour is simulated, else today's PyTorch on CUDA.
+    evaluate: batch size of an evaluation between training steps, with `torch.cuda.empty_cache` before and
+    after it if empty_cache: `stages` has the peaks of the first step, later ones, and the evaluation.
     """
     from torchedge.prediction.memory import simulation
 
@@ -228,7 +233,17 @@ def simulate(
     if device is not None:
         settings = device_settings(choose_device(device), settings)
     request = CaptureRequest(model, batch_size, mode, example, input_size)
-    return use_graph(request, lambda graph: simulation.simulate(graph, batch_size, settings))
+    if evaluate is None:
+        return use_graph(request, lambda graph: simulation.simulate(graph, batch_size, settings))
+    if isinstance(model, ForwardGraph):
+        raise InputError("a captured graph has no evaluation; expected the module or its name: pass that")
+    inference = capture_request(CaptureRequest(model, evaluate, "infer", example, input_size))
+    return use_graph(
+        request,
+        lambda graph: simulation.simulate(
+            graph, batch_size, settings, evaluation=(inference, evaluate, empty_cache)
+        ),
+    )
 
 
 def search(

@@ -132,9 +132,12 @@ def test_simulate(run, small):
     document = json.loads(run("simulate", small, "-b", "8", "--input-size", "3x16x16", "--json"))
     assert set(document) == {
         *("model", "batch_size", "optimizer", "amp", "accumulation", "allocated_mib", "reserved_mib"),
-        *("live_mib", "peak", "breakdown", "largest", "unsupported"),
+        *("live_mib", "peak", "breakdown", "largest", "unsupported", "stages"),
     }
-    assert document["allocated_mib"] <= document["reserved_mib"]
+    assert document["allocated_mib"] <= document["reserved_mib"] and document["stages"] == []
+    sizes = ("-b", "8", "--input-size", "3x16x16", "--evaluate", "64")
+    assert "step after it" in run("simulate", small, *sizes, "--empty-cache")
+    assert len(json.loads(run("simulate", small, *sizes, "--json"))["stages"]) == 5
 
 
 def test_simulate_draws(run, small, tmp_path):

@@ -54,7 +54,7 @@ def largest(samples: Iterator[Any], count: int) -> list[Any]:
 
 
 class OneOperator(torch.nn.Module):
-    """An operator after a copy of its inputs, so that their gradients are not parameters' gradients."""
+    """An operator after a copy of the inputs that learn: their gradients are not parameters' gradients."""
 
     def __init__(self, operator: Any, leaves: list[Any], structure: Any) -> None:
         super().__init__()
@@ -63,13 +63,15 @@ class OneOperator(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         """Return the operator's floating results."""
-        given = iter([t * self.scale if t.is_floating_point() else t for t in tensors])
+        learns = [leaf.requires_grad for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        given = iter([t * self.scale if own else t for t, own in zip(tensors, learns, strict=True)])
         filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         del given
         args, kwargs = tree_unflatten(filled, self.structure)
         del filled
         result = self.operator(*args, **kwargs)
-        return [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        results = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+        return [torch.view_as_real(t) if t.is_complex() else t for t in results]
 
 
 def criterion(outputs: Any) -> torch.Tensor:
@@ -117,7 +119,7 @@ def compare(info: Any, sample: Any) -> Comparison | None:
     """Return the peaks of one step; None where there is nothing to train."""
     leaves, structure = tree_flatten(((sample.input, *sample.args), sample.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if not any(t.is_floating_point() for t in tensors) or any(t.is_complex() for t in tensors):
+    if not any(t.requires_grad for t in tensors) or any(t.is_complex() for t in tensors):
         return None
     metas = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
     model = OneOperator(info.op, leaves, structure)

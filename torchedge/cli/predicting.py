@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -312,6 +312,7 @@ def advise(
     examples=[
         "torchedge simulate resnet50 --batch-size 32",
         "torchedge simulate resnet50 -b 32 --device jetson-tx2 --plot step.png",
+        "torchedge simulate resnet50 -b 32 --evaluate 256 --empty-cache",
     ],
 )
 @click.argument("model")
@@ -325,6 +326,8 @@ def advise(
 @options.amp
 @options.accumulation
 @click.option("--plot", type=PATH, metavar="FILE", help="Draw memory over the step (.png, .svg, .pdf).")
+@click.option("--evaluate", type=options.Whole(), help="Batch size of an evaluation between steps.")
+@click.option("--empty-cache", is_flag=True, help="With --evaluate: empty the allocator's cache around it.")
 def simulate(
     model: str,
     batch_size: int,
@@ -335,6 +338,8 @@ def simulate(
     amp: str | None,
     accumulation: int,
     plot: Path | None,
+    evaluate: int | None,
+    empty_cache: bool,
     as_json: bool,
 ) -> None:
     """Show when a step's memory peaks, and which tensors fill it.
@@ -345,10 +350,19 @@ def simulate(
 
     if plot is not None:
         check_picture("--plot", plot)
-    (graph,) = capture_named(model, mode=mode, input_size=input_size, batch_sizes=[batch_size])
-    profile = api.simulate(
-        graph, batch_size, device=device, optimizer=optimizer, amp=amp, accumulation=accumulation
-    )
+    step: dict[str, Any] = {
+        "device": device,
+        "optimizer": optimizer,
+        "amp": amp,
+        "accumulation": accumulation,
+    }
+    if evaluate is None:
+        (graph,) = capture_named(model, mode=mode, input_size=input_size, batch_sizes=[batch_size])
+        profile = api.simulate(graph, batch_size, **step)
+    else:
+        step |= {"mode": mode, "input_size": input_size, "evaluate": evaluate, "empty_cache": empty_cache}
+        with options.unsuitable_size(input_size):
+            profile = api.simulate(model, batch_size, **step)
     if plot is not None:
         save_picture(profile.plot(), plot)
     answer(_memory_document(profile), lambda: print(profile), as_json, drawn=plot)
@@ -368,6 +382,7 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
         "breakdown": dict(profile.breakdown),
         "largest": [{"tensor": label, "mib": mib} for label, mib in profile.largest],
         "unsupported": list(profile.unsupported),
+        "stages": [asdict(stage) for stage in profile.stages],
     }
 
 

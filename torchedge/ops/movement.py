@@ -58,7 +58,9 @@ OPS = (
     _shared("view_as_real", "input", "view_as_complex real imag"),
     _shared("requires_grad", "input", "retain_grad is_leaf"),
     _view("detach", "input", "data", strides=strides.reshaped, grads=("none",)),
-    _written("expand", "input size", "expand_as broadcast_to", strides=strides.expanded, grads=("pass",)),
+    _written(
+        "expand", "input size", "expand_as broadcast_to", strides=strides.expanded, grads=("pass", "none")
+    ),
     _written("getitem", "input index", "__getitem__", strides=strides.indexed),
     _written("select", "input dim index", strides=strides.selected),
     _written("unbind", "input dim", strides=strides.selected),
@@ -90,7 +92,6 @@ OPS = (
     _copy(
         "index",
         "input indices",
-        "take_along_dim",
         saves=index_saves,
         grads=("new", "none"),
         gathers=True,
@@ -98,20 +99,27 @@ OPS = (
     _copy(
         "index_select",
         "input dim index",
-        "gather take",
+        "take",
         saves=keep(1),
         grads=("new", "none"),
         gathers=True,
     ),
     _copy(
+        "gather", "input dim index", "take_along_dim", saves=keep(0, 1), grads=("new", "none"), gathers=True
+    ),
+    _copy(
         "index_put",
         "input indices values",
-        "scatter scatter_add scatter_reduce index_add index_copy index_fill __setitem__",
+        "scatter scatter_add index_fill __setitem__",
         saves=index_saves,
         grads=("pass", "none", "new"),
     ),
     _copy(
-        "index_reduce", "input dim index source reduce", "masked_scatter", saves=index_saves, replayed=True
+        "index_reduce",
+        "input dim index source reduce",
+        "index_add index_copy scatter_reduce masked_scatter",
+        saves=index_saves,
+        replayed=True,
     ),
     _copy("embedding", "weight input padding_idx", saves=keep(1), grads=("new", "none"), gathers=True),
     _copy("one_hot", "input num_classes", grads=("none",)),

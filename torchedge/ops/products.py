@@ -154,10 +154,11 @@ OPS = (
     _multiplied(
         "matmul",
         "input other",
-        "mm bmm mv inner __matmul__ chain_matmul",
+        "mm bmm mv __matmul__ chain_matmul",
         grads=("folded",),
         composite="product",
     ),
+    _multiplied("inner", "input other", replayed=True),
     _multiplied("dot", "input other", "vdot", autocast="widest"),
     _multiplied("__rmatmul__", "other input"),
     _product(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.errors import check_whole
+from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph
 from torchedge.ops import UNKNOWN_REMARK
 from torchedge.prediction.memory.caching_allocator import replay
+from torchedge.prediction.memory.long_runs import Evaluation, RunStage, run_stages
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
@@ -61,7 +62,7 @@ class MemoryProfile:
     allocated_mib, reserved_mib: peaks as `torch.cuda.max_memory_allocated` and `max_memory_reserved` would
     show them (replayed allocator); live_mib: the most bytes of live tensors, each rounded up to 512.
     breakdown: the live peak by category, summing to it exactly. largest: label and MiB of the largest tensors
-    alive then. unsupported: operators whose memory is a guess.
+    alive then. unsupported: operators whose memory is a guess. stages: of a run with an evaluation.
     """
 
     name: str
@@ -75,6 +76,7 @@ class MemoryProfile:
     largest: tuple[tuple[str, float], ...]
     unsupported: tuple[str, ...]
     tape: Tape
+    stages: tuple[RunStage, ...] = ()
 
     def timeline(self) -> Timeline:
         """Return live memory after each event of the step."""
@@ -134,6 +136,11 @@ class MemoryProfile:
         lines += ["", "largest tensors at the peak"]
         lines += [f"  {number(mib):>8} MiB  {label}" for label, mib in self.largest]
         lines += [f"{kind}: {UNKNOWN_REMARK}" for kind in self.unsupported]
+        if self.stages:
+            lines += ["", f"{'a run, MiB':<14}{'allocated':>10}{'reserved':>10}{'left reserved':>15}"]
+        for stage in self.stages:
+            figures = number(stage.allocated_mib), number(stage.reserved_mib), number(stage.left_mib)
+            lines.append(f"{stage.name:<14}{figures[0]:>10}{figures[1]:>10}{figures[2]:>15}")
         return "\n".join(lines)
 
 
@@ -144,12 +151,14 @@ def simulate(
     *,
     largest: int = 10,
     tape: Tape | None = None,
+    evaluation: tuple[ForwardGraph, int, bool] | None = None,
 ) -> MemoryProfile:
     """Return the memory of one steady-state step (of an inference graph: its forward pass).
 
     settings: `StepSettings()` by default. largest: how many tensors to list. tape: the result of `write_tape`
-    for this graph and these settings, if known. Raises InputError for a batch size
-    below 1 or one the graph, captured for a fixed batch, does not allow.
+    for this graph and these settings, if known. evaluation: an inference graph of the same model that runs
+    between steps, its batch size, and whether the cache is emptied around it. Raises InputError for a batch
+    size below 1 or one the graph, captured for a fixed batch, does not allow.
     """
     settings = settings or StepSettings()
     batch_size = check_whole("batch_size", batch_size)
@@ -169,6 +178,27 @@ def simulate(
         largest=_largest(tape, alive, sizes, largest),
         unsupported=graph.unsupported,
         tape=tape,
+        stages=_stages(graph, batch_size, settings, tape, *evaluation) if evaluation is not None else (),
+    )
+
+
+def _stages(
+    graph: ForwardGraph,
+    batch_size: int,
+    settings: StepSettings,
+    steady: Tape,
+    inference: ForwardGraph,
+    evaluated: int,
+    empty_cache: bool,
+) -> tuple[RunStage, ...]:
+    if graph.loss is None:
+        raise InputError("the evaluation runs between training steps; expected mode='train'")
+    inference.check_batch_sizes([check_whole("evaluate", evaluated)])
+    first = write_tape(graph, settings, first=True)
+    if len(first.remaining) != len(steady.persistent):  # parameters without a gradient have no state yet
+        first = steady
+    return run_stages(
+        first, steady, batch_size, Evaluation(write_tape(inference, settings), evaluated, empty_cache)
     )
 
 
