@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
 from torchedge.errors import DeviceError, InputError, check_choice
 from torchedge.graphs import ForwardGraph
@@ -15,7 +17,13 @@ from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
 from torchedge.prediction.memory.settings import OPTIMIZERS, REPLAYED_OPTIMIZERS, StepSettings, amp_named
 from torchedge.prediction.memory.simulation import MemoryProfile
-from torchedge.prediction.predictor import device_settings, predict_graph, predict_graphs, predict_length
+from torchedge.prediction.predictor import (
+    device_settings,
+    predict_graph,
+    predict_graphs,
+    predict_length,
+    predict_lengths,
+)
 from torchedge.prediction.profiles import load_models
 from torchedge.prediction.results import Prediction, Predictions
 from torchedge.searching.driver import SearchProgress, check_score, make_task, run_search
@@ -158,12 +166,14 @@ class Predictor:
         amp: str | None = None,
         accumulation: int = 1,
         loss: Callable[[Any], Any] | Literal["default"] = "default",
+        seq_len: int | Sequence[int] | None = None,
         batch_dim: int | None = None,
     ) -> Predictions:
         """Predict every model (or graph) at every batch size: G models, B batch sizes give arrays (G, B).
 
-        The other arguments are those of `predict`; each is the same for all models. The result has what was
-        assumed and what is unknown of each graph in `notes` and `unsupported`.
+        seq_len: S lengths of the example's sequences give arrays (G, B, S). The other arguments are those of
+        `predict`; each is the same for all models. The result has what was assumed and what is unknown of
+        each graph in `notes` and `unsupported`.
         """
         if isinstance(models, (str, bytes)) or not isinstance(models, Sequence):
             raise InputError(f"models is a {type(models).__name__}; expected a list of modules or graphs")
@@ -172,8 +182,18 @@ class Predictor:
         requests = [
             CaptureRequest(m, None, mode, example, input_size, loss, batch_dim=batch_dim) for m in models
         ]
-        graphs = [capture_request(request) for request in requests]
-        return predict_graphs(graphs, batch_sizes, self.device, _settings(optimizer, amp, accumulation))
+        settings = _settings(optimizer, amp, accumulation)
+        if seq_len is None:
+            graphs = [capture_request(request) for request in requests]
+            return predict_graphs(graphs, batch_sizes, self.device, settings)
+        lengths = np.atleast_1d(seq_len).tolist()
+        if not lengths:
+            raise InputError("seq_len is empty; expected a sequence length, or several")
+        families = [
+            m if isinstance(m, LengthFamily) else LengthFamily(r)
+            for m, r in zip(models, requests, strict=True)
+        ]
+        return predict_lengths(families, batch_sizes, lengths, self.device, settings)
 
 
 def advise(
@@ -188,6 +208,8 @@ def advise(
     optimizer: str | torch.optim.Optimizer = "sgd-momentum",
     amp: str | None = None,
     loss: Callable[[Any], Any] | Literal["default"] = "default",
+    seq_len: int | None = None,
+    batch_dim: int | None = None,
     progress: Callable[[str], object] = lambda variant: None,
 ) -> Advice:
     """Return the settings under which updates of `batch_size` samples fit a device, with memory and time.
@@ -198,7 +220,8 @@ def advise(
     """
     from torchedge.prediction.advice import advise_settings
 
-    request = CaptureRequest(model, batch_size, "train", example, input_size, loss)
+    request = CaptureRequest(model, batch_size, "train", example, input_size, loss, batch_dim=batch_dim)
+    request = request if seq_len is None else LengthFamily(request).at(seq_len)
     settings = _settings(optimizer, amp, 1, model)
     chosen = choose_device(device)
     return advise_settings(
@@ -219,6 +242,9 @@ def simulate(
     accumulation: int = 1,
     evaluate: int | None = None,
     empty_cache: bool = False,
+    loss: Callable[[Any], Any] | Literal["default"] = "default",
+    seq_len: int | None = None,
+    batch_dim: int | None = None,
 ) -> MemoryProfile:
     """Simulate the memory of one step by tensor and replay PyTorch's caching allocator; nothing is fitted.
 
@@ -232,12 +258,13 @@ def simulate(
     settings = _settings(optimizer, amp, accumulation, model)
     if device is not None:
         settings = device_settings(choose_device(device), settings)
-    request = CaptureRequest(model, batch_size, mode, example, input_size)
+    request = CaptureRequest(model, batch_size, mode, example, input_size, loss, batch_dim=batch_dim)
+    request = request if seq_len is None else LengthFamily(request).at(seq_len)
     if evaluate is None:
         return use_graph(request, lambda graph: simulation.simulate(graph, batch_size, settings))
     if isinstance(model, ForwardGraph):
         raise InputError("a captured graph has no evaluation; expected the module or its name: pass that")
-    inference = capture_request(CaptureRequest(model, evaluate, "infer", example, input_size))
+    inference = capture_request(replace(request, batch_size=evaluate, mode="infer"))
     return use_graph(
         request,
         lambda graph: simulation.simulate(

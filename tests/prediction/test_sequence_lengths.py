@@ -196,3 +196,39 @@ def test_wrong_arguments_are_refused():
         )
     with pytest.raises(InputError, match="predict with seq_len="):
         torchedge.predict(encoder(), 2, example=torch.zeros(2, 40, 32), **H200).max_seq_len(1000)
+
+
+def test_grids_of_batch_sizes_and_lengths_are_predictions_one_by_one():
+    models = [
+        transformers_model("GPT2LMHeadModel"),
+        torchedge.capture_lengths(encoder(), torch.zeros(2, 40, 32)),
+    ]
+    predictor = torchedge.Predictor("nvidia-h200")
+    for model, example in ((models[0], tokens()), (models[1], None)):
+        table = predictor.predict_many(
+            [model], [2, 5], example=example, seq_len=[20, 48, 64], optimizer="adamw"
+        )
+        assert table.memory.shape == table.latency.shape == table.out_of_range.shape == (1, 2, 3)
+        assert table.seq_lens.tolist() == [20, 48, 64]
+        for b, batch_size in enumerate((2, 5)):
+            for s, length in enumerate((20, 48, 64)):
+                one = predictor.predict(model, batch_size, example=example, seq_len=length, optimizer="adamw")
+                assert table.memory[0, b, s] == one.memory.value
+                assert table.latency[0, b, s] == pytest.approx(one.latency.value, rel=1e-9)
+    with pytest.raises(InputError, match="seq_len is empty"):
+        predictor.predict_many([models[1]], [2], seq_len=[])
+    with pytest.raises(InputError, match=r"seq_len is 1\.5"):
+        predictor.predict_many([models[1]], [2], seq_len=1.5)
+
+
+def test_simulations_and_advice_take_a_length_and_the_dimension_of_the_batch():
+    model, example = transformers_model("GPT2LMHeadModel"), tokens()
+    at_length = torchedge.simulate(model, 3, example=example, seq_len=20)
+    assert at_length.allocated_mib == torchedge.simulate(model, 3, example=tokens(20)).allocated_mib
+    advice = torchedge.advise(model, 3, example=example, seq_len=20, **H200)
+    expected = torchedge.predict(model, 3, example=tokens(20), **H200)
+    assert advice.settings[0].prediction.memory == expected.memory
+    layer, x = nn.LSTM(8, 8), torch.zeros(50, 4, 8)
+    first = torchedge.simulate(layer, 16, example=x, batch_dim=1)
+    assert first.allocated_mib == torchedge.simulate(layer, 16, example=torch.zeros(50, 16, 8)).allocated_mib
+    assert torchedge.advise(layer, 16, example=x, batch_dim=1, **H200).fits

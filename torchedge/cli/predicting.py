@@ -26,6 +26,9 @@ _LEAST_MIB = 0.05
 """Parts of the memory below this are not printed."""
 
 
+_seq_len = click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that reads any.")
+
+
 @command(
     "predict",
     notes=MODEL_HELP,
@@ -42,7 +45,7 @@ _LEAST_MIB = 0.05
 @options.device
 @options.mode
 @options.input_size
-@click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that reads any.")
+@_seq_len
 @options.optimizer
 @options.amp
 @options.accumulation
@@ -252,6 +255,7 @@ def _print_remarks(predictions: list[Prediction]) -> None:
 @options.batch_size
 @options.device
 @options.input_size
+@_seq_len
 @options.optimizer
 @options.amp
 @click.option("--memory-limit", type=SIZE, help="Memory to fit into: MiB, or 4GiB. [default: the device's]")
@@ -261,6 +265,7 @@ def advise(
     batch_size: int,
     device: str | None,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     optimizer: str,
     amp: str | None,
     memory_limit: int | None,
@@ -284,6 +289,7 @@ def advise(
             limit_mib=None if memory_limit is None else memory_limit / MIB,
             confidence=confidence,
             input_size=input_size,
+            seq_len=seq_len,
             optimizer=optimizer,
             amp=amp,
             progress=progress.begin,
@@ -322,6 +328,7 @@ def advise(
 )
 @options.mode
 @options.input_size
+@_seq_len
 @options.optimizer
 @options.amp
 @options.accumulation
@@ -334,6 +341,7 @@ def simulate(
     device: str | None,
     mode: Mode,
     input_size: tuple[int, ...] | None,
+    seq_len: int | None,
     optimizer: str,
     amp: str | None,
     accumulation: int,
@@ -350,19 +358,20 @@ def simulate(
 
     if plot is not None:
         check_picture("--plot", plot)
-    step: dict[str, Any] = {
-        "device": device,
-        "optimizer": optimizer,
-        "amp": amp,
-        "accumulation": accumulation,
-    }
-    if evaluate is None:
-        (graph,) = capture_named(model, mode=mode, input_size=input_size, batch_sizes=[batch_size])
-        profile = api.simulate(graph, batch_size, **step)
-    else:
-        step |= {"mode": mode, "input_size": input_size, "evaluate": evaluate, "empty_cache": empty_cache}
-        with options.unsuitable_size(input_size):
-            profile = api.simulate(model, batch_size, **step)
+    with options.unsuitable_size(input_size):
+        profile = api.simulate(
+            model,
+            batch_size,
+            device=device,
+            mode=mode,
+            input_size=input_size,
+            optimizer=optimizer,
+            amp=amp,
+            accumulation=accumulation,
+            seq_len=seq_len,
+            evaluate=evaluate,
+            empty_cache=empty_cache,
+        )
     if plot is not None:
         save_picture(profile.plot(), plot)
     answer(_memory_document(profile), lambda: print(profile), as_json, drawn=plot)

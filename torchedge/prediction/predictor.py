@@ -119,18 +119,46 @@ def predict_graphs(
     settings: StepSettings | None = None,
 ) -> Predictions:
     """Predict every graph at every batch size: (G,) graphs, (B,) batch sizes give (G, B) arrays."""
-    batches = np.atleast_1d(checked_batches(batch_sizes))
+    settings = device_settings(device, settings)
+    return _predicted_many([analyse(graph) for graph in graphs], batch_sizes, device, settings)
+
+
+def predict_lengths(
+    families: Sequence[LengthFamily],
+    batch_sizes: Any,  # noqa: ANN401 - an int or any array of ints
+    seq_lens: Sequence[int],
+    device: Device,
+    settings: StepSettings | None = None,
+) -> Predictions:
+    """Predict F models at B batch sizes and S sequence lengths: arrays (F, B, S)."""
+    settings = device_settings(device, settings)
+    tables = [
+        _predicted_many(
+            [_at_length(f, length, device, settings) for f in families], batch_sizes, device, settings
+        )
+        for length in seq_lens
+    ]
+    first = tables[0]
+    stacked = {name: np.stack([getattr(t, name) for t in tables], axis=2) for name in _arrays(first)}
+    return replace(first, **stacked, seq_lens=np.array(seq_lens, dtype=np.int64))
+
+
+def _predicted_many(
+    analyses: list[Analysis],
+    batch_sizes: Any,  # noqa: ANN401
+    device: Device,
+    settings: StepSettings,
+) -> Predictions:
+    batches, graphs = np.atleast_1d(checked_batches(batch_sizes)), [analysis.graph for analysis in analyses]
     if not graphs:
         raise InputError("no graphs are given; expected at least one")
     for graph in graphs:
         graph.check_batch_sizes(batches.tolist())
-    settings = device_settings(device, settings)
-    analyses = [analyse(graph) for graph in graphs]
     precisions = [analysis.precision(settings) for analysis in analyses]
     if len(set(precisions)) > 1:
-        return _joined([predict_graphs([graph], batches, device, settings) for graph in graphs])
+        return _joined([_predicted_many([analysis], batches, device, settings) for analysis in analyses])
     models = _models(device, graphs, precisions[0])
-    job = _Graphs(list(graphs), analyses, models, settings)
+    job = _Graphs(graphs, analyses, models, settings)
     which = np.repeat(np.arange(len(graphs)), len(batches))
     batch = np.tile(batches, len(graphs)).astype(np.float64)
     peaks = job.peaks(which, batch)
@@ -158,10 +186,7 @@ def predict_graphs(
 def _joined(parts: Sequence[Predictions]) -> Predictions:
     """Return predictions of single graphs as one table."""
     first = parts[0]
-    arrays = [
-        f.name for f in fields(first) if f.name != "batch_sizes" and np.ndim(getattr(first, f.name)) == 2
-    ]
-    joined: dict[str, Any] = {name: np.concatenate([getattr(p, name) for p in parts]) for name in arrays}
+    joined = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _arrays(first)}
     return replace(
         first,
         **joined,
@@ -169,6 +194,12 @@ def _joined(parts: Sequence[Predictions]) -> Predictions:
         unsupported=tuple(kinds for part in parts for kinds in part.unsupported),
         notes=tuple(notes for part in parts for notes in part.notes),
     )
+
+
+def _arrays(table: Predictions) -> list[str]:
+    """Return the names of the fields (G, B)."""
+    arrays = {f.name: getattr(table, f.name) for f in fields(table)}
+    return [name for name, array in arrays.items() if isinstance(array, np.ndarray) and array.ndim == 2]
 
 
 def _not_timed(settings: StepSettings) -> tuple[str, ...]:

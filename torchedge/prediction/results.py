@@ -192,6 +192,7 @@ class Prediction:
 class Predictions:
     """Predictions of G graphs at B batch sizes: every array is (G, B); memory in MiB, latency in ms.
 
+    With S sequence lengths `seq_lens`, every array is (G, B, S).
     memory: Γ; needed: the memory that the runs ask for (see `Prediction`). unsupported, notes: of each graph.
     """
 
@@ -210,6 +211,7 @@ class Predictions:
     provenance: Provenance
     unsupported: tuple[tuple[str, ...], ...] = ()
     notes: tuple[tuple[str, ...], ...] = ()
+    seq_lens: IntArray | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the predictions as plain data, ready for JSON."""

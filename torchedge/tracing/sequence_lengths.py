@@ -97,11 +97,13 @@ class LengthFamily:
         lengths = (
             downwards if self.length > last * unit + 1 else [self.length + unit * step for step in _STEPS]
         )
-        graphs = [self.own if n == self.length else capture_request(self._at(n)) for n in lengths]
+        graphs = [self.own if n == self.length else capture_request(self.at(n)) for n in lengths]
         return GraphFamily(_through(graphs, lengths), (_LENGTH,))
 
-    def _at(self, length: int) -> CaptureRequest:
-        return replace(self.request, example=with_length(self.request.example, self.length, length))
+    def at(self, length: int) -> CaptureRequest:
+        """Return the request with an example of a length; raises InputError as `graph` does."""
+        example = with_length(self.request.example, self.length, self.check_length(length))
+        return replace(self.request, example=example)
 
 
 def capture_lengths(
