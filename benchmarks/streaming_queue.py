@@ -18,7 +18,7 @@ from torchedge.errors import LimitError
 from torchedge.lowering.inference import lower_model
 from torchedge.streaming.figures import draw_lanes
 from torchedge.streaming.instances import MEBIBYTE
-from torchedge.streaming.queues import QueuePlan, plan_queue
+from torchedge.streaming.planning import QueuePlan, plan_queue
 
 DEVICE = "adreno-750"
 MODELS = ("depth-anything-large", "gpt-neo-small", "vit", "sd-unet", "gpt-neo-1.3b")

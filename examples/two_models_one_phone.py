@@ -16,7 +16,7 @@ from torchedge.errors import PlanError
 from torchedge.lowering.inference import lower_model
 from torchedge.streaming.budgets import parse_bytes
 from torchedge.streaming.figures import draw_lanes
-from torchedge.streaming.queues import plan_queue
+from torchedge.streaming.planning import plan_queue
 
 MIB = 2**20
 

@@ -159,8 +159,6 @@ def test_the_instance(device):
         chunk_bytes=CHUNK,
         m_peak_bytes=4999,
         lam=0.5,
-        memory_bytes=10_000,
-        residency="chunks",
     )
     assert [(w.name, w.nbytes, w.chunks, w.first_use, w.last_use) for w in instance.weights] == [
         ("w", 2001, 3, 1, 1),
@@ -174,8 +172,8 @@ def test_the_instance(device):
         ("add", 63, "elemental"),
     ]
     assert [x.latency_ms for x in instance.layers] == pytest.approx([0.108002, 0.12, 0.042])
-    assert (instance.m_peak_chunks, instance.memory_chunks, instance.lam) == (4, 10, 0.5)
-    assert (instance.residency, instance.distance, instance.name) == ("chunks", "layers", "small")
+    assert (instance.m_peak_chunks, instance.memory_chunks, instance.lam) == (4, None, 0.5)
+    assert (instance.residency, instance.distance, instance.name) == ("weights", "layers", "small")
 
 
 def test_the_papers_setting_is_the_default(device):

@@ -5,7 +5,7 @@ from oracles.streaming_programs import streamed_chain
 
 from torchedge.devices import find_device
 from torchedge.errors import InputError, LimitError
-from torchedge.streaming.queues import plan_queue
+from torchedge.streaming.planning import plan_queue
 from torchedge.streaming.verification import verify_plan
 
 pytest.importorskip("ortools")

@@ -7,16 +7,21 @@ import pytest
 
 from torchedge.devices import Provenance, find_device, list_devices
 from torchedge.errors import InputError, ProfileError
+from torchedge.storage import read_toml
 from torchedge.textures.coefficients import (
+    CODEC,
     COEFFICIENTS_FILE,
     DEFAULTS,
     PARTS,
     coefficients_of,
     default_coefficients,
-    read_coefficients,
     write_coefficients,
 )
 from torchedge.textures.work import STRIDE_FEATURES, KernelWork, ReadWork
+
+
+def read_coefficients(folder):
+    return CODEC.parse(folder / COEFFICIENTS_FILE, read_toml(folder / COEFFICIENTS_FILE))
 
 
 @pytest.mark.parametrize("name", sorted(DEFAULTS))

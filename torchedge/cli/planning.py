@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +30,10 @@ from torchedge.texts import number
 if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.lowering.programs import Program
+    from torchedge.lowering.targets import Precision
     from torchedge.streaming.instances import Instance
-    from torchedge.streaming.planning import Tradeoff
+    from torchedge.streaming.planning import QueuePlan, Tradeoff
     from torchedge.streaming.plans import OverlapPlan
-    from torchedge.streaming.queues import QueuePlan
     from torchedge.streaming.simulation import RunTimeline
     from torchedge.streaming.streaming_plans import StreamingPlan
     from torchedge.streaming.verification import Verification
@@ -67,22 +66,6 @@ class _SizeOrNone(MemorySize):
         return "none" if str(value).lower() == "none" else super().convert(value, param, ctx)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlanSettings:
-    """Options of planning; sizes in bytes."""
-
-    device: Device
-    m_peak: int | None
-    chunk: int
-    precision: Any
-    effort: float
-
-    @property
-    def shared(self) -> dict[str, Any]:
-        """Those of `plan_program`."""
-        return {name: getattr(self, name) for name in ("m_peak", "chunk", "effort")}
-
-
 _OPTIONS = (
     options.device,
     options.input_size,
@@ -113,14 +96,18 @@ def _planning(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _settings(
-    device: str | None, m_peak: int | str, chunk: int, precision: str, effort: float
-) -> _PlanSettings:
+    device: str | None,
+    precision: Precision,
+    m_peak: int | str,
+    **shared: Any,  # noqa: ANN401 - chunk, effort
+) -> tuple[Device, Precision, dict[str, Any]]:
+    """Return the device, the precision, and the options of `plan_program`."""
     from torchedge.api import choose_device
     from torchedge.streaming.rates import derive_rates
 
     chosen = choose_device(device)
     derive_rates(chosen)  # fail before the model is captured
-    return _PlanSettings(chosen, None if isinstance(m_peak, str) else m_peak, chunk, precision, effort)
+    return chosen, precision, {"m_peak": None if isinstance(m_peak, str) else m_peak, **shared}
 
 
 _lambda = click.option(
@@ -197,19 +184,19 @@ def _plan_model(
         raise InputError("--picture is given without --plot; add --plot FILE")
     targets = {"--out": out, "--write-instance": write_instance, "--plot": plot}
     _check_targets({option: path for option, path in targets.items() if path is not None})
-    settings = _settings(**planning)
+    device, precision, shared = _settings(**planning)
     try:
         with Progress(1, f"lowering and planning {model}") as progress, unsuitable_size(input_size):
-            target = inference_target(settings.device, settings.precision)
+            target = inference_target(device, precision)
             result = plan_model(
                 capture_model(model, input_size=input_size),
                 target,
-                settings.device,
+                device,
                 fusion=fusion,
                 memory_limit=memory_limit,
                 lam=lam,
                 strategy=None if strategy is None else STRATEGIES[strategy],
-                **settings.shared,
+                **shared,
             )
             progress.step()
     except LimitError as error:
@@ -243,13 +230,17 @@ def _check_targets(targets: dict[str, Path]) -> None:
 
 
 def _lower(
-    text: str, input_size: tuple[int, ...] | None, settings: _PlanSettings, progress: Progress
+    text: str,
+    input_size: tuple[int, ...] | None,
+    device: Device,
+    precision: Precision,
+    progress: Progress,
 ) -> Program:
     from torchedge.lowering.inference import lower_model
 
     progress.begin(f"lowering {text}")
     with unsuitable_size(input_size):
-        return lower_model(text, settings.device, input_size=input_size, precision=settings.precision)
+        return lower_model(text, device, input_size=input_size, precision=precision)
 
 
 def _too_small(error: LimitError, as_json: bool) -> int:
@@ -314,22 +305,22 @@ def _plan_queue(
 
     The exit status is 3 if one of them does not fit by itself.
     """
-    from torchedge.streaming.queues import plan_queue
+    from torchedge.streaming.planning import plan_queue
 
     if plot is not None:
         check_picture("--plot", plot)
-    settings = _settings(**planning)
+    device, precision, shared = _settings(**planning)
     try:
         with Progress(2 * len(models) + 1, "planning") as progress:
-            programs = [_lower(text, input_size, settings, progress) for text in models]
+            programs = [_lower(text, input_size, device, precision, progress) for text in models]
             progress.begin("planning each model, then all together")
             queue = plan_queue(
                 programs,
-                settings.device,
+                device,
                 memory_limit=memory_limit,
                 lam=lam,
                 progress=progress.step,
-                **settings.shared,
+                **shared,
             )
     except LimitError as error:
         return _too_small(error, as_json)
@@ -415,15 +406,15 @@ def _plan_sweep(
 
     if plot is not None:
         check_picture("--plot", plot)
-    settings = _settings(**planning)
+    device, precision, shared = _settings(**planning)
     with Progress(1 + SETTINGS, "planning") as progress:
-        program = _lower(model, input_size, settings, progress)
+        program = _lower(model, input_size, device, precision, progress)
         progress.begin(f"sweeping {program.name}")
-        points = trade_off(program, settings.device, progress=progress.step, **settings.shared)
+        points = trade_off(program, device, progress=progress.step, **shared)
     if plot is not None:
         from torchedge.streaming.figures import draw_tradeoff
 
-        title = f"{program.name} on {settings.device.name}, simulated"
+        title = f"{program.name} on {device.name}, simulated"
         save_picture(draw_tradeoff([(_setting(p), p.plan.timeline) for p in points], title=title), plot)
     document = [{"lambda": p.lam, "m_peak_bytes": p.m_peak, **p.plan.summary()} for p in points]
     answer(document, lambda: _print_sweep(points), as_json, drawn=plot)

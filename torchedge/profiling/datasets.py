@@ -8,13 +8,16 @@ public one holds `measurements.csv` with other columns and `topologies.jsonl`. T
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -26,7 +29,6 @@ from torchedge.graphs import ForwardGraph, Mode
 from torchedge.profiling.topologies import build_topology
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
-from torchedge.storage.rows import parse_table
 from torchedge.tracing.capturing import capture
 
 MEASUREMENTS, NETWORKS, TOPOLOGIES = "measurements.csv", "networks.jsonl", "topologies.jsonl"
@@ -289,3 +291,30 @@ def _kind(module: Any) -> str:  # noqa: ANN401 - a module
     if "Pool" in name:
         return "pool"
     return "activation" if name in _ACTIVATIONS else "other"
+
+
+def parse_table(source: object, data: bytes, columns: Mapping[str, Any], what: str) -> Iterator[Any]:
+    """Yield the values of some columns of each row of a CSV table with a head; an empty cell is None.
+
+    columns: names with the types of their values. what: the kind of row; errors name it and `source`.
+
+    Raises:
+        ProfileError: the data is no such table; the message names the line.
+    """
+    row_type: Any = tuple.__class_getitem__(tuple(columns.values()))
+    expected = ", ".join(columns)
+    try:
+        reader = csv.DictReader(data.decode("utf-8").splitlines(), restval="(cut off)")
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{source}: not UTF-8 text ({error}); expected a CSV table") from error
+    try:
+        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        if missing:
+            raise ProfileError(f"{source}: column {missing[0]!r} is missing; expected {expected}")
+        for row in reader:
+            yield msgspec.convert([row[name] or None for name in columns], row_type, strict=False)
+    except (msgspec.ValidationError, csv.Error) as error:
+        reason = re.sub(r"\$\[(\d+)\]", lambda match: list(columns)[int(match[1])], str(error))
+        raise ProfileError(
+            f"{source} line {reader.line_num}: not {what} ({reason}); expected {expected}"
+        ) from error

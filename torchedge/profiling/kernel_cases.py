@@ -104,9 +104,7 @@ class BenchDevice(Protocol):
 
 
 @lru_cache(maxsize=8)
-def stride_walk(
-    seed: int, *, steps: int = _WALK_STEPS
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def stride_walk(seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return (x, y), (steps,) each: a walk with random strides over SIDE x SIDE texels (TMModel, step I).
 
     Strides in x and in y follow multinomial distributions that the seed draws. The walk goes forward and does

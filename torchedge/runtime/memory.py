@@ -79,10 +79,10 @@ class DeviceMemory:
         buffer = allocate_buffer(self.context, tensor.nbytes, what)
         return self._image_of(tensor, buffer) if layout.storage == "image_buffer" else buffer
 
-    def allocate_bytes(self, nbytes: int, what: str, byte: int = 0) -> Any:
-        """Return a new buffer, every byte set; `what` names it in errors."""
+    def allocate_bytes(self, nbytes: int, what: str) -> Any:
+        """Return a new buffer of zeros; `what` names it in errors."""
         buffer = allocate_buffer(self.context, nbytes, what)
-        fill(self.context, self.queue, buffer, byte)
+        fill(self.context, self.queue, buffer, 0)
         return buffer
 
     def allocate_staging(self, nbytes: int, queue: Any) -> StagingMemory:

@@ -33,7 +33,7 @@ _JOINED_GAP = 2**60
 class WeightSource(Protocol):
     """Packed tensors by name in one space of addresses."""
 
-    alignment = 1
+    alignment: int = 1
     """Bytes of which the addresses and lengths of reads are multiples."""
 
     def address(self, name: str, nbytes: int) -> int:
@@ -44,9 +44,11 @@ class WeightSource(Protocol):
 
     def check(self) -> None:
         """Raise ProfileError if the source has changed since it was opened."""
+        return
 
     def close(self) -> None:
         """Close it; a second call does nothing."""
+        return
 
 
 class RawFile(Protocol):

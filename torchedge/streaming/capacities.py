@@ -23,7 +23,6 @@ from torchedge.streaming.instances import (
     Distance,
     Instance,
     Layer,
-    Residency,
 )
 from torchedge.streaming.launches import LaunchWork, weights_of, works_of
 from torchedge.streaming.rates import TABLE, THRESHOLDS, copy_rate, estimate_latencies, roofline_of
@@ -305,16 +304,14 @@ def make_instance(
     chunk_bytes: int = CHUNK_BYTES,
     m_peak_bytes: int | None = M_PEAK_BYTES,
     lam: float = LAMBDA,
-    memory_bytes: int | None = None,
-    residency: Residency = "weights",
     distance: Distance = "layers",
     capacities: Capacities | None = None,
 ) -> Instance:
     """Return the overlap problem of a program on a device: a layer a launch, a weight a resident tensor.
 
-    Limits are in bytes and rounded down to chunks. `memory_bytes` limits the weights preloaded and in flight
-    together. residency: "weights", as a run allocates them: whole from the first chunk to the last use.
-    `capacities` (of the same program and chunk size) default to `rate_capacities`.
+    M_peak is in bytes and rounded down to chunks. Weights count whole from the first chunk to the last use,
+    as a run allocates them (residency "weights"). `capacities`, of the same program and chunk size, default
+    to `rate_capacities`.
 
     Raises:
         DeviceError: the profile lacks a figure that this takes.
@@ -334,8 +331,7 @@ def make_instance(
         weights_of(program, chunk_bytes),
         m_peak_chunks=None if m_peak_bytes is None else m_peak_bytes // chunk_bytes,
         lam=lam,
-        memory_chunks=None if memory_bytes is None else memory_bytes // chunk_bytes,
-        residency=residency,
+        residency="weights",
         distance=distance,
         name=program.name,
     )

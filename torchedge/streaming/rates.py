@@ -217,7 +217,7 @@ class Rates:
         return most / capacity if 0 < most < capacity else 1.0
 
 
-def derive_rates(device: Device, *, staging_bytes: int = STAGING_BYTES) -> Rates:
+def derive_rates(device: Device) -> Rates:
     """Return the rates of a device from the figures of its profile.
 
     The host's times are its `host_launch_us` and `host_transfer_us`, which `torchedge profile --streaming`
@@ -225,7 +225,6 @@ def derive_rates(device: Device, *, staging_bytes: int = STAGING_BYTES) -> Rates
 
     Raises:
         DeviceError: the profile gives no `disk_read_gb_s`, or no rate at all between memories.
-        InputError: `staging_bytes` is below 1.
     """
     if "disk_read_gb_s" not in device.figures:
         raise DeviceError(
@@ -240,7 +239,6 @@ def derive_rates(device: Device, *, staging_bytes: int = STAGING_BYTES) -> Rates
         device.figure("disk_read_gb_s"),
         copy_rate(device),
         launch,
-        staging_bytes,
         host_launch=device.figures.get("host_launch_us", launch),
         host_transfer=device.figures.get("host_transfer_us", assumed),
     )

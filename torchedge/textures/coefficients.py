@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from torchedge.devices import Device, Provenance, is_phone_gpu, weakest
 from torchedge.errors import InputError, ProfileError
-from torchedge.storage import file_sha256, profile_file, read_toml, resolve_inside, write_toml
+from torchedge.storage import file_sha256, profile_file, read_toml, write_toml
 from torchedge.storage.codecs import Codec, OneOf, Text
 from torchedge.storage.documents import MAX_DOCUMENT_BYTES
 from torchedge.textures.work import BLOCK_SHAPES, STRIDE_FEATURES
@@ -213,16 +213,6 @@ def coefficients_of(device: Device) -> KernelCoefficients:
     phone = is_phone_gpu(device.vendor, device.title, *device.aliases)
     base = DEFAULTS["cpu" if device.kind == "cpu" else "mobile" if phone else "gpu"]
     return _with_figures(base, device)
-
-
-def read_coefficients(folder: Path) -> KernelCoefficients:
-    """Read the coefficients of a profile folder.
-
-    Raises:
-        ProfileError: the file is missing, leads out of the folder, or breaks a rule of the format.
-    """
-    path = resolve_inside(folder, COEFFICIENTS_FILE)
-    return CODEC.parse(path, read_toml(path))
 
 
 def write_coefficients(folder: Path, coefficients: KernelCoefficients) -> str:

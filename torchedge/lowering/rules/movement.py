@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, product
+from typing import Any
 
 from torchedge.expressions.indices import Fetched, Index, flatten, of, unflatten
 from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, constant, guarded, where
@@ -328,7 +329,7 @@ def _columns(taps: Taps) -> tuple[int, ...]:
 
 
 @rule("im2col")
-def im2col(result: Result, input: Node, kernel_size: Sequence[int], **settings: Sequence[int]) -> Node:
+def im2col(result: Result, input: Node, kernel_size: Sequence[int], **settings: Any) -> Node:  # noqa: ANN401
     """The windows of a picture, one a column: lines are (channel, place in the window)."""
     taps = Taps.of(input.shape[-2:], kernel_size, **settings)
     columns, lines = _columns(taps), (input.shape[-3], *taps.kernel)
@@ -348,7 +349,7 @@ def col2im(
     input: Node,
     output_size: Sequence[int],
     kernel_size: Sequence[int],
-    **settings: Sequence[int],
+    **settings: Any,  # noqa: ANN401
 ) -> Node:
     """The picture in which each element is the sum of its places in all columns."""
     taps = Taps.of(result.shape[-2:], kernel_size, **settings)

@@ -32,8 +32,9 @@ class Taps:
         groups: int = 1,
     ) -> Taps:
         """Return the taps of an operator's arguments, of which a single number stands for all dimensions."""
-        settings = [each(setting, len(sizes)) for setting in (kernel, stride, padding, dilation)]
-        return cls(tuple(sizes), *settings, groups)
+        n = len(sizes)
+        lying = (each(kernel, n), each(stride, n), each(padding, n), each(dilation, n))
+        return cls(tuple(sizes), *lying, groups)
 
     def under(self, outs: Sequence[Index], taps: Sequence[Index]) -> tuple[list[Index], list[Bound]]:
         """Return where on x the taps of outputs lie, and the bounds within which that is on x."""

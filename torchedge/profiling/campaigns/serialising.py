@@ -24,7 +24,7 @@ from torchedge.tracing.recorder import TracedTensor
 
 Nodes = list[dict[str, Any]]
 
-_CLASSES = {kind: name for name, kind in LAYERS.items()}
+_CLASSES: dict[Any, str] = {kind: name for name, kind in LAYERS.items()}
 _TARGETS: Mapping[Callable[..., Any], str] = {
     **{function: name for name, function in FUNCTIONS.items()},
     torch.add: "add",
@@ -91,10 +91,8 @@ def _kind(module: nn.Module) -> str | None:
     """Return the format's name of a layer: its class, or the one whose forward it inherits."""
     if type(module).__name__ == "StochasticDepth" and {"p", "mode"} <= vars(module).keys():
         return "StochasticDepth"
-    for base in type(module).__mro__:
-        if base in _CLASSES:
-            return _CLASSES[base] if type(module).forward is base.forward else None
-    return None
+    layer: Any = next((base for base in type(module).__mro__ if base in _CLASSES), None)
+    return _CLASSES[layer] if layer and type(module).forward is layer.forward else None
 
 
 def _node(node: fx.Node, modules: Mapping[str, nn.Module], label: str) -> dict[str, Any]:
