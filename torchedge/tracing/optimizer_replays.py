@@ -59,9 +59,8 @@ class OptimizerReplay:
         """
         learning = {index: value for index, value in enumerate(values) if value.trainable}
         if self.parameters is None:
-            parameters = tuple(
-                [(tuple(v.shape), getattr(torch, v.dtype), 0, True) for v in learning.values()]  # type: ignore[arg-type]
-            )
+            learn = [(value.at(1), getattr(torch, value.dtype), 0, True) for value in learning.values()]
+            parameters = tuple(learn)
             named = OptimizerReplay(self.name, (), parameters)
             return _replayed(named, tuple(range(len(parameters))), foreach), frozenset(learning)
         places = self._places(learning, {value.name for value in values if not value.trainable})
@@ -272,7 +271,7 @@ class _EightBit(torch.optim.Optimizer):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Make the states that are missing."""
         for p in [p for group in self.param_groups for p in group["params"] if p.grad is not None]:
             if not self.state[p]:
