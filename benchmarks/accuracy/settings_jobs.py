@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy/settings_jobs.py > jobs.jsonl
     python hooks/training_probe.py jobs.jsonl --out rows.jsonl --ahead 8 --hurry      # on the GPU
-    python benchmarks/accuracy/settings_jobs.py --rows rows.jsonl --out FOLDER        # the tables of it
+    python benchmarks/accuracy/settings_jobs.py --rows rows.jsonl.gz --out FOLDER     # the tables of it
 
 Transformers are built from configurations with random weights and trained on the loss they return, at several
 sequence lengths, in float32, autocast, bfloat16 weights, with checkpoints, frozen parameters and optimizers;
@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import io
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 Job = dict[str, Any]
 
@@ -242,36 +243,46 @@ def every_job() -> Iterator[Job]:
 
 COLUMNS = (
     "id", "mode", "batch_size", "fits", "memory_mib", "allocated_mib", "reserved_mib", "latency_ms",
-    "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "limit_mib", "reason",
+    "latency_p10_ms", "latency_p90_ms", "steps", "clock_mhz", "throttled", "limit_mib", "ahead", "reason",
 )  # fmt: skip
 
 
 def write_tables(rows: list[Path], folder: Path) -> None:
-    """Write measurements.csv.gz, networks.jsonl.gz, layers.jsonl.gz and environment.json of the rows."""
+    """Write measurements.csv.gz, networks.jsonl.gz, layer_rows.jsonl.gz and environment.json of the rows.
+
+    Column `ahead`: how many processes prepared networks beside the measuring one, which slows the host down.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     jobs = {job["id"]: job for job in every_job()}
     points: dict[tuple[str, str, int], Job] = {}
     for file in rows:
-        for line in file.read_text().splitlines():
-            row = json.loads(line)
-            if row["row"] == "environment":
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / "environment.json").write_text(json.dumps(row, indent=1) + "\n")
-            elif row["row"] == "point" and row["fits"] is not None:
-                points[row["job"], row["mode"], row["batch_size"]] = {**row, "id": row["job"]}
+        with gzip.open(file, "rt") as lines:
+            environment, *others = map(json.loads, lines)
+        (folder / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
+        words = environment["command"].split()
+        ahead = int(words[words.index("--ahead") + 1]) if "--ahead" in words else 1
+        for row in others:
+            if row["row"] == "point" and row["fits"] is not None and row["job"] in jobs:
+                points[row["job"], row["mode"], row["batch_size"]] = {**row, "id": row["job"], "ahead": ahead}
     measured = {key[0] for key in points}
-    with gzip.open(folder / "measurements.csv.gz", "wt", newline="") as file:
+    with _packed(folder / "measurements.csv.gz") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(points.values())
-    with gzip.open(folder / "networks.jsonl.gz", "wt") as file:
+    with _packed(folder / "networks.jsonl.gz") as file:
         for job in jobs.values():
             if job["id"] in measured:
                 described = {name: value for name, value in job.items() if name != "points"}
                 file.write(json.dumps(described, separators=(",", ":")) + "\n")
-    with gzip.open(folder / "layers.jsonl.gz", "wt") as file:
+    with _packed(folder / "layer_rows.jsonl.gz") as file:
         for row in points.values():
             if row["layers"]:
                 file.write(json.dumps({n: row[n] for n in ("id", "mode", "batch_size", "layers")}) + "\n")
+
+
+def _packed(file: Path) -> TextIO:
+    """Return a compressed file to write, the same bytes for the same text."""
+    return io.TextIOWrapper(gzip.GzipFile(file, "wb", mtime=0), newline="")
 
 
 def main() -> int:
@@ -279,7 +290,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=Path, nargs="+", help="rows of the probe")
+    parser.add_argument("--rows", type=Path, nargs="+", help="rows of the probe, compressed")
     parser.add_argument("--out", type=Path, help="folder of the tables")
     parser.add_argument("--tiny", action="store_true", help="two layers, small inputs: a trial on a CPU")
     arguments = parser.parse_args()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,10 +27,12 @@ from msgspec import Meta
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
+from torchedge.prediction.memory.settings import StepSettings
 from torchedge.profiling.topologies import build_topology
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
 from torchedge.tracing.capturing import capture
+from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
 MEASUREMENTS, NETWORKS, TOPOLOGIES = "measurements.csv", "networks.jsonl", "topologies.jsonl"
 LAYERS, LAYER_TIMES = "layers.jsonl", "layer_times.csv"
@@ -71,16 +74,17 @@ of their own for the time model.
 class Network:
     """One measured network: architecture, pruning level in %, how it was pruned.
 
-    Networks of one architecture are held out together. capture: mode to the ForwardGraph of a step. recipe:
-    how to build it, None in the public format.
+    Networks of one architecture are held out together. capture: mode to the ForwardGraph of a step. job: its
+    line, None in the public format. setting: how it was trained, "" in the campaigns' usual way.
     """
 
     architecture: str
     level: int
     strategy: str
-    optimizer: str
+    settings: StepSettings
     capture: Callable[[Mode], ForwardGraph]
-    recipe: Mapping[str, Any] | None = None
+    job: Mapping[str, Any] | None = None
+    setting: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,37 +182,59 @@ def _present(file: Path) -> Path:
 def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
     """Read a campaign's networks: its job lines without points."""
     networks: dict[str, Network] = {}
+    families: dict[str, LengthFamily] = {}
     for place, row in parse_lines(file, data):
         with reading(
             place, "a network", "id, network, pruning_level, strategy, input_size, optimizer, build"
         ):
-            size = tuple(int(n) for n in row["input_size"])
+            size = tuple(int(n) for n in row.get("input_size", (1, 1, 1)))
             if len(size) != 3 or not all(0 < n <= 1 << 14 for n in size):
                 raise ValueError(f"input_size is {row['input_size']!r}")
+            optimizer = str(row.get("optimizer", "sgd-momentum"))
+            decay = {"sgd-momentum": 5e-4, "sgd": 5e-4, "adamw": 1e-2}.get(optimizer, 0.0)
             networks[str(row["id"])] = Network(
-                str(row["network"]),
+                str(row.get("family", row["network"])),
                 round(float(row.get("pruning_level", 0))),
                 str(row.get("strategy", "")),
-                str(row.get("optimizer", "sgd-momentum")),
-                _capture_recipe(dict(row["build"]), size, str(row["id"]), place),
-                dict(row["build"]),
+                StepSettings(optimizer=optimizer, weight_decay=decay, amp=row.get("amp")),
+                _capture_job(dict(row), place, families),
+                dict(row),
+                str(row.get("setting", "")),
             )
     return networks
 
 
-def _capture_recipe(
-    recipe: dict[str, Any], size: tuple[int, ...], name: str, label: str
+def _capture_job(
+    job: dict[str, Any], label: str, families: dict[str, LengthFamily]
 ) -> Callable[[Mode], ForwardGraph]:
-    def captured(mode: Mode) -> ForwardGraph:
-        from torchedge.profiling.campaigns.networks import build_network
+    """Return the capture of a network; families: of those at several sequence lengths, by content."""
 
+    def captured(mode: Mode) -> ForwardGraph:
+        from torchedge.profiling.campaigns.networks import build_network, example_inputs, set_up
+
+        length = job.get("seq_len")
+        parts = [job["build"], *(job.get(n) for n in ("dtype", "channels_last", "checkpointing", "frozen"))]
+        key = json.dumps([mode, *parts])
+        if length is not None and key in families:
+            return families[key].graph(length)
         try:
-            module = build_network(recipe)
+            module = set_up(build_network(job["build"]), job)
         except InputError as error:
             raise ProfileError(f"{label}: {error}") from error
-        return capture(module, input_size=size, mode=mode, name=name)
+        if "inputs" not in job:
+            return capture(module, input_size=tuple(job["input_size"]), mode=mode, name=job["id"])
+        example, loss = example_inputs(job, 2), _own_loss if job.get("loss") == "model" else "default"
+        if length is None:
+            return capture(module, example, mode=mode, loss=loss, name=job["id"])
+        families[key] = capture_lengths(module, example, mode=mode, loss=loss)
+        return families[key].graph(length)
 
     return captured
+
+
+def _own_loss(output: Any) -> Any:  # noqa: ANN401 - a model's output
+    """Return the loss that a model of transformers computes from its labels."""
+    return output.loss
 
 
 def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str, Network]:
@@ -223,7 +249,7 @@ def _read_topologies(file: Path, data: bytes, size: tuple[int, ...]) -> dict[str
         def captured(mode: Mode, module: torch.nn.Module = module, name: str = name) -> ForwardGraph:
             return capture(module, input_size=size, mode=mode, method="trace", name=name)
 
-        networks[name] = Network(architecture, level, "random", "sgd-momentum", captured)
+        networks[name] = Network(architecture, level, "random", StepSettings(), captured)
     return networks
 
 
@@ -235,7 +261,7 @@ def _read_layers(root: Path, networks: Mapping[str, Network]) -> LayerTimes:
     table, layers = _present(root / LAYER_TIMES), _present(root / LAYERS)
     if table.exists():
         return _read_sums(table)
-    recipes = {name: n.recipe for name, n in networks.items() if n.recipe is not None}
+    recipes = {name: n.job["build"] for name, n in networks.items() if n.job is not None}
     return _sum_layers(layers, recipes) if recipes and layers.exists() else {}
 
 

@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm from the recipes of job lines."""
+"""Networks of torchvision, timm and transformers from the recipes of job lines, as a job sets them up."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchedge.errors import InputError, MissingExtraError, did_you_mean, first_line
+from torchedge.errors import InputError, MissingExtraError, did_you_mean, first_line, needed
 from torchedge.profiling.topologies import build_topology
 from torchedge.storage.locks import warnings_ignored
-from torchedge.tracing.vision import find_timm, import_torchvision
+from torchedge.tracing.vision import find_timm, import_torchvision, prepare_torchvision
 
 
 def recipe_of(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,9 @@ def recipe_of(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def check_recipe(recipe: Mapping[str, Any]) -> None:
     """Raise InputError for a network that is not in its library, MissingExtraError without the library."""
     name = recipe["name"]
-    if recipe["library"] == "timm":
+    if recipe["library"] == "transformers":
+        known = dir(_transformers())
+    elif recipe["library"] == "timm":
         known = _timm().list_models()
     else:
         import_torchvision()
@@ -44,7 +46,7 @@ def build_network(recipe: Mapping[str, Any]) -> nn.Module:
         with torch.device("meta"):
             return build_topology(recipe["nodes"], "a job's topology")
     check_recipe(recipe)
-    name, kwargs = recipe["name"], recipe.get("kwargs", {})
+    name, kwargs = recipe["name"], recipe.get("config", recipe.get("kwargs", {}))
     try:
         try:
             with torch.device("meta"):
@@ -57,6 +59,10 @@ def build_network(recipe: Mapping[str, Any]) -> nn.Module:
 
 def _create(library: str, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
     with warnings_ignored():
+        if library == "transformers":
+            kind = getattr(_transformers(), name)
+            configured: nn.Module = kind(kind.config_class(**kwargs))
+            return configured
         if library == "timm":
             timm_model: nn.Module = _timm().create_model(name, pretrained=False, **kwargs)
             return timm_model
@@ -71,3 +77,39 @@ def _timm() -> Any:  # noqa: ANN401 - the module
     if timm is None:
         raise MissingExtraError.of("timm", purpose="building networks of timm")
     return timm
+
+
+def _transformers() -> Any:  # noqa: ANN401 - the module
+    prepare_torchvision()
+    with needed("transformers", purpose="building networks of transformers"):
+        import transformers
+    return transformers
+
+
+def set_up(module: nn.Module, job: Mapping[str, Any]) -> nn.Module:
+    """Return a network as the probe sets it up: dtype, layout, checkpoints, frozen parameters."""
+    module = module.to(getattr(torch, job.get("dtype", "float32")))
+    if job.get("channels_last"):
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if job.get("checkpointing"):
+        module.gradient_checkpointing_enable()  # type: ignore[operator]
+    frozen, before = job.get("frozen"), 0
+    parameters = list(module.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    for place, parameter in enumerate(parameters):
+        if frozen is not None:
+            ahead = before + parameter.numel() <= frozen["share"] * total
+            trained = place % 10 == 9 if frozen["way"] == "scattered" else not ahead
+            parameter.requires_grad_(trained and parameter.requires_grad)
+        before += parameter.numel()
+    return module
+
+
+def example_inputs(job: Mapping[str, Any], batch_size: int) -> Any:  # noqa: ANN401 - tensors by name
+    """Return inputs of a job's network on the meta device."""
+    example = {}
+    for name, form in job["inputs"].items():
+        shape = [batch_size if side == "batch" else side for side in form["shape"]]
+        dtype = torch.int64 if "below" in form else getattr(torch, job.get("dtype", "float32"))
+        example[name] = torch.zeros(shape, dtype=dtype, device="meta")
+    return example
