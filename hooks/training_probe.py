@@ -524,9 +524,15 @@ def scores(output):
     return [t for t in items if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
-def freeze(model, frozen):
-    """Let the parameters that stay trainable have gradients; return all parameters."""
-    parameters = list(model.parameters())
+def arrange(model, job):
+    """Switch checkpoints on or off and freeze parameters as a job says; return all parameters."""
+    if hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_disable()
+        if hasattr(model, "disable_input_require_grads"):  # which enabling leaves in the embeddings
+            model.disable_input_require_grads()
+        if job.get("checkpointing"):
+            model.gradient_checkpointing_enable()
+    parameters, frozen = list(model.parameters()), job.get("frozen")
     trainable = model.__dict__.setdefault("probe_trainable", [p.requires_grad for p in parameters])
     total, before = sum(p.numel() for p in parameters), 0
     for place, parameter in enumerate(parameters):
@@ -564,10 +570,7 @@ class Work:
         self.torch, self.model, self.train, self.clock, self.job = torch, model, mode == "train", clock, job
         self.device = device
         model.train(self.train)
-        if hasattr(model, "gradient_checkpointing_enable"):
-            model.gradient_checkpointing_disable()
-            if job.get("checkpointing"):
-                model.gradient_checkpointing_enable()
+        parameters = arrange(model, job)
         self.x, self.named = None, {}
         if "inputs" in job:
             self.named = {name: self.input(form, batch) for name, form in job["inputs"].items()}
@@ -575,7 +578,7 @@ class Work:
             self.x = self.input({"shape": ["batch"] + job["input_size"]}, batch)
         self.y, self.optimizer, self.backward_start = None, None, None
         if self.train:
-            trained = [p for p in freeze(model, job.get("frozen")) if p.requires_grad]
+            trained = [p for p in parameters if p.requires_grad]
             name, options = job.get("optimizer", "sgd-momentum"), job.get("optimizer_options", {})
             self.optimizer = make_optimizer(name, trained, options)
 

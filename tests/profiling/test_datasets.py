@@ -77,7 +77,7 @@ def test_a_campaigns_folder(folder):
     np.testing.assert_equal(found["latency"], [1.5, 4.5, nan, nan, 4.5])
     network = found.networks["net-l1-30"]
     assert (network.architecture, network.level, network.strategy) == ("net", 30, "l1")
-    assert network.optimizer == "adam" and network.recipe == {"nodes": NODES}
+    assert network.settings.optimizer == "adam" and network.job["build"] == {"nodes": NODES}
 
 
 def test_graphs_are_captured_once_a_mode(folder):
@@ -124,7 +124,7 @@ def test_the_public_format(folder):
     assert found.has_graph.tolist() == [True, False]
     assert found.graph_of("net-30", "train").values[0].shape[-3:] == (3, 8, 8)
     network = found.networks["net-30"]
-    assert (network.strategy, network.optimizer, network.recipe) == ("random", "sgd-momentum", None)
+    assert (network.strategy, network.settings.optimizer, network.job) == ("random", "sgd-momentum", None)
 
 
 # damage -----------------------------------------------------------------------------------------------------
@@ -230,3 +230,33 @@ def test_damaged_gzip(folder):
     file.write_bytes(data)
     with pytest.raises(ProfileError, match="is not in gzip format"):
         read_dataset(root)
+
+
+TOKENS = {"shape": ["batch", 16], "below": 90}
+SETTINGS = {
+    "id": "gpt2-autocast", "network": "gpt2-tiny", "family": "gpt2", "setting": "autocast", "seq_len": 16,
+    "amp": "bfloat16", "optimizer": "adamw", "checkpointing": True, "loss": "model",
+    "frozen": {"share": 0.6, "way": "leading"}, "inputs": {"input_ids": TOKENS, "labels": TOKENS},
+    "build": {"library": "transformers", "name": "GPT2LMHeadModel", "config": {
+        "n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 100, "use_cache": False}},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_transformer_is_captured_as_a_job_trained_it(folder):
+    pytest.importorskip("transformers")
+    prepare_torchvision()
+    tokens = {**TOKENS, "shape": ["batch", 32]}
+    inputs = {"input_ids": tokens, "labels": tokens}
+    long = {**SETTINGS, "id": "gpt2-32", "seq_len": 32, "inputs": inputs}
+    table = ",".join(COLUMNS) + "\ngpt2-autocast,train,2,1,710.5,11.25,24,4.5,4.4,4.6,14,1980,0,\n"
+    lines = "".join(json.dumps(job) + "\n" for job in (SETTINGS, long))
+    dataset = read_dataset(folder(measurements=table, networks=lines))
+    network = dataset.networks["gpt2-autocast"]
+    assert (network.architecture, network.setting) == ("gpt2", "autocast")
+    assert (network.settings.optimizer, network.settings.amp) == ("adamw", "bfloat16")
+    graph = dataset.graph_of("gpt2-autocast", "train")
+    assert {value.trainable for value in graph.parameters} == {True, False}
+    assert any(op.region for op in graph.ops)
+    longer = dataset.graph_of("gpt2-32", "train")
+    assert [g.values[g.inputs[0]].shape[1] for g in (graph, longer)] == [16, 32]

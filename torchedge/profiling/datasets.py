@@ -197,7 +197,7 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
                 round(float(row.get("pruning_level", 0))),
                 str(row.get("strategy", "")),
                 StepSettings(optimizer=optimizer, weight_decay=decay, amp=row.get("amp")),
-                _capture_job(dict(row), place, families),
+                _capture_job({**row, "build": dict(row["build"])}, place, families),
                 dict(row),
                 str(row.get("setting", "")),
             )

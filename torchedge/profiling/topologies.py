@@ -42,17 +42,17 @@ def _load_probe() -> Any:  # noqa: ANN401 - a module without types
     return module
 
 
-_PROBE = _load_probe()
+PROBE = _load_probe()
 LAYERS: Mapping[str, Callable[..., nn.Module]] = {
-    name: getattr(nn, name, _PROBE.stochastic_depth) for name in _PROBE.LAYERS
+    name: getattr(nn, name, PROBE.stochastic_depth) for name in PROBE.LAYERS
 }
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(torch, name) for name in _PROBE.TORCH_FUNCTIONS},
-    **{name: getattr(nn.functional, name) for name in _PROBE.FUNCTIONS},
-    **{name: getattr(operator, name) for name in _PROBE.OPERATORS},
+    **{name: getattr(torch, name) for name in PROBE.TORCH_FUNCTIONS},
+    **{name: getattr(nn.functional, name) for name in PROBE.FUNCTIONS},
+    **{name: getattr(operator, name) for name in PROBE.OPERATORS},
 }
-METHODS = frozenset(_PROBE.METHODS)
-names_read: Callable[[object], list[Any]] = _PROBE.names_read
+METHODS = frozenset(PROBE.METHODS)
+names_read: Callable[[object], list[Any]] = PROBE.names_read
 """Returns the names of the nodes that an argument reads."""
 
 _MOST_NODES = 20_000
@@ -127,7 +127,7 @@ def build_topology(nodes: object, label: str, note: Callable[[str, Any], None] |
         for n in parsed
     ]
     try:
-        module: nn.Module = _PROBE.topology(plain, note)
+        module: nn.Module = PROBE.topology(plain, note)
     except ValueError as error:
         raise ProfileError(f"{label}: {error}") from error
     return module

@@ -109,3 +109,27 @@ def test_checkpoints_hold_no_tensors_of_a_replay():
 def test_frozen_inputs_get_no_footprint():
     graph = capture(OnParameter(lambda w, x: w + x.abs(), 4, 8), torch.zeros(4, 8), loss=scalar)
     assert all(op.footprint is None for op in graph.ops if op.kind == "abs")
+
+
+class CheckpointedNorm(nn.Module):
+    """A root mean square norm between linear layers, run again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def norm(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    def forward(self, x):
+        body = checkpoint(self.norm, self.first(x), use_reentrant=False)
+        return self.last(body)
+
+
+def test_operators_that_a_checkpoint_runs_again_take_storages_of_their_own():
+    tape = write_tape(capture(CheckpointedNorm(), torch.zeros(2, 8, 64)), StepSettings())
+    alive = set(np.flatnonzero(tape.persistent))
+    for event in tape.events.tolist():
+        storage = abs(event) - 1
+        assert (storage in alive) == (event < 0)  # allocated once, freed once
+        (alive.discard if event < 0 else alive.add)(storage)

@@ -255,8 +255,8 @@ class StepWriter:
         numbers = {
             number: storage[index]
             for number, index in zip(footprint.tensors, present, strict=False)
-            if storage[index] >= 0
-        }
+            if storage[index] >= 0 and (index in op.inputs or values[index].role != "activation")
+        }  # an output's storage may be that of a first run, which a checkpoint gave up
         for event in footprint.forward:
             number = abs(event) - 1
             if event < 0:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchedge.errors import InputError, MissingExtraError, did_you_mean, first_line, needed
-from torchedge.profiling.topologies import build_topology
+from torchedge.profiling.topologies import PROBE, build_topology
 from torchedge.storage.locks import warnings_ignored
 from torchedge.tracing.vision import find_timm, import_torchvision, prepare_torchvision
 
@@ -91,17 +91,10 @@ def set_up(module: nn.Module, job: Mapping[str, Any]) -> nn.Module:
     module = module.to(getattr(torch, job.get("dtype", "float32")))
     if job.get("channels_last"):
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if job.get("checkpointing"):
-        module.gradient_checkpointing_enable()  # type: ignore[operator]
-    frozen, before = job.get("frozen"), 0
-    parameters = list(module.parameters())
-    total = sum(parameter.numel() for parameter in parameters)
-    for place, parameter in enumerate(parameters):
-        if frozen is not None:
-            ahead = before + parameter.numel() <= frozen["share"] * total
-            trained = place % 10 == 9 if frozen["way"] == "scattered" else not ahead
-            parameter.requires_grad_(trained and parameter.requires_grad)
-        before += parameter.numel()
+    if any(job.get(name) for name in ("checkpointing", "frozen")):
+        PROBE.arrange(module, job)
+    if job.get("inputs_require_grads"):
+        module.enable_input_require_grads()  # type: ignore[operator]
     return module
 
 

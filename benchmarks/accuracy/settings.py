@@ -1,0 +1,67 @@
+"""Hold predictions against the H200 campaign over settings: transformers and CNNs as people train them today.
+
+    python benchmarks/accuracy/settings.py [--by setting|network|point] [--only WORD]
+
+Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import os
+import sys
+import warnings
+from collections import defaultdict
+from statistics import mean
+
+from torchedge.devices import find_device
+from torchedge.errors import TorchedgeError
+from torchedge.prediction.predictor import predict_graph
+from torchedge.profiling.datasets import read_dataset
+
+FIGURES = ("allocated", "reserved", "memory", "latency")
+
+
+def main() -> int:
+    """Print the errors by group."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--by", choices=("setting", "network", "point"), default="setting")
+    parser.add_argument("--only", default="", help="settings whose name holds this word")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    device = find_device("nvidia-h200")
+    folder = device.folder / "campaign" / "settings"
+    dataset = read_dataset(folder)
+    errors: dict[str, list[list[float]]] = defaultdict(list)
+    with gzip.open(folder / "measurements.csv.gz", "rt") as table:
+        rows = list(csv.DictReader(table))
+    for row in rows:
+        network = dataset.networks[row["id"]]
+        if network.setting == "limit" or arguments.only not in network.setting:
+            continue
+        try:
+            graph = dataset.graph_of(row["id"], "train")
+            prediction = predict_graph(graph, int(row["batch_size"]), device, network.settings)
+        except TorchedgeError as error:
+            sys.stderr.write(f"{row['id']}: {error}\n")
+            continue
+        assert network.job is not None
+        group = {"setting": network.setting, "network": network.job["network"]}
+        group["point"] = f"{row['id']}@{row['batch_size']}"
+        measured = [float(row[name + "_mib"]) for name in FIGURES[:3]] + [float(row["latency_ms"])]
+        errors[group[arguments.by]].append(
+            [100 * (getattr(prediction, n).value / m - 1) for n, m in zip(FIGURES, measured, strict=True)]
+        )
+    print(f"{'':44}points" + "".join(f"{name:>11} (mean)" for name in FIGURES))
+    for name in sorted(errors):
+        columns = list(zip(*errors[name], strict=True))
+        cells = [f"{mean(map(abs, c)):>10.1f} {mean(c):>+6.1f} " for c in columns]
+        print(f"{name:44}{len(errors[name]):>6}" + "".join(cells))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
