@@ -108,13 +108,13 @@ def lower_step(
     groups = copied_updates(fused.groups, images, placed)
     alone, together = gather_updates([group for group in groups if group.host.numel])
     fixed = {*inputs, *settled, *fused.outputs, *[n for batch in together for g in batch for n in g.reads]}
-    alone, placed, schedules = _tuned(alone, placed, fixed, device, timer)
-    sources = write_kernels(alone, placed, device, schedules)
+    kernels, placed, schedules = _tuned(alone, placed, fixed, device, timer)
+    sources = write_kernels(kernels, placed, device, schedules)
     sources += [write_updates(batch, placed, device) for batch in together]
     others = [group for batch in [*together, [g for g in groups if not g.host.numel]] for group in batch]
-    fused = replace(fused, groups=(*alone, *others))
+    fused = replace(fused, groups=(*kernels, *others))
     program = _program(step, translation, fused, sources, placed, device, ranges, [*checks.values()])
-    return Lowered(program, _fused_launches(alone, sources, translation.names))
+    return Lowered(program, _fused_launches(kernels, sources, translation.names))
 
 
 def _tuned(

@@ -278,7 +278,7 @@ class _Copier:
             options = layout_options(over, self.placed[over], self.target)
             if len(options) < 2:
                 continue
-            costs = sum(self._costs(table, over, options) for table in users)
+            costs = np.sum([self._costs(table, over, options) for table in users], axis=0)
             number = int(np.argmin(costs))
             if options[number].storage != "buffer":
                 copy_ms = self._copy_ms(node, Layout(options[0].order), over, options[number])
