@@ -96,6 +96,7 @@ WRONG = [
     (lambda d: d.update(extra=1), "unknown key 'extra'"),
     (lambda d: d.update(schema="torchedge-bundle-9"), "schema is 'torchedge-bundle-9'"),
     (lambda d: d.update(mode="trian"), "mode is 'trian'; expected one of train, infer"),
+    (lambda d: d.update(mode="train"), "gives no loss or updates no weights"),
     (lambda d: d["device"].update({"class": "gpu"}), "have different class"),
     (lambda d: d["device"].update(fingerprint="x"), "64 hexadecimal digits"),
     (lambda d: d["inputs"].clear(), "have different inputs"),

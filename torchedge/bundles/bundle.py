@@ -499,6 +499,12 @@ def _check_same(
             {kernel_file(kernel.name) for each in programs for kernel in each.kernels},
         ),
     ]
+    loss = [program.tensors[place].shape for place in program.outputs[:1]]
+    if manifest.mode == "train" and (loss != [()] or not _updates(program)):
+        raise InputError(
+            f"{folder}: {MANIFEST} says mode 'train', and {PROGRAM} gives no loss or updates no weights; "
+            "expected a training step: export the model again"
+        )
     for each in programs:
         fed = [place for place in each.inputs if place not in each.hyperparameters.values()]
         pairs += [
@@ -519,6 +525,15 @@ def _check_same(
                 f"{folder}: {PROGRAM} and {ACCUMULATING} hold {tensor.name} in different ways; expected the "
                 "same: export the model again"
             )
+
+
+def _updates(program: Program) -> bool:
+    """Whether a program writes to a parameter, buffer or state."""
+    return any(
+        access != "read" and program.tensors[index].role in SHARED
+        for launch in program.launches
+        for index, access in zip(launch.tensors, program.kernels[launch.kernel].access, strict=True)
+    )
 
 
 def _ports(program: Program, places: Sequence[int], declared: tuple[Port, ...]) -> tuple[Port, ...] | None:
