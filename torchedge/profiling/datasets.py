@@ -25,13 +25,13 @@ import torch
 from msgspec import Meta
 
 from torchedge.devices import Provenance
-from torchedge.errors import InputError, ProfileError
+from torchedge.errors import CaptureError, InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.profiling.topologies import build_topology
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
-from torchedge.tracing.capturing import capture
+from torchedge.tracing.capturing import Loss, capture
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
 MEASUREMENTS, NETWORKS, TOPOLOGIES = "measurements.csv", "networks.jsonl", "topologies.jsonl"
@@ -216,20 +216,31 @@ def _capture_job(
         parts = [job["build"], *(job.get(n) for n in ("dtype", "channels_last", "checkpointing", "frozen"))]
         key = json.dumps([mode, *parts])
         if length is not None and key in families:
-            return families[key].graph(length)
+            return _at_length(families[key], job)
         try:
             module = set_up(build_network(job["build"]), job)
         except InputError as error:
             raise ProfileError(f"{label}: {error}") from error
         if "inputs" not in job:
             return capture(module, input_size=tuple(job["input_size"]), mode=mode, name=job["id"])
-        example, loss = example_inputs(job, 2), _own_loss if job.get("loss") == "model" else "default"
+        example = example_inputs(job, 2)
+        loss: Loss = _own_loss if job.get("loss") == "model" else "default"
         if length is None:
             return capture(module, example, mode=mode, loss=loss, name=job["id"])
         families[key] = capture_lengths(module, example, mode=mode, loss=loss)
-        return families[key].graph(length)
+        return _at_length(families[key], job)
 
     return captured
+
+
+def _at_length(family: LengthFamily, job: Mapping[str, Any]) -> ForwardGraph:
+    """Return the graph at a job's sequence length, captured there where it does not follow the length."""
+    from torchedge.profiling.campaigns.networks import example_inputs
+
+    try:
+        return family.graph(job["seq_len"])
+    except CaptureError:
+        return capture(family.request.model, example_inputs(job, 2), loss=family.request.loss, name=job["id"])
 
 
 def _own_loss(output: Any) -> Any:  # noqa: ANN401 - a model's output
