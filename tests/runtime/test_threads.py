@@ -20,6 +20,7 @@ import torchedge
 from torchedge.opencl import compile_kernels, open_context
 from torchedge.runtime import backends
 from torchedge.runtime.backends import open_device
+from torchedge.tracing.joint_graphs import tracing
 
 pytest.importorskip("pyopencl")
 
@@ -197,3 +198,23 @@ def test_compiled_functions_run_while_another_thread_captures_a_step():
     torchedge.Trainer(captured, x, torch.zeros(2, 4), loss=F.mse_loss, optimizer=optimizer).close()
     assert answers and not refused and all(torch.equal(answer, expected) for answer in answers)
     assert not torch.compiler.is_compiling()
+
+
+def test_traces_that_overlap_leave_pytorch_as_it_was(monkeypatch):
+    before, compiled = torch.compiler.is_compiling, torch.compile(nn.Linear(6, 4), backend="torchedge")
+    x = torch.ones(2, 6)
+    with torch.no_grad():
+        expected = compiled(x)
+        first, second = tracing(seen=False), tracing(seen=True)
+        first.__enter__()
+        assert not torch.compiler.is_compiling()
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", True)
+            assert torch.equal(compiled(x), expected)
+        second.__enter__()
+        assert torch.compiler.is_compiling()
+        assert together(lambda number: torch.compiler.is_compiling()) == [False] * THREADS
+        first.__exit__(None, None, None)
+        assert torch.compiler.is_compiling()
+        second.__exit__(None, None, None)
+    assert torch.compiler.is_compiling is before

@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchedge.errors import InputError
 from torchedge.storage.locks import PROCESS
 from torchedge.tracing.decompositions import FUSED_LAYERS, base_name, decompositions
-from torchedge.tracing.joint_graphs import plain_kernels
+from torchedge.tracing.joint_graphs import plain_kernels, tracing
 from torchedge.tracing.random_numbers import RANDOM
 
 
@@ -220,7 +220,7 @@ def compile_with_backward(
         partition_fn=partition,
         decompositions={**decompositions(keep), **FUSED_LAYERS},
     )
-    with PROCESS, plain_kernels(), _kept_for_every_backward():
+    with PROCESS, plain_kernels(), _kept_for_every_backward(), tracing(seen=False):
         runner: Callable[..., Any] = backend(module, examples)
     return runner
 
@@ -252,12 +252,12 @@ def is_symbolic(examples: Sequence[Any]) -> bool:
 @contextmanager
 def fresh_tracing(examples: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield fake tensors of the arguments' shapes, for a new trace outside of any compilation."""
-    from torch._guards import TracingContext, tracing
+    from torch import _guards
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
-        stack.enter_context(tracing(TracingContext(mode)))
+        stack.enter_context(_guards.tracing(_guards.TracingContext(mode)))
         yield [
             mode.from_tensor(e, static_shapes=True) if isinstance(e, torch.Tensor) else e for e in examples
         ]

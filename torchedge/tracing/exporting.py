@@ -30,6 +30,7 @@ from torchedge.tracing.interception import (
     tensors_in,
     with_batch,
 )
+from torchedge.tracing.joint_graphs import tracing
 from torchedge.tracing.objectives import Objective
 from torchedge.tracing.programs import scope
 from torchedge.tracing.recorder import Recorder, TracedTensor
@@ -139,7 +140,7 @@ def _exported(
         moving.append({} if sizes is None else {place: torch.export.Dim.DYNAMIC})
     shapes = None if fixed_batch else (tuple(moving),)
     try:
-        with _quiet():
+        with _quiet(), tracing(seen=False):
             program = torch.export.export(objective, tuple(probes), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         reason = first_line(error)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from threading import get_ident
 from types import FunctionType
 from typing import Any
@@ -21,6 +22,7 @@ from torch.nn.utils import stateless
 from torch.overrides import TorchFunctionMode
 
 from torchedge.errors import CaptureError
+from torchedge.storage.locks import PROCESS
 from torchedge.tracing.decompositions import Table
 
 LOSS_SCOPE = "loss"
@@ -64,7 +66,7 @@ def trace_joint(
         stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(_scopes(module))
         stack.enter_context(plain_kernels())
-        stack.enter_context(_compiling())
+        stack.enter_context(tracing(seen=True))
         stack.enter_context(torch.set_grad_enabled(gradients))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors), decompositions=table)
     return _described(joint.graph_module, len(tensors))
@@ -125,32 +127,44 @@ def _scopes(module: torch.nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+_FLAGS = [name for name in ("is_compiling", "is_exporting") if hasattr(torch.compiler, name)]
+_tracing: list[int] = []
+"""Threads that trace and see PyTorch compile and export, 0 for one that does not see it."""
+
+
 @contextmanager
-def _compiling() -> Iterator[None]:
-    """Let this thread see that PyTorch compiles and exports: libraries then skip checks that read values.
+def tracing(*, seen: bool) -> Iterator[None]:
+    """Let other threads call compiled functions while this one traces.
 
-    PyTorch's flags are those of the whole process: under them, captures of other threads differ. So is the
-    flag that FX traces, under which compiled functions of other threads are refused: whoever asks for it
-    hears that this is a compilation, which counts as no tracing.
+    PyTorch's flags are those of the whole process. Under the one that FX traces, compiled functions of all
+    threads are refused, unless PyTorch compiles: whoever asks about that flag hears that it does. seen: this
+    thread sees that PyTorch compiles and exports; libraries then skip checks that read values.
     """
-    names = ("is_compiling", "is_exporting")
-    before = {name: getattr(torch.compiler, name) for name in names if hasattr(torch.compiler, name)}
-    thread, asking = get_ident(), getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", None)
-
-    def seen(function: Callable[[], bool]) -> Callable[[], bool]:
-        def answer() -> bool:
-            traced = asking is not None and sys._getframe(1).f_code is asking.__code__
-            return get_ident() == thread or traced or function()
-
-        return answer
-
+    thread = get_ident() if seen else 0
+    with PROCESS:
+        if not _tracing:
+            for name in _FLAGS:
+                setattr(torch.compiler, name, _answer(getattr(torch.compiler, name)))
+        _tracing.append(thread)
     try:
-        for name, function in before.items():
-            setattr(torch.compiler, name, seen(function))
         yield
     finally:
-        for name, function in before.items():
-            setattr(torch.compiler, name, function)
+        with PROCESS:
+            _tracing.remove(thread)
+            if not _tracing:
+                for name in _FLAGS:
+                    setattr(torch.compiler, name, getattr(torch.compiler, name).__wrapped__)
+
+
+def _answer(function: Callable[[], bool]) -> Callable[[], bool]:
+    asking = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", None)
+
+    @wraps(function)
+    def answer() -> bool:
+        by_fx = asking is not None and sys._getframe(1).f_code is asking.__code__
+        return by_fx or get_ident() in _tracing or function()
+
+    return answer
 
 
 def plain_kernels() -> TorchFunctionMode:
