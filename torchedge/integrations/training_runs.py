@@ -21,13 +21,21 @@ import torch
 
 from torchedge import api
 from torchedge.devices import Device
-from torchedge.errors import LimitError, TorchedgeError, TorchedgeWarning, check_choice, first_line
+from torchedge.errors import (
+    InputError,
+    LimitError,
+    TorchedgeError,
+    TorchedgeWarning,
+    check_choice,
+    first_line,
+)
 from torchedge.prediction.advice import Advice
 from torchedge.prediction.results import CONFIDENCE, Prediction
 from torchedge.texts import number, span
 from torchedge.tracing.interception import batch_of
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def harmless(work: Callable[P, R]) -> Callable[P, R | None]:
@@ -94,7 +102,12 @@ class TrainingRun:
         """
         if self.example is not None:
             loaded = getattr(loader, "batch_size", None) if batch_size is None else batch_size
-            return self.example, loaded or batch_of(self.example)
+            size = loaded or batch_of(self.example)
+            if size is None:
+                raise InputError(
+                    "the example holds no tensor that has a batch; expected a batch of the training"
+                )
+            return self.example, size
         size = batch_size_of(loader) if batch_size is None else batch_size
         return largest_batch(loader.dataset, loader.collate_fn, size), size
 

@@ -139,7 +139,9 @@ def predict_lengths(
         for length in seq_lens
     ]
     first = tables[0]
-    stacked = {name: np.stack([getattr(t, name) for t in tables], axis=2) for name in _arrays(first)}
+    stacked: dict[str, Any] = {
+        name: np.stack([getattr(t, name) for t in tables], axis=2) for name in _arrays(first)
+    }
     return replace(first, **stacked, seq_lens=np.array(seq_lens, dtype=np.int64))
 
 
@@ -186,7 +188,9 @@ def _predicted_many(
 def _joined(parts: Sequence[Predictions]) -> Predictions:
     """Return predictions of single graphs as one table."""
     first = parts[0]
-    joined = {name: np.concatenate([getattr(p, name) for p in parts]) for name in _arrays(first)}
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(p, name) for p in parts]) for name in _arrays(first)
+    }
     return replace(
         first,
         **joined,
