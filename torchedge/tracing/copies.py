@@ -137,7 +137,10 @@ def forget_cached(kinds: tuple[type, ...]) -> list[Any]:
     """Clear each `functools.lru_cache` that contains a stand-in, which no real run may read; return them."""
     import gc
 
-    caches: list[Any] = [o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper]
+    # Not gc.get_objects(), which refers to the objects of other threads for a while: to tuples that are being
+    # filled, which breaks them, and to values whose end a capture notes.
+    kind = functools._lru_cache_wrapper
+    caches: list[Any] = [o for o in gc.get_referrers(kind) if type(o) is kind]
     if not _contain(caches, kinds):
         return []
     caches = [cached for cached in caches if _contain([cached], kinds)]
