@@ -27,10 +27,12 @@ class Disk:
         self.acknowledged: Any = None
         self._files: dict[tuple[int, int], bytes] = {}  # synchronised content by file
         self._births: dict[int, int] = {}
-        self._names: list[dict[str, tuple[int, int] | None]] = []  # of each moment, None for a folder
+        self._root = root.stat().st_ino
+        # Of each moment, by folder: its files as in `_files`, and its folders, all by their numbers.
+        self._names: list[dict[int, dict[str, tuple[int, int] | int]]] = []
         self._contents: list[dict[tuple[int, int], bytes]] = []
-        self._safe: dict[str, int] = {}  # the moment of the last fsync, by folder
-        self._moments: list[tuple[Any, dict[str, int], dict[tuple[int, int], bytes]]] = []
+        self._safe: dict[int, int] = {}  # the moment of the last fsync, by folder
+        self._moments: list[tuple[Any, dict[int, int], dict[tuple[int, int], bytes]]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -63,49 +65,50 @@ class Disk:
                         yield folder, acknowledged
 
     def _tree(
-        self, now: int, upto: int, safe: dict[str, int], files: dict[Any, bytes], how: str
+        self, now: int, upto: int, safe: dict[int, int], files: dict[Any, bytes], how: str
     ) -> dict[str, bytes | None]:
         tree: dict[str, bytes | None] = {}
-        waiting = [""]
+        waiting = [("", self._root)]
         while waiting:
-            folder = waiting.pop()
-            at = max(upto, safe.get(folder, 0))
-            for name, file in self._names[at].items():
-                if os.path.dirname(name) != folder:
+            folder, inode = waiting.pop()
+            at = max(upto, safe.get(inode, 0))
+            for name, entry in self._names[at].get(inode, {}).items():
+                path = os.path.join(folder, name)
+                if isinstance(entry, int):
+                    tree[path] = None
+                    waiting.append((path, entry))
                     continue
-                if file is None:
-                    tree[name] = None
-                    waiting.append(name)
-                    continue
-                late = self._contents[now].get(file, self._contents[at].get(file, b""))
-                lost = files.get(file, b"")
+                late = self._contents[now].get(entry, self._contents[at].get(entry, b""))
+                lost = files.get(entry, b"")
                 zeros = lost[: len(late)].ljust(len(late), b"\0")
-                tree[name] = {"lost": lost, "zeros": zeros, "written": late}[how]
+                tree[path] = {"lost": lost, "zeros": zeros, "written": late}[how]
         return tree
 
     def _look(self) -> None:
         """Note all names and contents."""
-        names: dict[str, tuple[int, int] | None] = {}
+        names: dict[int, dict[str, tuple[int, int] | int]] = {}
         contents: dict[tuple[int, int], bytes] = {}
         present = set()
-        for path in sorted(self.root.rglob("*")):
-            name = str(path.relative_to(self.root))
+        for path in (self.root, *sorted(self.root.rglob("*"))):
+            inode = path.stat().st_ino
+            present.add(inode)
+            entry: tuple[int, int] | int = inode
             if path.is_dir():
-                names[name] = None
+                names[inode] = {}
             else:
-                inode = path.stat().st_ino
-                present.add(inode)
-                file = names[name] = (inode, self._births.setdefault(inode, len(self._names)))
-                contents[file] = path.read_bytes()
+                entry = (inode, self._births.setdefault(inode, len(self._names)))
+                contents[entry] = path.read_bytes()
+            if path != self.root:
+                names[path.parent.stat().st_ino][path.name] = entry
         self._births = {inode: birth for inode, birth in self._births.items() if inode in present}
+        self._safe = {inode: moment for inode, moment in self._safe.items() if inode in present}
         self._names.append(names)
         self._contents.append(contents)
         self._moments.append((self.acknowledged, dict(self._safe), dict(self._files)))
 
     def _sync_all(self) -> None:
         self._files = dict(self._contents[-1])
-        folders = ["", *[name for name, file in self._names[-1].items() if file is None]]
-        self._safe = dict.fromkeys(folders, len(self._names) - 1)
+        self._safe = dict.fromkeys(self._names[-1], len(self._names) - 1)
         self._moments[-1] = (self.acknowledged, dict(self._safe), dict(self._files))
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,9 +127,8 @@ class Disk:
             status = os.fstat(descriptor)
             for path in (self.root, *self.root.rglob("*")):
                 if path.stat().st_ino == status.st_ino:
-                    name = "" if path == self.root else str(path.relative_to(self.root))
                     if path.is_dir():
-                        self._safe[name] = len(self._names) - 1
+                        self._safe[status.st_ino] = len(self._names) - 1
                     else:
                         self._files[(status.st_ino, self._births[status.st_ino])] = path.read_bytes()
             self._look()

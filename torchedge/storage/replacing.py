@@ -113,6 +113,7 @@ def _replace(target: Path, new: Path) -> None:
         except OSError:
             old.rename(target)
             raise
+        sync_folder(target.parent)  # before the old one goes
         shutil.rmtree(old, ignore_errors=True)
     _flush_entry(target.parent)
 
