@@ -27,7 +27,15 @@ def extend_needs(
     for op in ops:
         differentiated = is_differentiated(op, needs, through_stops=through_stops)
         for output in op.outputs:
-            needs[output] = differentiated and values[output].dtype in FLOATING
+            needs[output] = (differentiated or makes_leaf(op)) and values[output].dtype in FLOATING
+
+
+def makes_leaf(op: Op) -> bool:
+    """Whether a model makes an operator's results require gradients: `requires_grad_()` and the like.
+
+    They are leaves, whose gradients autograd stores: nothing before the operator runs backward because of it.
+    """
+    return op.attrs.get("requires_grad") is True
 
 
 def is_differentiated(op: Op, needs: Sequence[bool], *, through_stops: bool = False) -> bool:

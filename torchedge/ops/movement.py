@@ -56,7 +56,7 @@ OPS = (
     _shared("permute", "input dims", strides=strides.reordered),
     _shared("movedim", "input source destination", "moveaxis"),
     _shared("view_as_real", "input", "view_as_complex real imag"),
-    _shared("requires_grad", "input", "retain_grad is_leaf"),
+    _shared("requires_grad", "input", "retain_grad is_leaf", strides=strides.unchanged),
     _view("detach", "input", "data", strides=strides.reshaped, grads=("none",)),
     _written(
         "expand", "input size", "expand_as broadcast_to", strides=strides.expanded, grads=("pass", "none")

@@ -213,8 +213,8 @@ def _capture_job(
         from torchedge.profiling.campaigns.networks import build_network, example_inputs, set_up
 
         length = job.get("seq_len")
-        parts = [job["build"], *(job.get(n) for n in ("dtype", "channels_last", "checkpointing", "frozen"))]
-        key = json.dumps([mode, *parts])
+        settings = ("dtype", "channels_last", "checkpointing", "frozen", "inputs_require_grads")
+        key = json.dumps([mode, job["build"], *map(job.get, settings)])
         if length is not None and key in families:
             return _at_length(families[key], job)
         try:

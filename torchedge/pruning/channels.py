@@ -22,7 +22,7 @@ _CHANNEL = 1
 
 _FLATTENING = frozenset({"flatten", "view", "reshape"})
 _FOLLOWED = frozenset({Work.ACTIVATION, Work.SOFTMAX, Work.DROPOUT, Work.POOLING})
-_ALIKE = frozenset({"clone", "contiguous", "detach", "mean", "to"})
+_ALIKE = frozenset({"clone", "contiguous", "detach", "mean", "requires_grad", "to"})
 _NORMS = frozenset({"batch_norm", "group_norm", "layer_norm"})
 _BINARY = frozenset({"add", "sub", "mul", "div", "maximum", "minimum"})
 

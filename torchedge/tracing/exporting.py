@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
+from torch.overrides import TorchFunctionMode
 
 from torchedge.errors import CaptureError, first_line
 from torchedge.graphs import ForwardGraph
@@ -94,9 +95,14 @@ _ROLES: dict[InputKind, Role] = {InputKind.PARAMETER: "parameter", InputKind.BUF
 class _ResultAndLoss(Objective):
     """The model and its loss as one module to the tensors that the model returns, and the loss."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.watch = _LeafWatch()
+
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         args, kwargs, _ = self.arguments(tensors)
-        outputs = self.model(*args, **kwargs)
+        with self.watch:
+            outputs = self.model(*args, **kwargs)
         loss = [self.loss(outputs)] if callable(self.loss) else []
         return (*tensors_in(outputs, torch.Tensor), *loss)
 
@@ -119,8 +125,31 @@ def export_graph(call: ForwardCall) -> ForwardGraph:
     returned = [recorder.index_of(t) for t in results if isinstance(t, torch.Tensor)]
     if not returned:
         raise CaptureError(f"{call.name} returns no tensor; expected tensors in tuples, lists or dicts")
+    if objective.watch.seen and call.training:
+        recorder.note(_NO_LEAVES)
     graph = recorder.finish(inputs, returned, loss, call.training, call.name, call.notes)
     return dataclasses.replace(graph, releases=None, captured_by="export")
+
+
+_NO_LEAVES = (
+    "the forward pass makes a tensor require gradients (requires_grad_()), which torch.export drops: if no "
+    "parameter before it is trained, its step has a longer backward pass and keeps more than is predicted"
+)
+
+
+class _LeafWatch(TorchFunctionMode):
+    """Sees whether a model makes one of its intermediate tensors require gradients."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        assigned = func == torch.Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+        if assigned or func is torch.Tensor.requires_grad_:
+            tensor, wanted = args[0], (*args[1:], *kwargs.values(), True)[0]
+            leaf = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
+            self.seen = self.seen or bool(wanted and not leaf)
+        return func(*args, **kwargs)
 
 
 def _exported(

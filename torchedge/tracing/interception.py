@@ -189,6 +189,8 @@ class Interceptor(TorchFunctionMode):
                 self.recorder.autograd.switch(args[0])
             return func(*args, **kwargs)
         if role == "move":
+            if target.kind == "requires_grad_" and type(args[0]) is TracedTensor:
+                self.recorder.require_gradient(args[0], *args[1:], **kwargs)
             return args[0]
         if role == "read":
             return self._read(target, func, args, kwargs)

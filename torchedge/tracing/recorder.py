@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchedge.errors import CaptureError
-from torchedge.graphs import ForwardGraph, GraphBuilder, Op
+from torchedge.graphs import FLOATING, ForwardGraph, GraphBuilder, Op
 from torchedge.graphs.graph import Role
 from torchedge.graphs.sizes import (
     BATCH_PRIME,
@@ -23,7 +23,7 @@ from torchedge.graphs.sizes import (
 from torchedge.ops import registry
 from torchedge.ops.gradients import extend_needs
 from torchedge.tracing.checkpointing import AutogradState
-from torchedge.tracing.example_values import ExampleValues
+from torchedge.tracing.example_values import ExampleValues, Known
 
 _DTYPES = """
     float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool uint16 uint32
@@ -69,7 +69,8 @@ class TracedTensor(torch.Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        """Ignore the new value: the graph decides which values need a gradient."""
+        """Let the value require a gradient as `requires_grad_` does."""
+        self.recorder.require_gradient(self, value)
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -179,6 +180,7 @@ class Recorder:
         self._tokens = self._booked = 0
         self.scopes: list[str] = [""]
         self.autograd = AutogradState()
+        self._trains = torch.is_grad_enabled()
         self.example = ExampleValues(self.values)
         self.fixed_batch = fixed_batch
         self.batch = fixed_batch or BATCH_PRIME
@@ -220,6 +222,20 @@ class Recorder:
         extend_needs(self._needs, self.values, self.ops[self._judged :])
         self._judged = len(self.ops)
         return self._needs[index]
+
+    def require_gradient(self, tensor: TracedTensor, requires_grad: bool = True) -> None:
+        """Record that a model makes a value require a gradient, if none flows through it already.
+
+        What reads the tensor from here on is differentiated although nothing before it is trained.
+        """
+        old = tensor.token.index
+        if not (requires_grad and self._trains and tensor.dtype_name in FLOATING) or self.needs_gradient(old):
+            return
+        attrs, form = {"requires_grad": True}, (tensor.sizes, tensor.dtype_name)
+        (index,) = self.add_call("requires_grad", [old], attrs, [form], old, inplace=True)
+        if old in self.example:
+            self.example.add_call("requires_grad", torch.Tensor.detach, [Known(old)], {}, [index], False)
+        tensor.token = self.token(index)
 
     def token(self, index: int) -> Token:
         """Return a new token for a value."""

@@ -15,7 +15,7 @@ from torchedge.graphs.footprints import Footprint, FootprintEvent, UpdateFootpri
 from torchedge.graphs.sizes import Poly, poly
 from torchedge.ops import Call, LoadClass, OpSpec, spec_of
 from torchedge.ops.convolution import explicit_padding, spread
-from torchedge.ops.gradients import gradient_needs, is_differentiated
+from torchedge.ops.gradients import gradient_needs, is_differentiated, makes_leaf
 from torchedge.ops.specs import nothing
 from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.decomposition import decompose
@@ -242,6 +242,9 @@ class StepWriter:
                 if storage[index] >= 0 and tape.counts[storage[index]] >= PERSISTENT // 2:
                     continue  # a target: it exists before the step
                 storage[index] = tape.new(self._sizes[index], TEMPORARY, _title(op, value))
+        if saving and self.graph.loss is not None and makes_leaf(op):
+            for index in op.outputs:  # the loss refers to it and to its gradient until the step ends
+                tape.hold(storage[index])
         needs = self._needs(op)
         saved = self._save(op, spec, needs, recorded)
         if recorded:
