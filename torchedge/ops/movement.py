@@ -87,7 +87,7 @@ OPS = (
     _copy("repeat", "input repeats", "tile repeat_interleave", replayed=True),
     _copy("expand_copy", "input"),
     _copy("clone", "input", grads=("pass",), autocast="keep"),
-    _copy("to_copy", "input", "_to_copy", autocast="keep"),
+    _copy("to_copy", "input", "_to_copy", autocast="keep", strides=strides.as_input),
     _copy("copy", "input src", "set_", grads=("none", "pass")),
     _copy(
         "index",

@@ -84,6 +84,44 @@ def filled(shape: Sizes, strides: Sizes) -> Sizes:
     return tuple(out)
 
 
+def broadcasted(shape: Sizes, operands: Sequence[tuple[Sizes, Sizes]]) -> Sizes:
+    """Return the strides of an element-wise result (`TensorIteratorBase::reorder_dimensions`).
+
+    operands: shape and strides of each. The first one that has steps in two dimensions decides their order.
+    """
+    rank, steps = len(shape), []
+    for sizes, strides in operands:
+        ahead = rank - len(sizes)
+        places = zip(sizes, strides, shape[ahead:], strict=True)
+        steps.append([0] * ahead + [0 if size != wide else step for size, step, wide in places])
+    order = list(reversed(range(rank)))  # the fastest dimension first
+    for start in range(1, rank):
+        place = start
+        for other in range(start - 1, -1, -1):
+            slower = _is_slower(order[other], order[place], shape, steps)
+            if slower:
+                order[other], order[place] = order[place], order[other]
+                place = other
+            elif slower is not None:
+                break
+    out, step = [0] * rank, 1
+    for axis in order:
+        out[axis] = step
+        step *= shape[axis]
+    return tuple(out)
+
+
+def _is_slower(first: int, second: int, shape: Sizes, steps: Sequence[Sequence[int]]) -> bool | None:
+    """Whether operands step farther in the first of two dimensions than in the second, None if none says."""
+    for strides in steps:
+        if 0 not in (strides[first], strides[second]):
+            if strides[first] != strides[second]:
+                return strides[first] > strides[second]
+            if shape[first] > shape[second]:
+                return True
+    return None
+
+
 def permuted(strides: Sizes, dims: Sequence[int]) -> Sizes:
     """Return strides in another order of dimensions."""
     return tuple([strides[d] for d in dims])

@@ -1,12 +1,18 @@
 """Strides worked out from a graph against the strides PyTorch gives."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
 
 from torchedge.graphs import Op, Value
-from torchedge.ops.strides import contiguous_strides, dense, viewed
+from torchedge.ops.strides import broadcasted, contiguous_strides, dense, viewed
+from torchedge.prediction.memory.decomposition import decompose
 from torchedge.prediction.memory.layouts import Layouts
+from torchedge.prediction.memory.settings import StepSettings
+from torchedge.tracing.capturing import capture
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
@@ -61,3 +67,58 @@ def test_chains_of_views(shape, random):
 def test_contiguous_is_dense(shape):
     assert contiguous_strides(shape) == tuple(torch.empty(shape).stride())
     assert dense(tuple(shape), contiguous_strides(shape))
+
+
+@given(shapes, st.integers(1, 3), st.randoms(use_true_random=False))
+@settings(max_examples=300)
+def test_results_of_element_wise_operators_lie_as_in_pytorch(shape, count, random):
+    tensors = []
+    for _ in range(count):
+        sizes = [random.choice([size, size, 1]) for size in shape]
+        order = random.sample(range(len(shape)), len(shape))
+        tensor = torch.empty([sizes[axis] for axis in order])
+        tensor = tensor.permute([order.index(axis) for axis in range(len(shape))])
+        ahead = next((k for k, size in enumerate(sizes) if size != 1), len(sizes))
+        tensors.append(tensor[(0,) * random.randint(0, ahead)])
+    tensors = (tensors * 3)[:3]
+    result = torch.addcmul(*tensors)
+    operands = [(tuple(t.shape), tuple(t.stride())) for t in tensors]
+    strides = broadcasted(tuple(result.shape), operands)
+    pairs = zip(result.shape, strides, result.stride(), strict=True)
+    assert all(ours == theirs for size, ours, theirs in pairs if size > 1)
+
+
+class Biased(nn.Module):
+    """Attention with a bias of the heads, permuted as in T5; `way`: what happens to it before."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.bias, self.way = nn.Embedding(16, 4), way
+
+    def forward(self, x):
+        bias = self.bias(torch.arange(16)[:, None].expand(16, 16)).permute(2, 0, 1).unsqueeze(0)
+        q = x.view(-1, 16, 4, 8).transpose(1, 2)
+        return functional.scaled_dot_product_attention(q, q, q, attn_mask=self.way(bias))
+
+
+def causal(bias):
+    allowed = torch.ones(1, 1, 16, 16).tril().bool()
+    return torch.where(allowed, bias, torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize(
+    ("way", "fused"),
+    [
+        (lambda bias: bias, False),
+        (causal, False),
+        (lambda bias: bias + 1, False),
+        (lambda bias: causal(bias).contiguous(), True),
+        (lambda bias: bias > 0, True),  # becomes a new mask to add
+        (lambda bias: None, True),
+    ],
+)
+def test_attention_with_a_strided_mask_writes_its_scores(way, fused):
+    with torch.device("meta"):
+        graph = capture(Biased(way), torch.zeros(2, 16, 32))
+    kinds = {op.kind for op in decompose(graph, StepSettings()).ops}
+    assert ("softmax" in kinds, "scaled_dot_product_attention" in kinds) == (not fused, fused)

@@ -132,16 +132,25 @@ class _CompositePass:
     def _attention(self, op: Op) -> None:
         """Run a fused kernel, for which a boolean mask becomes one to add, or the kernel of products."""
         call = Call(self.out.values, op, backend="cuda" if self.on_cuda else "cpu")
-        if not self.fused or writes_scores(call):
+        mask = op.inputs[3] if len(op.inputs) > 3 else None
+        if not self.fused or writes_scores(call) or self._strided(mask):
             self._attention_of_products(op)
             return
-        mask = op.inputs[3] if len(op.inputs) > 3 else None
         if mask is None or self.out.values[mask].dtype != "bool":
             self.out.emit(op)
             return
         dtype = self.out.values[op.outputs[0]].dtype
         added = self.out.add("zeros", (), self.out.values[mask].shape, dtype, op)
         self.out.emit(replace(op, inputs=(*op.inputs[:3], added, *op.inputs[4:])), (added,))
+
+    def _strided(self, mask: int | None) -> bool:
+        """Whether a mask to add has gaps between a row's elements, which no fused kernel of CUDA takes.
+
+        See `check_last_dim_stride_equals_1_dense` in `sdp_utils_cpp.h`; biases of heads often lie so.
+        """
+        if mask is None or not self.on_cuda or self.out.values[mask].dtype == "bool":
+            return False
+        return self.layouts.of(mask)[-1:] != (1,)
 
     def _attention_of_products(self, op: Op) -> None:
         """Scale q and k, add the mask, softmax, dropout, v (`_scaled_dot_product_attention_math`).

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torchedge.graphs import Op, Value
 from torchedge.graphs.sizes import symbolic
 from torchedge.ops import spec_of
-from torchedge.ops.strides import Sizes, Strided, contiguous_strides, filled, permuted
+from torchedge.ops.strides import Sizes, Strided, as_input, broadcasted, contiguous_strides, filled, permuted
 
 
 class Layouts:
@@ -53,6 +53,9 @@ class Layouts:
             return filled(shape, old)  # flash attention keeps the query's order of dimensions
         if aliased and op.inplace:
             return old
+        tensors = [i for i in op.inputs if i is not None]
+        if len(tensors) > 1 and not aliased and (spec.broadcasts or spec.strides is as_input):
+            return broadcasted(shape, [(self.shape(i), self.of(i)) for i in tensors])
         if spec.strides is None or spec.view != aliased:
             return contiguous_strides(shape)
         return spec.strides(Strided(old_shape, old, shape, op.attrs)) or contiguous_strides(shape)
