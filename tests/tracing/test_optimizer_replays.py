@@ -148,6 +148,15 @@ def test_fused_kernels_take_no_temporaries_but_counters_on_the_device():
     assert any(label == "optimizer temporary" for label in tape.labels)
 
 
+def test_options_of_a_named_optimizer_are_those_of_its_object():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300, bias=False))
+    values = capture(model, torch.zeros(2, 300)).values
+    named, plain = (OptimizerReplay("adamw", options) for options in ((("fused", True),), ()))
+    fused = replay_of(torch.optim.AdamW(model.parameters(), fused=True), model)
+    assert named.update(values, True) == fused.update(values, True) != plain.update(values, True)
+
+
 def test_another_models_optimizer_is_refused():
     model, other = network(), nn.Linear(7, 7)
     with pytest.raises(InputError, match="not the model's"):

@@ -32,6 +32,7 @@ from torchedge.profiling.topologies import build_topology
 from torchedge.storage.documents import read_unpacked, reading
 from torchedge.storage.journals import parse_lines
 from torchedge.tracing.capturing import Loss, capture
+from torchedge.tracing.optimizer_replays import OptimizerReplay
 from torchedge.tracing.sequence_lengths import LengthFamily, capture_lengths
 
 MEASUREMENTS, NETWORKS, TOPOLOGIES = "measurements.csv", "networks.jsonl", "topologies.jsonl"
@@ -196,12 +197,19 @@ def _read_networks(file: Path, data: bytes) -> dict[str, Network]:
                 str(row.get("family", row["network"])),
                 round(float(row.get("pruning_level", 0))),
                 str(row.get("strategy", "")),
-                StepSettings(optimizer=optimizer, weight_decay=decay, amp=row.get("amp")),
+                StepSettings(optimizer=_optimizer(optimizer, row), weight_decay=decay, amp=row.get("amp")),
                 _capture_job({**row, "build": dict(row["build"])}, place, families),
                 dict(row),
                 str(row.get("setting", "")),
             )
     return networks
+
+
+def _optimizer(name: str, row: Mapping[str, Any]) -> str | OptimizerReplay:
+    """Return the optimizer of a job; Adam and AdamW may be fused."""
+    if name in ("adam", "adamw") and dict(row.get("optimizer_options", {})).get("fused"):
+        return OptimizerReplay(name, (("fused", True),))
+    return name
 
 
 def _capture_job(

@@ -37,7 +37,8 @@ _LEAST_PAGED = 100_000
 class OptimizerReplay:
     """An optimizer whose first and later steps are replayed.
 
-    name: in lower case, as settings name optimizers. options: of each parameter group, for comparisons.
+    name: in lower case, as settings name optimizers. options: of each parameter group, for comparisons;
+    without a template pairs of an option and its value, beside the defaults.
     parameters: shape, dtype, group, and whether it learns, of each one that may have state, in the order of
     the optimizer; None: those of a graph that learn. names: of these in their model, None: not known.
     """
@@ -61,7 +62,7 @@ class OptimizerReplay:
         if self.parameters is None:
             learn = [(value.at(1), getattr(torch, value.dtype), 0, True) for value in learning.values()]
             parameters = tuple(learn)
-            named = OptimizerReplay(self.name, (), parameters)
+            named = OptimizerReplay(self.name, self.options, parameters)
             return _replayed(named, tuple(range(len(parameters))), foreach), frozenset(learning)
         places = self._places(learning, {value.name for value in values if not value.trainable})
         return _replayed(self, tuple(places), foreach), frozenset(places.values())
@@ -170,6 +171,8 @@ def _replayed(replay: OptimizerReplay, places: tuple[int, ...], foreach: bool) -
     ]
     if replay.template is None:
         optimizer = _CLASSES[replay.name](parameters)
+        for group in optimizer.param_groups:
+            group.update(replay.options)
     else:
         old = [p for group in replay.template.param_groups for p in group["params"]]
         optimizer = _emptied(replay.template, {id(p): new for p, new in zip(old, parameters, strict=True)})
