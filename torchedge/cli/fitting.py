@@ -330,6 +330,43 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     print_wrapped(f"written to {out}; plan with --device {out}")
 
 
+# kinds of steps ---------------------------------------------------------------------------------------------
+
+
+@fit.command(
+    "kinds",
+    cls=Command,
+    examples=["torchedge fit kinds campaign/settings --device my-gpu --out my-gpu --force"],
+)
+@_add(*_OUT)
+def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
+    """Fit the latency of transformers and of half precision, kind by kind.
+
+    DATASET is the folder of a campaign over settings: steps in autocast, with weights in bfloat16, with
+    checkpoints and frozen parameters. The device's profile needs a fit of plain training steps before.
+    """
+    from torchedge.prediction.profiles import KINDS_TABLE
+    from torchedge.profiling.kind_fitting import fit_kinds, read_kind_rows
+    from torchedge.profiling.profile_folders import check_target, write_profile
+    from torchedge.profiling.samples import device_of
+
+    check_target(out, force=force)
+    described = device_of(dataset.absolute().parent, device)
+    measured = read_kind_rows(dataset, described)
+    with Progress(measured.fits, "fitting kinds of steps") as progress:
+        written = write_profile(out, described, {}, kinds=fit_kinds(measured, out, progress.step))
+    table: Any = written.profile[KINDS_TABLE]
+    if as_json:
+        print_json({"device": written.name, "folder": str(written.folder), KINDS_TABLE: table})
+        return
+    rows = []
+    for kind, score in table["accuracy"].items():
+        rows.append([kind, "", str(score["rows"]), number(score["mean"])])
+        rows += [["", setting, "", number(error)] for setting, error in score["settings"].items()]
+    print_table(["kind of steps", "setting", "rows", "error, %, families left out"], rows)
+    print_wrapped(f"written to {out}; predict with --device {out}")
+
+
 # kernels ----------------------------------------------------------------------------------------------------
 
 

@@ -91,7 +91,12 @@ def _loaded(device: Device, folder: Path, mode: Mode, precision: str | None) -> 
     other: Mode = "infer" if mode == "train" else "train"
     fitted, derived = read_models(device, mode), read_models(device, other)
     models = complete_models(device, mode, fitted, derived, read_relative(device, mode))
-    return under_precision(models, device, precision)
+    kinds = read_kinds(device) if mode == "train" else {}
+    predicted = under_precision(_of_kind(models, kinds, CONVOLUTIONS, precision), device, precision)
+    if not any(products == MATRICES for products, _ in kinds):
+        return predicted
+    matrices = under_precision(_of_kind(models, kinds, MATRICES, precision), device, precision)
+    return replace(predicted, latency=replace(predicted.latency, matrices=matrices.latency))
 
 
 def read_models(device: Device, mode: Mode) -> FittedModels | None:
@@ -103,6 +108,67 @@ def read_models(device: Device, mode: Mode) -> FittedModels | None:
 def _read_models(device: Device, folder: Path, mode: Mode) -> FittedModels | None:
     described = device.profile.get(MODE_TABLES[mode])
     return _read(device, described, mode) if isinstance(described, Mapping) else None
+
+
+# kinds of steps ---------------------------------------------------------------------------------------------
+
+KINDS_TABLE, KINDS_FILE = "kinds", "kinds.safetensors"
+CONVOLUTIONS, MATRICES = "convolutions", "matrices"
+Kind = tuple[str, str | None]
+"""What most operations of a step are, `CONVOLUTIONS` or `MATRICES`, and the precision of its products."""
+
+
+def read_kinds(device: Device) -> Mapping[Kind, LatencyModel]:
+    """Return the latency of kinds of training steps that were fitted apart (`torchedge fit kinds`)."""
+    described = device.profile.get(KINDS_TABLE)
+    if not isinstance(described, Mapping):
+        return MappingProxyType({})
+    return _read_kinds(device.folder, str(described.get("sha256")))
+
+
+@lru_cache(maxsize=16)
+def _read_kinds(folder: Path, digest: str) -> Mapping[Kind, LatencyModel]:
+    path = profile_file(folder, KINDS_FILE, digest, max_bytes=_MOST_BYTES)
+    tensors, metadata = read_tensors(path, max_bytes=_MOST_BYTES)
+    if metadata.get("coefficients") != feature_hash(COEFFICIENT_NAMES):
+        raise ProfileError(f"{path} was made for another version of torchedge; {REBUILD}")
+    kinds: dict[Kind, LatencyModel] = {}
+    for products in (CONVOLUTIONS, MATRICES):
+        for precision in (None, *AMP_DTYPES):
+            name = _kind_name((products, precision))
+            if f"{name}.coefficients" in tensors:
+                coefficients = _tensor(str(path), tensors, f"{name}.coefficients", len(COEFFICIENT_NAMES))
+                errors = _read_errors(str(path), tensors, f"{name}.errors")
+                kinds[products, precision] = LatencyModel(coefficients, errors, amp=precision)
+    return MappingProxyType(kinds)
+
+
+def write_kinds(folder: Path, kinds: Mapping[Kind, LatencyModel]) -> str:
+    """Write the latency of kinds of training steps into a profile's folder; return the file's sha256."""
+    tensors: dict[str, npt.NDArray[np.float64]] = {}
+    for kind, model in kinds.items():
+        name = _kind_name(kind)
+        tensors[f"{name}.coefficients"] = model.coefficients
+        tensors.update(_error_tensors(f"{name}.errors", model.errors))
+    write_tensors(folder / KINDS_FILE, tensors, {"coefficients": feature_hash(COEFFICIENT_NAMES)})
+    return file_sha256(folder / KINDS_FILE, max_bytes=_MOST_BYTES)
+
+
+def _kind_name(kind: Kind) -> str:
+    return f"{kind[0]}.{kind[1] or 'float32'}"
+
+
+def _of_kind(
+    models: StepModels, kinds: Mapping[Kind, LatencyModel], products: str, precision: str | None
+) -> StepModels:
+    """Return models with the latency measured nearest to a kind: in its precision, else in another."""
+    halves = [] if precision is None else AMP_DTYPES
+    for known in (precision, *halves, None):
+        if (products, known) in kinds:
+            return replace(models, latency=kinds[products, known], latency_provenance=Provenance.MEASURED)
+        if known == models.latency.amp:
+            break
+    return models
 
 
 # writing ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,15 @@ from torchedge.graphs import Mode
 from torchedge.prediction.memory.workspaces import FILE as WORKSPACES_FILE
 from torchedge.prediction.memory.workspaces import TABLE as WORKSPACES
 from torchedge.prediction.memory.workspaces import write_workspaces
-from torchedge.prediction.profiles import MODE_TABLES, FittedModels, file_names, write_models
+from torchedge.prediction.profiles import (
+    KINDS_FILE,
+    KINDS_TABLE,
+    MODE_TABLES,
+    FittedModels,
+    file_names,
+    write_kinds,
+    write_models,
+)
 from torchedge.profiling.accuracy import PROTOCOLS, Score, many_networks, score, score_simulation
 from torchedge.profiling.latency_fitting import fit_latency
 from torchedge.profiling.memory_fitting import fit_memory
@@ -132,13 +140,14 @@ def write_profile(
     workspaces: PartFit | None = None,
     loading: PartFit | None = None,
     kernels: PartFit | None = None,
+    kinds: PartFit | None = None,
 ) -> Device:
     """Write a device's profile with the models of some modes; return the device as read back.
 
-    Modes, workspaces, latency under load and coefficients of kernels that are not given stay as the device's
-    profile has them. The same data and versions give the same bytes except for the date. Files are written
-    to a temporary folder and moved under names of their own until `device.toml`, which holds their digests,
-    is replaced: a write that is interrupted leaves the old profile or the new one.
+    Modes, workspaces, latency under load, coefficients of kernels and kinds of steps that are not given stay
+    as the device's profile has them. The same data and versions give the same bytes except for the date.
+    Files are written to a temporary folder and moved under names of their own until `device.toml`, which
+    holds their digests, is replaced: a write that is interrupted leaves the old profile or the new one.
     """
     out = Path(os.path.abspath(out))
     source = read_toml(device.folder / DEVICE_FILE)
@@ -155,6 +164,7 @@ def write_profile(
             (workspaces, WORKSPACES, WORKSPACES_FILE, write_workspaces),
             (loading, LOADING, LOADING_FILE, write_load_model),
             (kernels, KERNELS, COEFFICIENTS_FILE, write_coefficients),
+            (kinds, KINDS_TABLE, KINDS_FILE, write_kinds),
         ):
             if part is not None:
                 digest = write(temporary, part.model)

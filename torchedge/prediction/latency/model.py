@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -72,7 +72,8 @@ class LatencyModel:
     coefficients: (K,) as `roofline.COEFFICIENTS`; forest: over `SHARE_NAMES`, or over a registered
     feature set, predicting log(measured / analytic). amp: the autocast dtype of the steps it describes; count
     their work in it (`Analysis.work_under`). excess: how much slower matrix products compute than the
-    coefficients say, in log, where these were scaled to another device or precision.
+    coefficients say, in log, where these were scaled to another device or precision. matrices: the model of
+    steps that mostly multiply matrices (transformers), where one was fitted apart.
     """
 
     coefficients: FloatArray
@@ -82,6 +83,7 @@ class LatencyModel:
     amp: str | None = None
     excess: float = 0.0
     known: WeakKeyDictionary[Workload, Terms] = field(default_factory=WeakKeyDictionary, repr=False)
+    matrices: LatencyModel | None = None
 
     @property
     def feature_set(self) -> str | None:
@@ -115,6 +117,10 @@ class LatencyModel:
         columns: FloatArray | None = None,
     ) -> Times:
         """Predict R rows; vectorised, numpy only. columns: (R, F) of `feature_set`, where there is one."""
+        if self.matrices is not None:
+            apart = np.array([w.of_matrices for w in work], dtype=np.bool_)[which]
+            if apart.any():
+                return self._split(work, which, batch, columns, apart)
         value, features = self.analytic(work, which, batch)
         seen = features if columns is None else columns
         outside = np.zeros(len(value), dtype=np.bool_)
@@ -125,9 +131,38 @@ class LatencyModel:
         half = np.minimum(self.errors.half_width(difficulty), WIDEST)
         return Times(value, value * np.exp(-half), value * np.exp(half), outside, features, seen)
 
+    def _split(
+        self,
+        work: Sequence[Workload],
+        which: npt.NDArray[np.intp],
+        batch: FloatArray,
+        columns: FloatArray | None,
+        apart: npt.NDArray[np.bool_],
+    ) -> Times:
+        """Predict rows of matrix products (`apart`) by their own model; features of theirs are NaN."""
+        assert self.matrices is not None
+        theirs = self.matrices.predict(work, which[apart], batch[apart])
+        width = 0 if self.forest is None else len(self.forest.feature_names)
+        size, count = len(which), len(SHARE_NAMES)
+        value, low, high = (np.empty(size) for _ in range(3))
+        outside = np.zeros(size, dtype=np.bool_)
+        features, seen = np.full((size, count), np.nan), np.full((size, width), np.nan)
+        value[apart], low[apart], high[apart] = theirs.value, theirs.low, theirs.high
+        if not apart.all():
+            own = ~apart
+            ours = replace(self, matrices=None).predict(
+                work, which[own], batch[own], None if columns is None else columns[own]
+            )
+            value[own], low[own], high[own], outside[own] = ours.value, ours.low, ours.high, ours.outside
+            seen[own] = ours.seen
+            if ours.features.shape[1] == count:
+                features[own] = ours.features
+        return Times(value, low, high, outside, features, seen)
+
     def outside_names(self, features: FloatArray) -> tuple[str, ...]:
         """Name the features of rows (R, F), as `Times.seen`, that leave the training hull."""
-        return () if self.forest is None else tuple(features_outside(self.forest, features))
+        read = features[np.isfinite(features).all(axis=1)]  # without rows that another model predicts
+        return () if self.forest is None or not len(read) else tuple(features_outside(self.forest, read))
 
 
 def time_shares(rows: WorkRows, times: WorkTimes) -> npt.NDArray[np.float64]:

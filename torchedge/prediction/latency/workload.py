@@ -57,6 +57,13 @@ class Workload:
     launches: Array
     training: bool
 
+    @property
+    def of_matrices(self) -> bool:
+        """Whether most operations are plain products of matrices rather than convolutions."""
+        m, n, k, op, count, matrix = self.products[:, (0, 1, 2, 5, 7, 10)].T
+        operations = m * n * k * op * count
+        return float((operations * matrix).sum()) > 0.5 * float(operations.sum())
+
 
 class _Counter:
     """Accumulates the work of a graph.
@@ -103,11 +110,12 @@ class _Counter:
         flags = tuple(map(float, (batched, matrix, weight_grad, self.runs)))
         key = (m, n, k, stride, ip, op, float(grad), groups, *flags)
         self.products[key] = self.products.get(key, 0.0) + 1
-        self.launch_product()
+        self.launch_product(frozen=not weight_grad)
 
-    def launch_product(self) -> None:
+    def launch_product(self, *, frozen: bool) -> None:
+        """Book the launches of a product; the backward pass omits one of two where the weight is frozen."""
         self.launches["product_fwd"] += self.runs
-        self.launches["product_bwd"] += self.trained
+        self.launches["product_bwd"] += self.trained * (0.5 if frozen else 1.0)
 
     def sweep(self, name: str, amount: float, forward: str, backward: str, times: float) -> None:
         """Book element-wise work and its launches: `runs` forward, `times` backward."""
@@ -211,7 +219,7 @@ def _count_convolution(
         flags = tuple(map(float, (input_grad, weight_grad, counter.runs)))
         key = (channels_out, prod(kernel), step, ip, op_, *flags)
         counter.depthwise[key] = counter.depthwise.get(key, 0.0) + 1
-        counter.launch_product()
+        counter.launch_product(frozen=not weight_grad)
     else:
         counter.product(
             channels_in if groups == 1 else channels_in / groups,
