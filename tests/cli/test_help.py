@@ -25,7 +25,7 @@ def walk(group, context):
             yield (name,), command
 
 
-ROOT = click.Context(cli._root, info_name="torchedge")
+ROOT = click.Context(cli._root, info_name="torchedge", **cli._root.context_settings)
 COMMANDS = {
     " ".join(words): command for words, command in walk(cli._root, ROOT) if isinstance(command, Command)
 }
@@ -65,7 +65,7 @@ def test_examples_can_be_parsed(name):
     for example in command.examples:
         program, *words = shlex.split(example)
         assert program == "torchedge" and words[: len(name.split())] == name.split()
-        command.make_context(name, words[len(name.split()) :])
+        command.make_context(name, words[len(name.split()) :], parent=ROOT)  # commands keep their help option
 
 
 @pytest.mark.parametrize("name", COMMANDS)
