@@ -73,7 +73,7 @@ import numpy as np
 from oracles.small_programs import pointwise, program, tensor
 from torchedge.runtime import Executor
 
-spin = "volatile __global float *v = (volatile __global float*)b; while (v[0] < 1e30f) { v[0] = a[i]; }"
+spin = "volatile __global float *v = (volatile __global float*)b; do { v[0] = a[i]; } while (v[0] < 1e30f);"
 made = program(
     [tensor("x", (4,), "input"), tensor("z", (4,), "output")],
     [pointwise("spin", spin, ["read", "write"])],
