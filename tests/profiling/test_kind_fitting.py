@@ -11,12 +11,20 @@ import torchedge
 from torchedge.devices import Provenance, find_device
 from torchedge.errors import ProfileError
 from torchedge.prediction.analysis import analyse
-from torchedge.prediction.latency.model import SHARE_NAMES
-from torchedge.prediction.latency.roofline import COEFFICIENT_NAMES, named, pack, step_time, work_times
+from torchedge.prediction.intervals import assumed_errors
+from torchedge.prediction.latency.model import SHARE_NAMES, LatencyModel
+from torchedge.prediction.latency.roofline import (
+    COEFFICIENT_NAMES,
+    named,
+    pack,
+    prior_mean,
+    step_time,
+    work_times,
+)
 from torchedge.prediction.profiles import MATRICES, load_models
 from torchedge.profiling import kind_fitting
 from torchedge.profiling.kind_fitting import MeasuredKinds, fit_kinds, read_kind_rows
-from torchedge.profiling.profile_folders import write_profile
+from torchedge.profiling.profile_folders import PartFit, write_profile
 from torchedge.profiling.samples import DataSource
 
 pytest.importorskip("sklearn")
@@ -101,6 +109,14 @@ def test_other_precisions_follow_from_the_measured_one(written):
     )
     assert full.amp is None and half.amp == "bfloat16"
     assert load_models(written, "infer").latency.matrices is None
+
+
+def test_provenance_is_that_of_the_campaign(written, tmp_path):
+    kinds = {("convolutions", "bfloat16"): LatencyModel(prior_mean(written, "bfloat16"), assumed_errors(0.3))}
+    public = PartFit(kinds, {"provenance": "public data"})
+    device = write_profile(tmp_path / "theirs", written, {}, kinds=public)
+    assert load_models(device, "train", "bfloat16").latency_provenance is Provenance.PUBLIC_DATA
+    assert load_models(written, "train").latency_provenance is Provenance.MEASURED
 
 
 def test_a_damaged_file_is_refused(written, tmp_path):

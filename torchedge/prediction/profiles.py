@@ -92,10 +92,10 @@ def _loaded(device: Device, folder: Path, mode: Mode, precision: str | None) -> 
     fitted, derived = read_models(device, mode), read_models(device, other)
     models = complete_models(device, mode, fitted, derived, read_relative(device, mode))
     kinds = read_kinds(device) if mode == "train" else {}
-    predicted = under_precision(_of_kind(models, kinds, CONVOLUTIONS, precision), device, precision)
+    predicted = under_precision(_of_kind(models, device, kinds, CONVOLUTIONS, precision), device, precision)
     if not any(products == MATRICES for products, _ in kinds):
         return predicted
-    matrices = under_precision(_of_kind(models, kinds, MATRICES, precision), device, precision)
+    matrices = under_precision(_of_kind(models, device, kinds, MATRICES, precision), device, precision)
     return replace(predicted, latency=replace(predicted.latency, matrices=matrices.latency))
 
 
@@ -159,13 +159,18 @@ def _kind_name(kind: Kind) -> str:
 
 
 def _of_kind(
-    models: StepModels, kinds: Mapping[Kind, LatencyModel], products: str, precision: str | None
+    models: StepModels,
+    device: Device,
+    kinds: Mapping[Kind, LatencyModel],
+    products: str,
+    precision: str | None,
 ) -> StepModels:
     """Return models with the latency measured nearest to a kind: in its precision, else in another."""
     halves = [] if precision is None else AMP_DTYPES
     for known in (precision, *halves, None):
         if (products, known) in kinds:
-            return replace(models, latency=kinds[products, known], latency_provenance=Provenance.MEASURED)
+            provenance = _provenance(device, KINDS_TABLE)
+            return replace(models, latency=kinds[products, known], latency_provenance=provenance)
         if known == models.latency.amp:
             break
     return models
@@ -273,17 +278,19 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
         latency = _read_latency(source, tensors, forests.get("latency"), metadata.get("latency.amp"))
     if memory is None and latency is None:
         raise ProfileError(f"{source} holds neither memory.process nor latency.coefficients; {REBUILD}")
-    return FittedModels(memory, latency, _provenance(device, described, mode))
+    return FittedModels(memory, latency, _provenance(device, MODE_TABLES[mode]))
 
 
-def _provenance(device: Device, described: Mapping[str, object], mode: Mode) -> Provenance:
+def _provenance(device: Device, table: str) -> Provenance:
+    described = device.profile[table]
+    assert isinstance(described, Mapping)
     word = described.get("provenance", Provenance.PUBLIC_DATA.value)
     try:
         return Provenance(word)
     except ValueError as error:
         words = ", ".join(item.value for item in Provenance)
         raise ProfileError(
-            f"{device.folder / 'device.toml'}: profile.{MODE_TABLES[mode]}.provenance is "
+            f"{device.folder / 'device.toml'}: profile.{table}.provenance is "
             f"{str(word)[:40]!r}, expected one of: {words}; correct the file"
         ) from error
 

@@ -181,10 +181,9 @@ def _left_out(rows: _Rows, prior: FloatArray, step: Callable[[], Any]) -> FloatA
         packed = pack(left.work, np.arange(len(left.phi)), left.batch)
         named_coefficients = named(coefficients)
         times = work_times(packed, named_coefficients)
-        host = np.where(left.host < len(factors), left.host, 0)
-        errors[out] = np.log(
-            left.phi / step_time(times.busy, times.launch * factors[host], named_coefficients)
-        )
+        every = np.append(factors, np.ones(int(rows.host.max()) + 1 - len(factors)))  # unseen states: 1
+        launch = times.launch * every[left.host]
+        errors[out] = np.log(left.phi / step_time(times.busy, launch, named_coefficients))
         step()
     return errors
 
