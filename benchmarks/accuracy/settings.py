@@ -8,13 +8,13 @@ Mean absolute and mean errors in percent of allocated and reserved memory, Γ an
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import os
 import sys
 import warnings
 from collections import defaultdict
 from statistics import mean
+
+import numpy as np
 
 from torchedge.devices import find_device
 from torchedge.errors import TorchedgeError
@@ -36,22 +36,21 @@ def main() -> int:
     folder = device.folder / "campaign" / "settings"
     dataset = read_dataset(folder)
     errors: dict[str, list[list[float]]] = defaultdict(list)
-    with gzip.open(folder / "measurements.csv.gz", "rt") as table:
-        rows = list(csv.DictReader(table))
-    for row in rows:
-        network = dataset.networks[row["id"]]
+    for place in np.flatnonzero(dataset["fits"] == 1).tolist():
+        label, batch_size = str(dataset.id[place]), int(dataset.batch[place])
+        network = dataset.networks[label]
         if network.setting == "limit" or arguments.only not in network.setting:
             continue
         try:
-            graph = dataset.graph_of(row["id"], "train")
-            prediction = predict_graph(graph, int(row["batch_size"]), device, network.settings)
+            graph = dataset.graph_of(label, "train")
+            prediction = predict_graph(graph, batch_size, device, network.settings)
         except TorchedgeError as error:
-            sys.stderr.write(f"{row['id']}: {error}\n")
+            sys.stderr.write(f"{label}: {error}\n")
             continue
         assert network.job is not None
         group = {"setting": network.setting, "network": network.job["network"]}
-        group["point"] = f"{row['id']}@{row['batch_size']}"
-        measured = [float(row[name + "_mib"]) for name in FIGURES[:3]] + [float(row["latency_ms"])]
+        group["point"] = f"{label}@{batch_size}"
+        measured = [float(dataset[name][place]) for name in FIGURES]
         errors[group[arguments.by]].append(
             [100 * (getattr(prediction, n).value / m - 1) for n, m in zip(FIGURES, measured, strict=True)]
         )
