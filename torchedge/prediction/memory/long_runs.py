@@ -40,12 +40,12 @@ def run_stages(first: Tape, steady: Tape, batch_size: int, evaluation: Evaluatio
     The evaluation reads the run's own weights and allocates its inputs.
     """
     run = _LongRun()
-    kept = run.step("first step", first, batch_size, [])
+    remaining = run.step("first step", first, batch_size, [])
     for name in ("second step", "later steps"):
-        kept = run.step(name, steady, batch_size, kept)
+        remaining = run.step(name, steady, batch_size, remaining)
     tape = evaluation.tape
     own = [(steady.labels[k], steady.category[k]) for k in steady.persistent.tolist()]
-    places = {label: place for (label, kind), place in zip(own, kept, strict=True) if kind != _INPUTS}
+    places = {label: place for (label, kind), place in zip(own, remaining, strict=True) if kind != _INPUTS}
     shared = {k: places[tape.labels[k]] for k in tape.persistent.tolist() if tape.labels[k] in places}
     if evaluation.empty_cache:
         run.allocator.empty_cache()
@@ -53,7 +53,7 @@ def run_stages(first: Tape, steady: Tape, batch_size: int, evaluation: Evaluatio
     run.free(tape, evaluation.batch_size, {k: place for k, place in after.items() if k not in shared})
     if evaluation.empty_cache:
         run.allocator.empty_cache()
-    run.step("step after it", steady, batch_size, kept)
+    run.step("step after it", steady, batch_size, remaining)
     return tuple(run.stages)
 
 
@@ -63,11 +63,11 @@ class _LongRun:
         self.stages: list[RunStage] = []
 
     def step(
-        self, name: str, tape: Tape, batch_size: int, kept: list[tuple[int, int]]
+        self, name: str, tape: Tape, batch_size: int, remaining: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Replay a later step, whose persistent storages lie at `kept`; return where the next one's lie."""
+        """Replay a later step, whose persistent storages lie at `remaining`; return where the next one's lie."""
         after = self.stage(
-            name, tape, batch_size, dict(zip(tape.persistent.tolist(), kept, strict=bool(kept)))
+            name, tape, batch_size, dict(zip(tape.persistent.tolist(), remaining, strict=bool(remaining)))
         )
         return [after[k] for k in tape.remaining.tolist()]
 
