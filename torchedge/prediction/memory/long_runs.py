@@ -65,7 +65,7 @@ class _LongRun:
     def step(
         self, name: str, tape: Tape, batch_size: int, remaining: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Replay a later step, whose persistent storages lie at `remaining`; return where the next one's lie."""
+        """Replay a later step, whose storages lie at `remaining`; return where the next one's lie."""
         after = self.stage(
             name, tape, batch_size, dict(zip(tape.persistent.tolist(), remaining, strict=bool(remaining)))
         )
