@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from torchedge.cli.console import Progress, print_json, print_table, print_wrapped
-from torchedge.cli.options import PATH, Command, Group, Whole, command
+from torchedge.cli.console import Progress, answer, print_table, print_wrapped
+from torchedge.cli.options import PATH, PICTURE, Command, Group, Whole, command, opencl_device
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def bench() -> None:
     ],
 )
 @click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Folder of the results.")
-@click.option("--device", "-d", help="OpenCL device, by its number, type or a part of its name.")
+@opencl_device
 @click.option(
     "--profile", "profile_", help="Device whose coefficients the tuner takes. [default: the class's]"
 )
@@ -46,7 +47,7 @@ def bench() -> None:
     "--storage", type=click.Choice(["buffer", "image"]), help="Preferred storage. [default: the class's]"
 )
 @click.option("--quick", is_flag=True, help="Few shapes and candidates (three minutes on two cores).")
-@click.option("--picture", type=PATH, metavar="FILE", help="Draw the results (.png, .svg, .pdf).")
+@click.option("--picture", type=PICTURE, metavar="FILE", help="Draw the results (.png, .svg, .pdf).")
 def _kernels(
     out: Path,
     device: str | None,
@@ -70,11 +71,8 @@ def _kernels(
     from torchedge.opencl import open_context
     from torchedge.profiling.kernel_benchmark import bench_kernels, summarize
     from torchedge.profiling.operator_cases import OPERATORS, all_cases
-    from torchedge.storage.pictures import check_picture
     from torchedge.textures.coefficients import coefficients_of, default_coefficients
 
-    if picture is not None:
-        check_picture("--picture", picture)
     names = tuple([name.strip() for name in operators.split(",")]) if operators else OPERATORS
     cases = all_cases(names, (min(gflop, 0.2) if quick else gflop) * 1e9)
     if not cases:
@@ -106,12 +104,9 @@ def _kernels(
         from torchedge.profiling.kernel_plots import draw_bench
 
         draw_bench(rows, picture)
-    if as_json:
-        print_json({"device": context.device.name, "of_cases": len(cases), **asdict(summary)})
-        return
-    print_summary(context.device.name, summary, len(cases))
-    if picture is not None:
-        print_wrapped(f"written to {picture}")
+    document = {"device": context.device.name, "of_cases": len(cases), **asdict(summary)}
+    show = partial(print_summary, context.device.name, summary, len(cases))
+    answer(document, show, as_json, written=picture)
 
 
 def print_summary(device: str, summary: BenchSummary, wanted: int) -> None:
@@ -189,17 +184,16 @@ def explain_kernel(operator: str, sizes: tuple[int, ...], device: str, as_json: 
             ],
             "terms_ms": scores.terms(kernel.nest, place, target, coefficients),
         }
-    if as_json:
-        print_json(document)
-        return
+    answer(document, lambda: _print_choices(document), as_json)
+
+
+def _print_choices(document: dict[str, Any]) -> None:
     print_wrapped(
-        f"{case.name} on {known.name}: {document['candidates']} candidates, "
-        f"coefficients {document['coefficients']}"
+        "{case} on {device}: {candidates} candidates, coefficients {coefficients}".format(**document)
     )
     for name in ("default", "chosen"):
         part = document[name]
         settings = ", ".join([f"{key} {value}" for key, value in part["schedule"].items()])
         lying = f"; operands: {', '.join(part['operands'])}" if part["operands"] else ""
         print_wrapped(f"{name}, {part['ms']:.4f} ms predicted: {settings}{lying}")
-        terms = [[term, f"{ms:.4f}"] for term, ms in part["terms_ms"].items() if ms]
-        print_table(["term", "ms"], terms)
+        print_table(["term", "ms"], [[term, f"{ms:.4f}"] for term, ms in part["terms_ms"].items() if ms])

@@ -11,14 +11,14 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.errors import InputError
 from torchedge.texts import printable, shorten
 
 if TYPE_CHECKING:
@@ -130,6 +130,12 @@ def print_wrapped(text: str, *, first: str = "", rest: str = "") -> None:
             break_long_words=False,
         )
     )
+
+
+def print_notes(*notes: Iterable[str]) -> None:
+    """Print each note of several results once."""
+    for note in dict.fromkeys(chain(*notes)):
+        print_wrapped(note, first="note: ", rest="  ")
 
 
 def warn(text: str) -> None:
@@ -244,12 +250,3 @@ class Progress:
     def _line(self, text: str) -> None:
         if self._lines:
             print(f"{self._label}: {printable(text)}", file=sys.stderr, flush=True)
-
-
-# files ------------------------------------------------------------------------------------------------------
-
-
-def check_target(option: str, path: Path) -> None:
-    """Refuse a file to write that is a folder, or in a folder that does not exist."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"{option} is {path}; expected a file in a folder that exists; correct the path")

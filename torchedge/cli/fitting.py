@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, answer, print_json, print_table, print_wrapped, warn
-from torchedge.cli.options import DEVICE, PATH, Command, Group, Whole
+from torchedge.cli.console import Progress, answer, print_table, print_wrapped, warn
+from torchedge.cli.options import DEVICE, PATH, Command, Group, Whole, all_of
 from torchedge.errors import InputError
 from torchedge.texts import number
 
 if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.graphs import Mode
-    from torchedge.profiling.profile_folders import ModeFit
+    from torchedge.profiling.profile_folders import ModeFit, PartFit
     from torchedge.profiling.transfer import Adaptation
+    from torchedge.textures.coefficients import KernelCoefficients
 
 _LETTERS = {("train", "gamma"): "Γ", ("train", "phi"): "Φ", ("infer", "gamma"): "γ", ("infer", "phi"): "φ"}
 _DATASET = """\
@@ -52,7 +53,7 @@ class _Points(Whole):
         return "all" if value == "all" else super().convert(value, param, ctx)
 
 
-_OUT = (
+_out = all_of(
     click.argument("dataset", type=PATH),
     click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Profile folder to write."),
     click.option(
@@ -63,8 +64,8 @@ _OUT = (
     ),
     click.option("--force", is_flag=True, help="Overwrite an existing profile."),
 )
-_MODES = (
-    *_OUT,
+_modes = all_of(
+    _out,
     click.option("--accuracy/--no-accuracy", default=True, help="Also score the models (minutes)."),
     click.option("--base", type=DEVICE, help="Adapt this device's profile to few measurements."),
     click.option(
@@ -77,19 +78,10 @@ _MODES = (
 )
 
 
-def _add(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
 def _add_command(name: str, modes: Sequence[Mode], summary: str, *examples: str) -> None:
     @fit.command(name, cls=Command, help=summary, notes=_DATASET, examples=examples)
-    @_add(*_MODES)
-    def run(**options: Any) -> None:  # noqa: ANN401 - see _MODES
+    @_modes
+    def run(**options: Any) -> None:  # noqa: ANN401 - see _modes
         _fit_modes(modes, **options)
 
 
@@ -155,9 +147,16 @@ def _fit_modes(
             _print_mode(written.name, name, table)
         if transfers:
             _print_transfers(written.name, transfers, dataset)
-        print_wrapped(f"written to {out}; predict with --device {out}")
 
-    answer({"device": written.name, "folder": str(written.folder), **tables}, show, as_json)
+    _answer(written, tables, show, as_json, f"written to {out}; predict with --device {out}")
+
+
+def _answer(
+    device: Device, tables: Mapping[str, Any], show: Callable[[], object], as_json: bool, last: str
+) -> None:
+    """Print what was written of a profile: its tables as JSON, or `show` and a last line."""
+    document = {"device": device.name, "folder": str(device.folder), **tables}
+    answer(document, lambda: (show(), print_wrapped(last)), as_json)
 
 
 def _fit_from_nothing(
@@ -189,7 +188,7 @@ def _fit_from_nothing(
                 scores = profile_folders.score_all(samples, progress.step)
                 problems += scores.problems
             fits[mode] = profile_folders.describe_fit(out, samples, models, scores)
-        written = profile_folders.write_profile(out, device, fits, workspaces)
+        written = profile_folders.write_profile(out, device, fits, workspaces=workspaces)
     for problem in problems:
         warn(problem)
     return written, fits
@@ -239,7 +238,7 @@ def _adapt(
             raise InputError(
                 f"{base} has models of none of the modes to fit; choose another --base, or fit without it"
             )
-        written = write_profile(out, device, fits, workspaces)
+        written = write_profile(out, device, fits, workspaces=workspaces)
     return written, transfers, fits
 
 
@@ -282,7 +281,20 @@ def _print_transfers(name: str, transfers: Mapping[Mode, Adaptation], dataset: P
         print_table(["on the other points", "error, %", "inside 90 % intervals, %"], rows)
 
 
-# loads ------------------------------------------------------------------------------------------------------
+# parts of profiles ------------------------------------------------------------------------------------------
+
+
+def _fit_part(
+    name: str, dataset: Path, out: Path, device: str | None, force: bool, fit: Callable[[Device], PartFit]
+) -> tuple[Device, PartFit]:
+    """Fit one part of a device's profile, named as in `write_profile`; return the written device too."""
+    from torchedge.profiling.profile_folders import check_target, write_profile
+    from torchedge.profiling.samples import device_of
+
+    check_target(out, force=force)
+    described = device_of(dataset.absolute().parent, device)
+    part = fit(described)
+    return write_profile(out, described, {}, **{name: part}), part
 
 
 @fit.command(
@@ -290,47 +302,41 @@ def _print_transfers(name: str, transfers: Mapping[Mode, Adaptation], dataset: P
     cls=Command,
     examples=["torchedge fit loads loads.jsonl --device ./my-phone --out my-phone --force"],
 )
-@_add(*_OUT)
+@_out
 def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
     """Fit the latency under load that streaming plans with.
 
     DATASET is a file written by `torchedge profile --streaming`.
     """
     from torchedge.profiling.load_fitting import fit_device_loads
-    from torchedge.profiling.profile_folders import check_target, write_profile
-    from torchedge.profiling.samples import device_of
     from torchedge.streaming.capacities import WAY
     from torchedge.streaming.rates import TABLE, THRESHOLDS
 
-    check_target(out, force=force)
-    described = device_of(dataset.absolute().parent, device)
     with Progress(len(THRESHOLDS), "fitting loads") as progress:
-        loads = fit_device_loads(dataset, described, out, progress.step)
-        written = write_profile(out, described, {}, loading=loads)
+        written, loads = _fit_part(
+            "loading", dataset, out, device, force,
+            lambda described: fit_device_loads(dataset, described, out, progress.step),
+        )  # fmt: skip
     table: Any = written.profile[TABLE]
-    if as_json:
-        print_json({"device": written.name, "folder": str(written.folder), TABLE: table})
-        return
-    print_wrapped(
-        f"{written.name}: latency under load fitted on {table['points'] - table['disturbed']} points of "
-        f"{table['rows']} kernels from {table['dataset']}; {table['disturbed']} disturbed points omitted"
-    )
-    accuracy = table["accuracy"]
-    head = ["unseen sizes", "sizes", "mean error, %", "median, %"]
-    print_table(
-        head, [[n, str(s["sizes"]), number(s["mean"]), number(s["median"])] for n, s in accuracy.items()]
-    )
-    head = ["slowed at the capacity, %", "median", "90th percentile", "by the threshold", "90th percentile"]
-    keys = ("at_capacity", "at_capacity_p90", "at_threshold", "at_threshold_p90")
-    print_table(head, [[n, *(number(s[key]) for key in keys)] for n, s in accuracy.items() if keys[0] in s])
-    for name, figure in loads.figures.items():
-        print_wrapped(f"{name}: {figure['value']} {figure['unit']}")
-    if WAY in table:
-        print_wrapped(f"fastest way to load beside kernels: {table[WAY]}")
-    print_wrapped(f"written to {out}; plan with --device {out}")
 
+    def show() -> None:
+        print_wrapped(
+            f"{written.name}: latency under load fitted on {table['points'] - table['disturbed']} points of "
+            f"{table['rows']} kernels from {table['dataset']}; {table['disturbed']} disturbed points omitted"
+        )
+        scores = table["accuracy"].items()
+        head = ["unseen sizes", "sizes", "mean error, %", "median, %"]
+        print_table(head, [[n, str(s["sizes"]), number(s["mean"]), number(s["median"])] for n, s in scores])
+        head = ["slowed at the capacity, %", "median", "90th percentile", "by the threshold"]
+        keys = ("at_capacity", "at_capacity_p90", "at_threshold", "at_threshold_p90")
+        rows = [[n, *(number(s[key]) for key in keys)] for n, s in scores if keys[0] in s]
+        print_table([*head, "90th percentile"], rows)
+        for name, figure in loads.figures.items():
+            print_wrapped(f"{name}: {figure['value']} {figure['unit']}")
+        if WAY in table:
+            print_wrapped(f"fastest way to load beside kernels: {table[WAY]}")
 
-# kinds of steps ---------------------------------------------------------------------------------------------
+    _answer(written, {TABLE: table}, show, as_json, f"written to {out}; plan with --device {out}")
 
 
 @fit.command(
@@ -338,7 +344,7 @@ def _fit_loads(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     cls=Command,
     examples=["torchedge fit kinds campaign/settings --device my-gpu --out my-gpu --force"],
 )
-@_add(*_OUT)
+@_out
 def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
     """Fit the latency of transformers and of half precision, kind by kind.
 
@@ -347,27 +353,23 @@ def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     """
     from torchedge.prediction.profiles import KINDS_TABLE
     from torchedge.profiling.kind_fitting import fit_kinds, read_kind_rows
-    from torchedge.profiling.profile_folders import check_target, write_profile
-    from torchedge.profiling.samples import device_of
 
-    check_target(out, force=force)
-    described = device_of(dataset.absolute().parent, device)
-    measured = read_kind_rows(dataset, described)
-    with Progress(measured.fits, "fitting kinds of steps") as progress:
-        written = write_profile(out, described, {}, kinds=fit_kinds(measured, out, progress.step))
+    def fit(described: Device) -> PartFit:
+        measured = read_kind_rows(dataset, described)
+        with Progress(measured.fits, "fitting kinds of steps") as progress:
+            return fit_kinds(measured, out, progress.step)
+
+    written, _ = _fit_part("kinds", dataset, out, device, force, fit)
     table: Any = written.profile[KINDS_TABLE]
-    if as_json:
-        print_json({"device": written.name, "folder": str(written.folder), KINDS_TABLE: table})
-        return
-    rows = []
-    for kind, score in table["accuracy"].items():
-        rows.append([kind, "", str(score["rows"]), number(score["mean"])])
-        rows += [["", setting, "", number(error)] for setting, error in score["settings"].items()]
-    print_table(["kind of steps", "setting", "rows", "error, %, families left out"], rows)
-    print_wrapped(f"written to {out}; predict with --device {out}")
 
+    def show() -> None:
+        rows = []
+        for kind, score in table["accuracy"].items():
+            rows.append([kind, "", str(score["rows"]), number(score["mean"])])
+            rows += [["", setting, "", number(error)] for setting, error in score["settings"].items()]
+        print_table(["kind of steps", "setting", "rows", "error, %, families left out"], rows)
 
-# kernels ----------------------------------------------------------------------------------------------------
+    _answer(written, {KINDS_TABLE: table}, show, as_json, f"written to {out}; predict with --device {out}")
 
 
 @fit.command(
@@ -375,56 +377,45 @@ def _fit_kinds(dataset: Path, out: Path, device: str | None, force: bool, as_jso
     cls=Command,
     examples=["torchedge fit kernels kernels.jsonl --device nvidia-h200 --out my-h200 --force"],
 )
-@_add(*_OUT)
+@_out
 def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool, as_json: bool) -> None:
     """Fit the cost model of kernels, by which schedules and layouts are chosen.
 
     DATASET is a file written by `torchedge profile --kernels`.
     """
     from torchedge.profiling.kernel_fitting import fit_kernels
-    from torchedge.profiling.profile_folders import check_target, write_profile
-    from torchedge.profiling.samples import device_of
 
-    check_target(out, force=force)
-    described = device_of(dataset.absolute().parent, device)
-    print_kernels(write_profile(out, described, {}, kernels=fit_kernels(dataset, described, out)), as_json)
-    if not as_json:
-        print_wrapped(f"written to {out}; tune with --device {out}")
+    written, _ = _fit_part(
+        "kernels", dataset, out, device, force, lambda described: fit_kernels(dataset, described, out)
+    )
+    print_kernels(written, as_json, f"written to {out}; tune with --device {out}")
 
 
-def print_kernels(device: Device, as_json: bool) -> None:
-    """Print the coefficients of kernels that a profile holds."""
+def print_kernels(device: Device, as_json: bool, last: str) -> None:
+    """Print the coefficients of kernels that a profile holds, and a last line."""
     from torchedge.devices.device import thaw
     from torchedge.textures.coefficients import CODEC, TABLE, coefficients_of
 
     coefficients, table = coefficients_of(device), thaw(device.profile[TABLE])
     assert isinstance(table, dict)
-    if as_json:
-        document = {"coefficients": CODEC.document(coefficients), TABLE: table}
-        print_json({"device": device.name, "folder": str(device.folder), **document})
-        return
+    document = {"coefficients": CODEC.document(coefficients), TABLE: table}
+    _answer(device, document, lambda: _print_coefficients(device, coefficients, table), as_json, last)
+
+
+def _print_coefficients(device: Device, coefficients: KernelCoefficients, table: Mapping[str, Any]) -> None:
     print_wrapped(
         f"{device.name}: {coefficients.compute_units} compute units of warps of {coefficients.warp}, "
         f"{max(coefficients.gflops):.4g} GFLOP/s, launch {coefficients.launch_us:.3g} us"
     )
-    head = [
-        "",
-        "hit, ns",
-        "worst, ns",
-        "lines C",
-        "line, B",
-        "decay D",
-        "cache",
-        "second level",
-        "main, GB/s",
+    columns = {
+        "hit, ns": "hit_ns", "worst, ns": "worst_ns", "lines C": "lines", "line, B": "line_bytes",
+        "decay D": "decay", "cache": "cache_gb_s", "second level": "l2_gb_s", "main, GB/s": "main_gb_s",
+    }  # fmt: skip
+    rows = [
+        [name, *(f"{getattr(path, field):.4g}" for field in columns.values())]
+        for name, path in (("image", coefficients.image), ("buffer", coefficients.buffer))
     ]
-    rows = []
-    for name, path in (("image", coefficients.image), ("buffer", coefficients.buffer)):
-        times = [path.hit_ns, path.worst_ns]
-        rates = [path.cache_gb_s, path.l2_gb_s, path.main_gb_s]
-        row = [*times, path.lines, path.line_bytes, path.decay, *rates]
-        rows.append([name, *(f"{value:.4g}" for value in row)])
-    print_table(head, rows)
+    print_table(["", *columns], rows)
     for part, origin in coefficients.origins.items():
         if origin.residual is not None:
             print_wrapped(f"{part}: fitted with a median error of {origin.residual:.3g} %")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, print_json, print_wrapped, warn
+from torchedge.cli.console import Progress, answer, print_json, print_wrapped, warn
 from torchedge.cli.listing import device_document, print_device
 from torchedge.cli.options import PATH, Command, Group, Whole, command
 from torchedge.errors import DeviceError, InputError
@@ -108,17 +108,21 @@ def _profile_streaming(out: Path | None, device: str | None, quick: bool, as_jso
         new = measure_loads(out, device, quick=quick, step=progress.begin)
     table = read_loads(out)
     way = min(table.ways, key=lambda name: table.ways[name], default="copy")
-    figures = {"copy_gb_s": table.copy_gb_s, "disk_gb_s": table.disk_gb_s, "launch_us": table.launch_us}
-    if as_json:
-        named = {"file": str(out), "device": table.environment["device"], "new_rows": new}
-        print_json({**named, "kernels": len(table.cases), "points": table.points, "way": way, **figures})
-        return
-    print_wrapped(
-        f"{table.environment['device']}: {len(table.cases)} kernels, {table.points} points; copies "
-        f"{figures['copy_gb_s'] or 0:.2f} GB/s, disk {figures['disk_gb_s'] or 0:.2f} GB/s, launch "
-        f"{figures['launch_us'] or 0:.0f} us; fastest way to load beside kernels: {way}"
-    )
-    print_wrapped(f"rows in {out}; next: torchedge fit loads {out} --device DEVICE --out FOLDER")
+    document = {
+        "file": str(out), "device": table.environment["device"], "new_rows": new,
+        "kernels": len(table.cases), "points": table.points, "way": way,
+        "copy_gb_s": table.copy_gb_s, "disk_gb_s": table.disk_gb_s, "launch_us": table.launch_us,
+    }  # fmt: skip
+
+    def show() -> None:
+        print_wrapped(
+            f"{document['device']}: {document['kernels']} kernels, {table.points} points; copies "
+            f"{table.copy_gb_s or 0:.2f} GB/s, disk {table.disk_gb_s or 0:.2f} GB/s, launch "
+            f"{table.launch_us or 0:.0f} us; fastest way to load beside kernels: {way}"
+        )
+        print_wrapped(f"rows in {out}; next: torchedge fit loads {out} --device DEVICE --out FOLDER")
+
+    answer(document, show, as_json)
 
 
 def _profile_kernels(out: Path | None, device: str | None, quick: bool, as_json: bool) -> None:
@@ -150,9 +154,7 @@ def _profile_kernels(out: Path | None, device: str | None, quick: bool, as_json:
     with writing(folder, "set TORCHEDGE_HOME to a folder that can be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
     written = write_profile(folder, known, {}, kernels=fit_kernels(rows, known, folder))
-    print_kernels(written, as_json)
-    if not as_json:
-        print_wrapped(f"rows in {rows}; profile in {folder}")
+    print_kernels(written, as_json, f"rows in {rows}; profile in {folder}")
 
 
 # campaigns --------------------------------------------------------------------------------------------------

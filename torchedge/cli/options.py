@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 from torchedge.cli.console import set_verbosity, verbosity, warn
 from torchedge.errors import CaptureError, InputError, TorchedgeWarning
 from torchedge.storage.amounts import MOST_BYTES, bytes_of
+from torchedge.storage.pictures import check_picture
 
 if TYPE_CHECKING:
     from torchedge.graphs import ForwardGraph
@@ -31,20 +32,9 @@ DEBUG_VARIABLE = "TORCHEDGE_DEBUG"
 """If set to anything but 0, tracebacks and warnings of libraries are shown."""
 
 OPTIMIZERS = (
-    *("none", "sgd", "sgd-momentum", "adam", "adamw"),
-    *(
-        "adafactor",
-        "adagrad",
-        "adadelta",
-        "adamax",
-        "adamw-8bit",
-        "asgd",
-        "nadam",
-        "radam",
-        "rmsprop",
-        "rprop",
-    ),
-)
+    "none", "sgd", "sgd-momentum", "adam", "adamw", "adafactor", "adagrad", "adadelta", "adamax",
+    "adamw-8bit", "asgd", "nadam", "radam", "rmsprop", "rprop",
+)  # fmt: skip
 AMP = ("bfloat16", "float16")
 MODEL_HELP = """\
 MODEL is a torchvision or timm name (resnet50, timm:convnext_tiny), file.py:factory (a function without
@@ -176,7 +166,40 @@ class _NamedPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class OutputFile(_NamedPath):
+    """A file to write, in a folder that exists; its name ends in one of the suffixes, where there are any."""
+
+    def __init__(self, *suffixes: str) -> None:
+        super().__init__(path_type=Path)
+        self.suffixes = suffixes
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:  # noqa: ANN401 - as click's
+        """Return the path; raises InputError where no such file can be written."""
+        path = super().convert(value, param, ctx)
+        if ctx is None or not ctx.resilient_parsing:  # completion parses what is not written yet
+            self.check(f"--{param.name}".replace("_", "-") if param else "the file", path)
+        return path
+
+    def check(self, option: str, path: Path) -> None:
+        """Raise InputError for a file that cannot be written."""
+        if self.suffixes and path.suffix.lower() not in self.suffixes:
+            raise InputError(f"{option} is {path}; expected a file that ends in {' or '.join(self.suffixes)}")
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise InputError(f"{option} is {path}; expected a file in a folder that exists; correct the path")
+
+
+class _Picture(OutputFile):
+    """A picture to write; matplotlib has to be there."""
+
+    def check(self, option: str, path: Path) -> None:
+        """Raise InputError or MissingExtraError for a picture that cannot be drawn."""
+        check_picture(option, path)
+
+
 PATH = _NamedPath(path_type=Path)
+PICTURE = _Picture()
 
 # shared options ---------------------------------------------------------------------------------------------
 
@@ -222,6 +245,31 @@ amp = click.option("--amp", type=_Autocast(AMP), help="Data type of autocast. [d
 accumulation = click.option(
     "--accumulation", type=WHOLE, default=1, help="Micro-batches that gradients accumulate over."
 )
+seq_len = click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that reads any.")
+fit_limit = click.option(
+    "--memory-limit", type=SIZE, help="Memory to fit into: MiB, or 4GiB. [default: the device's]"
+)
+fit_confidence = click.option(
+    "--confidence", type=CONFIDENCE, default=0.95, help="Confidence required of 'fits'."
+)
+precision = click.option(
+    "--precision",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    help="Of stored weights and large intermediates; kernels compute in float32.",
+)
+opencl_device = click.option("--device", "-d", help="OpenCL device: its number, type or a part of its name.")
+
+
+def all_of(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds several options, in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def _set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,27 @@ from torchedge.cli.console import (
     MIB,
     Progress,
     answer,
-    check_target,
     print_json,
+    print_notes,
     print_table,
     print_wrapped,
     table,
     warn,
 )
-from torchedge.cli.options import MODEL_HELP, PATH, SIZE, Command, Group, MemorySize, Number, unsuitable_size
+from torchedge.cli.options import (
+    MODEL_HELP,
+    PATH,
+    PICTURE,
+    SIZE,
+    Command,
+    Group,
+    MemorySize,
+    Number,
+    OutputFile,
+    unsuitable_size,
+)
 from torchedge.errors import InputError, LimitError
-from torchedge.storage.pictures import check_picture, save_picture
+from torchedge.storage.pictures import save_picture
 from torchedge.texts import number
 
 if TYPE_CHECKING:
@@ -66,7 +77,7 @@ class _SizeOrNone(MemorySize):
         return "none" if str(value).lower() == "none" else super().convert(value, param, ctx)
 
 
-_OPTIONS = (
+_planning = options.all_of(
     options.device,
     options.input_size,
     click.option(
@@ -77,29 +88,17 @@ _OPTIONS = (
         help="Most in flight beside preloaded weights.",
     ),
     click.option("--chunk", type=SIZE, default="256KiB", help="Unit of loading."),
-    click.option(
-        "--precision",
-        type=click.Choice(["float32", "float16"]),
-        default="float32",
-        help="Of stored weights and large intermediates.",
-    ),
+    options.precision,
     click.option("--effort", type=Number(0.01, 1000), default=1.0, help="Effort of the solver."),
-    click.option("--plot", type=PATH, metavar="FILE", help="Draw to a file (.png, .svg, .pdf)."),
+    click.option("--plot", type=PICTURE, metavar="FILE", help="Draw to a file (.png, .svg, .pdf)."),
 )
-
-
-def _planning(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of planning; `_settings` reads all but --input-size and --plot."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def _settings(
     device: str | None,
     precision: Precision,
     m_peak: int | str,
-    **shared: Any,  # noqa: ANN401 - chunk, effort
+    **shared: Any,  # noqa: ANN401 - chunk, effort, and others of the command
 ) -> tuple[Device, Precision, dict[str, Any]]:
     """Return the device, the precision, and the options of `plan_program`."""
     from torchedge.api import choose_device
@@ -119,6 +118,9 @@ _lambda = click.option(
 )
 _strategy = click.option(
     "--strategy", type=click.Choice(STRATEGIES), help="A strategy to compare with, in place of the solver."
+)
+_out = click.option(
+    "--out", "-o", type=OutputFile(), metavar="PLAN", help="Write the plan (.json, .json.gz)."
 )
 
 
@@ -147,8 +149,10 @@ _strategy = click.option(
 )
 @_strategy
 @click.option("--layers", is_flag=True, help="Also print what each layer loads.")
-@click.option("--out", "-o", type=PATH, metavar="PLAN", help="Write the plan (.json, .json.gz).")
-@click.option("--write-instance", type=PATH, metavar="FILE", help="Write the overlap problem it solves.")
+@_out
+@click.option(
+    "--write-instance", type=OutputFile(), metavar="FILE", help="Write the overlap problem it solves."
+)
 @click.option(
     "--picture",
     type=click.Choice(["memory", "gantt", "comparison"]),
@@ -156,10 +160,7 @@ _strategy = click.option(
 )
 def _plan_model(
     model: str,
-    memory_limit: int | None,
-    lam: float,
     input_size: tuple[int, ...] | None,
-    fusion: Any,  # noqa: ANN401 - a Literal
     strategy: str | None,
     layers: bool,
     out: Path | None,
@@ -167,7 +168,7 @@ def _plan_model(
     plot: Path | None,
     picture: Any,  # noqa: ANN401 - a Literal
     as_json: bool,
-    **planning: Any,  # noqa: ANN401 - see _settings
+    **planning: Any,  # noqa: ANN401 - see _settings, and options of `plan_model`
 ) -> int:
     """Plan which launch of a model loads which weights.
 
@@ -182,8 +183,9 @@ def _plan_model(
 
     if picture is not None and plot is None:
         raise InputError("--picture is given without --plot; add --plot FILE")
-    targets = {"--out": out, "--write-instance": write_instance, "--plot": plot}
-    _check_targets({option: path for option, path in targets.items() if path is not None})
+    paths = [path.absolute() for path in (out, write_instance, plot) if path is not None]
+    if len(set(paths)) < len(paths):
+        raise InputError("--out, --write-instance and --plot name one file twice; expected a file for each")
     device, precision, shared = _settings(**planning)
     try:
         with Progress(1, f"lowering and planning {model}") as progress, unsuitable_size(input_size):
@@ -192,9 +194,6 @@ def _plan_model(
                 capture_model(model, input_size=input_size),
                 target,
                 device,
-                fusion=fusion,
-                memory_limit=memory_limit,
-                lam=lam,
                 strategy=None if strategy is None else STRATEGIES[strategy],
                 **shared,
             )
@@ -217,16 +216,6 @@ def _plan_model(
     files = {"written": out, "instance_written": write_instance, "drawn": plot}
     answer(result.summary() | rows, show, as_json, **files)
     return 0
-
-
-def _check_targets(targets: dict[str, Path]) -> None:
-    for option, path in targets.items():
-        check_picture(option, path) if option == "--plot" else check_target(option, path)
-    paths = [path.absolute() for path in targets.values()]
-    if len(set(paths)) < len(paths):
-        raise InputError(
-            f"{' and '.join(targets)} name one file twice; expected another name for one of them"
-        )
 
 
 def _lower(
@@ -295,7 +284,6 @@ def _end(name: str) -> str:
 def _plan_queue(
     models: tuple[str, ...],
     memory_limit: int,
-    lam: float,
     input_size: tuple[int, ...] | None,
     plot: Path | None,
     as_json: bool,
@@ -307,21 +295,12 @@ def _plan_queue(
     """
     from torchedge.streaming.planning import plan_queue
 
-    if plot is not None:
-        check_picture("--plot", plot)
     device, precision, shared = _settings(**planning)
     try:
         with Progress(2 * len(models) + 1, "planning") as progress:
             programs = [_lower(text, input_size, device, precision, progress) for text in models]
             progress.begin("planning each model, then all together")
-            queue = plan_queue(
-                programs,
-                device,
-                memory_limit=memory_limit,
-                lam=lam,
-                progress=progress.step,
-                **shared,
-            )
+            queue = plan_queue(programs, device, memory_limit=memory_limit, progress=progress.step, **shared)
     except LimitError as error:
         return _too_small(error, as_json)
     if plot is not None:
@@ -379,8 +358,7 @@ def _print_queue(queue: QueuePlan, document: dict[str, Any]) -> None:
     ]
     print()
     print_table(["predicted", "planned together", "one at a time"], figures)
-    for note in dict.fromkeys(note for plan in queue.alone for note in plan.notes):
-        print_wrapped(f"note: {note}", rest="  ")
+    print_notes(*(plan.notes for plan in queue.alone))
 
 
 # plan sweep -------------------------------------------------------------------------------------------------
@@ -404,8 +382,6 @@ def _plan_sweep(
     """Plan a model at several lambdas and M_peaks: latency against memory."""
     from torchedge.streaming.planning import SETTINGS, trade_off
 
-    if plot is not None:
-        check_picture("--plot", plot)
     device, precision, shared = _settings(**planning)
     with Progress(1 + SETTINGS, "planning") as progress:
         program = _lower(model, input_size, device, precision, progress)
@@ -457,7 +433,7 @@ def _figures(name: str, run: RunTimeline) -> list[str]:
 )
 @click.argument("instance", type=PATH)
 @_strategy
-@click.option("--out", "-o", type=PATH, metavar="PLAN", help="Write the plan (.json, .json.gz).")
+@_out
 def _plan_instance(instance: Path, strategy: str | None, out: Path | None, as_json: bool) -> int:
     """Plan the overlap problem in a file, and verify the plan.
 
@@ -467,10 +443,8 @@ def _plan_instance(instance: Path, strategy: str | None, out: Path | None, as_js
     from torchedge.streaming.instances import read_instance
     from torchedge.streaming.plans import write_plan
 
-    if out is not None:
-        check_target("--out", out)
-        if out.exists() and instance.exists() and out.samefile(instance):
-            raise InputError(f"--out {out} is the instance itself; choose another name")
+    if out is not None and out.exists() and instance.exists() and out.samefile(instance):
+        raise InputError(f"--out {out} is the instance itself; choose another name")
     problem = read_instance(instance)
     start = time.perf_counter()
     result, checked = _solve(problem, strategy)

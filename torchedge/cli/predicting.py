@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, answer, print_json, print_table, print_wrapped
-from torchedge.cli.options import CONFIDENCE, MODEL_HELP, PATH, SIZE, WHOLE, capture_named, command
-from torchedge.storage.pictures import check_picture, save_picture
+from torchedge.cli.console import (
+    DOES_NOT_FIT,
+    MIB,
+    Progress,
+    answer,
+    print_json,
+    print_notes,
+    print_table,
+    print_wrapped,
+)
+from torchedge.cli.options import MODEL_HELP, PICTURE, capture_named, command
+from torchedge.storage.pictures import save_picture
 from torchedge.texts import number, span
 
 if TYPE_CHECKING:
@@ -24,9 +33,6 @@ _COLUMNS = 5
 """Batch sizes beside each other in a breakdown."""
 _LEAST_MIB = 0.05
 """Parts of the memory below this are not printed."""
-
-
-_seq_len = click.option("--seq-len", type=WHOLE, help="Length of the sequences of a model that reads any.")
 
 
 @command(
@@ -45,12 +51,12 @@ _seq_len = click.option("--seq-len", type=WHOLE, help="Length of the sequences o
 @options.device
 @options.mode
 @options.input_size
-@_seq_len
+@options.seq_len
 @options.optimizer
 @options.amp
 @options.accumulation
-@click.option("--memory-limit", type=SIZE, help="Memory to fit into: MiB, or 4GiB. [default: the device's]")
-@click.option("--confidence", type=CONFIDENCE, default=0.95, help="Confidence required of 'fits'.")
+@options.fit_limit
+@options.fit_confidence
 @click.option("--max-batch-size", is_flag=True, help="Also print the largest batch size that fits.")
 def predict(
     models: tuple[str, ...],
@@ -59,13 +65,11 @@ def predict(
     mode: Mode,
     input_size: tuple[int, ...] | None,
     seq_len: int | None,
-    optimizer: str,
-    amp: str | None,
-    accumulation: int,
     memory_limit: int | None,
     confidence: float,
     max_batch_size: bool,
     as_json: bool,
+    **step: Any,  # noqa: ANN401 - optimizer, amp, accumulation
 ) -> int:
     """Predict memory and latency of a training step or an inference.
 
@@ -75,7 +79,7 @@ def predict(
     from torchedge.api import Predictor, capture_lengths
 
     predictor = Predictor(device)
-    asked = _Asked(None if memory_limit is None else memory_limit / MIB, confidence, max_batch_size)
+    limit = None if memory_limit is None else memory_limit / MIB
     documents: list[dict[str, Any]] = []
     for place, text in enumerate(models):
         graphs: Sequence[Any]
@@ -84,17 +88,14 @@ def predict(
         else:
             graphs = [capture_lengths(options.load_named(text)[0], mode=mode)] * len(batch_size)
         predictions = [
-            predictor.predict(
-                graph, size, seq_len=seq_len, optimizer=optimizer, amp=amp, accumulation=accumulation
-            )
+            predictor.predict(graph, size, seq_len=seq_len, **step)
             for graph, size in zip(graphs, batch_size, strict=True)
         ]
-        step = {
-            "optimizer": optimizer if mode == "train" else None,
-            "amp": amp,
-            "accumulation": accumulation,
-        }
-        rows = [{**p.to_dict(), **step, **asked.verdict(p)} for p in predictions]
+        shown = step if mode == "train" else {**step, "optimizer": None}
+        rows = [{**p.to_dict(), **shown, **_verdict(p, limit, confidence)} for p in predictions]
+        if max_batch_size:
+            for row, p in zip(rows, predictions, strict=True):
+                row["max_batch_size"] = p.max_batch_size(limit, confidence=confidence)
         documents += rows
         if not as_json:
             print("\n" * (place > 0), end="")
@@ -104,26 +105,14 @@ def predict(
     return 0 if all(row["fits"] for row in documents) else DOES_NOT_FIT
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The limit in MiB (None: the device's), the confidence, and whether to search the largest batch size."""
-
-    limit: float | None
-    confidence: float
-    largest: bool
-
-    def verdict(self, prediction: Prediction) -> dict[str, Any]:
-        """Return whether a prediction fits, as plain data."""
-        limit = self.limit if self.limit is not None else prediction.device_memory_mib
-        verdict: dict[str, Any] = {
-            "memory_limit_mib": limit,
-            "confidence": self.confidence,
-            "required_mib": prediction.required_mib(self.confidence),
-            "fits": prediction.fits(self.limit, confidence=self.confidence),
-        }
-        if self.largest:
-            verdict["max_batch_size"] = prediction.max_batch_size(self.limit, confidence=self.confidence)
-        return verdict
+def _verdict(prediction: Prediction, limit: float | None, confidence: float) -> dict[str, Any]:
+    """Return whether a prediction fits a limit in MiB (None: the device's), as plain data."""
+    return {
+        "memory_limit_mib": prediction.device_memory_mib if limit is None else limit,
+        "confidence": confidence,
+        "required_mib": prediction.required_mib(confidence),
+        "fits": prediction.fits(limit, confidence=confidence),
+    }
 
 
 def _print(predictions: list[Prediction], rows: list[dict[str, Any]]) -> None:
@@ -236,8 +225,7 @@ def _print_remarks(predictions: list[Prediction]) -> None:
         at = f" at batch {', '.join(sizes)}" if len(predictions) > 1 else ""
         why = "outside the range that the profile was fitted on, so the figures are extrapolated"
         print_wrapped(f"{', '.join(outside)}{at}: {why}", first="out of range: ", rest="  ")
-    for note in dict.fromkeys(note for p in predictions for note in p.notes):
-        print_wrapped(note, first="note: ", rest="  ")
+    print_notes(*(p.notes for p in predictions))
 
 
 # advise -----------------------------------------------------------------------------------------------------
@@ -255,22 +243,17 @@ def _print_remarks(predictions: list[Prediction]) -> None:
 @options.batch_size
 @options.device
 @options.input_size
-@_seq_len
+@options.seq_len
 @options.optimizer
 @options.amp
-@click.option("--memory-limit", type=SIZE, help="Memory to fit into: MiB, or 4GiB. [default: the device's]")
-@click.option("--confidence", type=CONFIDENCE, default=0.95, help="Confidence required of 'fits'.")
+@options.fit_limit
+@options.fit_confidence
 def advise(
     model: str,
     batch_size: int,
-    device: str | None,
-    input_size: tuple[int, ...] | None,
-    seq_len: int | None,
-    optimizer: str,
-    amp: str | None,
     memory_limit: int | None,
-    confidence: float,
     as_json: bool,
+    **settings: Any,  # noqa: ANN401 - of torchedge.advise
 ) -> int:
     """Find settings under which a training step fits a device.
 
@@ -281,31 +264,20 @@ def advise(
     from torchedge import api
 
     module, label = options.load_named(model)
-    with Progress(3, f"advise {label}") as progress, options.unsuitable_size(input_size):
-        advice = api.advise(
-            module,
-            batch_size,
-            device=device,
-            limit_mib=None if memory_limit is None else memory_limit / MIB,
-            confidence=confidence,
-            input_size=input_size,
-            seq_len=seq_len,
-            optimizer=optimizer,
-            amp=amp,
-            progress=progress.begin,
-        )
-    if as_json:
-        print_json(advice.to_dict())
-        return 0 if advice.fits else DOES_NOT_FIT
-    limit = f"{number(advice.limit_mib)} MiB at {100 * confidence:g} % confidence"
-    print_wrapped(f"{label}: updates of {batch_size} samples on {advice.device}, within {limit}")
-    print()
-    head, rows = advice.rows()
-    print_table(head, rows)
-    if not advice.fits:
-        print_wrapped("no setting fits; this one needs least: take smaller batches, or a smaller model")
-    for note in advice.notes:
-        print_wrapped(note, first="note: ", rest="  ")
+    limit = None if memory_limit is None else memory_limit / MIB
+    with Progress(3, f"advise {label}") as progress, options.unsuitable_size(settings["input_size"]):
+        advice = api.advise(module, batch_size, limit_mib=limit, progress=progress.begin, **settings)
+
+    def show() -> None:
+        within = f"{number(advice.limit_mib)} MiB at {100 * settings['confidence']:g} % confidence"
+        print_wrapped(f"{label}: updates of {batch_size} samples on {advice.device}, within {within}")
+        print()
+        print_table(*advice.rows())
+        if not advice.fits:
+            print_wrapped("no setting fits; this one needs least: take smaller batches, or a smaller model")
+        print_notes(advice.notes)
+
+    answer(advice.to_dict(), show, as_json)
     return 0 if advice.fits else DOES_NOT_FIT
 
 
@@ -328,50 +300,22 @@ def advise(
 )
 @options.mode
 @options.input_size
-@_seq_len
+@options.seq_len
 @options.optimizer
 @options.amp
 @options.accumulation
-@click.option("--plot", type=PATH, metavar="FILE", help="Draw memory over the step (.png, .svg, .pdf).")
+@click.option("--plot", type=PICTURE, metavar="FILE", help="Draw memory over the step (.png, .svg, .pdf).")
 @click.option("--evaluate", type=options.Whole(), help="Batch size of an evaluation between steps.")
 @click.option("--empty-cache", is_flag=True, help="With --evaluate: empty the allocator's cache around it.")
-def simulate(
-    model: str,
-    batch_size: int,
-    device: str | None,
-    mode: Mode,
-    input_size: tuple[int, ...] | None,
-    seq_len: int | None,
-    optimizer: str,
-    amp: str | None,
-    accumulation: int,
-    plot: Path | None,
-    evaluate: int | None,
-    empty_cache: bool,
-    as_json: bool,
-) -> None:
+def simulate(model: str, plot: Path | None, as_json: bool, **settings: Any) -> None:  # noqa: ANN401 - of torchedge.simulate
     """Show when a step's memory peaks, and which tensors fill it.
 
     Tensor by tensor, with a replay of PyTorch's caching allocator; nothing is fitted.
     """
     from torchedge import api
 
-    if plot is not None:
-        check_picture("--plot", plot)
-    with options.unsuitable_size(input_size):
-        profile = api.simulate(
-            model,
-            batch_size,
-            device=device,
-            mode=mode,
-            input_size=input_size,
-            optimizer=optimizer,
-            amp=amp,
-            accumulation=accumulation,
-            seq_len=seq_len,
-            evaluate=evaluate,
-            empty_cache=empty_cache,
-        )
+    with options.unsuitable_size(settings["input_size"]):
+        profile = api.simulate(model, **settings)
     if plot is not None:
         save_picture(profile.plot(), plot)
     answer(_memory_document(profile), lambda: print(profile), as_json, drawn=plot)
@@ -408,14 +352,7 @@ def _memory_document(profile: MemoryProfile) -> dict[str, object]:
 @click.option("--feature-set", metavar="NAME", help="A registered feature set. [default: perf4sight]")
 @options.input_size
 @options.mode
-def features(
-    model: str,
-    batch_size: tuple[int, ...],
-    feature_set: str | None,
-    input_size: tuple[int, ...] | None,
-    mode: Mode,
-    as_json: bool,
-) -> None:
+def features(model: str, batch_size: tuple[int, ...], as_json: bool, **settings: Any) -> None:  # noqa: ANN401 - of torchedge.features
     """Print the prediction features of a model.
 
     They are closed forms of its layers' shapes.
@@ -423,27 +360,27 @@ def features(
     from torchedge.prediction.feature_sets import features
 
     module, label = options.load_named(model)
-    table = features(module, list(batch_size), feature_set=feature_set, input_size=input_size, mode=mode)
-    values = table.values.tolist()
-    if as_json:
-        columns = values[0] if len(batch_size) == 1 else [list(c) for c in zip(*values, strict=True)]
-        print_json(
-            {
-                "model": label,
-                "feature_set": table.feature_set,
-                "batch_size": batch_size[0] if len(batch_size) == 1 else list(batch_size),
-                "features": dict(zip(table.names, columns, strict=True)),
-            }
-        )
-        return
-    print_wrapped(f"{label}: {len(table.names)} features of {table.feature_set}")
-    for start in range(0, len(batch_size), _COLUMNS - 1):
-        part = range(start, min(start + _COLUMNS - 1, len(batch_size)))
-        head = ["batch", *(str(batch_size[i]) for i in part)]
-        print()
-        print_table(
-            head, [[name, *(_exact(values[i][f]) for i in part)] for f, name in enumerate(table.names)]
-        )
+    table = features(module, list(batch_size), **settings)
+    several = len(batch_size) > 1
+    document = {
+        "model": label,
+        "feature_set": table.feature_set,
+        "batch_size": batch_size if several else batch_size[0],
+        "features": dict(zip(table.names, table.values.T if several else table.values[0], strict=True)),
+    }
+
+    def show() -> None:
+        print_wrapped(f"{label}: {len(table.names)} features of {table.feature_set}")
+        for start in range(0, len(batch_size), _COLUMNS - 1):
+            part = slice(start, start + _COLUMNS - 1)
+            columns = zip(table.names, table.values[part].T, strict=True)
+            print()
+            print_table(
+                ["batch", *map(str, batch_size[part])],
+                [[name, *map(_exact, figures)] for name, figures in columns],
+            )
+
+    answer(document, show, as_json)
 
 
 def _exact(value: float) -> str:

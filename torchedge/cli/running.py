@@ -7,26 +7,19 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import (
-    MIB,
-    Progress,
-    check_target,
-    print_json,
-    print_table,
-    print_wrapped,
-    words_given,
-)
+from torchedge.cli.console import MIB, Progress, print_json, print_table, print_wrapped, words_given
 from torchedge.cli.isolating import run_isolated
-from torchedge.cli.options import PATH, SIZE, WHOLE, command
+from torchedge.cli.options import PATH, PICTURE, SIZE, WHOLE, OutputFile, command, opencl_device
 from torchedge.errors import InputError
 from torchedge.storage.amounts import with_unit
-from torchedge.storage.pictures import check_picture, save_picture
+from torchedge.storage.pictures import save_picture
 from torchedge.texts import number, shorten
 
 if TYPE_CHECKING:
@@ -57,12 +50,19 @@ _HEADER_BYTES = 2**16
 @click.argument("bundles", type=PATH, nargs=-1, required=True, metavar="BUNDLE...")
 @click.option("--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE", help="A .npy file; repeat it.")
 @click.option("--random", is_flag=True, help="Feed random numbers (zeros for integers).")
-@click.option("--out", "-o", type=PATH, metavar="FILE", help="Write outputs (.npy, .npz).")
+@click.option(
+    "--out", "-o", type=OutputFile(".npy", ".npz"), metavar="FILE", help="Write outputs (.npy, .npz)."
+)
 @click.option("--steps", "--iterations", "-n", "steps", type=WHOLE, default=1, help="Number of runs.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a hyperparameter, as lr=0.1."
 )
-@click.option("--save", type=PATH, metavar="FILE", help="Write the trained weights (.safetensors).")
+@click.option(
+    "--save",
+    type=OutputFile(".safetensors"),
+    metavar="FILE",
+    help="Write the trained weights (.safetensors).",
+)
 @click.option("--time", "timed", is_flag=True, help="Print the time of steps and kernels.")
 @click.option("--memory-limit", type=SIZE, help="Most memory a run allocates: stream weights if needed.")
 @click.option(
@@ -77,13 +77,18 @@ _HEADER_BYTES = 2**16
     default="copy",
     help="How they get into the device's memory: copy commands, loading kernels, slots of kernels.",
 )
-@click.option("--trace", type=PATH, metavar="FILE", help="Write a streaming run as a Perfetto trace (.json).")
-@click.option("--plot", type=PATH, metavar="FILE", help="Draw the memory of a streaming run over time.")
+@click.option(
+    "--trace",
+    type=OutputFile(".json"),
+    metavar="FILE",
+    help="Write a streaming run as a Perfetto trace (.json).",
+)
+@click.option("--plot", type=PICTURE, metavar="FILE", help="Draw the memory of a streaming run over time.")
 @click.option("--isolated", is_flag=True, help="Run in a child process: a driver that fails ends only it.")
 @click.option("--time-limit", type=float, default=600.0, metavar="SECONDS", help="Of an --isolated run.")
 @click.option("--trust", is_flag=True, help="Also run kernels that the bundle's source is not lowered to.")
-@click.option("--device", "-d", help="OpenCL device: its number, type or a part of its name.")
-def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **options: Any) -> int:  # noqa: ANN401 - see _Options
+@opencl_device
+def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **given: Any) -> int:  # noqa: ANN401 - the other options
     """Run an exported bundle through OpenCL, or several in turn.
 
     Every file in it is checked first, and its kernels are compared with those that its source gives. Without
@@ -110,7 +115,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **options:
         raise InputError(f"--time-limit is {time_limit}; expected a number of seconds above 0")
     if isolated:
         return run_isolated([word for word in words_given() if word != "--isolated"], time_limit)
-    settings = _Options(**options)
+    settings = SimpleNamespace(**given)
     if settings.inputs and settings.random:
         raise InputError("--random is given beside --input; expected one of them")
     if len(bundles) > 1:
@@ -118,7 +123,8 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **options:
     opened = [Bundle.open(path, trust=settings.trust) for path in bundles]
     queue = BundleQueue(opened) if len(opened) > 1 else None
     inputs, outputs = (queue or opened[0]).inputs, (queue or opened[0]).outputs
-    _check_files(outputs, settings)
+    if len(outputs) > 1 and settings.out is not None and settings.out.suffix.lower() != ".npz":
+        raise InputError(f"--out is {settings.out}; expected a file that ends in .npz for several outputs")
     if inputs and not settings.inputs and not settings.random:
         _describe(opened, inputs, settings.as_json)
         return 0
@@ -137,28 +143,7 @@ def run(bundles: tuple[Path, ...], isolated: bool, time_limit: float, **options:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """The options of `torchedge run`."""
-
-    inputs: tuple[str, ...]
-    random: bool
-    out: Path | None
-    steps: int
-    settings: tuple[str, ...]
-    save: Path | None
-    timed: bool
-    memory_limit: int | None
-    reads: Any
-    loading: Any
-    trace: Path | None
-    plot: Path | None
-    trust: bool
-    device: str | None
-    as_json: bool
-
-
-def _run_one(bundle: Bundle, arrays: Arrays, options: _Options) -> tuple[Arrays, dict[str, Any]]:
+def _run_one(bundle: Bundle, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:
     """Run one bundle; return the last outputs, and its figures as plain data."""
     from torchedge.storage.tensors import write_tensors
 
@@ -201,21 +186,6 @@ def _run_one(bundle: Bundle, arrays: Arrays, options: _Options) -> tuple[Arrays,
         if options.save is not None:
             write_tensors(options.save, runner.state_dict())
     return outputs, document
-
-
-def _check_files(outputs: Sequence[Port], options: _Options) -> None:
-    """Refuse files that could not be written, before the work."""
-    for option, path, suffixes in (
-        ("--out", options.out, (".npz",) if len(outputs) > 1 else (".npy", ".npz")),
-        ("--save", options.save, (".safetensors",)),
-        ("--trace", options.trace, (".json",)),
-    ):
-        if path is not None:
-            if path.suffix.lower() not in suffixes:
-                raise InputError(f"{option} is {path}; expected a file that ends in {' or '.join(suffixes)}")
-            check_target(option, path)
-    if options.plot is not None:
-        check_picture("--plot", options.plot)
 
 
 def _describe(bundles: Sequence[Bundle], inputs: Sequence[Port], as_json: bool) -> None:
@@ -392,7 +362,7 @@ def _print_kernels(kernels: list[dict[str, Any]]) -> None:
 # several bundles --------------------------------------------------------------------------------------------
 
 
-def _check_queue(options: _Options) -> None:
+def _check_queue(options: SimpleNamespace) -> None:
     for option, value in (("--set", options.settings), ("--save", options.save)):
         if value:
             raise InputError(f"{option} is given with several bundles; expected it with one that trains")
@@ -400,20 +370,17 @@ def _check_queue(options: _Options) -> None:
         raise InputError("several bundles are given without --memory-limit; expected one for all of them")
 
 
-def _run_queue(queue: BundleQueue, arrays: Arrays, options: _Options) -> tuple[Arrays, dict[str, Any]]:
+def _run_queue(queue: BundleQueue, arrays: Arrays, options: SimpleNamespace) -> tuple[Arrays, dict[str, Any]]:
     """Run bundles in turn; return the last outputs, and the figures of all runs as plain data."""
     from torchedge.bundles.queues import draw_runs
 
-    assert options.memory_limit is not None
     runs, walls = [], []
     outputs: Arrays = []
     with Progress(1 + options.steps, "run", remaining=True) as progress:
         progress.doing("planning all bundles together")
+        limit = f"{options.memory_limit}B"
         with queue.place(
-            options.device,
-            memory_limit=f"{options.memory_limit}B",
-            reads=options.reads,
-            loading=options.loading,
+            options.device, memory_limit=limit, reads=options.reads, loading=options.loading
         ) as runner:
             progress.step()
             for iteration in range(1, options.steps + 1):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchedge.cli.console import Progress, answer, print_table, print_wrapped
-from torchedge.cli.options import DEVICE, PATH, command
+from torchedge.cli.console import Progress, answer, print_notes, print_table, print_wrapped
+from torchedge.cli.options import DEVICE, PICTURE, command
 from torchedge.errors import InputError
-from torchedge.storage.pictures import check_picture
 from torchedge.texts import number
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ CAMPAIGN = "campaign"
     "networks, of other networks, of all networks at other levels.",
 )
 @click.option("--intervals", is_flag=True, help="Also fit intervals, ten times slower; not with profile.")
-@click.option("--out", "-o", type=PATH, metavar="FILE", help="Draw an overview (.png, .svg, .pdf).")
+@click.option("--out", "-o", type=PICTURE, metavar="FILE", help="Draw an overview (.png, .svg, .pdf).")
 def accuracy(
     source: str, device: str | None, protocol: str | None, intervals: bool, out: Path | None, as_json: bool
 ) -> None:
@@ -53,11 +52,10 @@ def accuracy(
     If the profile was fitted to these rows, networks are left out in turn and predicted by models of the
     others; --protocol profile prints the profile's own errors.
     """
-    if out is not None:
-        check_picture("--out", out)
-    asked = _Comparison(protocol, intervals)
     with tempfile.TemporaryDirectory() as scratch, Progress(3, "comparing") as progress:
-        compared, report = _compare_source(source, device, asked, Path(scratch), progress)
+        compared, report = _compare_source(
+            source, device, Path(scratch), progress, protocol=protocol, intervals=intervals
+        )
         if out is not None:
             from torchedge.profiling.plots import draw_overview
 
@@ -66,16 +64,12 @@ def accuracy(
     answer(document, lambda: _print(compared, report, document["figures"]), as_json, written=out)
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """The protocol (None: chosen by the data), and whether intervals are fitted."""
-
-    protocol: str | None
-    intervals: bool
-
-
 def _compare_source(
-    text: str, name: str | None, asked: _Comparison, scratch: Path, progress: Progress
+    text: str,
+    name: str | None,
+    scratch: Path,
+    progress: Progress,
+    **how: Any,  # noqa: ANN401 - see _compare
 ) -> tuple[Device, Report]:
     """Return the device and its comparison with measurements."""
     from torchedge.devices import find_device
@@ -86,7 +80,7 @@ def _compare_source(
     source = Path(text)
     if is_dataset(source):
         device = measured_device(source, name, scratch)
-        return device, _compare(source, device, asked, progress)
+        return device, _compare(source, device, progress, **how)
     if source.is_dir() and not (source / "device.toml").is_file():
         raise InputError(
             f"{source}: holds neither measurements.csv nor device.toml, expected a folder of measurements or "
@@ -107,11 +101,14 @@ def _compare_source(
             f"{device.name} ships no measurements to compare with; give the folder of measurements instead "
             f"(`torchedge devices {device.name}` prints the profile's accuracy)"
         )
-    report = _compare(shipped, device, asked, progress)
+    report = _compare(shipped, device, progress, **how)
     return device, replace(report, dataset=f"{device.name}/{CAMPAIGN}")
 
 
-def _compare(folder: Path, device: Device, asked: _Comparison, progress: Progress) -> Report:
+def _compare(
+    folder: Path, device: Device, progress: Progress, *, protocol: str | None, intervals: bool
+) -> Report:
+    """Return the comparison; protocol None: chosen by the data."""
     from torchedge.prediction.profiles import load_models
     from torchedge.profiling.accuracy import compare_profile, compare_unseen, splits
     from torchedge.profiling.latency_fitting import one_thread
@@ -122,7 +119,6 @@ def _compare(folder: Path, device: Device, asked: _Comparison, progress: Progres
     with one_thread():
         progress.begin("reading")
         measured = read_samples(folder, device)
-        protocol = asked.protocol
         if protocol in (None, "profile"):
             progress.begin("predicting")
             report = compare_profile(measured, device)
@@ -131,7 +127,7 @@ def _compare(folder: Path, device: Device, asked: _Comparison, progress: Progres
         if protocol != "profile":
             progress.begin("fitting without the rows that are predicted")
             progress.more(sum(1 for samples in measured.values() for _ in splits(samples, protocol)) * 2)
-            report = compare_unseen(measured, device, protocol, intervals=asked.intervals, step=progress.step)
+            report = compare_unseen(measured, device, protocol, intervals=intervals, step=progress.step)
     if not report.comparisons:
         raise InputError(f"{folder}: no run passed, so that there is nothing to compare; measure again")
     return report
@@ -163,5 +159,4 @@ def _print(device: Device, report: Report, figures: list[dict[str, Any]]) -> Non
         rows.append([f"{figure['symbol']}, {figure['unit']}", *counts, *numbers])
     print_table(head, rows)
     print_wrapped("mean: over networks; inside: share of rows inside their 90 % intervals, %")
-    for note in report.notes:
-        print_wrapped(note, first="note: ", rest="  ")
+    print_notes(report.notes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli import options
-from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, answer, print_table, print_wrapped
+from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, answer, print_notes, print_table, print_wrapped
 from torchedge.cli.options import BATCH_SIZES, CONFIDENCE, PATH, SIZE, WHOLE, Number, command, load_named
 from torchedge.errors import InputError
 from torchedge.texts import number
@@ -259,8 +259,7 @@ def _print(result: Search, meaning: str) -> None:
         print_wrapped(_encoding(chosen.encoding), first="best: " if result.best else "nearest: ", rest="  ")
     provenance = {str(p.provenance) for p in result.predictions.values()}
     print_wrapped(", ".join(sorted(provenance)), first="provenance: ")
-    for note in dict.fromkeys(note for p in result.predictions.values() for note in p.notes):
-        print_wrapped(note, first="note: ", rest="  ")
+    print_notes(*(p.notes for p in result.predictions.values()))
 
 
 def _print_figures(result: Search) -> None:

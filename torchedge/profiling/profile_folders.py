@@ -133,19 +133,21 @@ def score_all(samples: Samples, step: Callable[[], Any] = lambda: None) -> Accur
     return Accuracy(scores, tuple(problems))
 
 
-def write_profile(
-    out: Path,
-    device: Device,
-    fits: Mapping[Mode, ModeFit],
-    workspaces: PartFit | None = None,
-    loading: PartFit | None = None,
-    kernels: PartFit | None = None,
-    kinds: PartFit | None = None,
-) -> Device:
+_PARTS: Mapping[str, tuple[str, str, Callable[[Path, Any], str]]] = {
+    "workspaces": (WORKSPACES, WORKSPACES_FILE, write_workspaces),
+    "loading": (LOADING, LOADING_FILE, write_load_model),
+    "kernels": (KERNELS, COEFFICIENTS_FILE, write_coefficients),
+    "kinds": (KINDS_TABLE, KINDS_FILE, write_kinds),
+}
+"""The parts of a profile beside modes: the table in `[profile]`, the file, its writer."""
+
+
+def write_profile(out: Path, device: Device, fits: Mapping[Mode, ModeFit], **parts: PartFit | None) -> Device:
     """Write a device's profile with the models of some modes; return the device as read back.
 
-    Modes, workspaces, latency under load, coefficients of kernels and kinds of steps that are not given stay
-    as the device's profile has them. The same data and versions give the same bytes except for the date.
+    parts: workspaces, loading (latency under load), kernels (their coefficients), kinds (of steps). Modes and
+    parts that are not given stay as the device's profile has them. The same data and versions give the same
+    bytes except for the date.
     Files are written to a temporary folder and moved under names of their own until `device.toml`, which
     holds their digests, is replaced: a write that is interrupted leaves the old profile or the new one.
     """
@@ -160,12 +162,8 @@ def write_profile(
             elif isinstance(profile.get(table), Mapping):
                 for name, digest in profile[table].get("files", {}).items():
                     _copy(device.folder, str(name), digest, temporary)
-        for part, table, file, write in (
-            (workspaces, WORKSPACES, WORKSPACES_FILE, write_workspaces),
-            (loading, LOADING, LOADING_FILE, write_load_model),
-            (kernels, KERNELS, COEFFICIENTS_FILE, write_coefficients),
-            (kinds, KINDS_TABLE, KINDS_FILE, write_kinds),
-        ):
+        for name, (table, file, write) in _PARTS.items():
+            part = parts.get(name)
             if part is not None:
                 digest = write(temporary, part.model)
                 profile[table] = {**part.described, "sha256": digest}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
 from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import Mode
-from torchedge.storage.codecs import Codec, OneOf
+from torchedge.storage.codecs import OUTSIDE, Codec, OneOf
 from torchedge.storage.documents import parse_toml, read_bytes
 
 PACKAGED: Mapping[str, str] = {
@@ -64,16 +64,43 @@ Strategies = Annotated[tuple[Strategy, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedNetwork:
+class _Grid:
+    """The keys that a plan gives for all networks and a network for itself."""
+
+    levels: Levels = (0,)
+    strategies: Strategies = ("random",)
+    train_batch_sizes: tuple[Whole, ...] = ()
+    infer_batch_sizes: tuple[Whole, ...] = ()
+    input_size: InputSize = INPUT_SIZE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedNetwork(_Grid):
     """A network of a plan with its grid; `name` is torchvision's, or timm's behind "timm:"."""
 
-    name: str
-    label: str
-    kwargs: Mapping[str, Any]
-    input_sizes: tuple[tuple[int, ...], ...]
-    levels: tuple[float, ...]
-    strategies: tuple[str, ...]
-    points: tuple[tuple[Mode, int], ...]
+    name: NetworkName
+    label: NetworkName = ""
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    input_sizes: Annotated[tuple[InputSize, ...], Meta(min_length=1)] = ()
+
+    @property
+    def points(self) -> tuple[tuple[Mode, int], ...]:
+        """The measured points: modes and batch sizes, each once."""
+        grid: tuple[tuple[Mode, tuple[int, ...]], ...] = (
+            ("infer", self.infer_batch_sizes),
+            ("train", self.train_batch_sizes),
+        )
+        return tuple([(mode, size) for mode, sizes in grid for size in sorted(set(sizes))])
+
+    def sorted(self) -> PlannedNetwork:
+        """Return the network with each entry of its grid once, and a label."""
+        return replace(
+            self,
+            label=self.label or self.name,
+            input_sizes=tuple(dict.fromkeys(self.input_sizes or (self.input_size,))),
+            levels=tuple(sorted(set(self.levels))),
+            strategies=tuple(dict.fromkeys(self.strategies)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +114,17 @@ class PlanItem:
     input_size: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CampaignPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignPlan(_Grid):
     """Everything a campaign measures; `text` is the document it was read from."""
 
-    name: str
-    networks: tuple[PlannedNetwork, ...]
-    scope: str
-    round_to: int | None
-    optimizer: str
-    seed: int
-    text: str
+    networks: Annotated[tuple[PlannedNetwork, ...], Meta(min_length=1, max_length=MOST_NETWORKS)]
+    scope: Annotated[str, OneOf(SCOPES)] = "global"
+    round_to: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "sgd-momentum"
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    name: Annotated[str, OUTSIDE]
+    text: Annotated[str, OUTSIDE]
 
     def items(self) -> Iterator[PlanItem]:
         """Yield the networks to measure in the plan's order, each with an id of its own."""
@@ -120,48 +147,7 @@ class CampaignPlan:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The keys that a plan gives for all networks and a network for itself."""
-
-    levels: Levels = (0,)
-    strategies: Strategies = ("random",)
-    train_batch_sizes: tuple[Whole, ...] = ()
-    infer_batch_sizes: tuple[Whole, ...] = ()
-    input_size: InputSize = INPUT_SIZE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NetworkEntry(_Grid):
-    """A network of a plan's document."""
-
-    name: NetworkName
-    label: NetworkName | None = None
-    kwargs: Mapping[str, object] = field(default_factory=dict)
-    input_sizes: Annotated[tuple[InputSize, ...], Meta(min_length=1)] | None = None
-
-    @property
-    def points(self) -> tuple[tuple[Mode, int], ...]:
-        """The measured points: modes and batch sizes, each once."""
-        grid: tuple[tuple[Mode, tuple[int, ...]], ...] = (
-            ("infer", self.infer_batch_sizes),
-            ("train", self.train_batch_sizes),
-        )
-        return tuple([(mode, size) for mode, sizes in grid for size in sorted(set(sizes))])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PlanEntry(_Grid):
-    """A plan's document."""
-
-    networks: Annotated[tuple[_NetworkEntry, ...], Meta(min_length=1, max_length=MOST_NETWORKS)]
-    scope: Annotated[str, OneOf(SCOPES)] = "global"
-    round_to: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "sgd-momentum"
-    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-
-
-def _check_plan(plan: _PlanEntry) -> None:
+def _check_plan(plan: CampaignPlan) -> None:
     for network in plan.networks:
         if not network.points:
             raise InputError(
@@ -170,7 +156,7 @@ def _check_plan(plan: _PlanEntry) -> None:
 
 
 _PLANS = Codec(
-    _PlanEntry,
+    CampaignPlan,
     "Campaign plan",
     verify=_check_plan,
     remedy="`torchedge campaign show quick` prints an example",
@@ -202,16 +188,8 @@ def parse_plan(name: str, text: str) -> CampaignPlan:
     networks = document.get("networks")
     if isinstance(networks, list):
         document = {**document, "networks": [_with_defaults(item, document) for item in networks]}
-    entry = _PLANS.parse(f"plan {name}", document)
-    plan = CampaignPlan(
-        name=name,
-        networks=tuple([_network(item) for item in entry.networks]),
-        scope=entry.scope,
-        round_to=entry.round_to,
-        optimizer=entry.optimizer,
-        seed=entry.seed,
-        text=text,
-    )
+    plan = _PLANS.parse(f"plan {name}", document, name=name, text=text)
+    plan = replace(plan, networks=tuple([network.sorted() for network in plan.networks]))
     ids: set[str] = set()
     points = 0
     for item in plan.items():
@@ -231,15 +209,3 @@ def _with_defaults(item: object, document: Mapping[str, object]) -> object:
     table = {"name": item} if isinstance(item, str) else item
     grid = {key: document[key] for key in _GRID if key in document}
     return {**grid, **table} if isinstance(table, Mapping) else table
-
-
-def _network(entry: _NetworkEntry) -> PlannedNetwork:
-    return PlannedNetwork(
-        entry.name,
-        entry.label or entry.name,
-        entry.kwargs,
-        tuple(dict.fromkeys(entry.input_sizes or (entry.input_size,))),
-        tuple(sorted(set(entry.levels))),
-        tuple(dict.fromkeys(entry.strategies)),
-        entry.points,
-    )
