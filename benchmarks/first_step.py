@@ -11,7 +11,8 @@ lies in the same temporary folder. Results of both must be the same to the bit. 
 torchedge, the model); capture; lowering, of which rendering kernels; build (the driver's compiler, in
 processes where that is much work); load (allocation, weights, the program where it needs no capture); enqueue
 (what else the first run takes beside the second one, where PoCL compiles what is left; with --compile also
-all that torch.compile does and the loading). Seconds of wall time, then of processor time of all threads and
+all that torch.compile does and the loading). Where the second process captures or lowers again, what the log
+says about it stands below it. Seconds of wall time, then of processor time of all threads and
 processes, which other work on the machine disturbs less.
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -70,7 +72,9 @@ class Clock:
 
 def child(name: str, batch_size: int, side: int, device: str | None, by_compile: bool) -> dict[str, Any]:
     """Run a model twice in this process; returns seconds by stage and numbers of kernels."""
-    clock = Clock()
+    clock, reasons = Clock(), Messages()
+    logging.getLogger("torchedge").addHandler(reasons)
+    logging.getLogger("torchedge").setLevel(logging.DEBUG)
     import torch
 
     from torchedge.lowering import assembly
@@ -104,8 +108,21 @@ def child(name: str, batch_size: int, side: int, device: str | None, by_compile:
         "launches": sum(report.launches for report in reports),
         "kernels": sum(report.kernels for report in reports),
         "device": reports[0].device,
+        "reasons": reasons.texts,
         "results": [float(result).hex() for result in results],
     }
+
+
+class Messages(logging.Handler):
+    """What is logged, as texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add the text of a message."""
+        self.texts.append(record.getMessage())
 
 
 def training(clock: Clock, name: str, batch_size: int, side: int, device: str | None) -> Callable[[], Any]:
@@ -250,6 +267,8 @@ def show(name: str, process: str, result: dict[str, Any]) -> None:
     for k, kind in enumerate(("wall", "processor")):
         row = "".join(f"{result['stages'][stage][k]:12.2f}" for stage in STAGES)
         print(f"  {process + ' process, ' + kind:<26}{row}", flush=True)
+    for text in result["reasons"] if process == "second" else ():
+        print(f"    {text}")
 
 
 if __name__ == "__main__":

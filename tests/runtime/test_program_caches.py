@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from torchedge.devices import match_device
+from torchedge.errors import InputError
 from torchedge.lowering.rules import all_rules
-from torchedge.lowering.targets import TARGETS
+from torchedge.lowering.targets import TARGETS, with_tuner
+from torchedge.runtime import program_caches
 from torchedge.runtime.program_caches import key_of, lowered
 from torchedge.textures.layouts import Layout
 from torchedge.tracing.steps import capture_step
@@ -37,6 +40,42 @@ def test_what_was_lowered_is_read_back(step, tmp_path, target):
     assert (again.tensors, again.kernels, again.launches, again.arena) == (
         made.tensors, made.kernels, made.launches, made.arena
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "target"), [("NVIDIA H200", "gpu"), ("Adreno 640", "mobile")])
+def test_what_a_tuner_chose_is_read_back(tmp_path, device, target):
+    """Vectors of two in local memory counted as vectors of four, so that no such program could be read."""
+    model = nn.Linear(8, 10)
+    captured = capture_step(
+        model,
+        torch.randn(16, 8),
+        targets=torch.arange(16) % 10,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        keep=frozenset(all_rules()),
+    )
+    tuned = with_tuner(TARGETS[target], match_device(device), "model")
+    made, _ = lowered(captured.step, tuned, {}, tmp_path)
+    if target == "gpu":
+        assert any("__local float2" in kernel.source for kernel in made.kernels)
+    again, cached = lowered(captured.step, tuned, {}, tmp_path)
+    assert cached and again.launches == made.launches and again.kernels == made.kernels
+
+
+def test_the_log_says_why_no_program_was_read(step, tmp_path, monkeypatch, caplog):
+    caplog.set_level("DEBUG", "torchedge")
+    lowered(step, TARGETS["cpu"], {}, tmp_path)
+    assert caplog.messages == [f"no program {key_of(step, TARGETS['cpu'], {})[:12]} in {tmp_path}"]
+    caplog.clear()
+    lowered(step, TARGETS["cpu"], {}, tmp_path)
+    assert not caplog.messages
+
+    def refuse(*_):
+        raise InputError("kernels[0]: too long")
+
+    monkeypatch.setattr(program_caches, "parse_program", refuse)
+    assert not lowered(step, TARGETS["cpu"], {}, tmp_path)[1]
+    assert caplog.messages == ["a cached program is made again, as it cannot be read: kernels[0]: too long"]
 
 
 def test_a_damaged_entry_is_made_anew(step, tmp_path):

@@ -125,9 +125,21 @@ def with_method():
     return model
 
 
-@pytest.mark.parametrize("model", [hooked, with_tensor, with_method, FromEnvironment, WithImport, FromFile])
-def test_what_may_decide_unseen_has_no_text(model):
+UNSEEN = {
+    hooked: "hooks of Linear",
+    with_tensor: "Tensor",
+    with_method: "Generator",
+    FromEnvironment: "module os",
+    WithImport: "an import of random in forward",
+    FromFile: "['open'] in forward",
+}
+
+
+@pytest.mark.parametrize("model", UNSEEN)
+def test_what_may_decide_unseen_has_no_text_and_is_logged(model, caplog):
+    caplog.set_level("DEBUG", "torchedge")
     assert identity_of(model()) is None
+    assert caplog.messages == [f"what decides about a capture has no text: {UNSEEN[model]}"]
 
 
 def test_a_library_class_with_another_forward_has_no_text(monkeypatch):

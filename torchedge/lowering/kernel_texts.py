@@ -44,7 +44,7 @@ _HEAD = re.compile(
 _BUFFER = re.compile(r"__global (const )?(\w+)(?:\*(?: restrict)? | \*)\w+", re.ASCII)
 _IMAGE = re.compile(r"(read|write)_only image2d_t \w+", re.ASCII)
 _SIZE = re.compile(r"const int \w+", re.ASCII)
-_LOCAL = re.compile(r"__local (\w+) \w+((?:\[\d{1,9}\])+)", re.ASCII)
+_LOCAL = re.compile(r"__local ([a-z]+)(\d*) \w+((?:\[\d{1,9}\])+)", re.ASCII)
 _BYTES = {
     "float": 4,
     "half": 2,
@@ -113,8 +113,8 @@ def read_parameters(where: str, kernel: Kernel) -> Parameters:
         if writable != (access != "read") or (kind == "image" and access == "update"):
             raise InputError(f"{where}: access[{place}] is {access}; expected the one that its text declares")
     local = sum(
-        _BYTES.get(kind, 16) * prod(map(int, re.findall(r"\d+", sizes)))
-        for kind, sizes in _LOCAL.findall(bare)
+        _BYTES.get(kind, 1) * int(lanes or 1) * prod(map(int, re.findall(r"\d+", sizes)))
+        for kind, lanes, sizes in _LOCAL.findall(bare)
     )
     if local != kernel.local_bytes:
         raise InputError(f"{where}: local_bytes is {kernel.local_bytes}; its text declares {local}")

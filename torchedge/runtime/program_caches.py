@@ -1,10 +1,13 @@
-"""Lowered programs on disk, so that a model is lowered once for all processes."""
+"""Lowered programs on disk, so that a model is lowered once for all processes.
+
+The log says at level DEBUG why a program was not read: for which key, and of what the key consists.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +33,7 @@ _ROOMS = ("expressions", "graphs", "lowering", "textures")
 _CAPTURING = ("tracing", "runtime", "ops")
 """Rooms whose code decides about captures besides."""
 _KEY = re.compile(r"[0-9a-f]{64}")
+_LOG = logging.getLogger(__name__)
 
 
 def lowered(
@@ -59,10 +63,14 @@ def lowered(
 def _read_program(cache: BinaryCache, key: str) -> Program | None:
     """Return a cached program; None without one, or where the entry is damaged."""
     entry = cache.read(key)
-    if entry is not None:
-        with contextlib.suppress(TorchedgeError):
-            return parse_program(f"cached program {key[:12]}", parse_json(key, entry))
-    return None
+    if entry is None:
+        _LOG.debug("no program %.12s in %s", key, cache.folder)
+        return None
+    try:
+        return parse_program(f"cached program {key[:12]}", parse_json(key, entry))
+    except TorchedgeError as error:
+        _LOG.warning("a cached program is made again, as it cannot be read: %s", error)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,8 @@ class CaptureCache:
         """Return the programs of an earlier process, or None."""
         entry = self._folder("captures").read(self._key())
         if entry is None:
+            parts = [_short(str(part)) for part in (self.identity, self.target, self.measured_on)]
+            _LOG.debug("no capture of model %s for target %s, timed by %s", *parts)
             return None
         keys = entry.decode(errors="replace").split()
         programs = [_read_program(self._folder("programs"), key) for key in keys if _KEY.fullmatch(key)]
@@ -113,6 +123,10 @@ def key_of(step: Step, target: Target, layouts: Mapping[str, Layout], measured_o
     settings = (dict(step.hyperparameters), dict(step.initial), target, dict(layouts), measured_on)
     state.update(f"{tail}{settings}".encode())
     return state.hexdigest()
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @cache

@@ -3,7 +3,7 @@
 A text holds the classes, attributes and weights' forms of a model, the code of functions that are the user's
 own, and everything that this code names. PyTorch and torchvision count by version. Where anything else may
 decide (an attribute of an unknown type, a file, the environment, a hook), there is no text, and the model is
-captured again.
+captured again; the log says at level DEBUG what that is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import logging
 import sys
 from collections import OrderedDict
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -27,6 +28,7 @@ _CHANGING = frozenset(
     ("open", "eval", "exec", "globals", "vars", "input", "compile", "__import__", "id", "hash")
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_LOG = logging.getLogger(__name__)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _FLAGS = (
     torch.get_default_dtype,
@@ -51,7 +53,8 @@ def identity_of(*parts: Any) -> str | None:
     versions = [sys.version, *[getattr(sys.modules.get(name), "__version__", "") for name in _LIBRARIES]]
     try:
         return f"{versions}{[flag() for flag in _FLAGS]}{_Identifier().of(parts)}"
-    except (_Unknown, RecursionError):
+    except (_Unknown, RecursionError) as unknown:
+        _LOG.debug("what decides about a capture has no text: %s", unknown)
         return None
 
 
@@ -96,12 +99,12 @@ class _Identifier:
             return f"library {item.__name__}"
         if isinstance(item, BuiltinFunctionType) and (_is_library(str(item.__module__)) or _is_builtin(item)):
             return f"built in {item.__module__}.{item.__qualname__}"
-        raise _Unknown
+        raise _Unknown(f"{type(item).__name__} {getattr(item, '__name__', '')}".strip())
 
     def _module(self, module: torch.nn.Module) -> str:
         own = dict(vars(module))
         if any(own.pop(name, None) for name in _HOOKS) or _has_global_hooks():
-            raise _Unknown
+            raise _Unknown(f"hooks of {type(module).__qualname__}")
         weights = [
             (kind, name, None if tensor is None else self._tensor(tensor))
             for kind in ("_parameters", "_buffers")
@@ -115,7 +118,7 @@ class _Identifier:
     def _tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         """Return the form of a weight, whose content does not decide, and which other weight it is."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            raise _Unknown
+            raise _Unknown(f"a weight of {type(tensor).__qualname__}")
         first = self._met.setdefault(id(tensor), len(self._met))
         self._alive.append(tensor)
         form = tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device)
@@ -126,10 +129,10 @@ class _Identifier:
         if _is_library(item.__module__):
             forward = getattr(item, "forward", None)
             if not _is_library(getattr(forward, "__module__", "torch")):
-                raise _Unknown
+                raise _Unknown(f"the forward of {name}")
             return _found(name, item)
         if type(item) is not type:
-            raise _Unknown
+            raise _Unknown(f"{name} of {type(item).__qualname__}")
         skipped = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__")
         own = {key: value for key, value in vars(item).items() if key not in skipped}
         return f"{name} {self.of(item.__bases__)} {self.of(own)}"
@@ -154,7 +157,7 @@ def _has_global_hooks() -> bool:
 
 def _plain(item: Any) -> str:
     if type(item) not in _ATOMS:
-        raise _Unknown
+        raise _Unknown(f"a set with a {type(item).__qualname__}")
     return f"{type(item).__name__} {item!r}"
 
 
@@ -172,7 +175,7 @@ def _found(name: str, item: Any) -> str:
     for part in item.__qualname__.split("."):
         place = getattr(place, part, None)
     if place is not item:
-        raise _Unknown
+        raise _Unknown(f"{name}, which was replaced")
     return name
 
 
@@ -181,13 +184,13 @@ def _names_in(code: CodeType) -> set[str]:
     names: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname == "IMPORT_NAME" and not _is_library(str(instruction.argval)):
-            raise _Unknown
+            raise _Unknown(f"an import of {instruction.argval} in {code.co_name}")
         if instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
             names.add(str(instruction.argval))
         if instruction.opname.startswith(("STORE_GLOBAL", "DELETE_GLOBAL")):
-            raise _Unknown
+            raise _Unknown(f"a global that {code.co_name} sets")
     if names & _CHANGING:
-        raise _Unknown
+        raise _Unknown(f"{sorted(names & _CHANGING)} in {code.co_name}")
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names |= _names_in(constant)
