@@ -32,6 +32,18 @@ def rms_norm(x, w):
     return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
+def fused_rms_norm(x, w):
+    return nn.functional.rms_norm(x, (x.shape[-1],), w)
+
+
+def softmax(x, w):
+    return (x * w).softmax(-1)
+
+
+def log_softmax(x, w):
+    return (x * w).log_softmax(-1) * w
+
+
 def residual_rms_norm(x, w):
     total = x + x.flip(-1)
     return total, w * (total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6))
@@ -100,9 +112,10 @@ def test_long_rows_are_shared_by_the_whole_device():
     assert launches(rms_norm, 1, 2 * LONGEST_ROW, target="gpu").count("sum") == 2
 
 
-def test_a_training_step_through_rms_norm_computes_pytorchs_gradients():
+@pytest.mark.parametrize("function", [rms_norm, fused_rms_norm, softmax, log_softmax])
+def test_a_training_step_computes_pytorchs_gradients(function):
     torch.manual_seed(0)
-    model, x = Applied(rms_norm, 32), torch.randn(4, 32)
+    model, x = Applied(function, 32), torch.randn(4, 32)
     captured = capture_step(model, (x,), loss=lambda y: y.exp().sum(), keep=KEEP)
     with Executor(lower(captured.step)) as executor:
         executor.load({name: tensor.detach().numpy() for name, tensor in captured.tensors.items()})

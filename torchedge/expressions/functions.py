@@ -29,38 +29,13 @@ class Function:
         return self.vector or self.scalar
 
 
-_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-UNARY = tuple(
-    [
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sqrt",
-        "rsqrt",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "erfc",
-        "floor",
-        "ceil",
-        "trunc",
-        "lgamma",
-    ]
-)
+COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+"""The operators of C by function."""
+UNARY = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+    "floor", "ceil", "trunc", "lgamma",
+)  # fmt: skip
 """Functions that OpenCL C calls by the same name, of one argument."""
 BINARY = ("fmod", "atan2", "hypot", "copysign", "nextafter")
 """OpenCL functions of two arguments."""
@@ -111,7 +86,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "zeta": Function("te_zeta({0}, {1})", cost=200, helper="zeta", lanewise=True),
         "erfinv": Function("te_erfinv({0})", cost=30, helper="erfinv", lanewise=True),
         "uniform": Function("te_uniform({0}, {1}, {2}, {3})", cost=60, helper="uniform", lanewise=True),
-        **{name: Function(f"({{0}} {sign} {{1}})", predicate=True) for name, sign in _COMPARISONS.items()},
+        **{name: Function(f"({{0}} {sign} {{1}})", predicate=True) for name, sign in COMPARISONS.items()},
         **{name: Function(f"{name}({{0}})", cost=8) for name in UNARY},
         **{name: Function(f"{name}({{0}}, {{1}})", cost=8) for name in BINARY},
     }

@@ -32,6 +32,11 @@ def pointwise(shape: Shape, dtype: str, body: Callable[..., Scalar]) -> Pointwis
     return Pointwise(tuple(shape), dtype, loops, cast(body(*indices_of(loops)), dtype))
 
 
+def elements(x: Node, dtype: str) -> Callable[..., Scalar]:
+    """Return the function from an index to x there, converted to `dtype`."""
+    return lambda *indices: cast(x.at(*indices), dtype)
+
+
 def clamped(number: Scalar, last: int) -> Index:
     """Return a number as an index from 0 to `last`, whichever is nearest."""
     return of(Fetched(apply("maximum", apply("minimum", number, last), 0), 0, last))

@@ -22,7 +22,7 @@ _BEYOND_CORE = _names(
     """
     _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
     _adaptive_avg_pool2d _log_softmax _softmax adaptive_max_pool2d addmm addmv dist elu embedding gelu
-    grid_sampler_2d hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm
+    grid_sampler_2d hardtanh leaky_relu linalg_vector_norm native_group_norm native_layer_norm repeat
     """
 )
 _RANDOM = _names(

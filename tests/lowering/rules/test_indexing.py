@@ -66,6 +66,7 @@ WRITES = [
     (aten.embedding_dense_backward.default, tensor(2, 4, 3), places(7, 2, 4, low=0), 7, -1, False),
     (aten.embedding_dense_backward.default, tensor(2, 4, 3), places(3, 2, 4, low=0), 3, 1, False),
     (aten.embedding_dense_backward.default, tensor(5, 3), places(40, 5, low=0), 40, -1, False),
+    (aten.embedding_dense_backward.default, tensor(5, 3), places(4, 5, low=0), 4, -1, True),
     (aten.index_put.default, tensor(4, 5, 3), [places(4, 9)], tensor(9, 5, 3), True),
     (aten.index_put.default, tensor(4, 5, 3), [None, places(5, 2, 2)], tensor(2, 2, 3), True),
     (aten.index_put.default, tensor(4, 5, 3), [None, places(5, 4, 1), places(3, 1, 5)], tensor(1), True),
@@ -135,7 +136,5 @@ def test_no_index_changes_nothing():
 
 
 def test_refusals():
-    with pytest.raises(LoweringError, match="scale_grad_by_freq"):
-        check(aten.embedding_dense_backward.default, tensor(5, 3), places(4, 5, low=0), 4, -1, True)
     with pytest.raises(LoweringError, match="mask"):
         check(aten.index.Tensor, tensor(4), [torch.tensor([True, False, True, False])])

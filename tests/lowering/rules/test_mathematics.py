@@ -55,7 +55,7 @@ def test_two_operands(name):
 
 def test_products_with_logarithms():
     check(aten.xlogy.Tensor, SPECIAL[:, None], SPECIAL[None, :])
-    check(aten.xlogy.Scalar_Other, SPECIAL, 2.0)
+    check(aten.xlogy.Scalar_Other, SPECIAL, 2.0, rtol=1e-6)  # decomposed: log(2) is a constant in float32
     check(aten.special_xlog1py.default, SPECIAL[:, None], SPECIAL[None, :])
 
 

@@ -56,24 +56,3 @@ def test_group_norm(shape, groups, affine):
             aten.native_group_norm_backward.default,
             gradient, x, mean, rstd, weight, *sizes, mask, rtol=1e-7, atol=1e-8,
         )  # fmt: skip
-
-
-@pytest.mark.skipif(not hasattr(aten, "_fused_rms_norm"), reason="this PyTorch has no fused RMS norm")
-@pytest.mark.parametrize("eps", [None, 1e-3])
-@pytest.mark.parametrize("normalized", [[4], [3, 4]], ids=str)
-def test_rms_norm(normalized, eps):
-    x, gradient, weight = normal(2, 3, 4), normal(2, 3, 4), normal(*normalized)
-    check(aten._fused_rms_norm.default, x, normalized, weight, eps, rtol=1e-5)  # eps is float32's
-    root = x.pow(2).mean(list(range(-len(normalized), 0)), keepdim=True).rsqrt()
-    wanted = torch.autograd.functional.vjp(
-        lambda a, w: a * a.pow(2).mean(list(range(-len(normalized), 0)), keepdim=True).rsqrt() * w,
-        (x, weight),
-        gradient,
-    )[1]
-    from oracles.nodes import compute
-    from oracles.rule_checks import apply
-
-    target = aten._fused_rms_norm_backward.default
-    nodes, data = apply(target, (gradient, x, normalized, root, weight, [True, True]), {}, wanted)
-    for node, want in zip(nodes, wanted, strict=True):
-        torch.testing.assert_close(torch.from_numpy(compute(node, data).copy()), want)

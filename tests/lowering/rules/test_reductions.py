@@ -80,11 +80,6 @@ def test_whole_numbers_and_bools(x):
         check(aten.argmin.default, x, 1)
 
 
-def test_two_tensors():
-    check(aten.max.other, X, X[0])
-    check(aten.min.other, X, X[0])
-
-
 @pytest.mark.parametrize("order", [0, 1, 2, 3, 0.5, INF, -INF])
 def test_norms(order):
     check(aten.linalg_vector_norm.default, X, order)

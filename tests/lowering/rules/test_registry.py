@@ -10,9 +10,9 @@ from torchedge.lowering.rules.registry import rule
 from torchedge.ops import registry
 
 IN_STEPS_ONLY = {
-    *("_batch_norm_with_update_functional", "_fused_rms_norm", "_native_batch_norm_legit_functional"),
-    *("_native_batch_norm_legit_no_training", "_log_softmax_backward_data", "_softmax_backward_data"),
-    *("diagonal_scatter", "empty_permuted", "new_empty_strided", "random_uniform", "slice_scatter"),
+    *("_batch_norm_with_update_functional", "_native_batch_norm_legit_functional"),
+    *("_native_batch_norm_legit_no_training", "diagonal_scatter", "empty_permuted", "new_empty_strided"),
+    *("random_uniform", "slice_scatter"),
 }
 """Forms of an operator that functionalization and autograd make, apart from `..._backward`."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, prod
 
 import numpy as np
@@ -20,7 +21,6 @@ from torchedge.expressions.indices import Fetched, Index, flatten, of, unflatten
 from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, constant, guarded, where
 from torchedge.lowering.building import (
     Operand,
-    RowBuilder,
     broadcast_shape,
     elementwise,
     expanded,
@@ -32,7 +32,7 @@ from torchedge.lowering.building import (
 )
 from torchedge.lowering.nodes import Node, ReduceKind
 from torchedge.lowering.rules.elementwise import div
-from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
+from torchedge.lowering.rules.promotion import arithmetic_dtype, computed, is_floating
 from torchedge.lowering.rules.registry import Result, rule
 from torchedge.lowering.rules.sorting import Order, in_order
 
@@ -68,45 +68,23 @@ class Sources:
         return goal.equals(Position(row, goal.dtype))
 
 
-def added(shape: Sequence[int], dtype: str, sources: Sources, base: Element | None) -> Node:
-    """Return base(*index), or zero, plus all the sources of each element."""
-    return combined(shape, dtype, sources, "sum", 0, lambda total, *at: _plus(total, base, dtype, at))
-
-
-def _plus(total: Scalar, base: Element | None, dtype: str, at: Sequence[Index]) -> Scalar:
-    return cast(total if base is None else cast(base(*at), total.dtype) + total, dtype)
-
-
 def combined(
-    shape: Sequence[int],
-    dtype: str,
-    sources: Sources,
-    kind: ReduceKind,
-    neutral: float | int,
-    finish: Element,
+    shape: Sequence[int], compute: str, sources: Sources, kind: ReduceKind, neutral: float | int
 ) -> Node:
-    """Return `finish(reduction of the element's sources, *index)` for every element."""
+    """Return the reduction of each element's sources; `neutral` where it has none."""
     if prod(shape) * sources.count > MOST_SEARCHED:
-        return _combined_in_order(shape, dtype, sources, kind, neutral, finish)
-    compute = arithmetic_dtype(dtype)
-    builder = RowBuilder((*shape, sources.count), (len(shape),), "scatter")
+        return _combined_in_order(shape, compute, sources, kind, neutral)
 
     def mine(row: Index, *rest: Index) -> Scalar:
         *tail, source = rest
         value = cast(sources.value(source, *tail), compute)
         return guarded(sources.within(tail), where(sources.is_at(row, source, tail), value, neutral), neutral)
 
-    total = builder.reduce(kind, mine)
-    return builder.row(lambda *at: finish(total, *at), dtype)
+    return reduction((*shape, sources.count), (len(shape),), "scatter", mine, kind=kind)
 
 
 def _combined_in_order(
-    shape: Sequence[int],
-    dtype: str,
-    sources: Sources,
-    kind: ReduceKind,
-    neutral: float | int,
-    finish: Element,
+    shape: Sequence[int], compute: str, sources: Sources, kind: ReduceKind, neutral: float | int
 ) -> Node:
     """Return what `combined` does, from the sources in the order of their rows.
 
@@ -115,29 +93,24 @@ def _combined_in_order(
     """
     if sources.varies:
         flat = _flattened(shape, sources)
+        return reshaped(_combined_in_order((prod(shape),), compute, flat, kind, neutral), shape)
+    order = in_order(sources.row, sources.count)
 
-        def one(total: Scalar, row: Index) -> Scalar:
-            return finish(total, *unflatten(row, shape))
-
-        return reshaped(_combined_in_order((prod(shape),), dtype, flat, kind, neutral, one), shape)
-    compute, order = arithmetic_dtype(dtype), in_order(sources.row, sources.count)
-
-    def joined(place: Index, *tail: Index) -> Scalar:
+    def gathered(place: Index, *tail: Index) -> Scalar:
         return cast(sources.value(order.position(place), *tail), compute)
 
     step = 1
     while step < sources.count:
         count = min(GATHERED, -(-sources.count // step))
-        joined = _of_same_row(order, joined, (*shape[1:], count), step, kind, neutral)
+        gathered = _of_same_row(order, gathered, (*shape[1:], count), step, kind, neutral)
         step *= count
     first = _first_places(shape[0], order)
 
     def element(row: Index, *tail: Index) -> Scalar:
         place = of(Fetched(first.at(row), -1, sources.count - 1))
-        total = guarded([(place, 0, sources.count)], joined(place, *tail), neutral)
-        return finish(total, row, *tail)
+        return guarded([(place, 0, sources.count)], gathered(place, *tail), neutral)
 
-    return pointwise(shape, dtype, element)
+    return pointwise(shape, compute, element)
 
 
 def _of_same_row(
@@ -183,27 +156,20 @@ def _flattened(shape: Sequence[int], sources: Sources) -> Sources:
     return Sources(prod(sizes), row, lambda source: sources.value(*unflatten(source, sizes)))
 
 
-def replaced(shape: Sequence[int], dtype: str, sources: Sources, base: Element | None) -> Node:
-    """Return base(*index), or zero, with each element's last source in its place."""
-    previous = base or (lambda *_: constant(0, dtype))
+def replaced(base: Node, dtype: str, sources: Sources) -> Node:
+    """Return base with each element's last source in its place."""
     if not sources.count:
-        return pointwise(shape, dtype, previous)
-    last = _last_sources(shape, sources)
-
-    def element(row: Index, *tail: Index) -> Scalar:
-        number = last.at(row, *tail) if sources.varies else last.at(row)
-        source = of(Fetched(number, -1, sources.count - 1))
-        new = cast(sources.value(source, *tail), dtype)
-        return guarded([(source, 0, sources.count), *sources.within(tail)], new, previous(row, *tail))
-
-    return pointwise(shape, dtype, element)
-
-
-def _last_sources(shape: Sequence[int], sources: Sources) -> Node:
-    """Return, for every row (and place in the tail, where that matters), its last source or -1."""
-    whole = shape if sources.varies else shape[:1]
+        return base
     numbers = replace(sources, value=lambda source, *_: Position(source, "int32"))
-    return combined(whole, "int32", numbers, "max", -1, lambda last, *_: last)
+    whole = base.shape if sources.varies else base.shape[:1]
+    last = combined(whole, "int32", numbers, "max", -1)
+
+    def element(*at: Index) -> Scalar:
+        source = of(Fetched(last.at(*at[: len(whole)]), -1, sources.count - 1))
+        new = cast(sources.value(source, *at[1:]), dtype)
+        return guarded([(source, 0, sources.count), *sources.within(at[1:])], new, cast(base.at(*at), dtype))
+
+    return pointwise(base.shape, dtype, element)
 
 
 def counted(index: Scalar, size: int) -> Scalar:
@@ -214,7 +180,7 @@ def counted(index: Scalar, size: int) -> Scalar:
 _ANY = 2**31 - 1
 
 
-def _read(x: Node, indices: Sequence[Index], places: dict[int, Scalar]) -> Scalar:
+def read_at(x: Node, indices: Sequence[Index], places: dict[int, Scalar]) -> Scalar:
     """Return x at indices, of which those of some dimensions are themselves elements."""
     at = list(indices)
     bounds = []
@@ -237,33 +203,8 @@ def embedding(
     """The rows of weight that indices name."""
     rank = len(indices.shape)
     return pointwise(
-        result.shape, result.dtype, lambda *i: _read(weight, (i[0], *i[rank:]), {0: indices.at(*i[:rank])})
+        result.shape, result.dtype, lambda *i: read_at(weight, (i[0], *i[rank:]), {0: indices.at(*i[:rank])})
     )
-
-
-@rule("embedding_dense_backward")
-def embedding_dense_backward(
-    result: Result,
-    grad_output: Node,
-    indices: Node,
-    num_weights: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-) -> Node:
-    """The gradients of all the places where each row of the weight was read, `padding_idx` left out."""
-    if scale_grad_by_freq:
-        raise LoweringError(
-            "aten.embedding_dense_backward was asked to scale gradients by frequency; "
-            "expected scale_grad_by_freq=False"
-        )
-    flat = reshaped(indices, (indices.numel,))
-    grads = reshaped(grad_output, (indices.numel, *result.shape[1:]))
-
-    def row(source: Index, *tail: Index) -> Scalar:
-        place = flat.at(source)
-        return place if padding_idx < 0 else where(place.equals(padding_idx), constant(-1, flat.dtype), place)
-
-    return added(result.shape, result.dtype, Sources(indices.numel, row, grads.at), None)
 
 
 @rule("index_select")
@@ -274,7 +215,7 @@ def index_select(result: Result, input: Node, dim: int, index: Node) -> Node:
     place, flat = dim % len(input.shape), reshaped(index, (index.numel,))
 
     def element(*at: Index) -> Scalar:
-        return _read(input, at, {place: counted(flat.at(at[place]), input.shape[place])})
+        return read_at(input, at, {place: counted(flat.at(at[place]), input.shape[place])})
 
     return pointwise(result.shape, result.dtype, element)
 
@@ -288,7 +229,7 @@ def gather(result: Result, input: Node, dim: int, index: Node, sparse_grad: bool
     places = index if index.shape else reshaped(index, (1,))
 
     def element(*at: Index) -> Scalar:
-        return _read(input, at, {place: counted(places.at(*at), input.shape[place])})
+        return read_at(input, at, {place: counted(places.at(*at), input.shape[place])})
 
     return reshaped(pointwise(places.shape, result.dtype, element), result.shape)
 
@@ -304,7 +245,7 @@ def index(result: Result, input: Node, indices: Sequence[Node | None]) -> Node:
         block, others = at[first : first + space], iter((*at[:first], *at[first + space :]))
         indices = [Index(()) if d in listed else next(others) for d in range(len(input.shape))]
         places = {d: counted(_broadcast(n, block), input.shape[d]) for d, n in listed.items()}
-        return _read(input, indices, places)
+        return read_at(input, indices, places)
 
     return pointwise(result.shape, result.dtype, element)
 
@@ -357,8 +298,8 @@ def index_put(
 
     order = [*listed, *others]
     base = reshaped(permuted(input, order), (prod(sizes), *tail))
-    put = added if accumulate else replaced
-    flat = put(base.shape, result.dtype, Sources(count, row, flat_values.at), base.at)
+    sources = Sources(count, row, flat_values.at)
+    flat = joined(base, result.dtype, sources) if accumulate else replaced(base, result.dtype, sources)
     back = [order.index(d) for d in range(len(order))]
     return permuted(reshaped(flat, (*sizes, *tail)), back)
 
@@ -443,22 +384,11 @@ def scatter(
         return input
     if reduce is not None:
         return scatter_reduce(result, input, dim, index, sources, {"add": "sum", "multiply": "prod"}[reduce])
-    base = _dim_first(input, dim)
-    replacing = replaced(base.shape, result.dtype, _along(input, dim, index, sources), base.at)
+    replacing = replaced(_dim_first(input, dim), result.dtype, _along(input, dim, index, sources))
     return _dim_back(replacing, dim, result.shape)
 
 
 @rule("scatter_add")
-def scatter_add(result: Result, input: Node, dim: int, index: Node, src: Node) -> Node:
-    """Input plus src at the places along a dimension that index holds."""
-    if not index.numel:
-        return input
-    base = _dim_first(input, dim)
-    return _dim_back(
-        added(base.shape, result.dtype, _along(input, dim, index, src), base.at), dim, result.shape
-    )
-
-
 @rule("scatter_reduce")
 def scatter_reduce(
     result: Result,
@@ -466,13 +396,15 @@ def scatter_reduce(
     dim: int,
     index: Node,
     src: Operand,
-    reduce: str,
+    reduce: str = "sum",
     include_self: bool = True,
 ) -> Node:
     """Input joined with src (sum, prod, mean, amax or amin) at places along a dimension."""
     if not index.numel:
         return input
-    return _joined(result, input, dim, _along(input, dim, index, src), reduce, include_self)
+    sources = _along(input, dim, index, src)
+    output = joined(_dim_first(input, dim), result.dtype, sources, reduce, include_self)
+    return _dim_back(output, dim, result.shape)
 
 
 @rule("index_reduce")
@@ -486,28 +418,32 @@ def index_reduce(
     include_self: bool = True,
 ) -> Node:
     """Input joined with source (prod, mean, amax or amin) at the indices of a dimension that index names."""
-    return _joined(result, input, dim, _lines(input, dim, index, source, 1), reduce, include_self)
+    flat, rows = reshaped(index, (index.numel,)), input.shape[dim] if input.shape else 1
+    sources = Sources(index.numel, lambda s, *_: counted(flat.at(s), rows), _dim_first(source, dim).at)
+    output = joined(_dim_first(input, dim), result.dtype, sources, reduce, include_self)
+    return _dim_back(output, dim, result.shape)
 
 
-def _joined(result: Result, input: Node, dim: int, sources: Sources, reduce: str, include_self: bool) -> Node:
+def joined(base: Node, dtype: str, sources: Sources, reduce: str = "sum", include_self: bool = True) -> Node:
+    """Return base joined with all the sources of each element; without base where it has some."""
     kind, function, neutral = _REDUCTIONS[reduce]
-    base = _dim_first(input, dim)
-    compute = arithmetic_dtype(result.dtype)
-    totals = combined(base.shape, compute, sources, kind, _limited(neutral, compute), lambda total, *_: total)
+    compute = arithmetic_dtype(dtype)
+    totals = combined(base.shape, compute, sources, kind, _limited(neutral, compute))
     ones = replace(sources, value=lambda *_: constant(1, "int32"))
-    count = combined(base.shape, "int32", ones, "sum", 0, lambda total, *_: total)
+    count = combined(base.shape, "int32", ones, "sum", 0)
 
-    def joined(old: Scalar, new: Scalar, number: Scalar) -> Scalar:
+    def body(old: Scalar, new: Scalar, number: Scalar) -> Scalar:
         return apply(function, old, new) if include_self else where(number > 0, new, old)
 
-    output: Node = elementwise(joined, base, totals, count, dtype=result.dtype, compute=compute)
+    output: Node = elementwise(body, base, totals, count, dtype=dtype, compute=compute)
     if reduce == "mean":
         parts = elementwise(
             lambda n: n + 1 if include_self else apply("maximum", n, 1), count, dtype=compute, compute=compute
         )
-        rounding = None if is_floating(result.dtype) else "floor"
-        output = div(Result((base.shape,), (result.dtype,)), output, parts, rounding)
-    return _dim_back(output, dim, result.shape)
+        rounding = None if is_floating(dtype) else "floor"
+        flat = Result((base.shape,), (dtype,))
+        output = computed(partial(div, rounding_mode=rounding), flat, output, parts)
+    return output
 
 
 def _limited(number: float, dtype: str) -> float:
@@ -515,10 +451,3 @@ def _limited(number: float, dtype: str) -> float:
     if is_floating(dtype) or np.isfinite(number):
         return number
     return int(np.iinfo(dtype).max if number > 0 else np.iinfo(dtype).min)
-
-
-def _lines(input: Node, dim: int, index: Node, source: Node, alpha: float | int) -> Sources:
-    """Return the sources of which each goes to a whole line of input."""
-    flat, values = reshaped(index, (index.numel,)), _dim_first(source, dim)
-    rows = input.shape[dim] if input.shape else 1
-    return Sources(index.numel, lambda s, *_: counted(flat.at(s), rows), lambda *at: values.at(*at) * alpha)

@@ -13,10 +13,10 @@ from typing import Literal, TypeVar
 
 from torchedge.expressions.indices import Fetched, Index, of
 from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import RowBuilder, pointwise, reduction, reshaped
+from torchedge.lowering.building import RowBuilder, elements, pointwise, reduction, reshaped
 from torchedge.lowering.nodes import Node
-from torchedge.lowering.rules.promotion import arithmetic_dtype, is_floating
-from torchedge.lowering.rules.reductions import with_dimension
+from torchedge.lowering.rules.promotion import arithmetic_dtype, converted, is_floating
+from torchedge.lowering.rules.reductions import log_of_sum, with_dimension
 from torchedge.lowering.rules.registry import Result, rule
 
 _Item = TypeVar("_Item")
@@ -31,12 +31,11 @@ def running(result: Result, input: Node, dim: int, dtype: str | None = None, *, 
     """The sum, product or logarithm of the sum of exponentials of an element and all before it."""
     x, place = with_dimension(input), dim % max(1, len(input.shape))
     scanned = _scan(kind, _widened(x, result.dtype), place)
-    return reshaped(pointwise(x.shape, result.dtype, lambda *i: scanned.at(*i)), result.shape)
+    return reshaped(converted(scanned, result.dtype), result.shape)
 
 
 def _widened(x: Node, dtype: str) -> Node:
-    compute = arithmetic_dtype(dtype)
-    return pointwise(x.shape, compute, lambda *i: cast(x.at(*i), dtype))
+    return pointwise(x.shape, arithmetic_dtype(dtype), elements(x, dtype))
 
 
 @rule("cummax", kind="max")
@@ -53,7 +52,7 @@ def running_extreme(result: Result, input: Node, dim: int, *, kind: _Kind) -> tu
         return where(best, Position(i[place], "int64"), 0)
 
     places = _scan("max", pointwise(x.shape, "int64", record), place)
-    nodes = (pointwise(x.shape, result.dtype, lambda *i: values.at(*i)), places)
+    nodes = (converted(values, result.dtype), places)
     return tuple([reshaped(node, shape) for node, shape in zip(nodes, result.shapes, strict=True)])
 
 
@@ -98,10 +97,8 @@ def _within_blocks(kind: _Kind, x: Node, place: int) -> Node:
     if kind != "logsumexp":
         return reduction(domain, dims, name, element, kind=kind)
     builder = RowBuilder(domain, dims, name)
-    largest = builder.reduce("max", element)
-    shift = where(apply("isinf", largest), constant(0, x.dtype), largest)
-    spread = builder.reduce("sum", lambda *i: apply("exp", element(*i) - shift))
-    return builder.row(lambda *_: apply("log", spread) + shift)
+    total = log_of_sum(builder, element)
+    return builder.row(lambda *_: total)
 
 
 def _neutral(kind: _Kind, dtype: str) -> float:

@@ -5,11 +5,11 @@ Views only rewrite indices: they cost nothing where their readers take them in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, product
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
-from torchedge.expressions.indices import Fetched, Index, flatten, of, unflatten
+from torchedge.expressions.indices import Index, flatten, unflatten
 from torchedge.expressions.scalars import Bound, Position, Scalar, apply, cast, constant, guarded, where
 from torchedge.lowering.building import expanded, full, permuted, pointwise, reduction, reshaped, view
 from torchedge.lowering.nodes import Node
@@ -92,17 +92,6 @@ def roll(result: Result, input: Node, shifts: Sequence[int] | int, dims: Sequenc
         return [(i - moved[d] % sizes[d]) % sizes[d] if moved[d] else i for d, i in enumerate(indices)]
 
     return view(input, input.shape, move) if input.shape else input
-
-
-@rule("repeat")
-def repeat(result: Result, input: Node, **repeats: object) -> Node:
-    """Input as often as asked along each dimension."""
-    missing = len(result.shape) - len(input.shape)
-    return view(
-        input,
-        result.shape,
-        lambda *indices: [i % n for i, n in zip(indices[missing:], input.shape, strict=True)],
-    )
 
 
 @rule("diagonal")
@@ -212,67 +201,9 @@ def _clamped(place: Scalar, size: int) -> Scalar:
     return apply("maximum", apply("minimum", place, size - 1), 0)
 
 
-def _mirrored(place: Scalar, size: int) -> Scalar:
-    last = size - 1
-    return constant(last, "int32") - apply("abs_int", constant(last, "int32") - apply("abs_int", place))
-
-
-def _padded(result: Result, x: Node, padding: Sequence[int], source: Callable[[Scalar, int], Scalar]) -> Node:
-    """Return x where each padded index is read at `source(index before padding, size)`."""
-    before = _before(padding, len(x.shape))
-
-    def element(*indices: Index) -> Scalar:
-        at = list(indices)
-        for dim, start in before.items():
-            place = source(Position(indices[dim] - start, "int32"), x.shape[dim])
-            at[dim] = of(Fetched(place, 0, x.shape[dim] - 1))
-        return x.at(*at)
-
-    return pointwise(result.shape, result.dtype, element)
-
-
 def _before(padding: Sequence[int], rank: int) -> dict[int, int]:
     """Return what is added in front of each padded dimension."""
     return {rank - 1 - k: padding[2 * k] for k in range(len(padding) // 2)}
-
-
-@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def reflection_pad(result: Result, input: Node, padding: Sequence[int]) -> Node:
-    """Input mirrored at its borders."""
-    return _padded(result, input, padding, _mirrored)
-
-
-@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def replication_pad(result: Result, input: Node, padding: Sequence[int]) -> Node:
-    """Input with its borders repeated."""
-    return _padded(result, input, padding, _clamped)
-
-
-@rule("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
-def reflection_pad_backward(result: Result, grad_output: Node, input: Node, padding: Sequence[int]) -> Node:
-    """Each element's gradient and those of its mirror images, at most two in each dimension."""
-    before = _before(padding, len(input.shape))
-
-    def element(*indices: Index) -> Scalar:
-        total: Scalar = constant(0, result.dtype)
-        for images in product(*[_images(indices[d], b, input.shape[d]) for d, b in before.items()]):
-            at, bounds = list(indices), []
-            for dim, (place, origin) in zip(before, images, strict=True):
-                at[dim] = place
-                bounds += [(place, 0, grad_output.shape[dim]), origin]
-            total = total + guarded(bounds, grad_output.at(*at))
-        return total
-
-    return pointwise(result.shape, result.dtype, element)
-
-
-def _images(index: Index, before: int, size: int) -> list[tuple[Index, tuple[Index, int, int]]]:
-    """Return where an element may lie in the padded dimension, each place with the elements that have it."""
-    return [
-        (index + before, (index, 0, size)),
-        (before - index, (index, 1, size)),
-        (before + 2 * (size - 1) - index, (index, 0, size - 1)),
-    ]
 
 
 @rule("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")

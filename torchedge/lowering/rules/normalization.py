@@ -1,81 +1,64 @@
-"""Batch, layer, group and RMS normalization with their gradients."""
+"""Batch, layer and group normalization with their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import Index
 from torchedge.expressions.scalars import Scalar, apply, cast
-from torchedge.lowering.building import RowBuilder, full, pointwise, reshaped
+from torchedge.lowering.building import RowBuilder, elements, full, pointwise, reshaped
 from torchedge.lowering.nodes import Node
 from torchedge.lowering.rules.promotion import arithmetic_dtype, converted
 from torchedge.lowering.rules.reductions import moments
 from torchedge.lowering.rules.registry import Result, rule
 
-
-@dataclass(frozen=True)
-class _Statistics:
-    """Of each channel: mean, 1 / sqrt(variance + eps), and the running statistics after the step."""
-
-    mean: Node
-    rstd: Node
-    running: tuple[Node, ...] = ()
+Place = Callable[[Sequence[Index]], Sequence[Index]]
 
 
-def _all_but_channels(x: Node) -> tuple[int, ...]:
-    return tuple([d for d in range(len(x.shape)) if d != 1])
+def _normalized(
+    x: Node, dtype: str, rows: tuple[Node, Node], affine: Sequence[Node | None], row: Place, channel: Place
+) -> Node:
+    """Return (x - mean) · rstd · weight + bias.
+
+    rows: mean and rstd, of which an element has those at `row(index)`; affine: weight and bias, at
+    `channel(index)`.
+    """
+    compute = arithmetic_dtype(dtype)
+    mean, rstd = (elements(node, compute) for node in rows)
+    weight, bias = (None if node is None else elements(node, compute) for node in affine)
+
+    def body(*at: Index) -> Scalar:
+        scale = rstd(*row(at))
+        scale = scale if weight is None else scale * weight(*channel(at))
+        value = (cast(x.at(*at), compute) - mean(*row(at))) * scale
+        return value if bias is None else value + bias(*channel(at))
+
+    return pointwise(x.shape, dtype, body)
 
 
-def _measured(x: Node, running: Sequence[Node], momentum: float, eps: float) -> _Statistics:
-    """Return the statistics of a batch, as outputs of one node."""
-    builder = RowBuilder(x.shape, _all_but_channels(x), "batch_norm")
-    compute, count = arithmetic_dtype(x.dtype), builder.count
-
-    mean, squares = moments(builder, lambda *i: cast(x.at(*i), compute))
-    variance, unbiased = squares / count, squares / max(1, count - 1)
-
-    def moved(old: Node, new: Scalar, channel: Index) -> Scalar:
-        return cast(old.at(channel), compute) * (1 - momentum) + new * momentum
-
-    statistics = _Statistics(builder.row(mean), builder.row(lambda c: apply("rsqrt", variance + eps)))
-    if not running:
-        return statistics
-    old_mean, old_var = running
-    new_mean = builder.row(lambda c: moved(old_mean, mean(c), c), old_mean.dtype)
-    return replace(
-        statistics,
-        running=(new_mean, builder.row(lambda c: moved(old_var, unbiased, c), old_var.dtype)),
-    )
+def _asked(result: Result, mask: Sequence[bool], *gradients: Node) -> tuple[Node, ...]:
+    """Return the gradients that a mask asks for; nothing computes the others."""
+    return tuple([converted(n, d) for n, d in zip(compress(gradients, mask), result.dtypes, strict=True)])
 
 
-def _in_evaluation(running: Sequence[Node], eps: float) -> _Statistics:
-    """Return the running statistics as those to normalize with."""
+def _channel(at: Sequence[Index]) -> Sequence[Index]:
+    return at[1:2]
+
+
+def _all_but_channels(x: Node, name: str) -> RowBuilder:
+    return RowBuilder(x.shape, [d for d in range(len(x.shape)) if d != 1], name)
+
+
+def _in_evaluation(running: Sequence[Node | None], eps: float) -> tuple[Node, Node]:
+    """Return mean and 1 / sqrt(variance + eps) of each channel by the running statistics."""
     mean, var = running
+    if mean is None or var is None:
+        raise LoweringError("a batch norm in evaluation has no running statistics; expected both")
     compute = arithmetic_dtype(var.dtype)
-    rstd = pointwise(var.shape, compute, lambda c: apply("rsqrt", cast(var.at(c), compute) + eps))
-    return _Statistics(mean, rstd, tuple(running))
-
-
-def _normalized(x: Node, statistics: _Statistics, weight: Node | None, bias: Node | None) -> Node:
-    """Return (x - mean) · rstd · weight + bias of each channel."""
-    compute = arithmetic_dtype(x.dtype)
-
-    def body(*indices: Index) -> Scalar:
-        channel = indices[1]
-        scale = cast(statistics.rstd.at(channel), compute)
-        if weight is not None:
-            scale = scale * cast(weight.at(channel), compute)
-        value = (cast(x.at(*indices), compute) - cast(statistics.mean.at(channel), compute)) * scale
-        return value if bias is None else value + cast(bias.at(channel), compute)
-
-    return pointwise(x.shape, x.dtype, body)
-
-
-def _present(*nodes: Node | None) -> tuple[Node, ...]:
-    return tuple([n for n in nodes if n is not None])
+    return mean, pointwise(var.shape, compute, lambda c: apply("rsqrt", cast(var.at(c), compute) + eps))
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
@@ -97,18 +80,30 @@ def batch_norm(
     The functional schemas (5 outputs) add the new running mean and unbiased variance, the updating one
     (6 outputs) before them the empty reserve of PyTorch's own kernel.
     """
-    running = _present(running_mean, running_var)
-    statistics = _measured(input, running, momentum, eps) if training else _in_evaluation(running, eps)
-    output = _normalized(input, statistics, weight, bias)
+    running = [node for node in (running_mean, running_var) if node is not None]
+    if training:
+        builder, compute = _all_but_channels(input, "batch_norm"), arithmetic_dtype(input.dtype)
+        mean, squares = moments(builder, elements(input, compute))
+        variance = squares / builder.count
+        news = (mean, lambda c: squares / max(1, builder.count - 1))
+        rows = builder.row(mean), builder.row(lambda c: apply("rsqrt", variance + eps))
+        running = [
+            builder.row(
+                lambda c, old=old, new=new: cast(old.at(c), compute) * (1 - momentum) + new(c) * momentum,
+                old.dtype,
+            )
+            for old, new in zip(running, news, strict=False)
+        ]
+    else:
+        rows = _in_evaluation((running_mean, running_var), eps)
+    output = _normalized(input, input.dtype, rows, (weight, bias), _channel, _channel)
     saved = [
         converted(node, dtype) if training else full(shape, 0, dtype)
-        for node, shape, dtype in zip(
-            (statistics.mean, statistics.rstd), result.shapes[1:3], result.dtypes[1:3], strict=True
-        )
+        for node, shape, dtype in zip(rows, result.shapes[1:3], result.dtypes[1:3], strict=True)
     ]
     if len(result.shapes) > 5:
         saved.append(full(result.shapes[3], 0, result.dtypes[3]))
-    return (output, *saved, *statistics.running)[: len(result.shapes)]
+    return (output, *saved, *running)[: len(result.shapes)]
 
 
 @rule("native_batch_norm_backward")
@@ -125,22 +120,40 @@ def batch_norm_backward(
     save_mean: Node | None = None,
     save_invstd: Node | None = None,
 ) -> tuple[Node, ...]:
-    """Gradients for input, weight and bias, as far as the mask asks for them."""
-    if train:
-        if save_mean is None or save_invstd is None:
-            raise LoweringError(
-                "aten.native_batch_norm_backward has no saved statistics; expected both in training"
-            )
-        statistics = _Statistics(save_mean, save_invstd)
+    """Gradients for input, weight and bias, as far as the mask asks for them.
+
+    That for input is rstd · weight · (gradient - mean of gradient - x^ · mean of gradient · x^). In
+    evaluation the statistics are constants: without both means.
+    """
+    if not train:
+        rows = _in_evaluation((running_mean, running_var), eps)
+    elif save_mean is None or save_invstd is None:
+        raise LoweringError(
+            "aten.native_batch_norm_backward has no saved statistics; expected both in training"
+        )
     else:
-        statistics = _in_evaluation(_present(running_mean, running_var), eps)
-    sums = _gradient_sums(grad_out, input, statistics)
-    gradients = (
-        _input_gradient(grad_out, input, statistics, weight, sums if train else None),
-        *sums,
-    )
-    wanted = [node for node, on in zip(gradients, output_mask, strict=True) if on]
-    return tuple([converted(n, d) for n, d in zip(wanted, result.dtypes, strict=True)])
+        rows = save_mean, save_invstd
+    compute, share = arithmetic_dtype(input.dtype), input.shape[1] / max(1, input.numel)
+    gradient, x, mean, rstd = (elements(node, compute) for node in (grad_out, input, *rows))
+
+    def distance(*at: Index) -> Scalar:
+        return x(*at) - mean(at[1])
+
+    builder = _all_but_channels(input, "batch_norm_backward")
+    products = builder.reduce("sum", lambda *at: gradient(*at) * distance(*at))
+    total = builder.reduce("sum", gradient)
+    of_weight = builder.row(lambda c: products * rstd(c))
+    of_bias = builder.row(lambda c: total)
+
+    def body(*at: Index) -> Scalar:
+        value, channel = gradient(*at), at[1]
+        if train:
+            value = value - of_bias.at(channel) * share
+            value = value - distance(*at) * (rstd(channel) * (of_weight.at(channel) * share))
+        scale = rstd(channel) if weight is None else rstd(channel) * cast(weight.at(channel), compute)
+        return value * scale
+
+    return _asked(result, output_mask, pointwise(input.shape, input.dtype, body), of_weight, of_bias)
 
 
 @rule("batch_norm_backward")
@@ -155,141 +168,71 @@ def backward_with_reserve(
     return batch_norm_backward(result, train=update, save_invstd=save_var, **arguments)
 
 
-def _gradient_sums(gradient: Node, x: Node, statistics: _Statistics) -> tuple[Node, Node]:
-    """Return the gradients for weight and bias: sums of gradient · x^ and of gradient over a channel."""
-    builder = RowBuilder(x.shape, _all_but_channels(x), "batch_norm_backward")
-    compute = arithmetic_dtype(x.dtype)
-
-    def product(*indices: Index) -> Scalar:
-        distance = cast(x.at(*indices), compute) - cast(statistics.mean.at(indices[1]), compute)
-        return cast(gradient.at(*indices), compute) * distance
-
-    products = builder.reduce("sum", product)
-    total = builder.reduce("sum", lambda *i: cast(gradient.at(*i), compute))
-    return (
-        builder.row(lambda c: products * cast(statistics.rstd.at(c), compute)),
-        builder.row(lambda c: total),
-    )
-
-
-def _input_gradient(
-    gradient: Node, x: Node, statistics: _Statistics, weight: Node | None, sums: tuple[Node, Node] | None
-) -> Node:
-    """Return rstd · weight · (gradient - mean of gradient - x^ · mean of gradient · x^).
-
-    In evaluation (no sums) the statistics are constants: without both means.
-    """
-    compute, share = arithmetic_dtype(x.dtype), x.shape[1] / max(1, x.numel)
-
-    def body(*indices: Index) -> Scalar:
-        channel = indices[1]
-        rstd = cast(statistics.rstd.at(channel), compute)
-        value = cast(gradient.at(*indices), compute)
-        if sums is not None:
-            of_weight, of_bias = [s.at(channel) * share for s in sums]
-            distance = cast(x.at(*indices), compute) - cast(statistics.mean.at(channel), compute)
-            value = value - of_bias - distance * (rstd * of_weight)
-        return value * (rstd if weight is None else rstd * cast(weight.at(channel), compute))
-
-    return pointwise(x.shape, x.dtype, body)
-
-
-_SMALLEST_STEP = {"float64": 2.0**-52, "float16": 2.0**-10}
-
-
-@rule("native_layer_norm", name="layer_norm")
-@rule("_fused_rms_norm", name="rms_norm")
-def row_norm(
+@rule("native_layer_norm")
+def layer_norm(
     result: Result,
     input: Node,
     normalized_shape: Sequence[int],
-    eps: float | None = None,
+    eps: float,
     weight: Node | None = None,
     bias: Node | None = None,
-    *,
-    name: str,
 ) -> tuple[Node, ...]:
-    """Normalized input, mean and 1 / deviation of each row (the paper's LayerNorm); RMS: about zero."""
+    """Normalized input, mean and 1 / deviation of each row (the paper's LayerNorm)."""
     lead = len(input.shape) - len(normalized_shape)
-    builder = RowBuilder(input.shape, range(lead, len(input.shape)), name)
+    builder = RowBuilder(input.shape, range(lead, len(input.shape)), "layer_norm")
     compute = arithmetic_dtype(result.dtype)
-    small = _SMALLEST_STEP.get(input.dtype, 2.0**-23) if eps is None else eps
+    x = elements(input, compute)
+    mean = builder.reduce("sum", x) / builder.count
 
-    def element(*indices: Index) -> Scalar:
-        return cast(input.at(*indices), compute)
+    def distance(*at: Index) -> Scalar:
+        return x(*at) - mean
 
-    mean = builder.reduce("sum", element) / builder.count if name == "layer_norm" else None
+    squares = builder.reduce("sum", lambda *at: distance(*at) * distance(*at))
+    rstd = apply("rsqrt", squares / builder.count + eps)
 
-    def distance(*indices: Index) -> Scalar:
-        return element(*indices) if mean is None else element(*indices) - mean
+    def normalized(*at: Index) -> Scalar:
+        value = distance(*at) * rstd
+        value = value if weight is None else value * cast(weight.at(*at[lead:]), compute)
+        return value if bias is None else value + cast(bias.at(*at[lead:]), compute)
 
-    rstd = apply(
-        "rsqrt", builder.reduce("sum", lambda *i: distance(*i) * distance(*i)) / builder.count + small
+    return (
+        builder.element(normalized, result.dtypes[0]),
+        builder.row(lambda *_: mean, result.dtypes[1], keepdim=True),
+        builder.row(lambda *_: rstd, result.dtypes[2], keepdim=True),
     )
 
-    def normalized(*indices: Index) -> Scalar:
-        value = distance(*indices) * rstd
-        value = value if weight is None else value * cast(weight.at(*indices[lead:]), compute)
-        return value if bias is None else value + cast(bias.at(*indices[lead:]), compute)
 
-    output = builder.element(normalized, result.dtypes[0])
-    statistics = [row for row in (mean, rstd) if row is not None]
-    rows = [
-        builder.row(lambda *_, row=row: row, dtype, keepdim=True)
-        for row, dtype in zip(statistics, result.dtypes[1:], strict=True)
-    ]
-    return (output, *rows)
-
-
-@rule("native_layer_norm_backward", name="layer_norm")
-@rule("_fused_rms_norm_backward", name="rms_norm")
-def row_norm_backward(
+@rule("native_layer_norm_backward")
+def layer_norm_backward(
     result: Result,
     grad_out: Node,
     input: Node,
     normalized_shape: Sequence[int],
+    mean: Node,
     rstd: Node,
     output_mask: Sequence[bool],
-    mean: Node | None = None,
     weight: Node | None = None,
     bias: Node | None = None,
-    *,
-    name: str,
 ) -> tuple[Node, ...]:
     """Gradients for input, weight and bias, as far as the mask asks for them."""
     compute, lead = arithmetic_dtype(input.dtype), len(input.shape) - len(normalized_shape)
+    gradient, x, means, rstds = (elements(node, compute) for node in (grad_out, input, mean, rstd))
 
-    def gradient(*indices: Index) -> Scalar:
-        return cast(grad_out.at(*indices), compute)
+    def normalized(*at: Index) -> Scalar:
+        return (x(*at) - means(*at)) * rstds(*at)
 
-    def normalized(*indices: Index) -> Scalar:
-        value = cast(input.at(*indices), compute)
-        distance = value if mean is None else value - cast(mean.at(*indices), compute)
-        return distance * cast(rstd.at(*indices), compute)
+    def weighted(*at: Index) -> Scalar:
+        return gradient(*at) * (1 if weight is None else cast(weight.at(*at[lead:]), compute))
 
-    def weighted(*indices: Index) -> Scalar:
-        scale = 1 if weight is None else cast(weight.at(*indices[lead:]), compute)
-        return gradient(*indices) * scale
-
-    gradients: list[Node] = []
-    if output_mask[0]:
-        rows = RowBuilder(input.shape, range(lead, len(input.shape)), f"{name}_backward")
-        shift = None if mean is None else rows.reduce("sum", weighted) / rows.count
-        product = rows.reduce("sum", lambda *i: weighted(*i) * normalized(*i)) / rows.count
-
-        def before(*indices: Index) -> Scalar:
-            value = weighted(*indices) if shift is None else weighted(*indices) - shift
-            return (value - normalized(*indices) * product) * cast(rstd.at(*indices), compute)
-
-        gradients.append(rows.element(before))
-    if any(output_mask[1:]):
-        columns = RowBuilder(input.shape, range(lead), f"{name}_weights")
-        bodies = (lambda *i: gradient(*i) * normalized(*i), gradient)
-        for body, on in zip(bodies, output_mask[1:], strict=False):  # without a mean, there is no bias
-            if on:
-                total = columns.reduce("sum", body)
-                gradients.append(columns.row(lambda *_, total=total: total))
-    return tuple([converted(n, d) for n, d in zip(gradients, result.dtypes, strict=True)])
+    rows = RowBuilder(input.shape, range(lead, len(input.shape)), "layer_norm_backward")
+    shift = rows.reduce("sum", weighted) / rows.count
+    product = rows.reduce("sum", lambda *at: weighted(*at) * normalized(*at)) / rows.count
+    of_input = rows.element(lambda *at: (weighted(*at) - shift - normalized(*at) * product) * rstds(*at))
+    columns = RowBuilder(input.shape, range(lead), "layer_norm_weights")
+    products = columns.reduce("sum", lambda *at: gradient(*at) * normalized(*at))
+    total = columns.reduce("sum", gradient)
+    of_weight, of_bias = columns.row(lambda *_: products), columns.row(lambda *_: total)
+    return _asked(result, output_mask, of_input, of_weight, of_bias)
 
 
 @rule("native_group_norm")
@@ -308,23 +251,18 @@ def group_norm(
     each = C // group
     x = reshaped(input, (N, group, each, HxW))
     builder = RowBuilder(x.shape, (2, 3), "group_norm")
-    compute = arithmetic_dtype(result.dtype)
-
-    def element(*indices: Index) -> Scalar:
-        return cast(x.at(*indices), compute)
-
-    mean, squares = moments(builder, element)
+    mean, squares = moments(builder, elements(x, arithmetic_dtype(result.dtype)))
     means = builder.row(mean, result.dtypes[1])
     rstds = builder.row(lambda *_: apply("rsqrt", squares / builder.count + eps), result.dtypes[2])
-
-    def normalized(n: Index, g: Index, c: Index, place: Index) -> Scalar:
-        scale = cast(rstds.at(n, g), compute)
-        if weight is not None:
-            scale = scale * cast(weight.at(g * each + c), compute)
-        value = (element(n, g, c, place) - cast(means.at(n, g), compute)) * scale
-        return value if bias is None else value + cast(bias.at(g * each + c), compute)
-
-    return reshaped(pointwise(x.shape, result.dtype, normalized), input.shape), means, rstds
+    output = _normalized(
+        x,
+        result.dtype,
+        (means, rstds),
+        (weight, bias),
+        lambda at: at[:2],
+        lambda at: (at[1] * each + at[2],),
+    )
+    return reshaped(output, input.shape), means, rstds
 
 
 @rule("native_group_norm_backward")
@@ -344,39 +282,33 @@ def group_norm_backward(
     """Gradients for input, weight and bias: all from sums of each channel of each image."""
     compute, each = arithmetic_dtype(input.dtype), C // group
     shape = (N, group, each, HxW)
-    x, dy = reshaped(input, shape), reshaped(grad_out, shape)
-    means, rstds = reshaped(mean, (N, group)), reshaped(rstd, (N, group))
+    x, gradient = (elements(reshaped(node, shape), compute) for node in (input, grad_out))
+    means, rstds = (elements(reshaped(node, (N, group)), compute) for node in (mean, rstd))
 
-    def gradient(*indices: Index) -> Scalar:
-        return cast(dy.at(*indices), compute)
-
-    def normalized(*indices: Index) -> Scalar:
-        distance = cast(x.at(*indices), compute) - cast(means.at(*indices[:2]), compute)
-        return distance * cast(rstds.at(*indices[:2]), compute)
+    def normalized(*at: Index) -> Scalar:
+        return (x(*at) - means(*at[:2])) * rstds(*at[:2])
 
     def scale(g: Index, c: Index) -> Scalar | float:
         return 1 if weight is None else cast(weight.at(g * each + c), compute)
 
     channels = RowBuilder(shape, (3,), "group_norm_backward")
-    product = channels.reduce("sum", lambda *i: gradient(*i) * normalized(*i))
+    product = channels.reduce("sum", lambda *at: gradient(*at) * normalized(*at))
     total = channels.reduce("sum", gradient)
-    products, totals = channels.row(lambda *_: product), channels.row(lambda *_: total)
-    gradients: list[Node] = []
-    if output_mask[0]:
-        groups = RowBuilder((N, group, each), (2,), "group_norm_backward")
-        sums = [groups.reduce("sum", lambda *i, s=s: s.at(*i) * scale(*i[1:])) for s in (products, totals)]
-        of_products, of_totals = [groups.row(lambda *_, s=s: s / (each * HxW)) for s in sums]
+    by_channel = channels.row(lambda *_: product), channels.row(lambda *_: total)
+    groups = RowBuilder((N, group, each), (2,), "group_norm_backward")
+    sums = [groups.reduce("sum", lambda *at, s=s: s.at(*at) * scale(*at[1:])) for s in by_channel]
+    of_products, of_totals = [groups.row(lambda *_, s=s: s / (each * HxW)) for s in sums]
 
-        def of_input(n: Index, g: Index, c: Index, place: Index) -> Scalar:
-            value = gradient(n, g, c, place) * scale(g, c) - of_totals.at(n, g)
-            value = value - normalized(n, g, c, place) * of_products.at(n, g)
-            return value * cast(rstds.at(n, g), compute)
+    def of_input(n: Index, g: Index, c: Index, place: Index) -> Scalar:
+        value = gradient(n, g, c, place) * scale(g, c) - of_totals.at(n, g)
+        value = value - normalized(n, g, c, place) * of_products.at(n, g)
+        return value * rstds(n, g)
 
-        gradients.append(reshaped(pointwise(shape, input.dtype, of_input), input.shape))
-    if any(output_mask[1:]):
-        images = RowBuilder((N, group, each), (0,), "group_norm_weights")
-        for source, on in zip((products, totals), output_mask[1:], strict=True):
-            if on:
-                total = images.reduce("sum", lambda *i, s=source: s.at(*i))
-                gradients.append(reshaped(images.row(lambda *_, total=total: total), (C,)))
-    return tuple([converted(n, d) for n, d in zip(gradients, result.dtypes, strict=True)])
+    images = RowBuilder((N, group, each), (0,), "group_norm_weights")
+    totals = [images.reduce("sum", s.at) for s in by_channel]
+    return _asked(
+        result,
+        output_mask,
+        reshaped(pointwise(shape, input.dtype, of_input), input.shape),
+        *[reshaped(images.row(lambda *_, s=s: s), (C,)) for s in totals],
+    )

@@ -7,13 +7,13 @@ are summed, which is as exact as two passes unless that element lies far outside
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Literal
 
 from torchedge.expressions.indices import Index, as_index
 from torchedge.expressions.scalars import Scalar, apply, cast, constant, where
-from torchedge.lowering.building import RowBuilder, normal_dims, reduced, reshaped
+from torchedge.lowering.building import RowBuilder, elements, normal_dims, reduced, reshaped
 from torchedge.lowering.nodes import Node, ReduceKind
-from torchedge.lowering.rules.elementwise import bound
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.registry import Result, rule
 
@@ -40,7 +40,7 @@ def mean(
     result: Result, input: Node, dim: Dims = None, keepdim: bool = False, dtype: str | None = None
 ) -> Node:
     """The mean over dimensions."""
-    count = row_length(input, dim)
+    count = prod([input.shape[d] for d in normal_dims(dim, len(input.shape))])
     return reduced(
         "sum",
         input,
@@ -50,14 +50,6 @@ def mean(
         finish=lambda s: s / count,
         dtype=result.dtype,
     )
-
-
-def row_length(x: Node, dims: Dims) -> int:
-    """Return over how many elements a reduction of x goes."""
-    count = 1
-    for dim in normal_dims(dims, len(x.shape)):
-        count *= x.shape[dim]
-    return count
 
 
 def _wide(a: Scalar, result: Result) -> Scalar:
@@ -88,13 +80,10 @@ def placed_extreme(
     input: Node,
     dim: int | None = None,
     keepdim: bool = False,
-    other: Node | None = None,
     *,
     kind: Literal["max", "min"],
 ) -> Node | tuple[Node, ...]:
-    """The extreme element, with its place where a dimension is given; the extreme one of two tensors."""
-    if other is not None:
-        return bound(result, input, other, function="maximum" if kind == "max" else "minimum")
+    """The extreme element, with its place where a dimension is given."""
     if dim is None:
         return extreme(result, input, kind=kind)
     return _with_place(kind, result, input, dim, keepdim)
@@ -102,11 +91,11 @@ def placed_extreme(
 
 def _with_place(kind: ReduceKind, result: Result, input: Node, dim: int, keepdim: bool) -> tuple[Node, ...]:
     """Return the extremes over a dimension and where they are, in one pass."""
-    place: dict[str, ReduceKind] = {"max": "argmax", "min": "argmin"}
     x = with_dimension(input)
     builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), kind)
-    value = builder.reduce(kind, lambda *i: _comparable(x.at(*i)))
-    index = builder.reduce(place[kind], lambda *i: _comparable(x.at(*i)))
+    element = elements(x, arithmetic_dtype(x.dtype))
+    value = builder.reduce(kind, element)
+    index = builder.reduce("argmax" if kind == "max" else "argmin", element)
     nodes = [
         builder.row(lambda *_: value, result.dtypes[0], keepdim),
         builder.row(lambda *_: index, "int64", keepdim),
@@ -119,17 +108,15 @@ def with_dimension(x: Node) -> Node:
     return x if x.shape else reshaped(x, (1,))
 
 
-def _comparable(a: Scalar) -> Scalar:
-    return cast(a, arithmetic_dtype(a.dtype))
-
-
 @rule("argmax", kind="argmax")
 @rule("argmin", kind="argmin")
 def extreme_place(
     result: Result, input: Node, dim: int | None = None, keepdim: bool = False, *, kind: ReduceKind
 ) -> Node:
     """Where the largest or smallest element is: along a dimension, or in the flattened tensor."""
-    return reduced(kind, input, dim, keepdim, body=_comparable, dtype="int64")
+    return reduced(
+        kind, input, dim, keepdim, body=lambda a: cast(a, arithmetic_dtype(a.dtype)), dtype="int64"
+    )
 
 
 @rule("logsumexp")
@@ -137,10 +124,15 @@ def logsumexp(result: Result, input: Node, dim: Dims, keepdim: bool = False) -> 
     """The logarithm of the sum of exponentials, without overflow."""
     x = with_dimension(input)
     builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), "logsumexp")
-    largest = builder.reduce("max", lambda *i: _wide(x.at(*i), result))
+    total = log_of_sum(builder, lambda *i: _wide(x.at(*i), result))
+    return reshaped(builder.row(lambda *_: total, result.dtype, keepdim), result.shape)
+
+
+def log_of_sum(builder: RowBuilder, element: Callable[..., Scalar]) -> Scalar:
+    """Add the stages of the logarithm of a row's sum of exponentials."""
+    largest = builder.reduce("max", element)
     shift = where(apply("isinf", largest), constant(0, largest.dtype), largest)
-    spread = builder.reduce("sum", lambda *i: apply("exp", _wide(x.at(*i), result) - shift))
-    return reshaped(builder.row(lambda *_: apply("log", spread) + shift, result.dtype, keepdim), result.shape)
+    return apply("log", builder.reduce("sum", lambda *i: apply("exp", element(*i) - shift))) + shift
 
 
 def moments(builder: RowBuilder, element: Callable[..., Scalar]) -> tuple[Callable[..., Scalar], Scalar]:
@@ -185,12 +177,7 @@ def variance(
     x = with_dimension(input)
     builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), "variance")
     taken = correction if correction is not None else float(unbiased)
-    compute = arithmetic_dtype(result.dtype)
-
-    def element(*indices: Index) -> Scalar:
-        return cast(x.at(*indices), compute)
-
-    mean, squares = moments(builder, element)
+    mean, squares = moments(builder, elements(x, arithmetic_dtype(result.dtype)))
     spread = squares / max(0.0, builder.count - taken)
     nodes = [builder.row(lambda *_: spread, result.dtype, keepdim)]
     if with_mean:

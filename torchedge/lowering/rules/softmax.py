@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchedge.expressions.indices import Fetched, Index, of
-from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, guarded, where
-from torchedge.lowering.building import RowBuilder, normal_dims, pointwise, reshaped
+from torchedge.expressions.indices import ZERO, Index
+from torchedge.expressions.scalars import Position, Scalar, apply, cast, constant, where
+from torchedge.lowering.building import RowBuilder, elements, normal_dims, pointwise, reshaped
 from torchedge.lowering.nodes import Node
+from torchedge.lowering.rules.indexing import read_at
 from torchedge.lowering.rules.promotion import arithmetic_dtype
 from torchedge.lowering.rules.reductions import with_dimension
 from torchedge.lowering.rules.registry import Result, rule
@@ -37,10 +38,7 @@ def softmax(
     x = with_dimension(input)
     builder = RowBuilder(x.shape, normal_dims(dim, len(x.shape)), "log_softmax" if log else "softmax")
     compute = arithmetic_dtype(result.dtype)
-
-    def element(*indices: Index) -> Scalar:
-        return cast(x.at(*indices), compute)
-
+    element = elements(x, compute)
     largest = builder.reduce("max", element)
     spread = builder.reduce("sum", lambda *i: apply("exp", element(*i) - largest))
 
@@ -53,47 +51,15 @@ def softmax(
     return reshaped(builder.element(finish, result.dtype), result.shape)
 
 
-@rule("_softmax_backward_data", log=False)
-@rule("_log_softmax_backward_data", log=True)
-def softmax_backward(
-    result: Result, grad_output: Node, output: Node, dim: int, input_dtype: str, *, log: bool
-) -> Node:
-    """Output · (gradient - sum of gradient · output); log: gradient - exp(output) · sum of gradient."""
-    gradient, y = with_dimension(grad_output), with_dimension(output)
-    name = "log_softmax_backward" if log else "softmax_backward"
-    builder = RowBuilder(y.shape, normal_dims(dim, len(y.shape)), name)
-    compute = arithmetic_dtype(result.dtype)
-
-    def both(*indices: Index) -> tuple[Scalar, Scalar]:
-        return cast(gradient.at(*indices), compute), cast(y.at(*indices), compute)
-
-    def summed(*indices: Index) -> Scalar:
-        g, out = both(*indices)
-        return g if log else g * out
-
-    total = builder.reduce("sum", summed)
-
-    def finish(*indices: Index) -> Scalar:
-        g, out = both(*indices)
-        return g - apply("exp", out) * total if log else out * (g - total)
-
-    return reshaped(builder.element(finish, result.dtype), result.shape)
-
-
 MEAN = 1
 """PyTorch's number of the reduction to the mean."""
-
-_ANY = 2**31 - 1
 
 
 def _at_class(
     x: Node, before: Sequence[Index], chosen: Scalar, after: Sequence[Index], compute: str
 ) -> Scalar:
     """Return the element of x at a class that is itself an element; NaN where it is no class."""
-    classes = x.shape[len(before)]
-    index = of(Fetched(chosen, 0, max(0, classes - 1)))  # what the bounds promise
-    value = cast(x.at(*before, index if classes > 1 else 0, *after), compute)
-    return guarded([(of(Fetched(chosen, -_ANY, _ANY)), 0, classes)], value, float("nan"))
+    return cast(read_at(x, [*before, ZERO, *after], {len(before): chosen}), compute)
 
 
 @rule("nll_loss_forward", "nll_loss2d_forward")
