@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from torchedge.errors import PlanError
 from torchedge.lowering.programs import Program
@@ -55,50 +57,18 @@ def _touched(program: Program, loads: Mapping[int, int]) -> dict[int, list[int]]
     return touched
 
 
-class _Alive:
-    """The tensors whose content is needed, by their place in the arena.
+def _ranges(program: Program) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the first byte of each tensor and the one behind its last; slots lie behind the buffer.
 
-    Buffers are sorted by their offset. Those that are alive share no byte, but for a tensor that dies in the
-    launch that writes another one over it: so a tensor overlaps only neighbours, and a step is checked in
-    time that grows with its launches, not with pairs of tensors. Empty tensors overlap nothing.
+    Empty tensors, and those outside the arena, share no memory: (-1, -1).
     """
-
-    def __init__(self, program: Program) -> None:
-        self._arena, self._tensors = program.arena, program.tensors
-        self._buffers: list[tuple[int, int]] = []
-        self._images: dict[int, set[int]] = defaultdict(set)
-        self.tensors: set[int] = set()
-
-    def add(self, index: int) -> None:
-        self.tensors.add(index)
-        if index in self._arena.slot:
-            self._images[self._arena.slot[index]].add(index)
-        elif self._tensors[index].nbytes:
-            insort(self._buffers, (self._arena.offset[index], index))
-
-    def remove(self, index: int) -> None:
-        self.tensors.remove(index)
-        if index in self._arena.slot:
-            self._images[self._arena.slot[index]].remove(index)
-        elif self._tensors[index].nbytes:
-            del self._buffers[bisect_left(self._buffers, (self._arena.offset[index], index))]
-
-    def under(self, index: int) -> list[int]:
-        """Return the tensors whose memory a tensor shares."""
-        if index in self._arena.slot:
-            return sorted(self._images[self._arena.slot[index]])
-        start = self._arena.offset[index]
-        end = start + self._tensors[index].nbytes
-        place = bisect_left(self._buffers, (end,)) - 1 if end > start else -1
-        others: list[int] = []
-        before = None  # the first offset at or below the start: nothing in front of it reaches further
-        while place >= 0 and before in (None, self._buffers[place][0]):
-            offset, other = self._buffers[place]
-            before = offset if offset <= start else None
-            if offset + self._tensors[other].nbytes > start:
-                others.append(other)
-            place -= 1
-        return sorted(others)
+    low, high = np.full((2, len(program.tensors)), -1, np.int64)
+    for index, offset in program.arena.offset.items():
+        if program.tensors[index].nbytes:
+            low[index], high[index] = offset, offset + program.tensors[index].nbytes
+    for index, slot in program.arena.slot.items():
+        low[index], high[index] = program.arena.nbytes + slot, program.arena.nbytes + slot + 1
+    return low, high
 
 
 def _check_contents(program: Program, touched: dict[int, list[int]], loads: Mapping[int, int]) -> None:
@@ -106,7 +76,14 @@ def _check_contents(program: Program, touched: dict[int, list[int]], loads: Mapp
     unused = [index for index in loads if not touched[index]]
     if unused:
         raise PlanError(f"arena: no launch uses {program.tensors[unused[0]].name}; do not stream it")
-    outputs, alive = frozenset(program.outputs), _Alive(program)
+    outputs, (low, high) = frozenset(program.outputs), _ranges(program)
+    alive = np.zeros(len(program.tensors), bool)
+
+    def under(index: int) -> list[int]:
+        """Return the tensors in use whose memory a tensor shares."""
+        others: list[int] = np.flatnonzero(alive & (low < high[index]) & (low[index] < high)).tolist()
+        return others
+
     in_place = [frozenset(kernel.in_place) for kernel in program.kernels]
     starting: dict[int, list[int]] = defaultdict(list)
     for index, first in sorted(loads.items()):
@@ -114,28 +91,28 @@ def _check_contents(program: Program, touched: dict[int, list[int]], loads: Mapp
     for position, launch in enumerate(program.launches):
         kernel = program.kernels[launch.kernel]
         for index in starting[position]:
-            for other in alive.under(index):
+            for other in under(index):
                 raise PlanError(
                     f"arena: {program.tensors[index].name} is loaded beside launch {position} over "
                     f"{program.tensors[other].name}, which is still needed; plan the arena again"
                 )
-            alive.add(index)
+            alive[index] = True
         here = [
             (at, index)
             for at, index in enumerate(launch.tensors)
             if program.tensors[index].role == "intermediate" or index in loads
         ]
         for at, index in here:
-            if index in loads and (index not in alive.tensors or kernel.access[at] != "read"):
+            if index in loads and (not alive[index] or kernel.access[at] != "read"):
                 raise PlanError(
                     f"launch {position}, kernel {kernel.name}, writes {program.tensors[index].name} or reads "
                     "it before it is loaded; plan the arena again"
                 )
-            if index in alive.tensors:
+            if alive[index]:
                 continue
             if kernel.access[at] != "write":
                 raise PlanError(f"launch {position} reads {program.tensors[index].name} before it is written")
-            for other in alive.under(index):
+            for other in under(index):
                 dies = touched[other][-1] == position and other not in outputs
                 places = [(a, at) for a, i in here if i == other]
                 same = program.arena.offset.get(index) == program.arena.offset.get(other)
@@ -145,7 +122,7 @@ def _check_contents(program: Program, touched: dict[int, list[int]], loads: Mapp
                         f"{program.tensors[index].name} over {program.tensors[other].name}, which is "
                         "still needed; plan the arena again"
                     )
-            alive.add(index)
+            alive[index] = True
         for index in {index for _, index in here}:
             if touched[index][-1] == position and index not in outputs:
-                alive.remove(index)
+                alive[index] = False
