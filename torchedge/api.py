@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from torchedge.devices import LOCAL_DEVICE, Device, board_name, default_device_name, find_device, match_device
-from torchedge.errors import DeviceError, InputError, check_choice
+from torchedge.errors import DeviceError, InputError, check_choice, check_whole
 from torchedge.graphs import ForwardGraph
 from torchedge.graphs.graph import Mode
 from torchedge.prediction.feature_sets import features
@@ -25,11 +25,18 @@ from torchedge.prediction.predictor import (
     predict_lengths,
 )
 from torchedge.prediction.profiles import load_models
-from torchedge.prediction.results import Prediction, Predictions
-from torchedge.searching.driver import SearchProgress, check_score, make_task, run_search
+from torchedge.prediction.results import Prediction, Predictions, checked_confidence
+from torchedge.searching.driver import (
+    SearchProgress,
+    SearchTask,
+    check_batch_size,
+    check_limits,
+    check_score,
+    run_search,
+)
 from torchedge.searching.evolution import Recipe
 from torchedge.searching.results import Search
-from torchedge.searching.spaces import SearchSpace
+from torchedge.searching.spaces import SearchSpace, check_space
 from torchedge.storage.amounts import check_not_bare
 from torchedge.streaming.capacities import LAMBDA
 from torchedge.tracing.capturing import CaptureRequest, capture, capture_request, use_graph
@@ -315,15 +322,18 @@ def search(
     settings = _settings(optimizer, amp, 1)
     if not isinstance(settings.optimizer, str):  # an optimizer of one network does not fit the candidates
         settings = replace(settings, optimizer=str(settings.optimizer))
-    task = make_task(
-        space,
-        constraints,
+    task = SearchTask(
+        check_space(space),
         target,
-        batch_sizes={"train": batch_size, "infer": inference_batch_size},
-        settings=settings,
-        confidence=confidence,
-        recipe=Recipe(population, iterations, mutation, parents),
-        seed=seed,
+        check_limits(constraints),
+        {
+            "train": check_batch_size("train", batch_size),
+            "infer": check_batch_size("infer", inference_batch_size),
+        },
+        settings,
+        None if confidence is None else checked_confidence(confidence),
+        Recipe(population, iterations, mutation, parents),
+        check_whole("seed", seed, 0),
     )
     path = None if journal is None else Path(journal)
     return run_search(task, check_score(score, batched), workers=workers, journal=path, progress=progress)

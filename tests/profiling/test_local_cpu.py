@@ -24,7 +24,7 @@ def home(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHEDGE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(local_cpu, "_PRODUCT_SIDES", (64, 128))
     monkeypatch.setattr(local_cpu, "_COPY_MIB", (1,))
-    monkeypatch.setattr(local_cpu, "_TINY_RUNS", 10)
+    monkeypatch.setattr(local_cpu, "_SECONDS", 0.001)
     monkeypatch.setattr(local_cpu, "process_mib", lambda: 300.0)
     return tmp_path
 

@@ -56,12 +56,7 @@ _MAX_WEIGHTS = 2**36
 )
 @click.option("--lr", type=float, metavar="RATE", help="With --mode train: the learning rate.")
 @click.option("--accumulation", type=WHOLE, help="With --mode train: batches to an update. [default: 1]")
-@click.option(
-    "--precision",
-    type=click.Choice(["float32", "float16"]),
-    default="float32",
-    help="Of large intermediates and of an inference's weights; kernels compute in float32.",
-)
+@options.precision
 @click.option(
     "--tuner",
     type=click.Choice(["fixed", "model"]),
@@ -80,13 +75,11 @@ def export(
     mode: Mode,
     weights: Path | None,
     seed: int,
-    precision: Any,  # noqa: ANN401 - a Literal
-    tuner: Any,  # noqa: ANN401 - a Literal
     memory_limit: int | None,
     onnx: bool,
     force: bool,
     as_json: bool,
-    **training: Any,  # noqa: ANN401 - loss, optimizer, lr, accumulation
+    **others: Any,  # noqa: ANN401 - _TRAINING_ONLY, precision, tuner
 ) -> None:
     """Write a model as OpenCL kernels and weights for a device.
 
@@ -99,6 +92,7 @@ def export(
     from torchedge import api
     from torchedge.bundles.exporting import STAGES, check_free
 
+    training = {name: others.pop(name) for name in _TRAINING_ONLY}
     _check_training(mode, training)
     check_free(out, force)
     target = api.choose_device(device)
@@ -117,12 +111,11 @@ def export(
             name=label,
             onnx=onnx,
             accumulation=training["accumulation"] or 1,
-            precision=precision,
-            tuner=tuner,
             memory_limit=with_unit(memory_limit),
             force=force,
             progress=progress.begin,
             **step,
+            **others,
         )
     answer(bundle.document(), lambda: print(bundle), as_json, written=bundle.path)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli.console import Progress, answer, print_table, print_wrapped, warn
-from torchedge.cli.options import DEVICE, PATH, Command, Group, Whole, all_of
+from torchedge.cli.options import DEVICE, PATH, Command, Group, OrWord, Whole, all_of
 from torchedge.errors import InputError
 from torchedge.texts import number
 
@@ -43,16 +43,6 @@ def fit() -> None:
     """
 
 
-class _Points(Whole):
-    """A number of points, or all."""
-
-    name = "N|all"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - text or a default
-        """Return the number, or "all"."""
-        return "all" if value == "all" else super().convert(value, param, ctx)
-
-
 _out = all_of(
     click.argument("dataset", type=PATH),
     click.option("--out", "-o", type=PATH, required=True, metavar="FOLDER", help="Profile folder to write."),
@@ -70,8 +60,7 @@ _modes = all_of(
     click.option("--base", type=DEVICE, help="Adapt this device's profile to few measurements."),
     click.option(
         "--points",
-        type=_Points(3, 10**6),
-        metavar="N|all",
+        type=OrWord(Whole(3, 10**6), "all"),
         help="With --base: points of each mode. [default: all]",
     ),
     click.option("--seed", type=Whole(0, 10**9), help="With --base: seed of their choice. [default: 0]"),
@@ -393,7 +382,7 @@ def _fit_kernels(dataset: Path, out: Path, device: str | None, force: bool, as_j
 
 def print_kernels(device: Device, as_json: bool, last: str) -> None:
     """Print the coefficients of kernels that a profile holds, and a last line."""
-    from torchedge.devices.device import thaw
+    from torchedge.storage.codecs import thaw
     from torchedge.textures.coefficients import CODEC, TABLE, coefficients_of
 
     coefficients, table = coefficients_of(device), thaw(device.profile[TABLE])

@@ -147,6 +147,17 @@ class _Device(_Type):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
+class OrWord(_Type):
+    """A value of another type, or one word."""
+
+    def __init__(self, kind: _Type, word: str) -> None:
+        self.kind, self.word, self.name = kind, word, f"{kind.name}|{word}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - the word stays text: click skips None
+        """Return the value, or the word."""
+        return self.word if str(value).lower() == self.word else self.kind.convert(value, param, ctx)
+
+
 WHOLE = Whole()
 SIZE = MemorySize()
 BATCH_SIZES = _Numbers("N[,N...]", ",", 1024, "numbers such as 32,64,128", distinct=True)

@@ -29,8 +29,8 @@ from torchedge.cli.options import (
     SIZE,
     Command,
     Group,
-    MemorySize,
     Number,
+    OrWord,
     OutputFile,
     unsuitable_size,
 )
@@ -67,24 +67,13 @@ def plan() -> None:
     """
 
 
-class _SizeOrNone(MemorySize):
-    """An amount of memory in bytes, or "none"."""
-
-    name = "SIZE|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - None stays text: click skips None
-        """Return bytes, or "none"."""
-        return "none" if str(value).lower() == "none" else super().convert(value, param, ctx)
-
-
 _planning = options.all_of(
     options.device,
     options.input_size,
     click.option(
         "--m-peak",
-        type=_SizeOrNone(),
+        type=OrWord(SIZE, "none"),
         default="500MiB",
-        metavar="SIZE|none",
         help="Most in flight beside preloaded weights.",
     ),
     click.option("--chunk", type=SIZE, default="256KiB", help="Unit of loading."),

@@ -17,7 +17,7 @@ from msgspec import Meta
 from torchedge.devices.vocabulary import KNOWN_FACTS, KNOWN_FIGURES, RUNTIME_KEYS
 from torchedge.errors import DeviceError, InputError, ProfileError, did_you_mean
 from torchedge.storage import Document, resolve_inside, write_toml
-from torchedge.storage.codecs import OUTSIDE, Codec, OneOf, Text, shortened
+from torchedge.storage.codecs import OUTSIDE, Codec, OneOf, Text, shortened, thaw
 from torchedge.storage.documents import parse_toml, read_bytes
 
 DEVICE_FILE = "device.toml"
@@ -83,15 +83,6 @@ def freeze(value: object) -> object:
         return MappingProxyType({key: freeze(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
         return tuple(freeze(item) for item in value)
-    return value
-
-
-def thaw(value: object) -> object:
-    """Return nested read-only mappings as dicts and tuples as lists, which can be written and pickled."""
-    if isinstance(value, Mapping):
-        return {key: thaw(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [thaw(item) for item in value]
     return value
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.benchmark import Timer
 
 from torchedge import __version__
 from torchedge.devices import KNOWN_FIGURES, LOCAL_DEVICE, Device, Provenance, find_device, write_device
@@ -47,14 +48,14 @@ PROBES = (
 
 _MIB = 2**20
 _PRODUCT_SIDES = (512, 1024, 2048, 3072)
-_PRODUCT_SECONDS, _COPY_SECONDS = 6.0, 4.0
+_PRODUCT_SECONDS, _SECONDS = 6.0, 1.0
 _COPY_MIB = (64, 256, 512)
-_TINY_RUNS, _TINY_REPEATS = 2000, 15
 _BATCH, _SIDE, _CLASSES, _STEPS = 8, 64, 10, 5
 
 _PROCESS = """
 import os, torch
 from torch import nn
+from torch.utils.benchmark import Timer
 model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(2):
@@ -147,21 +148,14 @@ def _write(name: str, measured: dict[str, tuple[float, str]]) -> Device:
 
 def matrix_rate() -> tuple[float, int]:
     """Return the best rate of square fp32 products in GFLOP/s, and the side that reached it."""
-    best, chosen = 0.0, _PRODUCT_SIDES[0]
+    rates: dict[float, int] = {}
     deadline = time.perf_counter() + _PRODUCT_SECONDS
-    with torch.no_grad():
-        for side in _PRODUCT_SIDES:
-            a, b, out = (torch.ones(side, side) for _ in range(3))
-            torch.mm(a, b, out=out)
-            for _ in range(5):
-                start = time.perf_counter()
-                torch.mm(a, b, out=out)
-                rate = 2 * side**3 / max(time.perf_counter() - start, 1e-9) / 1e9
-                if rate > best:
-                    best, chosen = rate, side
-            if time.perf_counter() > deadline:
-                break
-    return best, chosen
+    for side in _PRODUCT_SIDES:
+        a, b, out = (torch.ones(side, side) for _ in range(3))
+        rates[2 * side**3 / min(_times("torch.mm(a, b, out=out)", a=a, b=b, out=out)) / 1e9] = side
+        if time.perf_counter() > deadline:
+            break
+    return max(rates.items())
 
 
 def copy_rate(memory: float) -> tuple[float, int]:
@@ -169,31 +163,20 @@ def copy_rate(memory: float) -> tuple[float, int]:
 
     Sizes are larger than caches and small beside the memory; the largest one counts.
     """
-    fitting = [size for size in _COPY_MIB if 8 * size <= memory] or [_COPY_MIB[0]]
-    size = fitting[-1]
+    size = [size for size in _COPY_MIB if size == _COPY_MIB[0] or 8 * size <= memory][-1]
     source, target = (torch.zeros(size * _MIB // 4) for _ in range(2))
-    target.copy_(source)
-    best = 0.0
-    deadline = time.perf_counter() + _COPY_SECONDS
-    for _ in range(12):
-        start = time.perf_counter()
-        target.copy_(source)
-        best = max(best, 2 * size * _MIB / max(time.perf_counter() - start, 1e-9) / 1e9)
-        if time.perf_counter() > deadline:
-            break
-    return best, size
+    return 2 * size * _MIB / min(_times("target.copy_(source)", source=source, target=target)) / 1e9, size
 
 
 def tiny_operator_us() -> float:
     """Return the median time of one tiny eager operator in microseconds."""
-    x, y = torch.ones(1), torch.ones(1)
-    times = []
-    for _ in range(_TINY_REPEATS):
-        start = time.perf_counter()
-        for _ in range(_TINY_RUNS):
-            torch.add(x, y)
-        times.append((time.perf_counter() - start) / _TINY_RUNS * 1e6)
-    return sorted(times)[len(times) // 2]
+    return 1e6 * statistics.median(_times("torch.add(x, x)", x=torch.ones(1)))
+
+
+def _times(statement: str, **names: torch.Tensor) -> list[float]:
+    """Return the times of a statement that runs again and again with all threads, in seconds."""
+    timer = Timer(statement, globals={"torch": torch, **names}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=_SECONDS).times
 
 
 def process_mib() -> float:

@@ -114,20 +114,10 @@ def build_topology(nodes: object, label: str, note: Callable[[str, Any], None] |
     Raises:
         ProfileError: a node is not of the format, or a layer cannot be built.
     """
-    parsed = _TOPOLOGIES.parse(label, {"nodes": nodes}).nodes
-    plain = [
-        {
-            "op": n.op,
-            "name": n.name,
-            "type": n.type,
-            "target": n.target,
-            "args": [*n.args],
-            "kwargs": dict(n.kwargs),
-        }
-        for n in parsed
-    ]
+    _TOPOLOGIES.parse(label, {"nodes": nodes})
+    assert isinstance(nodes, list)
     try:
-        module: nn.Module = PROBE.topology(plain, note)
+        module: nn.Module = PROBE.topology([{"name": "", **node} for node in nodes], note)
     except ValueError as error:
         raise ProfileError(f"{label}: {error}") from error
     return module

@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.devices import Device
-from torchedge.devices.device import thaw
-from torchedge.errors import InputError, check_whole, did_you_mean
+from torchedge.errors import InputError, did_you_mean
 from torchedge.graphs import Mode
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
-from torchedge.prediction.results import Prediction, checked_batches, checked_confidence
+from torchedge.prediction.results import Prediction, checked_batches
 from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
 from torchedge.searching.evolution import Evolution, Recipe, Score
 from torchedge.searching.journal import SearchJournal
 from torchedge.searching.results import Candidate, Counts, Search, Violation, pareto
-from torchedge.searching.spaces import SearchSpace, check_space
+from torchedge.searching.spaces import SearchSpace
+from torchedge.storage.codecs import thaw
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -231,30 +231,9 @@ def check_score(score: object, batched: bool) -> Score:
     return lambda encodings: [score(encoding) for encoding in encodings]
 
 
-def make_task(
-    space: object,
-    constraints: object,
-    device: Device,
-    *,
-    batch_sizes: Mapping[Mode, int],
-    settings: StepSettings,
-    confidence: float | None,
-    recipe: Recipe,
-    seed: object,
-) -> SearchTask:
-    """Return a checked search; raises InputError for an unusable argument."""
-    for mode, size in batch_sizes.items():
-        if checked_batches(size).ndim:
-            raise InputError(f"the batch size of mode {mode!r} is {size!r}; expected one whole number")
-    if confidence is not None:
-        confidence = checked_confidence(confidence)
-    return SearchTask(
-        check_space(space),
-        device,
-        check_limits(constraints),
-        batch_sizes,
-        settings,
-        confidence,
-        recipe,
-        check_whole("seed", seed, 0),
-    )
+def check_batch_size(mode: Mode, size: object) -> int:
+    """Return the batch size of a mode; raises InputError unless it is one whole number."""
+    checked = checked_batches(size)  # type: ignore[arg-type]
+    if checked.ndim:
+        raise InputError(f"the batch size of mode {mode!r} is {size!r}; expected one whole number")
+    return int(checked)

@@ -1,6 +1,6 @@
 """Files: where torchedge's data lies, and how it is read (bounded, validated) and written (atomically).
 
-Imports neither torch nor any solver; numpy and safetensors load with `torchedge.storage.tensors` only.
+Imports neither torch nor any solver; numpy loads with `torchedge.storage.tensors` only.
 """
 
 from torchedge.storage.documents import (

@@ -401,7 +401,7 @@ def _dumper(kind: Any) -> Callable[[Any], Any] | None:
     elif all(item in _PLAIN_TYPES or get_origin(item) is Literal for item in _choices(kind)):
         return None
     else:
-        return _plain
+        return thaw
     return (lambda value: None if value is None else dump(value)) if _optional(kind) else dump
 
 
@@ -442,12 +442,12 @@ def _mapping_dumper(key: Any, kind: Any) -> Callable[[Any], Any]:
     return lambda value: {name: inner(item) if inner else item for name, item in value.items()}
 
 
-def _plain(value: object) -> object:
+def thaw(value: object) -> object:
     """Return free content with its read-only mappings and tuples as dicts and lists, and words of an Enum."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [thaw(item) for item in value]
     return value.value if isinstance(value, Enum) else value
 
 

@@ -10,7 +10,7 @@ from oracles.fake_campaigns import PROBE, Silent, plan_of, prepare, run_fake
 
 from torchedge.errors import DeviceError, InputError
 from torchedge.profiling.campaigns.running import Campaign, run_campaign
-from torchedge.profiling.campaigns.transports import LocalTransport, SshTransport, open_transport
+from torchedge.profiling.campaigns.transports import LocalTransport, open_transport, ssh_transport
 from torchedge.storage import data_folder
 
 LEASH = data_folder("hooks") / "leash.py"
@@ -76,7 +76,7 @@ def test_a_campaign_over_it(over, programs, tmp_path):
 
 
 def test_ssh_asks_no_questions_and_quotes(programs, tmp_path):
-    transport = SshTransport("me@board:2222", "~/my env/bin/python")
+    transport = ssh_transport("me@board:2222", "~/my env/bin/python")
     words = transport.words(shlex.join(transport._command("folder", "script.py", ["/a b"])))
     assert words[:2] == ["ssh", "-T"] and words[-3:-1] == ["--", "me@board"]
     assert {"BatchMode=yes", "ServerAliveInterval=15"} <= set(words) and words[
@@ -105,7 +105,7 @@ def test_other_addresses_are_refused(over, programs, tmp_path):
 
 @pytest.mark.parametrize("address", ["board", "a.b-c_d@10.0.0.7", "me@[fe80::1]:22"])
 def test_addresses(address, programs):
-    assert SshTransport(address, "python3").words("true")[-1] == "true"
+    assert ssh_transport(address, "python3").words("true")[-1] == "true"
 
 
 @pytest.mark.parametrize(

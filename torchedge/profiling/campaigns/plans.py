@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -137,6 +137,11 @@ class CampaignPlan(_Grid):
                             yield PlanItem(f"{stem}-{strategy}-{level:g}", network, level, strategy, size)
                         elif strategy == network.strategies[0] or not strategy:
                             yield PlanItem(f"{stem}-0", network, 0, "", size)
+
+    def points(self, skipped: Container[str]) -> list[tuple[str, Mode, int]]:
+        """Return the points of all items that are not skipped: id, mode, batch size."""
+        items = [item for item in self.items() if item.id not in skipped]
+        return [(item.id, *point) for item in items for point in item.network.points]
 
     @property
     def digest(self) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from torchedge.devices.device import DEVICE_FILE
 from torchedge.errors import TorchedgeError
 from torchedge.profiling.campaigns.expansion import read_jobs
 from torchedge.profiling.campaigns.journal import CampaignJournal
-from torchedge.profiling.campaigns.plans import PlanItem
+from torchedge.profiling.campaigns.plans import CampaignPlan
 from torchedge.storage.documents import write_json, writing
 from torchedge.storage.replacing import new_file
 
@@ -46,7 +46,7 @@ class Summary:
         return self.points - self.measured - self.out_of_memory - len(self.failed)
 
 
-def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJournal) -> Summary:
+def write_tables(folder: Path, plan: CampaignPlan, journal: CampaignJournal) -> Summary:
     """Write measurements.csv, networks.jsonl, layers.jsonl, environment.json and, if any, skipped.jsonl.
 
     Each file is replaced as a whole, and the same rows give the same bytes. Raises ProfileError where the
@@ -56,12 +56,7 @@ def write_tables(folder: Path, items: Sequence[PlanItem], journal: CampaignJourn
     failed: dict[str, str] = {}
     with writing(folder, "check the disk"):
         skipped = _write_networks(folder)
-        points = [
-            (item.id, mode, batch)
-            for item in items
-            if item.id not in skipped
-            for mode, batch in item.network.points
-        ]
+        points = plan.points(skipped)
         with _replaced(folder / "measurements.csv") as table, _replaced(folder / "layers.jsonl") as layers:
             writer = csv.writer(table, lineterminator="\n")
             writer.writerow(COLUMNS)

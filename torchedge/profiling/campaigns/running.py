@@ -17,7 +17,7 @@ from torchedge.profiling.campaigns import convolutions
 from torchedge.profiling.campaigns.children import Listener, run_child
 from torchedge.profiling.campaigns.expansion import PLAN, read_jobs
 from torchedge.profiling.campaigns.journal import CampaignJournal, Point, boot_id, point_of
-from torchedge.profiling.campaigns.plans import CampaignPlan, PlanItem, parse_plan
+from torchedge.profiling.campaigns.plans import CampaignPlan, parse_plan
 from torchedge.profiling.campaigns.recording import Summary, describe_device, write_tables
 from torchedge.profiling.campaigns.transports import Run, Transport, explain, row_of
 from torchedge.storage import data_folder
@@ -68,13 +68,12 @@ def run_campaign(campaign: Campaign, transport: Transport | None, listener: List
     with CampaignJournal(folder) as journal:
         _check_same(campaign, journal)
         _prepare(campaign, transport, listener)
-        items = list(campaign.plan.items())
         try:
             if transport is not None:
-                _Session(campaign, items, transport, journal, listener).run()
+                _Session(campaign, transport, journal, listener).run()
                 _measure_convolutions(campaign, transport, journal.environment or {}, listener)
         finally:
-            summary = write_tables(folder, items, journal)
+            summary = write_tables(folder, campaign.plan, journal)
             if journal.environment is not None:
                 describe_device(folder, campaign.device, journal.environment)
     return summary
@@ -140,14 +139,9 @@ class _Session:
     """One run of the controller: starts the probe, records its rows, restarts it after a failure."""
 
     def __init__(
-        self,
-        campaign: Campaign,
-        items: Sequence[PlanItem],
-        transport: Transport,
-        journal: CampaignJournal,
-        listener: Listener,
+        self, campaign: Campaign, transport: Transport, journal: CampaignJournal, listener: Listener
     ) -> None:
-        self.campaign, self.items, self.transport = campaign, items, transport
+        self.campaign, self.transport = campaign, transport
         self.journal, self.listener = journal, listener
         self.left: dict[Point, None] = {}
         self.answered = False
@@ -155,12 +149,7 @@ class _Session:
     def run(self) -> None:
         """Measure until nothing is left."""
         skipped = {job["skipped"] for job in read_jobs(self.campaign.folder) if "skipped" in job}
-        points: list[Point] = [
-            (item.id, mode, batch)
-            for item in self.items
-            if item.id not in skipped
-            for mode, batch in item.network.points
-        ]
+        points = self.campaign.plan.points(skipped)
         journal = self.journal
         again = {"failed": journal.failed, "unsteady": journal.unsteady}
         retried = set().union(*(again[what] for what in self.campaign.retry))

@@ -155,20 +155,25 @@ class LocalTransport(Transport):
             ) from error
 
 
-class _Remote(Transport):
-    """A device behind a program that runs a line in its shell."""
+class RemoteTransport(Transport):
+    """A device behind a program whose command line ends in a line for the shell there.
 
-    program, install, folder = "", "", ".torchedge"
+    program: its name, and the next step without it. words: the command line up to that line. folder: of
+    torchedge there.
+    """
 
-    def __init__(self, name: str, python: str) -> None:
+    def __init__(
+        self, name: str, program: tuple[str, str], words: Sequence[str], folder: str, python: str
+    ) -> None:
         super().__init__(python.removeprefix("~/"))  # shells there start in the home folder
-        self.name = name
+        self.name, self.program, self.folder = name, program[0], folder
+        self._words = (self.program, *words)
         if shutil.which(self.program) is None:
-            raise DeviceError(f"{name}: {self.program} is not on PATH; {self.install}")
+            raise DeviceError(f"{name}: {self.program} is not on PATH; {program[1]}")
 
-    @abstractmethod
     def words(self, line: str) -> list[str]:
         """Return the command that runs one shell line on the device."""
+        return [*self._words, line]
 
     def put(self, files: Sequence[Path]) -> None:
         """Copy files over standard input of a shell there: no second program is needed."""
@@ -196,52 +201,28 @@ class _Remote(Transport):
         return Run(self.words(shlex.join(self._command(self.folder, script, arguments))))
 
 
-class SshTransport(_Remote):
-    """A machine that ssh reaches without a password."""
-
-    program = "ssh"
-    install = "install an OpenSSH client"
-
-    def __init__(self, address: str, python: str) -> None:
-        match = _HOST.fullmatch(address)
-        if match is None or int(match[3] or 1) not in range(1, 65536):
-            raise InputError(f"ssh://{address[:80]} is no address; expected ssh://[user@]host[:port]")
-        user, host, port = match.groups()
-        host = host.strip("[]")
-        self._target = f"{user}@{host}" if user else host
-        self._port = ["-p", port] if port else []
-        super().__init__(f"ssh://{address}", python)
-
-    def words(self, line: str) -> list[str]:
-        """Return the ssh command that runs one shell line there and notices a lost connection."""
-        options = {
-            "BatchMode": "yes",
-            "ConnectTimeout": CONNECT_SECONDS,
-            "ServerAliveInterval": 15,
-            "ServerAliveCountMax": 4,
-        }
-        flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-        return ["ssh", "-T", *flags, *self._port, "--", self._target, line]
+def ssh_transport(address: str, python: str) -> RemoteTransport:
+    """Return the way to a machine that ssh reaches without a password; a lost connection is noticed."""
+    match = _HOST.fullmatch(address)
+    if match is None or int(match[3] or 1) not in range(1, 65536):
+        raise InputError(f"ssh://{address[:80]} is no address; expected ssh://[user@]host[:port]")
+    user, host, port = match.groups()
+    words = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+    words += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", *(["-p", port] if port else ())]
+    words += ["--", f"{user}@{host.strip('[]')}" if user else host.strip("[]")]
+    return RemoteTransport(
+        f"ssh://{address}", ("ssh", "install an OpenSSH client"), words, ".torchedge", python
+    )
 
 
-class AdbTransport(_Remote):
-    """A device that adb lists, with a Python its shell may run."""
-
-    program = "adb"
-    install = "install Android's platform tools"
-    folder = "/data/local/tmp/torchedge"
-
-    def __init__(self, serial: str, python: str) -> None:
-        if serial and not _SERIAL.fullmatch(serial):
-            raise InputError(
-                f"adb:{serial[:80]} is no serial; expected adb, or adb:SERIAL from `adb devices`"
-            )
-        self._serial = ["-s", serial] if serial else []
-        super().__init__(f"adb:{serial}" if serial else "adb", python)
-
-    def words(self, line: str) -> list[str]:
-        """Return the adb command that runs one shell line there."""
-        return ["adb", *self._serial, "shell", "-T", line]
+def adb_transport(serial: str, python: str) -> RemoteTransport:
+    """Return the way to a device that adb lists, with a Python its shell may run."""
+    if serial and not _SERIAL.fullmatch(serial):
+        raise InputError(f"adb:{serial[:80]} is no serial; expected adb, or adb:SERIAL from `adb devices`")
+    words = [*(["-s", serial] if serial else ()), "shell", "-T"]
+    program = "adb", "install Android's platform tools"
+    name = f"adb:{serial}" if serial else "adb"
+    return RemoteTransport(name, program, words, "/data/local/tmp/torchedge", python)
 
 
 def open_transport(over: str, python: str | None, folder: Path) -> Transport:
@@ -252,9 +233,9 @@ def open_transport(over: str, python: str | None, folder: Path) -> Transport:
     if over == "local":
         return LocalTransport(python or sys.executable, folder)
     if over.startswith("ssh://"):
-        return SshTransport(over[len("ssh://") :].rstrip("/"), python or "python3")
+        return ssh_transport(over[len("ssh://") :].rstrip("/"), python or "python3")
     if over == "adb" or over.startswith("adb:"):
-        return AdbTransport(over[len("adb:") :], python or "python3")
+        return adb_transport(over[len("adb:") :], python or "python3")
     raise InputError(f"--over is {over!r}; expected {FORMS}")
 
 
