@@ -95,6 +95,23 @@ def test_processes_build_into_the_cache(cache, builds, eager):
     assert not builds and len(entries(cache)) == 3
 
 
+def test_processes_that_were_started_ahead_get_the_shares_or_end(cache, builds, eager, monkeypatch):
+    device, waiting = open_context().device, build_processes._waiting
+    build_processes.start_ahead(device, 1000)
+    ahead = [process for _, process in waiting]
+    assert len(ahead) == 2 and None in [process.poll() for process in ahead]
+    monkeypatch.setattr(build_processes, "_start", None)  # no others are needed
+    sources = {name: put(name, place) for place, name in enumerate("abcdefghi")}
+    assert result(compile_kernels(open_context(), sources, cache=cache), "i") == 8
+    assert not builds and not waiting and len(entries(cache)) == 3
+    monkeypatch.undo()
+    monkeypatch.setattr(build_processes, "process_count", lambda characters: 1)
+    build_processes.start_ahead(device, 1000)
+    ((_, unused),) = waiting
+    compile_kernels(open_context(), sources, cache=cache)
+    assert not waiting and unused.returncode is not None
+
+
 def test_kernels_are_built_here_where_no_process_starts(cache, builds, eager, monkeypatch):
     monkeypatch.setattr(build_processes.sys, "executable", "/nowhere/python")
     sources = {name: put(name, place) for place, name in enumerate("abcdefghi")}

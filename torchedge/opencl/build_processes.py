@@ -1,10 +1,11 @@
 """Programs built in several processes at once, for drivers whose compiler runs in one thread at a time.
 
-Each process (`opencl/build_worker.py`) reads its share as JSON from its standard input, builds it and leaves
-binaries in the cache, from which the caller takes them. For a driver that compiles a kernel when it first
-runs and has a cache of its own (PoCL), it also runs one work-group of each kernel on memory without content.
-A process that fails leaves less: the caller then compiles itself. `TORCHEDGE_BUILD_PROCESSES` limits their
-number, 0 or 1: none.
+Each process (`opencl/build_worker.py`) opens the device, reads its share as JSON from its standard input,
+builds it and leaves binaries in the cache, from which the caller takes them. `start_ahead` starts processes
+while the texts are still written, since opening a GPU takes about as long as compiling a share. For a driver
+that compiles a kernel when it first runs and has a cache of its own (PoCL), a process also runs one
+work-group of each kernel on memory without content. A process that fails leaves less: the caller then
+compiles itself. `TORCHEDGE_BUILD_PROCESSES` limits their number, 0 or 1: none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.platforms import ClDevice
+from torchedge.storage.locks import PROCESS
 
 PROCESSES_VARIABLE = "TORCHEDGE_BUILD_PROCESSES"
 MOST_PROCESSES = 8
@@ -28,6 +30,8 @@ LEAST_CHARACTERS = 1 << 17
 """Text for which starting processes pays: it compiles for longer than they take to start."""
 SHARE_CHARACTERS = 1 << 15
 """Text of one process at least."""
+CHARACTERS_PER_OP = 500
+"""Text that an operator of a step becomes, about: by it the processes that start ahead are counted."""
 PATIENCE_S = 10
 """Seconds for each kernel that a process runs, after which the processes are ended."""
 
@@ -53,6 +57,53 @@ def process_count(characters: int) -> int:
     return count if count > 1 and sys.executable else 0
 
 
+_waiting: list[tuple[int, subprocess.Popen[bytes]]] = []
+"""Processes without a share yet, and the index of their device."""
+
+
+def start_ahead(device: ClDevice, ops: int) -> None:
+    """Start the processes that will build the kernels of a step of `ops` operators."""
+    with PROCESS:
+        for _ in range(process_count(ops * CHARACTERS_PER_OP) - len(_waiting)):
+            with contextlib.suppress(OSError):
+                _waiting.append((device.index, _start(device)))
+
+
+def end_waiting() -> None:
+    """End the processes that were started ahead and got no share."""
+    with PROCESS:
+        while _waiting:
+            _end(_waiting.pop()[1])
+
+
+def _start(device: ClDevice) -> subprocess.Popen[bytes]:
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        [sys.executable, "-m", "torchedge.opencl.build_worker", str(device.index)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with contextlib.suppress(OSError):  # it ended before all that it was sent was read
+        process.communicate()
+
+
+def _taken(device: ClDevice, count: int) -> list[subprocess.Popen[bytes]]:
+    """Return `count` processes, those first that wait; fewer where no more can be started."""
+    with PROCESS:
+        processes = [process for index, process in _waiting if index == device.index][:count]
+        _waiting[:] = [item for item in _waiting if item[1] not in processes]
+    with contextlib.suppress(OSError):
+        while len(processes) < count:
+            processes.append(_start(device))
+    return processes
+
+
 def build_in_processes(
     device: ClDevice,
     texts: Sequence[str],
@@ -66,25 +117,15 @@ def build_in_processes(
     """
     order, runs = sorted(texts, key=len, reverse=True), trials or {}
     patience = PATIENCE_S * sum(map(len, runs.values())) if runs else None
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-m", "torchedge.opencl.build_worker"]
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
     folder = None if cache is None else {"folder": str(cache.folder), "max_bytes": cache.max_bytes}
-    processes: list[subprocess.Popen[bytes]] = []
+    processes = _taken(device, count)
     try:
-        with contextlib.suppress(OSError):  # fewer processes build less
-            for _ in range(count):
-                processes.append(
-                    subprocess.Popen(command, env=environment, stdin=pipe, stdout=null, stderr=null)
-                )
         for number, process in enumerate(processes):
+            own = order[number :: len(processes)]
+            share = [(text, [asdict(run) for run in runs.get(text, ())]) for text in own]
+            assert process.stdin is not None
             with contextlib.suppress(OSError):  # it has ended already
-                own = order[number :: len(processes)]
-                share = [(text, [asdict(run) for run in runs.get(text, ())]) for text in own]
-                about = {"device": device.index, "cache": folder, "share": share}
-                assert process.stdin is not None
-                process.stdin.write(json.dumps(about).encode())
+                process.stdin.write(json.dumps({"cache": folder, "share": share}).encode())
                 process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             for process in processes:

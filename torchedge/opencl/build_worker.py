@@ -1,9 +1,14 @@
-"""A process of `build_processes`: builds the share on its standard input and leaves binaries in the cache."""
+"""A process of `build_processes`: builds the share on its standard input and leaves binaries in the cache.
+
+Its argument is the device's index. One that gets no share within a minute ends.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +19,18 @@ from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.compiling import build_text
 from torchedge.opencl.contexts import DeviceContext, open_context
 
+LONGEST_WAIT_S = 60
+
 
 def main() -> int:
     """Build the share; texts that do not build are left to the caller, who reports them."""
-    order = json.loads(sys.stdin.buffer.read())
-    context, folder = open_context(order["device"]), order["cache"]
+    context = open_context(int(sys.argv[1]))
+    patience = threading.Timer(LONGEST_WAIT_S, os._exit, (1,))
+    patience.daemon = True
+    patience.start()
+    order = json.loads(sys.stdin.buffer.read() or '{"cache": null, "share": []}')
+    patience.cancel()
+    folder = order["cache"]
     cache = BinaryCache(Path(folder["folder"]), folder["max_bytes"]) if folder else None
     built = []
     for text, runs in order["share"]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torchedge.errors import KernelBuildError
 from torchedge.opencl.binary_caches import BinaryCache, default_cache, key_of
-from torchedge.opencl.build_processes import TrialRun, build_in_processes, process_count
+from torchedge.opencl.build_processes import TrialRun, build_in_processes, end_waiting, process_count
 from torchedge.opencl.contexts import DeviceContext, translated
 from torchedge.opencl.foreign_caches import pocl_cache
 from torchedge.opencl.platforms import ClDevice
@@ -92,6 +92,7 @@ def compile_kernels(
             for (_, bodies), text in zip(parts, texts, strict=True)
         }
         _run_ahead(context, own, count)
+    end_waiting()
     programs: dict[str, Any] = {}
     for (_, bodies), text in zip(parts, texts, strict=True):
         try:

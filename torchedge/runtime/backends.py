@@ -102,7 +102,8 @@ class _Settings:
         """Return the program of a step, from the cache where it is there."""
         context = self.device.context
         timer = CachedTimes(context) if self.tuner == "measured" else None
-        return lowered(step, target_for(context.device, self.tuner), layouts, timer=timer)[0]
+        target = target_for(context.device, self.tuner)
+        return lowered(step, target, layouts, timer=timer, device=context.device)[0]
 
 
 def compile_graph(

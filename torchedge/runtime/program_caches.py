@@ -23,6 +23,8 @@ from torchedge.lowering.program_files import parse_program, program_document
 from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import Target
 from torchedge.opencl.binary_caches import BinaryCache
+from torchedge.opencl.build_processes import start_ahead
+from torchedge.opencl.platforms import ClDevice
 from torchedge.runtime.kernel_times import CachedTimes
 from torchedge.storage import cache_folder, data_folder
 from torchedge.storage.documents import parse_json
@@ -42,10 +44,12 @@ def lowered(
     layouts: Mapping[str, Layout],
     folder: Path | None = None,
     timer: CachedTimes | None = None,
+    device: ClDevice | None = None,
 ) -> tuple[Program, bool]:
     """Return the program of a step, and whether it was cached; a damaged entry counts as absent.
 
-    layouts, timer: as in `lower`. folder: of the cache, by default within the user's cache folder.
+    layouts, timer: as in `lower`. folder: of the cache, by default within the user's cache folder. device:
+    for which the program will be built next: processes start for that while it is lowered.
 
     Raises:
         LoweringError: operators without a rule, or a request that no kernel supports.
@@ -55,6 +59,8 @@ def lowered(
     known = _read_program(cache, key)
     if known is not None:
         return known, True
+    if device is not None:
+        start_ahead(device, len(step.ops))
     program = lower(step, target, layouts, timer=timer)
     cache.write(key, json.dumps(program_document(program), allow_nan=False).encode())
     return program, False

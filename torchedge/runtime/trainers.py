@@ -315,7 +315,8 @@ class Trainer:
 
     def _executor(self, step: Step, tensors: Mapping[str, torch.Tensor], owner: Executor | None) -> Executor:
         """Return the executor of a step, which shares weights and states with `owner`."""
-        program, _ = lowered(step, self._target, _shared_layouts(owner), timer=self._timer)
+        layouts = _shared_layouts(owner)
+        program, _ = lowered(step, self._target, layouts, timer=self._timer, device=self._device)
         return self._opened_on(program, tensors, owner)
 
     def _opened_on(
