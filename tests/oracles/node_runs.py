@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.assembly import write_kernels
 from torchedge.lowering.fusion import form_groups
@@ -52,7 +54,8 @@ def program_of(nodes, target="cpu", schedule=None, updates=(), inputs=()):
         tuple(tensors),
         tuple(s.kernel for s in sources),
         tuple(
-            source.launch(k, [number[node] for node in source.tensors]) for k, source in enumerate(sources)
+            replace(source.launch, kernel=k, tensors=tuple([number[node] for node in source.tensors]))
+            for k, source in enumerate(sources)
         ),
         (),
         tuple(number[n] for n in fused.outputs),

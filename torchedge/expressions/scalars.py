@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from torchedge.errors import InputError
 from torchedge.expressions.functions import FUNCTIONS
@@ -16,10 +16,22 @@ Bound = tuple[Index, int, int]
 """(index, low, high): low <= index < high."""
 
 
+def _operator(function: str, *, swapped: bool = False) -> Callable[[Scalar, Scalar | Number], Scalar]:
+    """Return an operator of Python; swapped: its left operand is the second argument, a number."""
+
+    def operate(self: Scalar, other: Scalar | Number) -> Scalar:
+        if swapped and not isinstance(other, Scalar):
+            return apply(function, constant(other, self.dtype), self)
+        return apply(function, self, other)
+
+    return operate
+
+
 class Scalar:
     """One value of a known dtype. Arithmetic with a Scalar of that dtype, or a number, gives a Scalar."""
 
     dtype: str
+    __match_args__: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
     def _hash(self) -> int:
@@ -27,7 +39,8 @@ class Scalar:
 
     @property
     def _content(self) -> tuple[Any, ...]:
-        raise NotImplementedError
+        """The fields by which two scalars are equal."""
+        return tuple([getattr(self, name) for name in self.__match_args__])
 
     def __hash__(self) -> int:
         return self._hash
@@ -39,54 +52,17 @@ class Scalar:
             return False
         return hash(self) == hash(other) and self._content == other._content
 
-    def __add__(self, other: Scalar | Number) -> Scalar:
-        return apply("add", self, other)
-
-    def __radd__(self, other: Number) -> Scalar:
-        return apply("add", self, other)
-
-    def __sub__(self, other: Scalar | Number) -> Scalar:
-        return apply("sub", self, other)
-
-    def __rsub__(self, other: Number) -> Scalar:
-        return apply("sub", constant(other, self.dtype), self)
-
-    def __mul__(self, other: Scalar | Number) -> Scalar:
-        return apply("mul", self, other)
-
-    def __rmul__(self, other: Number) -> Scalar:
-        return apply("mul", self, other)
-
-    def __truediv__(self, other: Scalar | Number) -> Scalar:
-        return apply("div", self, other)
-
-    def __rtruediv__(self, other: Number) -> Scalar:
-        return apply("div", constant(other, self.dtype), self)
+    __add__ = __radd__ = _operator("add")
+    __mul__ = __rmul__ = _operator("mul")
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swapped=True)
+    __lt__, __le__, __gt__, __ge__ = _operator("lt"), _operator("le"), _operator("gt"), _operator("ge")
+    __and__, __or__ = _operator("and"), _operator("or")
+    equals = _operator("eq")
+    """Whether both are equal, as a bool (== compares the expressions themselves)."""
 
     def __neg__(self) -> Scalar:
         return apply("neg", self)
-
-    def __lt__(self, other: Scalar | Number) -> Scalar:
-        return apply("lt", self, other)
-
-    def __le__(self, other: Scalar | Number) -> Scalar:
-        return apply("le", self, other)
-
-    def __gt__(self, other: Scalar | Number) -> Scalar:
-        return apply("gt", self, other)
-
-    def __ge__(self, other: Scalar | Number) -> Scalar:
-        return apply("ge", self, other)
-
-    def equals(self, other: Scalar | Number) -> Scalar:
-        """Return whether both are equal, as a bool (== compares the expressions themselves)."""
-        return apply("eq", self, other)
-
-    def __and__(self, other: Scalar) -> Scalar:
-        return apply("and", self, other)
-
-    def __or__(self, other: Scalar) -> Scalar:
-        return apply("or", self, other)
 
     def __invert__(self) -> Scalar:
         return apply("not", self)
@@ -125,10 +101,6 @@ class Local(Scalar):
     dtype: str
     uniform: bool = False
 
-    @property
-    def _content(self) -> tuple[Any, ...]:
-        return (self.name, self.dtype, self.uniform)
-
 
 @dataclass(frozen=True, eq=False)
 class Position(Scalar):
@@ -136,10 +108,6 @@ class Position(Scalar):
 
     index: Index
     dtype: str
-
-    @property
-    def _content(self) -> tuple[Any, ...]:
-        return (self.index, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +117,6 @@ class Apply(Scalar):
     function: str
     args: tuple[Scalar, ...]
     dtype: str
-
-    @property
-    def _content(self) -> tuple[Any, ...]:
-        return (self.function, self.args, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +131,6 @@ class Guarded(Scalar):
     def dtype(self) -> str:  # type: ignore[override]
         """That of the value."""
         return self.value.dtype
-
-    @property
-    def _content(self) -> tuple[Any, ...]:
-        return (self.bounds, self.value, self.other)
 
 
 def constant(value: Number, dtype: str) -> Constant:

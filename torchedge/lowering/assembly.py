@@ -277,7 +277,10 @@ def _program(
             pairs = tuple([pair for pair in kernel.in_place if pair in source.kernel.in_place])
             kernels[kernel.name] = replace(kernel, in_place=pairs)
     place = {name: k for k, name in enumerate(kernels)}
-    launches = [s.launch(place[s.kernel.name], [number[t] for t in s.tensors]) for s in sources]
+    launches = [
+        replace(s.launch, kernel=place[s.kernel.name], tensors=tuple([number[t] for t in s.tensors]))
+        for s in sources
+    ]
     program = Program(
         step.name,
         tuple(tensors),

@@ -380,13 +380,7 @@ def _axes_at_host(group: FusionGroup, host: Pointwise, access: Read) -> dict[Axi
     computed = group.computed[access.tensor]
     if host.numel != access.tensor.numel or not host.numel:
         return None
-    plain = [
-        i.terms[0][0] for i in access.indices if len(i.terms) == 1 and i.terms[0][1] == 1 and not i.const
-    ]
     wide = [a for a in host.axes if a.extent != 1]
-    if len(plain) == len(wide) and set(plain) == set(wide):
-        at = {i.terms[0][0]: e for i, e in zip(access.indices, computed.element, strict=True) if i.terms}
-        return {a: at[a] for a in wide}
     moved = inverse(access.indices, computed.element, wide)
     if moved is not None:
         return moved

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 from torchedge.devices import Device
 from torchedge.errors import DeviceError
 from torchedge.expressions.dialect import STORED
 from torchedge.lowering.arenas import total_bytes
-from torchedge.lowering.programs import Kernel, Program, StoredTensor
+from torchedge.lowering.programs import Program
 from torchedge.lowering.targets import device_class
 from torchedge.opencl.platforms import ClDevice
 
@@ -110,22 +111,36 @@ def profile_limits(device: Device) -> Limits:
     return Limits(device.name, sources=sources, **values)  # type: ignore[arg-type]
 
 
+_STEPS = ("pitch_texels", "address_bytes", "offset_bytes")
+"""Limits of which a program has to use multiples."""
+_ELSEWHERE, _SMALLER = "lower the program for this device", "use a smaller batch, or half storage"
+
+_Demand = tuple[str, str, Any, str, str]
+"""What asks for an amount, its limit, the amount, the same in words, and what to do beyond the limit."""
+
+
 def check_limits(program: Program, limits: Limits) -> None:
     """Raise DeviceError for the first tensor, launch or sum of bytes beyond a limit."""
-    for index, tensor in enumerate(program.tensors):
-        _check_dtype(tensor, limits)
-        if tensor.layout.storage != "buffer":
-            _check_image(program, index, limits)
-        if tensor.role != "intermediate" and not program.arena.holds(index):
-            _check_bytes(f"{tensor.role} {tensor.name}", tensor.nbytes, limits, "allocation_bytes")
-    total = resident_bytes(program) + total_bytes(program.arena)
-    _check_bytes(f"arena of {program.name}", program.arena.nbytes, limits, "allocation_bytes")
-    _check_bytes(f"program {program.name}", total, limits, "memory_bytes")
-    _check_offsets(program, limits)
-    for kernel in program.kernels:
-        _check_kernel(kernel, limits)
-    for position in range(len(program.launches)):
-        _check_launch(program, position, limits)
+    for tensor in program.tensors:
+        if tensor.dtype not in STORED:
+            raise DeviceError(
+                f"{tensor.role} {tensor.name} is {tensor.dtype}, which {limits.device} does not compute "
+                "with; cast the model to float32"
+            )
+    for what, limit, amount, asked, advice in _demands(program):
+        most = getattr(limits, limit)
+        if _is_beyond(amount, limit, most):
+            takes = "none" if most is False else f"{'multiples of' if limit in _STEPS else 'at most'} {most}"
+            source = f" ({limits.sources[limit]})" if limit in limits.sources else ""
+            raise DeviceError(f"{what} {asked}, {limits.device} takes {takes}{source}; {advice}")
+    for position, launch in enumerate(program.launches):
+        local = launch.local_size or (1,) * len(launch.global_size)
+        if any(whole % part for whole, part in zip(launch.global_size, local, strict=True)):
+            name = f"launch {position}, kernel {program.kernels[launch.kernel].name}"
+            raise DeviceError(
+                f"{name}: {list(launch.global_size)} in groups of {list(local)}, expected multiples; "
+                f"{_ELSEWHERE}"
+            )
 
 
 def resident_bytes(program: Program) -> int:
@@ -137,98 +152,48 @@ def resident_bytes(program: Program) -> int:
     )
 
 
-def _beyond(what: str, asked: str, limits: Limits, limit: str, advice: str) -> DeviceError:
-    source = f" ({limits.sources[limit]})" if limit in limits.sources else ""
-    return DeviceError(f"{what} {asked}, {limits.device} takes {_shown(limits, limit)}{source}; {advice}")
+def _is_beyond(amount: Any, limit: str, most: Any) -> bool:  # noqa: ANN401 - a number, a size or a need
+    if most is None or isinstance(most, bool):
+        return most is False and bool(amount)
+    if isinstance(most, tuple):
+        return any(size > largest for size, largest in zip(amount, most, strict=False))
+    return bool(most and amount % most) if limit in _STEPS else amount > most
 
 
-def _shown(limits: Limits, limit: str) -> str:
-    value = getattr(limits, limit)
-    if isinstance(value, bool):
-        return "them" if value else "none"
-    return (
-        f"multiples of {value}"
-        if limit in ("pitch_texels", "address_bytes", "offset_bytes")
-        else f"at most {value}"
-    )
-
-
-def _check_dtype(tensor: StoredTensor, limits: Limits) -> None:
-    if tensor.dtype not in STORED:
-        raise DeviceError(
-            f"{tensor.role} {tensor.name} is {tensor.dtype}, which {limits.device} does not compute with; "
-            "cast the model to float32"
-        )
-    image = tensor.layout.storage != "buffer"
-    for dtype, limit, counts in (("float16", "half_images", image), ("float64", "double", True)):
-        if counts and tensor.dtype == dtype and getattr(limits, limit) is False:
-            asked = f"is {'an image of ' if image else ''}{dtype}"
-            raise _beyond(f"{tensor.role} {tensor.name}", asked, limits, limit, "use float32")
-
-
-def _check_image(program: Program, index: int, limits: Limits) -> None:
-    tensor = program.tensors[index]
-    name, (width, height) = f"{tensor.role} {tensor.name}", tensor.layout.extent(tensor.shape)
-    for limit, size in (("image_width", width), ("image_height", height)):
-        most = getattr(limits, limit)
-        if most is not None and size > most:
-            asked = f"is an image of {width} x {height} texels"
-            raise _beyond(name, asked, limits, limit, "lower the program for this device")
-    if tensor.layout.storage != "image_buffer":
-        return
-    if limits.image_from_buffer is False:
-        raise _beyond(
-            name, "is an image made from a buffer", limits, "image_from_buffer", "store it otherwise"
-        )
-    pitch, address = max(width, tensor.layout.row_texels), program.arena.offset.get(index, 0)
-    for limit, amount, what in (
-        ("pitch_texels", pitch, f"has rows of {pitch} texels"),
-        ("address_bytes", address, f"is an image that begins at byte {address} of the arena"),
-    ):
-        step = getattr(limits, limit)
-        if step and amount % step:
-            raise _beyond(name, what, limits, limit, "lower the program for this device")
-
-
-def _check_bytes(what: str, nbytes: int, limits: Limits, limit: str) -> None:
-    most = getattr(limits, limit)
-    if most is not None and nbytes > most:
-        asked = f"takes {nbytes} bytes" + (" at once" if limit == "allocation_bytes" else "")
-        raise _beyond(what, asked, limits, limit, "use a smaller batch, or half storage")
-
-
-def _check_offsets(program: Program, limits: Limits) -> None:
-    step = limits.offset_bytes
-    for index, offset in program.arena.offset.items():
-        if step and offset % step:
-            tensor = program.tensors[index]
-            name = f"{tensor.role} {tensor.name}"
-            asked = f"begins at byte {offset} of the arena"
-            raise _beyond(name, asked, limits, "offset_bytes", "lower the program for this device")
-
-
-def _check_kernel(kernel: Kernel, limits: Limits) -> None:
-    if limits.local_bytes is not None and kernel.local_bytes > limits.local_bytes:
-        asked = f"takes {kernel.local_bytes} bytes of local memory"
-        raise _beyond(f"kernel {kernel.name}", asked, limits, "local_bytes", "lower it with smaller tiles")
-    if limits.half_arithmetic is False and _HALF_EXTENSION in kernel.source:
-        raise _beyond(f"kernel {kernel.name}", "computes with half", limits, "half_arithmetic", "use float32")
-
-
-def _check_launch(program: Program, position: int, limits: Limits) -> None:
-    launch = program.launches[position]
-    local = launch.local_size
-    if local is None:
-        return
-    name = f"launch {position}, kernel {program.kernels[launch.kernel].name}"
-    asked, advice = f"has work-groups of {list(local)}", "lower the program for this device"
-    if limits.work_group is not None and prod(local) > limits.work_group:
-        raise _beyond(name, asked, limits, "work_group", advice)
-    if limits.work_item_sizes is not None and any(
-        size > most for size, most in zip(local, limits.work_item_sizes, strict=False)
-    ):
-        raise _beyond(name, asked, limits, "work_item_sizes", advice)
-    if any(whole % part for whole, part in zip(launch.global_size, local, strict=True)):
-        raise DeviceError(
-            f"{name}: {list(launch.global_size)} in groups of {list(local)}, expected multiples; {advice}"
-        )
+def _demands(program: Program) -> Iterator[_Demand]:
+    """Yield what a program asks of a device."""
+    arena = program.arena
+    for index, tensor in enumerate(program.tensors):
+        name, image = f"{tensor.role} {tensor.name}", tensor.layout.storage != "buffer"
+        kind, begin = f"is {'an image of ' if image else ''}{tensor.dtype}", arena.offset.get(index, 0)
+        yield name, "half_images", image and tensor.dtype == "float16", kind, "use float32"
+        yield name, "double", tensor.dtype == "float64", kind, "use float32"
+        if image:
+            width, height = tensor.layout.extent(tensor.shape)
+            texels = f"is an image of {width} x {height} texels"
+            yield name, "image_width", width, texels, _ELSEWHERE
+            yield name, "image_height", height, texels, _ELSEWHERE
+        if tensor.layout.storage == "image_buffer":
+            pitch, where = max(width, tensor.layout.row_texels), f"begins at byte {begin} of the arena"
+            yield name, "image_from_buffer", True, "is an image made from a buffer", "store it otherwise"
+            yield name, "pitch_texels", pitch, f"has rows of {pitch} texels", _ELSEWHERE
+            yield name, "address_bytes", begin, f"is an image that {where}", _ELSEWHERE
+        if tensor.role != "intermediate" and not arena.holds(index):
+            yield name, "allocation_bytes", tensor.nbytes, f"takes {tensor.nbytes} bytes at once", _SMALLER
+    whole, total = f"arena of {program.name}", resident_bytes(program) + total_bytes(arena)
+    yield whole, "allocation_bytes", arena.nbytes, f"takes {arena.nbytes} bytes at once", _SMALLER
+    yield f"program {program.name}", "memory_bytes", total, f"takes {total} bytes", _SMALLER
+    for index, offset in arena.offset.items():
+        name = f"{program.tensors[index].role} {program.tensors[index].name}"
+        yield name, "offset_bytes", offset, f"begins at byte {offset} of the arena", _ELSEWHERE
+    for kernel in program.kernels:
+        name, local = f"kernel {kernel.name}", f"takes {kernel.local_bytes} bytes of local memory"
+        yield name, "local_bytes", kernel.local_bytes, local, "lower it with smaller tiles"
+        halves = _HALF_EXTENSION in kernel.source
+        yield name, "half_arithmetic", halves, "computes with half", "use float32"
+    for position, launch in enumerate(program.launches):
+        name = f"launch {position}, kernel {program.kernels[launch.kernel].name}"
+        group = launch.local_size or ()
+        asked = f"has work-groups of {list(group)}"
+        yield name, "work_group", prod(group), asked, _ELSEWHERE
+        yield name, "work_item_sizes", group, asked, _ELSEWHERE

@@ -17,7 +17,7 @@ from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.scalars import Read, Scalar, reads_of
 from torchedge.lowering.arenas import planned
 from torchedge.lowering.fusion import FusionGroup
-from torchedge.lowering.kernels.loops import axes_below, grain, strides_of
+from torchedge.lowering.kernels.loops import axes_below, grain, in_memory_order, strides_of
 from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target
@@ -98,8 +98,7 @@ def _loop_strides(group: FusionGroup, layouts: Mapping[Node, Layout]) -> dict[Ax
     best = max(known, key=lambda read: (_reach(read, axes), read.tensor.numel))
     site = Site("", best.tensor.shape, best.dtype, layouts[best.tensor])
     strides = strides_of(offset_of(site, best.indices))
-    missing = [a for a in axes if a not in strides]
-    return _completed(axes, {a: abs(s) for a, s in strides.items()}, missing)
+    return _dense(in_memory_order(axes, {axis: abs(stride) for axis, stride in strides.items()}))
 
 
 def _reach(read: Read, axes: Sequence[Axis]) -> int:
@@ -115,16 +114,6 @@ def _dense(order: Sequence[Axis]) -> dict[Axis, int]:
         strides[axis] = step
         step *= axis.extent
     return strides
-
-
-def _completed(axes: Sequence[Axis], strides: Mapping[Axis, int], missing: Sequence[Axis]) -> dict[Axis, int]:
-    """Return dense strides in the order of known ones; unknown axes stay beside their right neighbour."""
-    rank: dict[Axis, float] = {}
-    following = 0.5
-    for axis in reversed(axes):
-        following = strides[axis] if axis not in missing else following + 0.25
-        rank[axis] = following
-    return _dense(sorted(axes, key=lambda a: (-rank[a], axes.index(a))))
 
 
 def _as_written(shape: Sequence[int], element: Sequence[Index], strides: Mapping[Axis, int]) -> Layout:

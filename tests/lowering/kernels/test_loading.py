@@ -124,7 +124,7 @@ def test_small_updates_load(runs):
     groups = form_groups(Translation((), updates, {w.index: w for w in stored}), TARGETS["gpu"]).groups
     source = write_updates(groups, {w: row_major(1) for w in stored}, TARGETS["gpu"])
     tensors = [StoredTensor(w.name, w.shape, w.dtype, "parameter", row_major(1)) for w in source.tensors]
-    launch = source.launch(0, range(len(tensors)))
+    launch = replace(source.launch, tensors=tuple(range(len(tensors))))
     program = Program("updates", tuple(tensors), (source.kernel,), (launch,), (), (), Arena(0))
     assert source.kernel.source.count("return;") == 3
     runs.compare(program, LARGE, 0, LARGE.nbytes)

@@ -32,34 +32,11 @@ _SLOT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """A launch in the making: the kernel, its tensors (nodes, in the order of arguments), its work-items.
-
-    sizes: values of the kernel's last arguments. flops, nbytes, reference: as in `Launch`.
-    """
+    """A kernel, the nodes of its arguments, and its launch, whose numbers of a Program are still open."""
 
     kernel: Kernel
     tensors: tuple[Node, ...]
-    global_size: tuple[int, ...]
-    local_size: tuple[int, ...] | None
-    scope: str = ""
-    sizes: tuple[int, ...] = ()
-    flops: int = 0
-    nbytes: int = 0
-    reference: str = ""
-
-    def launch(self, kernel: int, tensors: Sequence[int]) -> Launch:
-        """Return the launch of a Program whose kernels and tensors have these numbers."""
-        return Launch(
-            kernel,
-            tuple(tensors),
-            self.global_size,
-            self.local_size,
-            self.scope,
-            self.sizes,
-            self.flops,
-            self.nbytes,
-            self.reference,
-        )
+    launch: Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +112,8 @@ class Arguments:
             local_bytes,
             len(sizes),
         )
-        return KernelSource(kernel, self.tensors, *items, scope, sizes, flops, self.nbytes, reference)
+        launch = Launch(0, (), *items, scope, sizes, flops, self.nbytes, reference)
+        return KernelSource(kernel, self.tensors, launch)
 
 
 def arguments_of(

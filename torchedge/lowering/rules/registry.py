@@ -1,4 +1,4 @@
-"""The table of rules, filled by the family files when it is first asked for."""
+"""The table of rules, filled by the files of this folder when it is first asked for."""
 
 from __future__ import annotations
 
@@ -8,26 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torchedge.errors import LoweringError
 from torchedge.lowering.nodes import Node
-
-_FILES = (
-    "elementwise",
-    "reductions",
-    "lines",
-    "softmax",
-    "normalization",
-    "movement",
-    "matmul",
-    "convolution",
-    "pooling",
-    "indexing",
-    "resampling",
-)
-"""Files of this folder that hold rules."""
 
 Rule = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Rule)
@@ -91,8 +78,8 @@ def spatial_rule(*kinds: str, **settings: Any) -> Callable[[_Function], _Functio
 @cache
 def all_rules() -> Mapping[str, Rule]:
     """Return every rule by operator."""
-    for file in _FILES:
-        import_module(f"torchedge.lowering.rules.{file}")
+    for file in iter_modules([str(Path(__file__).parent)]):
+        import_module(f"torchedge.lowering.rules.{file.name}")
     return MappingProxyType(_RULES)
 
 
