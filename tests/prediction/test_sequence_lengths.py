@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchedge
-from torchedge.errors import CaptureError, InputError
+from torchedge.errors import InputError
 from torchedge.prediction.latency.workload import Workload
 from torchedge.prediction.lengths import _through
 from torchedge.tracing.sequence_lengths import example_length, with_length
@@ -155,7 +155,7 @@ def test_positions_limit_the_length():
     assert torchedge.predict(family, 2, seq_len=48, **H200).max_seq_len() == 128
 
 
-def test_what_does_not_follow_the_length_is_refused():
+def test_graphs_that_change_with_the_length_are_those_of_their_examples():
     class Windows(nn.Module):
         def forward(self, x):
             return nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 16)).exp()
@@ -164,10 +164,12 @@ def test_what_does_not_follow_the_length_is_refused():
         def forward(self, x):
             return super().forward(x) if x.shape[1] > 30 else super().forward(x).exp()
 
-    with pytest.raises(CaptureError, match="follows the sequence length in no straight line"):
-        torchedge.capture_lengths(Windows(), torch.zeros(2, 41, 8)).graph(50)
-    with pytest.raises(CaptureError, match="depends on the sequence length"):
-        torchedge.capture_lengths(Branch(8, 8), torch.zeros(2, 40, 8)).graph(50)
+    for model, length in ((Windows(), 50), (Branch(8, 8), 20), (Branch(8, 8), 300)):
+        example = torch.zeros(2, 41, 8)
+        graph = torchedge.capture_lengths(model, example).graph(length)
+        assert graph.digest == torchedge.capture(model, torch.zeros(2, length, 8)).digest
+        at_length = torchedge.predict(model, 4, example=example, seq_len=length, **H200)
+        assert like(at_length) == like(torchedge.predict(model, 4, example=torch.zeros(2, length, 8), **H200))
 
 
 def test_examples_are_cut_off_or_go_on_with_their_last_values():

@@ -25,7 +25,7 @@ import torch
 from msgspec import Meta
 
 from torchedge.devices import Provenance
-from torchedge.errors import CaptureError, InputError, ProfileError
+from torchedge.errors import InputError, ProfileError
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.profiling.topologies import build_topology
@@ -235,7 +235,7 @@ def _capture_job(
         settings = ("dtype", "channels_last", "checkpointing", "frozen", "inputs_require_grads")
         key = json.dumps([mode, job["build"], *map(job.get, settings)])
         if length is not None and key in families:
-            return _at_length(families[key], job)
+            return families[key].graph(length)
         try:
             module = set_up(build_network(job["build"]), job)
         except InputError as error:
@@ -247,19 +247,9 @@ def _capture_job(
         if length is None:
             return capture(module, example, mode=mode, loss=loss, name=job["id"])
         families[key] = capture_lengths(module, example, mode=mode, loss=loss)
-        return _at_length(families[key], job)
+        return families[key].graph(length)
 
     return captured
-
-
-def _at_length(family: LengthFamily, job: Mapping[str, Any]) -> ForwardGraph:
-    """Return the graph at a job's sequence length, captured there where it does not follow the length."""
-    from torchedge.profiling.campaigns.networks import example_inputs
-
-    try:
-        return family.graph(job["seq_len"])
-    except CaptureError:
-        return capture(family.request.model, example_inputs(job, 2), loss=family.request.loss, name=job["id"])
 
 
 def _own_loss(output: Any) -> Any:  # noqa: ANN401 - a model's output
