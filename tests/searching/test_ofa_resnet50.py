@@ -85,10 +85,10 @@ def test_divisible_rounds_to_eights_but_not_below_nine_tenths(given, expected):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"d": [1, 0, 0, 0, 0]}, "stem's depth is 1"),
+        ({"d": [1, 0, 0, 0, 0]}, "d0 is 1; expected one of 0, 2"),
         ({"d": [0, 0, 0, 0]}, "list of 5 entries"),
-        ({"e": [0.3] * 18}, "holds 0.3"),
-        ({"w": [3] * 6}, "holds 3"),
+        ({"e": [0.3] * 18}, "e0 is 0.3"),
+        ({"w": [3] * 6}, "w0 is 3"),
         ({"image_size": 100}, "image_size is 100"),
         ({"depth": []}, "expected a dict"),
     ],

@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     from torchedge.graphs import Mode
 
 LOSSES = ("cross-entropy", "mse", "model")
-OPTIMIZERS = ("sgd-momentum", "sgd", "adam", "adamw")
-_RATES = {"sgd": 0.01, "sgd-momentum": 0.01, "adam": 0.001, "adamw": 0.001}
+_OPTIMIZERS: dict[str, tuple[str, float, dict[str, float]]] = {
+    "sgd-momentum": ("SGD", 0.01, {"momentum": 0.9}),
+    "sgd": ("SGD", 0.01, {}),
+    "adam": ("Adam", 0.001, {}),
+    "adamw": ("AdamW", 0.001, {}),
+}
+"""By name: the class in torch.optim, the learning rate by default, further options."""
+
 _TRAINING_ONLY = ("loss", "optimizer", "lr", "accumulation")
 _MAX_WEIGHTS = 2**36
 
@@ -51,7 +57,7 @@ _MAX_WEIGHTS = 2**36
 )
 @click.option(
     "--optimizer",
-    type=click.Choice(OPTIMIZERS),
+    type=click.Choice(list(_OPTIMIZERS)),
     help="With --mode train: the optimizer. [default: sgd-momentum]",
 )
 @click.option("--lr", type=float, metavar="RATE", help="With --mode train: the learning rate.")
@@ -176,17 +182,12 @@ def _step(text: str, model: torch.nn.Module, example: Any, training: dict[str, A
     """Return loss, targets and optimizer as `torchedge.export` takes them."""
     import torch
 
-    name = training["optimizer"] or OPTIMIZERS[0]
-    rate = _RATES[name] if training["lr"] is None else training["lr"]
+    make, rate, options = _OPTIMIZERS[training["optimizer"] or "sgd-momentum"]
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise InputError(f"{text} has no parameter that requires a gradient; expected some to train")
-    optimizer: torch.optim.Optimizer
-    if name in ("adam", "adamw"):
-        optimizer = (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(trained, lr=rate)
-    else:
-        optimizer = torch.optim.SGD(trained, lr=rate, momentum=0.9 if name == "sgd-momentum" else 0.0)
-    step: dict[str, Any] = {"optimizer": optimizer}
+    lr = rate if training["lr"] is None else training["lr"]
+    step: dict[str, Any] = {"optimizer": getattr(torch.optim, make)(trained, lr=lr, **options)}
     if training["loss"] == "model":
         step["loss"] = "model"
     elif training["loss"] == "mse":

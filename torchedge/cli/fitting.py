@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torchedge.devices import Device
     from torchedge.graphs import Mode
     from torchedge.profiling.profile_folders import ModeFit, PartFit
-    from torchedge.profiling.transfer import Adaptation
+    from torchedge.profiling.samples import Samples
+    from torchedge.profiling.transfer import Adaptation, Base
     from torchedge.textures.coefficients import KernelCoefficients
 
 _LETTERS = {("train", "gamma"): "Γ", ("train", "phi"): "Φ", ("infer", "gamma"): "γ", ("infer", "phi"): "φ"}
@@ -109,9 +110,12 @@ def _fit_modes(
 ) -> None:
     """Fit some modes of a dataset, from nothing or from a base; write and print the profile."""
     from torchedge.prediction.profiles import MODE_TABLES
+    from torchedge.profiling import profile_folders
     from torchedge.profiling.datasets import is_dataset, read_dataset
     from torchedge.profiling.latency_fitting import one_thread
-    from torchedge.profiling.profile_folders import check_target
+    from torchedge.profiling.samples import PROTOCOL, device_of, measured_device, prepare
+    from torchedge.profiling.transfer import base_of, describe_transfer
+    from torchedge.profiling.workspace_fitting import fit_device_workspaces
 
     if base is None:
         for name, value in (("points", points), ("seed", seed)):
@@ -119,16 +123,51 @@ def _fit_modes(
                 raise InputError(f"--{name} is given without --base; add --base DEVICE, or omit it")
     if dataset.is_file():
         raise InputError(f"{dataset} is a file; expected a folder: `torchedge fit loads` reads such")
-    check_target(out, force=force)
-    if not dataset.is_dir() or (base is not None and not is_dataset(dataset)):
-        read_dataset(dataset)  # raises the error of a missing folder
+    profile_folders.check_target(out, force=force)
+    if base is not None:
+        base_of(base, "train")  # a device without models fails before the dataset is read
+    count, seed = points if isinstance(points, int) else None, seed or 0
     transfers: dict[Mode, Adaptation] = {}
-    with one_thread():
-        if base is None:
-            written, fits = _fit_from_nothing(modes, dataset, device, out, accuracy)
-        else:
-            count = points if isinstance(points, int) else None
-            written, transfers, fits = _adapt(modes, dataset, device, out, base, count, seed or 0)
+    fits: dict[Mode, ModeFit] = {}
+    problems: list[str] = []
+    label = "fitting" if base is None else "adapting"
+    with one_thread(), tempfile.TemporaryDirectory() as scratch, Progress(2, label) as progress:
+        progress.begin("reading")
+        if not dataset.is_dir() or (base is not None and not is_dataset(dataset)):
+            read_dataset(dataset)  # raises the error of a missing folder
+        described = (
+            device_of(dataset, device) if base is None else measured_device(dataset, device, Path(scratch))
+        )
+        measured = read_dataset(dataset)
+        chosen = _measured(modes, measured.modes or ("train",), dataset)
+        progress.begin("workspaces")
+        workspaces = fit_device_workspaces(dataset)
+        settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
+        progress.more((3 + profile_folders.SCORES * (accuracy and base is None)) * len(chosen))
+        for mode in chosen:
+            models = None if base is None else base_of(base, mode)
+            if base is not None and models is None:
+                warn(f"{base} has no models of mode {mode}; these measurements are not used")
+                continue
+            progress.begin(f"simulating ({MODE_TABLES[mode]})")
+            samples = prepare(measured, described, settings, mode)
+            if models is not None:
+                transfers[mode] = _adapt(models, samples, count, seed, progress)
+                fits[mode] = describe_transfer(out, transfers[mode], count, seed)
+                continue
+            fitted, scores = profile_folders.fit_models(samples, progress.begin), None
+            if accuracy:
+                progress.begin("accuracy")
+                scores = profile_folders.score_all(samples, progress.step)
+                problems += scores.problems
+            fits[mode] = profile_folders.describe_fit(out, samples, fitted, scores)
+        if not fits:
+            raise InputError(
+                f"{base} has models of none of the modes to fit; choose another --base, or fit without it"
+            )
+        written = profile_folders.write_profile(out, described, fits, workspaces=workspaces)
+    for problem in problems:
+        warn(problem)
     tables: dict[str, Any] = {MODE_TABLES[mode]: written.profile[MODE_TABLES[mode]] for mode in fits}
 
     def show() -> None:
@@ -140,95 +179,23 @@ def _fit_modes(
     _answer(written, tables, show, as_json, f"written to {out}; predict with --device {out}")
 
 
+def _adapt(models: Base, samples: Samples, count: int | None, seed: int, progress: Progress) -> Adaptation:
+    """Choose points (None: all), adapt a base's models to them and score these on the others."""
+    from torchedge.profiling.transfer import adapt_mode
+
+    transfer = adapt_mode(models, samples, samples.mode, count, seed, progress.begin)
+    used = int(transfer.used.sum())
+    if count is not None and used < count:
+        warn(f"{count} points of mode {samples.mode} are asked for, {used} are there; all are used")
+    return transfer
+
+
 def _answer(
     device: Device, tables: Mapping[str, Any], show: Callable[[], object], as_json: bool, last: str
 ) -> None:
     """Print what was written of a profile: its tables as JSON, or `show` and a last line."""
     document = {"device": device.name, "folder": str(device.folder), **tables}
     answer(document, lambda: (show(), print_wrapped(last)), as_json)
-
-
-def _fit_from_nothing(
-    modes: Sequence[Mode], dataset: Path, name: str | None, out: Path, accuracy: bool
-) -> tuple[Device, Mapping[Mode, ModeFit]]:
-    from torchedge.profiling import profile_folders
-    from torchedge.profiling.datasets import read_dataset
-    from torchedge.profiling.samples import PROTOCOL, device_of, prepare
-    from torchedge.profiling.workspace_fitting import fit_device_workspaces
-
-    device = device_of(dataset, name)
-    problems: list[str] = []
-    with Progress(2, "fitting") as progress:
-        progress.begin("reading")
-        measured = read_dataset(dataset)
-        chosen = _measured(modes, measured.modes or ("train",), dataset)
-        progress.begin("workspaces")
-        workspaces = fit_device_workspaces(dataset)
-        settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
-        progress.more((3 + profile_folders.SCORES * accuracy) * len(chosen))
-        fits: dict[Mode, ModeFit] = {}
-        for mode in chosen:
-            progress.begin("simulating")
-            samples = prepare(measured, device, settings, mode)
-            models = profile_folders.fit_models(samples, progress.begin)
-            scores = None
-            if accuracy:
-                progress.begin("accuracy")
-                scores = profile_folders.score_all(samples, progress.step)
-                problems += scores.problems
-            fits[mode] = profile_folders.describe_fit(out, samples, models, scores)
-        written = profile_folders.write_profile(out, device, fits, workspaces=workspaces)
-    for problem in problems:
-        warn(problem)
-    return written, fits
-
-
-def _adapt(
-    modes: Sequence[Mode],
-    dataset: Path,
-    name: str | None,
-    out: Path,
-    base: str,
-    points: int | None,
-    seed: int,
-) -> tuple[Device, dict[Mode, Adaptation], Mapping[Mode, ModeFit]]:
-    """Choose points, adapt the base's models to them, score them on the others, write."""
-    from torchedge.prediction.profiles import MODE_TABLES
-    from torchedge.profiling.profile_folders import write_profile
-    from torchedge.profiling.samples import PROTOCOL, measured_device, read_samples
-    from torchedge.profiling.transfer import adapt_mode, base_of, describe_transfer
-    from torchedge.profiling.workspace_fitting import fit_device_workspaces
-
-    base_of(base, "train")
-    transfers: dict[Mode, Adaptation] = {}
-    fits: dict[Mode, ModeFit] = {}
-    with tempfile.TemporaryDirectory() as scratch, Progress(6, "adapting") as progress:
-        progress.begin("reading")
-        device = measured_device(dataset, name, Path(scratch))
-        workspaces = fit_device_workspaces(dataset)
-        settings = PROTOCOL if workspaces is None else replace(PROTOCOL, workspaces=workspaces.model)
-        measured = read_samples(dataset, device, settings)
-        for mode in _measured(modes, tuple(measured), dataset):
-            models = base_of(base, mode)
-            if models is None:
-                warn(f"{base} has no models of mode {mode}; these measurements are not used")
-                continue
-
-            def start(stage: str, mode: Mode = mode) -> None:
-                progress.begin(f"{stage} ({MODE_TABLES[mode]})")
-
-            transfer = adapt_mode(models, measured[mode], mode, points, seed, start)
-            used = int(transfer.used.sum())
-            if points is not None and used < points:
-                warn(f"{points} points of mode {mode} are asked for, {used} are there; all are used")
-            fits[mode] = describe_transfer(out, transfer, points, seed)
-            transfers[mode] = transfer
-        if not fits:
-            raise InputError(
-                f"{base} has models of none of the modes to fit; choose another --base, or fit without it"
-            )
-        written = write_profile(out, device, fits, workspaces=workspaces)
-    return written, transfers, fits
 
 
 def _measured(modes: Sequence[Mode], measured: Sequence[Mode], dataset: Path) -> list[Mode]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode, Size
 from torchedge.graphs.families import with_shapes, without_operators
-from torchedge.searching.spaces import Genes, SearchSpace
+from torchedge.searching.spaces import Genes, SearchSpace, choice_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,9 +112,19 @@ class OFAResNet50Space(SearchSpace):
 
     def encode(self, encoding: Encoding) -> list[int]:
         """Return the genes of a published encoding; raises InputError for an invalid one."""
-        _check(encoding, self.image_sizes)
-        flat = [*encoding["d"], *encoding["e"], *encoding["w"], encoding["image_size"]]
-        return [options.index(v) for options, v in zip(self.choices.values(), flat, strict=True)]
+        if not isinstance(encoding, Mapping) or set(encoding) != {"d", "e", "w", "image_size"}:
+            keys = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
+            raise InputError(f"encoding holds {keys}; expected a dict of 'd', 'e', 'w' and 'image_size'")
+        flat: list[object] = []
+        for key, count in (("d", len(STAGE_WIDTHS) + 1), ("e", BLOCKS), ("w", _PARTS)):
+            if not isinstance(encoding[key], (list, tuple)) or len(encoding[key]) != count:
+                raise InputError(
+                    f"encoding[{key!r}] is {encoding[key]!r}; expected a list of {count} entries"
+                )
+            flat += encoding[key]
+        flat.append(encoding["image_size"])
+        genes = zip(self.choices.items(), flat, strict=True)
+        return [choice_of(name, value, options) for (name, options), value in genes]
 
     def canonical(self, genes: Genes) -> Genes:
         """Return the genes (C, G) with the ratios of skipped blocks set to 0."""
@@ -269,28 +279,3 @@ def divisible(channels: float) -> int:
 
 def _whole(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
-
-
-def _check(encoding: object, image_sizes: tuple[int, ...]) -> None:
-    """Raise InputError naming the first entry of an encoding that is not one of the space."""
-    if not isinstance(encoding, Mapping) or set(encoding) != {"d", "e", "w", "image_size"}:
-        keys = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
-        raise InputError(f"encoding holds {keys}; expected a dict of 'd', 'e', 'w' and 'image_size'")
-    stages = len(STAGE_WIDTHS)
-    _check_entries("d", encoding["d"], stages + 1, DEPTHS)
-    _check_entries("e", encoding["e"], BLOCKS, EXPAND_RATIOS)
-    _check_entries("w", encoding["w"], stages + 2, tuple(range(len(WIDTHS))))
-    if encoding["d"][0] not in (min(DEPTHS), max(DEPTHS)):
-        raise InputError(f"the stem's depth is {encoding['d'][0]}; expected 0 (skipped) or 2")
-    if encoding["image_size"] not in image_sizes:
-        raise InputError(
-            f"image_size is {encoding['image_size']!r}; expected one of {', '.join(map(str, image_sizes))}"
-        )
-
-
-def _check_entries(key: str, entries: Any, count: int, choices: tuple[float, ...]) -> None:  # noqa: ANN401
-    if not isinstance(entries, (list, tuple)) or len(entries) != count:
-        raise InputError(f"encoding[{key!r}] is {entries!r}; expected a list of {count} entries")
-    wrong = [entry for entry in entries if entry not in choices]
-    if wrong:
-        raise InputError(f"encoding[{key!r}] holds {wrong[0]!r}; expected values of {choices}")

@@ -197,7 +197,7 @@ class Codec(Generic[Noun]):
     def document(self, noun: Noun) -> Document:
         """Return the document of a noun."""
         document: Document = {} if self.tag is None else {"schema": self.tag}
-        document.update(_noun_dumper(self.noun)(noun))
+        document.update(_noun_dumper(self.noun)(noun, ()))
         return document
 
     def schema(self) -> Document:
@@ -314,27 +314,34 @@ def _path(where: _Where) -> str:
 
 
 @cache
-def _builder(kind: Any) -> Callable[[Any, _Where], Any] | None:
-    """Return the function that makes the nouns in a value of a struct."""
+def _mapper(kind: Any, dumping: bool) -> Callable[[Any, _Where], Any] | None:
+    """Return the function from a struct's value to a noun's, or (dumping) from that to a document's.
+
+    None: the value stays as it is.
+    """
     base = _some(kind)
-    build: Callable[[Any, _Where], Any] | None
+    map_value: Callable[[Any, _Where], Any] | None
     if _is_noun(base):
-        build = _noun_builder(base)
+        map_value = _noun_dumper(base) if dumping else _noun_builder(base)
     elif get_origin(base) is tuple:
-        build = _tuple_builder(get_args(base))
+        map_value = _tuple_mapper(get_args(base), dumping)
     elif _is_mapping(get_origin(base)):
-        build = _mapping_builder(*get_args(base))
+        map_value = _mapping_mapper(*get_args(base), dumping)
+    elif dumping and any(
+        item not in _PLAIN_TYPES and get_origin(item) is not Literal for item in _choices(kind)
+    ):
+        return lambda value, where: thaw(value)
     else:
-        build = None
-    if build is None or not _optional(kind):
-        return build
-    return lambda value, where: None if value is None else build(value, where)
+        return None
+    if map_value is None or not _optional(kind):
+        return map_value
+    return lambda value, where: None if value is None else map_value(value, where)
 
 
 @cache
 def _noun_builder(noun: Any) -> Callable[..., Any]:
     entries = _entries(noun)
-    stored = [(entry.name, entry.key, _builder(entry.kind)) for entry in entries if not entry.derived]
+    stored = [(entry.name, entry.key, _mapper(entry.kind, False)) for entry in entries if not entry.derived]
     derived = [(entry.name, entry.key) for entry in entries if entry.derived]
 
     def build(value: Any, where: _Where, outside: Mapping[str, object] = types.MappingProxyType({})) -> Any:
@@ -354,92 +361,63 @@ def _noun_builder(noun: Any) -> Callable[..., Any]:
     return build
 
 
-def _tuple_builder(arguments: tuple[Any, ...]) -> Callable[[Any, _Where], Any] | None:
-    inner = [_builder(item) for item in arguments if item is not ...]
-    if not any(inner):
-        return None  # msgspec makes tuples
-    if arguments[-1] is ...:
-        build: Any = inner[0]
-        return lambda value, where: tuple([build(item, (where, n)) for n, item in enumerate(value)])
-    return lambda value, where: tuple(
-        [
-            item if build is None else build(item, (where, n))
-            for n, (item, build) in enumerate(zip(value, inner, strict=True))
-        ]
-    )
-
-
-def _mapping_builder(key: Any, kind: Any) -> Callable[[Any, _Where], Any] | None:
-    inner = _builder(kind)
-    if _split(key)[0] is not int:
-        if inner is None:
-            return None
-        return lambda value, where: {name: inner(item, (where, name)) for name, item in value.items()}
-
-    def build(value: Any, where: _Where) -> Any:
-        pairs = (
-            value if inner is None else [(n, inner(item, (where, at))) for at, (n, item) in enumerate(value)]
-        )
-        table = dict(pairs)
-        if len(table) != len(value):
-            raise InputError(f"{_path(where)} names a number twice; expected each once")
-        return table
-
-    return build
-
-
 @cache
-def _dumper(kind: Any) -> Callable[[Any], Any] | None:
-    """Return the function that makes a document's value of a noun's."""
-    base = _some(kind)
-    if _is_noun(base):
-        dump = _noun_dumper(base)
-    elif get_origin(base) is tuple:
-        dump = _tuple_dumper(get_args(base))
-    elif _is_mapping(get_origin(base)):
-        dump = _mapping_dumper(*get_args(base))
-    elif all(item in _PLAIN_TYPES or get_origin(item) is Literal for item in _choices(kind)):
-        return None
-    else:
-        return thaw
-    return (lambda value: None if value is None else dump(value)) if _optional(kind) else dump
-
-
-@cache
-def _noun_dumper(noun: Any) -> Callable[[Any], Document]:
+def _noun_dumper(noun: Any) -> Callable[[Any, _Where], Document]:
     entries = [
-        (entry.name, entry.key, entry.default is None, entry.default and entry.default(), _dumper(entry.kind))
+        (
+            entry.name,
+            entry.key,
+            entry.default is None,
+            entry.default and entry.default(),
+            _mapper(entry.kind, True),
+        )
         for entry in _entries(noun)
     ]
 
-    def dump(value: Any) -> Document:
+    def dump(value: Any, where: _Where) -> Document:
         document: Document = {}
         for name, key, required, default, inner in entries:
             item = getattr(value, name)
             if required or item != default:
-                document[key] = item if inner is None else inner(item)
+                document[key] = item if inner is None else inner(item, where)
         return document
 
     return dump
 
 
-def _tuple_dumper(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
-    inner = [_dumper(item) for item in arguments if item is not ...]
+def _tuple_mapper(arguments: tuple[Any, ...], dumping: bool) -> Callable[[Any, _Where], Any] | None:
+    inner = [_mapper(item, dumping) for item in arguments if item is not ...]
+    result: Any = list if dumping else tuple
     if not any(inner):
-        return list
+        return (lambda value, where: list(value)) if dumping else None  # msgspec makes tuples
     if arguments[-1] is ...:
-        dump: Any = inner[0]
-        return lambda value: [dump(item) for item in value]
-    return lambda value: [
-        item if dump is None else dump(item) for item, dump in zip(value, inner, strict=True)
-    ]
+        each: Any = inner[0]
+        return lambda value, where: result([each(item, (where, n)) for n, item in enumerate(value)])
+    return lambda value, where: result(
+        [
+            item if each is None else each(item, (where, n))
+            for n, (item, each) in enumerate(zip(value, inner, strict=True))
+        ]
+    )
 
 
-def _mapping_dumper(key: Any, kind: Any) -> Callable[[Any], Any]:
-    inner = _dumper(kind)
-    if _split(key)[0] is int:
-        return lambda value: [[name, inner(item) if inner else item] for name, item in value.items()]
-    return lambda value: {name: inner(item) if inner else item for name, item in value.items()}
+def _mapping_mapper(key: Any, kind: Any, dumping: bool) -> Callable[[Any, _Where], Any] | None:
+    inner = _mapper(kind, dumping)
+    each: Any = inner or (lambda item, where: item)
+    if _split(key)[0] is not int:
+        if inner is None and not dumping:
+            return None
+        return lambda value, where: {name: each(item, (where, name)) for name, item in value.items()}
+    if dumping:
+        return lambda value, where: [[name, each(item, where)] for name, item in value.items()]
+
+    def build(value: Any, where: _Where) -> Any:
+        table = {number: each(item, (where, place)) for place, (number, item) in enumerate(value)}
+        if len(table) != len(value):
+            raise InputError(f"{_path(where)} names a number twice; expected each once")
+        return table
+
+    return build
 
 
 def thaw(value: object) -> object:

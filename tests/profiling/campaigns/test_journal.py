@@ -24,7 +24,7 @@ ROWS = [
 def written(folder: Path) -> bytes:
     with CampaignJournal(folder) as journal:
         for row in ROWS:
-            journal.add(row)
+            journal.append(row)
     return (folder / FILE).read_bytes()
 
 
@@ -39,7 +39,7 @@ def test_torn_anywhere(data):
             kept = (folder / FILE).read_bytes()
             assert whole.startswith(kept) and kept == whole[: whole[:cut].rfind(b"\n") + 1]
             assert len(journal.done) == sum(b'"point"' in line for line in kept.splitlines())
-            journal.add(ROWS[-1])
+            journal.append(ROWS[-1])
             assert journal.row_at(journal.done[("net2", "train", 4)]) == ROWS[-1]
         with CampaignJournal(folder) as journal:
             assert ("net2", "train", 4) in journal.done
@@ -54,11 +54,11 @@ def test_damage_in_the_middle_is_named(tmp_path, line):
 
 
 def begin(journal, boot="a"):
-    journal.add({"row": "session", "device": "board", "boot": boot})
+    journal.append({"row": "session", "device": "board", "boot": boot})
 
 
 def point(journal, kind, **rest):
-    journal.add({"row": kind, "job": "net", "mode": "train", "batch_size": 1, **rest})
+    journal.append({"row": kind, "job": "net", "mode": "train", "batch_size": 1, **rest})
 
 
 def test_losses_count_in_a_row(tmp_path):
@@ -84,7 +84,7 @@ def test_losses_that_were_seen_count_twice_only(tmp_path, witness):
             begin(journal, boot=str(number) if witness == "boot" else "a")
             point(journal, "start")
             if witness == "lost":
-                journal.add({"row": "lost"})
+                journal.append({"row": "lost"})
         begin(journal, boot="last" if witness == "boot" else "a")
         assert journal.given_up() == [("net", "train", 1)]
 

@@ -26,7 +26,7 @@ UNSTEADY = 1.5
 """The 90th percentile of a steady point's steps is at most this multiple of the 10th."""
 
 
-class CampaignJournal:
+class CampaignJournal(Journal):
     """Rows of a campaign on disk, and their state. Use it as a context; one process at a time.
 
     `done` maps each measured point to the place of its last row; `failed` are those without figures,
@@ -34,38 +34,38 @@ class CampaignJournal:
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder / FILE)
         self.done: dict[Point, int] = {}
         self.failed: set[Point] = set()
         self.unsteady: set[Point] = set()
         self.environment: dict[str, Any] | None = None
         self.session: dict[str, Any] | None = None
+        self.under_way: Point | None = None
+        """The point that was begun and has no row yet."""
         self._losses: dict[Point, list[bool]] = {}
-        self._under_way: Point | None = None
         self._boot: str | None = None
-        self._file = Journal(folder / FILE)
 
     def __enter__(self) -> CampaignJournal:
-        self._file.__enter__()
+        super().__enter__()
         try:
-            for number, (place, row) in enumerate(self._file.rows(), start=1):
+            for number, (place, row) in enumerate(self.rows(), start=1):
                 try:
                     self._take(row, place)
                 except (KeyError, TypeError, ValueError) as error:
                     raise ProfileError(
-                        f"{self._file.path} line {number}: is not a row of a campaign; delete it, or use "
+                        f"{self.path} line {number}: is not a row of a campaign; delete it, or use "
                         "another --out"
                     ) from error
         except BaseException:
-            self._file.__exit__()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.__exit__()
-
-    def add(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, Any]) -> int:
         """Append a row; it is on disk when this returns. ProfileError if the disk is full or read-only."""
-        self._take(row, self._file.append(row))
+        place = super().append(row)
+        self._take(row, place)
+        return place
 
     def _take(self, row: Mapping[str, Any], place: int) -> None:
         kind = row["row"]
@@ -78,35 +78,26 @@ class CampaignJournal:
         elif kind == "lost":
             self._lose(witnessed=True)
         elif kind == "stopped":
-            self._under_way = None
+            self.under_way = None
         elif kind == "start":
-            self._under_way = point_of(row)
+            self.under_way = point_of(row)
         elif kind == "point":
             point = point_of(row)
             self.done[point] = place
             self._losses.pop(point, None)
             (self.failed.add if row["fits"] is None else self.failed.discard)(point)
             (self.unsteady.add if _varies(row) else self.unsteady.discard)(point)
-            if self._under_way == point:
-                self._under_way = None
+            if self.under_way == point:
+                self.under_way = None
 
     def _lose(self, *, witnessed: bool) -> None:
-        if self._under_way is not None:
-            self._losses.setdefault(self._under_way, []).append(witnessed)
-            self._under_way = None
-
-    @property
-    def under_way(self) -> Point | None:
-        """The point that was begun and has no row yet."""
-        return self._under_way
+        if self.under_way is not None:
+            self._losses.setdefault(self.under_way, []).append(witnessed)
+            self.under_way = None
 
     def given_up(self) -> list[Point]:
         """Points that were lost with the device or the controller too often to be tried again."""
         return [p for p, seen in self._losses.items() if sum(seen) >= WITNESSED_LOSSES or len(seen) >= LOSSES]
-
-    def row_at(self, place: int) -> Mapping[str, Any]:
-        """Return the row that begins at a place of the file."""
-        return self._file.row_at(place)
 
 
 def point_of(row: Mapping[str, Any]) -> Point:

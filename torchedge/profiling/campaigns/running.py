@@ -156,7 +156,7 @@ class _Session:
         left = [p for p in points if p not in journal.done or p in retried]
         if not left:
             return
-        journal.add(
+        journal.append(
             {
                 "row": "session",
                 "device": self.campaign.device,
@@ -218,13 +218,13 @@ class _Session:
                     self._take(row)
         except KeyboardInterrupt:
             if self.journal.under_way is not None:
-                self.journal.add({"row": "stopped"})
+                self.journal.append({"row": "stopped"})
             raise
         status = run.wait()
         if not heard:
             raise DeviceError(f"{self.campaign.over}: {_why_not(run, status, self.transport.python)}")
         if self.journal.under_way is not None:
-            self.journal.add({"row": "lost", "status": status, "said": run.last_error[:300]})
+            self.journal.append({"row": "lost", "status": status, "said": run.last_error[:300]})
         return f"the probe ended with status {status} ({run.last_error[:200] or 'no message'})"
 
     def _take(self, row: Mapping[str, Any]) -> None:
@@ -232,15 +232,15 @@ class _Session:
             before = self.journal.environment
             if before is not None and before.get("machine") != row.get("machine"):
                 raise _OtherMachine(_other_machine(self.campaign, before, row))
-            self.journal.add(row)
+            self.journal.append(row)
         elif row["row"] == "start":
-            self.journal.add(row)
+            self.journal.append(row)
             self.listener.doing("{} {} {}".format(*point_of(row)))
         elif point_of(row) in self.left:
             self._record(row)
 
     def _record(self, row: Mapping[str, Any]) -> None:
-        self.journal.add(row)
+        self.journal.append(row)
         self.left.pop(point_of(row), None)
         self.listener.step()
 
