@@ -7,16 +7,22 @@ from oracles.random_instances import random_instance
 
 from torchedge.streaming.instances import Instance, Layer, Weight
 from torchedge.streaming.solving.problems import (
-    ORDERS,
     Subproblem,
     WorkBudget,
     admit,
+    fewest_remaining,
     make_problem,
     pack,
     residency,
     segments,
     whole_chunks,
 )
+
+ORDERS = {
+    "fewest remaining": fewest_remaining,
+    "weighted": lambda job, remaining: remaining / max(1, job.late),
+    "consumption": lambda job, remaining: job.release,
+}
 
 
 def line(capacities, weights, **options):
@@ -94,18 +100,17 @@ def test_parts_are_independent(seed):
 def test_what_is_admitted_keeps_the_limit(seed, whole):
     problem = make_problem(random_instance(seed, "small"))
     part = Subproblem(0, problem.layers, problem.jobs)
-    for order in ORDERS.values():
-        for limit in (2, 6, 20):
-            preloaded = admit(problem, part, frozenset(), order, WorkBudget(1e9), limit=limit, whole=whole)
-            jobs = [job for job in problem.jobs if job.weight not in preloaded]
-            packing = pack(problem, jobs, order)
-            assert not packing.unfinished
-            counted = whole_chunks(problem, jobs, packing) if whole else residency(problem, jobs)
-            assert max(counted) <= limit
+    for limit in (2, 6, 20):
+        preloaded = admit(problem, part, frozenset(), WorkBudget(1e9), limit=limit, whole=whole)
+        jobs = [job for job in problem.jobs if job.weight not in preloaded]
+        packing = pack(problem, jobs)
+        assert not packing.unfinished
+        counted = whole_chunks(problem, jobs, packing) if whole else residency(problem, jobs)
+        assert max(counted) <= limit
 
 
 def test_without_work_everything_is_preloaded():
     problem = make_problem(random_instance(5, "small"))
     part = Subproblem(0, problem.layers, problem.jobs)
-    preloaded = admit(problem, part, frozenset(), ORDERS["consumption"], WorkBudget(0))
+    preloaded = admit(problem, part, frozenset(), WorkBudget(0))
     assert preloaded == {job.weight for job in problem.jobs}

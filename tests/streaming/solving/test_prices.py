@@ -9,7 +9,6 @@ from oracles.random_instances import random_instance
 from torchedge.streaming.solving.labels import ChunkLimits, LabelSearch
 from torchedge.streaming.solving.prices import Flow, Guide, Tables, ascend
 from torchedge.streaming.solving.problems import (
-    ORDERS,
     WorkBudget,
     make_problem,
     pack,
@@ -34,7 +33,7 @@ def cheapest(problem, part, limit=None):
     best = None
     for preloaded in subsets(part.jobs):
         jobs = [job for job in part.jobs if job not in preloaded]
-        packing = pack(problem, jobs, ORDERS["fewest remaining"], end=part.end)
+        packing = pack(problem, jobs, end=part.end)
         if packing.unfinished or (limit is not None and max(residency(problem, jobs)) > limit):
             continue
         cost = packing.cost + sum(job.preload_cost for job in preloaded)

@@ -1,7 +1,7 @@
 """Which jobs to preload: a search over slots that keeps the most promising labels.
 
-A label is the state of a partial plan: its cost, the remaining chunks of its streamed jobs, its preloaded
-chunks. Each slot serves the jobs of a label in one order, then streams or preloads every job whose last use
+A label is the state of a partial plan: its cost and the remaining chunks of its streamed jobs. Each slot
+serves the jobs of a label, fewest remaining chunks first, then streams or preloads every job whose last use
 it is. A label is dropped if another one costs no more and leaves no more to load (dominance), if its lower
 bound exceeds a known cost, and, beyond `width` labels, if it promises least. All labels of a slot are rows of
 the same arrays.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.streaming.solving.prices import Floats, Flow, Guide, Ints
+from torchedge.streaming.solving.prices import Guide, Ints
 from torchedge.streaming.solving.problems import Problem, Subproblem, WorkBudget
 
 COMPARED = 48
@@ -25,19 +25,10 @@ MOST_EXACT = 2.0**52
 
 @dataclass(frozen=True, slots=True)
 class ChunkLimits:
-    """Most chunks in flight, counted whole from first load to last use or not; most chunks preloaded.
-
-    `fewest`: the fewest chunks that must still be preloaded, by slot and chunks waiting. `premium`: what a
-    preloaded chunk costs beyond its price when labels are compared. `slack`: most chunks preloaded in a
-    relaxation that the lower bound is taken of.
-    """
+    """Most chunks in flight; whole: weights count whole from first load to last use."""
 
     in_flight: int | None = None
     whole: bool = False
-    preloaded: int | None = None
-    premium: float = 0.0
-    slack: int | None = None
-    fewest: Flow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +36,7 @@ class Labels:
     """The result of a search: the jobs (weights) preloaded; None if no plan keeps the limits.
 
     `bound`: of the cost of all plans that were dropped for want of width; infinite where none was: then no
-    plan of this order is cheaper than the one found and the one known before.
+    plan served in this order is cheaper than the one found and the one known before.
     """
 
     preloaded: frozenset[int] | None
@@ -100,13 +91,12 @@ class LabelSearch:
         *,
         width: int,
         work: WorkBudget,
-        order: str = "fewest remaining",
         limits: ChunkLimits = ChunkLimits(),
         guide: Guide | None = None,
         best: int | None = None,
     ) -> None:
         self.problem, self.part, self.width, self.work = problem, part, width, work
-        self.order, self.limits, self.guide = order, limits, guide
+        self.limits, self.guide = limits, guide
         self.jobs = _Jobs(part)
         self.left = np.append(np.cumsum(problem.capacity[: part.end][::-1])[::-1], 0)
         self.bound = np.inf
@@ -114,7 +104,6 @@ class LabelSearch:
         self.remaining: Ints = np.zeros((1, 0), np.int64)
         self.names: Ints = np.zeros((1, 0), np.int64)
         self.cost = np.zeros(1)
-        self.preload_chunks = np.zeros(1, np.int64)
         self.origin: Ints = np.zeros(1, np.int64)  # label of the last decision
         self.trace = _Trace()
 
@@ -177,11 +166,8 @@ class LabelSearch:
         stream = np.ones(len(self.cost), dtype=bool)
         if in_flight is not None and limits.in_flight is not None:
             stream = in_flight + job.chunks <= limits.in_flight
-        preload = np.ones(len(self.cost), dtype=bool)
-        if limits.preloaded is not None:
-            preload = self.preload_chunks + job.chunks <= limits.preloaded
-        one, other = np.flatnonzero(stream), np.flatnonzero(preload)
-        rows = np.concatenate([one, other])
+        one = np.flatnonzero(stream)
+        rows = np.concatenate([one, np.arange(len(self.cost))])
         preloads = np.arange(len(rows)) >= len(one)
         self.trace.add(position, self.origin[rows], preloads)
         self._take(rows)
@@ -189,7 +175,6 @@ class LabelSearch:
         self.remaining = np.column_stack([self.remaining, np.where(preloads, 0, job.chunks)])
         self.names = np.column_stack([self.names, np.where(preloads, -1, position)])
         self.cost[len(one) :] += job.preload_cost
-        self.preload_chunks[len(one) :] += job.chunks
         if in_flight is None:
             return None
         following: Ints = in_flight[rows] + np.where(preloads, 0, job.chunks)
@@ -197,20 +182,13 @@ class LabelSearch:
 
     def _take(self, rows: Ints) -> None:
         self.remaining, self.names = self.remaining[rows], self.names[rows]
-        self.cost, self.preload_chunks = self.cost[rows], self.preload_chunks[rows]
-        self.origin = self.origin[rows]
+        self.cost, self.origin = self.cost[rows], self.origin[rows]
 
     def _sort(self, slot: int) -> None:
         """Order every label's jobs as the next slot serves them: none, then waiting ones, then later ones."""
         released = self.jobs.release[self.names]
-        rank: Floats
-        if self.order == "fewest remaining":
-            rank = self.remaining.astype(float)
-        elif self.order == "weighted":
-            rank = self.remaining / np.maximum(1.0, self.jobs.late[self.names])
-        else:
-            rank = released.astype(float)
-        rank = np.where(self.names < 0, -1.0, np.where(released > slot + 1, np.inf, rank))
+        rank = np.where(released > slot + 1, np.inf, self.remaining)
+        rank = np.where(self.names < 0, -1.0, rank)
         order = np.argsort(rank, axis=1, kind="stable")
         self.remaining = np.take_along_axis(self.remaining, order, axis=1)
         self.names = np.take_along_axis(self.names, order, axis=1)
@@ -222,18 +200,14 @@ class LabelSearch:
         if len(self.cost) < 2:
             return in_flight
         self.work.spend(80 + self.remaining.size / 5)
-        value = self.cost + self.limits.premium * self.preload_chunks
+        value = self.cost.copy()
         value[self.remaining.sum(axis=1) > self.left[slot + 1]] = np.inf  # never served within the part
         lower = np.full(len(value), -np.inf)
         if self.guide is not None:
             estimate, least = self.guide.rest(slot + 1, self.remaining, self.names)
             if not self.jobs.tied:
                 lower = np.where(value < np.inf, value, 0.0) + least
-                lower -= self.limits.premium * (self.limits.slack or 0)
             value = np.where(lower > self.best, np.inf, value + estimate)
-        if self.limits.fewest is not None and self.limits.preloaded is not None:
-            fewest = self.limits.fewest.rest(slot + 1, self.remaining.sum(axis=1)) - self._ahead(slot)
-            value = np.where(self.preload_chunks + fewest > self.limits.preloaded, np.inf, value)
         ranked = np.lexsort((self.cost, value))
         alive = self._undominated(slot, ranked)
         ranked = ranked[alive[ranked] & np.isfinite(value[ranked])]
@@ -243,24 +217,18 @@ class LabelSearch:
         self._take(ranked)
         return None if in_flight is None else in_flight[ranked]
 
-    def _ahead(self, slot: int) -> int:
-        """Chunks of jobs that are decided already and released later: they may be preloaded already."""
-        return sum(job.chunks for job in self.part.jobs if job.last <= slot < job.release - 1)
-
     def _undominated(self, slot: int, ranked: Ints) -> npt.NDArray[np.bool_]:
         """Which labels none of the most promising ones dominates."""
         alive = np.ones(len(ranked), dtype=bool)
         jobs, names, remaining = self.jobs, self.names, self.remaining
         # Without a limit on whole weights and jobs to come, only what remains matters, sorted.
-        plain = self.order == "fewest remaining" and not self.limits.whole and not jobs.tied
+        plain = not self.limits.whole and not jobs.tied
         totals = remaining.sum(axis=1)
-        preloaded = self.preload_chunks * (self.limits.preloaded is not None)
         self.work.spend(len(ranked) / 5)
         for rival in ranked[:COMPARED]:
             if not alive[rival]:
                 continue
             others = alive & (self.cost[rival] <= self.cost) & (totals[rival] <= totals)
-            others &= preloaded[rival] <= preloaded
             others[rival] = False
             rows = np.flatnonzero(others)
             less = remaining[rival] <= remaining[rows]

@@ -1,8 +1,8 @@
 """The solver: an overlap plan with a proven lower bound, within a limit on work, always valid.
 
 An instance falls into parts that share no slot (`segments`); each is solved on its own (`PartSolver`). A
-limit on preloaded chunks and chunks in flight together couples the parts: it is divided between the two in
-several ways, and the whole is solved with each (`_Memory`).
+limit on preloaded chunks and chunks in flight together couples the parts: where their plans exceed it, the
+smallest memory that works is found, and a small problem is solved as one programme (`_Memory`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torchedge.streaming.plans import OverlapPlan, infeasible_plan, make_plan
 from torchedge.streaming.solving.labels import ChunkLimits, LabelSearch
 from torchedge.streaming.solving.prices import NEVER, Flow, Guide, Tables, ascend, flow_effort
 from torchedge.streaming.solving.problems import (
-    ORDERS,
     Job,
     Order,
     Packing,
@@ -28,6 +27,7 @@ from torchedge.streaming.solving.problems import (
     Subproblem,
     WorkBudget,
     admit,
+    fewest_remaining,
     make_problem,
     pack,
     residency,
@@ -41,18 +41,12 @@ WORK = 5_000_000
 """Work of a solve, in about microseconds of a core."""
 CLOSE = 0.001
 """A gap, as a share of the cost, at which the search for better plans ends."""
-EXACT_JOBS, EXACT_WIDTH = 60, 300
-"""Parts up to this size are tried exactly first, with so many labels a slot."""
 WIDTH, MOST_WIDTH = 16, 4_096
 """Labels of the first search that drops some, and of the last."""
 ROUNDS = 1_500
 """Rounds of an ascent."""
-PREMIUMS = 6
-"""Premiums on preloaded chunks that are tried under a limit on them."""
 MOST_SEARCHED = 20_000
 """Slots and jobs of a part that is searched at all."""
-LARGE = 5_000
-"""Slots and jobs of a part beyond which fewer orders of service are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,46 +73,34 @@ class Solved:
 
 
 class PartSolver:
-    """Chooses what to preload of a part within limits; `known`: only cheaper choices are of use."""
+    """Chooses what to preload of a part within limits."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        part: Subproblem,
-        limits: ChunkLimits,
-        work: WorkBudget,
-        known: int | None = None,
-    ) -> None:
+    def __init__(self, problem: Problem, part: Subproblem, limits: ChunkLimits, work: WorkBudget) -> None:
         self.problem, self.part, self.limits, self.work = problem, part, limits, work
         self.size = part.size
-        self.chunks = np.array([job.chunks for job in part.jobs], dtype=float)
         whole = limits.whole and limits.in_flight is not None
-        self.exact = len({job.late for job in part.jobs}) == 1 and not whole  # the first order is optimal
-        self.orders = list(ORDERS)[: 1 if self.exact else 2 if self.size > LARGE else None]
+        self.exact = len({job.late for job in part.jobs}) == 1 and not whole  # the order is optimal
         self.best: PreloadChoice | None = None
-        self.known = known
         self.bound = 0
 
+    @property
+    def upper(self) -> int | None:
+        """The cost of the best choice so far."""
+        return None if self.best is None else self.best.cost
+
     def solve(self) -> Solved:
-        """Try searches, prices and the programme in turn, until nothing can be gained any more."""
-        if len(self.part.jobs) <= EXACT_JOBS and self.exact:
-            with self.work.share(0.3) as work:
-                if self._search(self.orders[0], EXACT_WIDTH, None, work=work):
-                    return self._solved("exact")
-        for order in self.orders:
-            self._try(frozenset(), order)
-        premium, guide = self._price()
+        """Try prices, the programme and searches in turn, until nothing can be gained any more."""
+        self._try(frozenset())
+        guide = self._price()
         if not self._done():
             self._programme()
-        limits = replace(self.limits, premium=premium)
         width, steps, stalled = WIDTH, 0, 0
         while self.size <= MOST_SEARCHED and width <= MOST_WIDTH and not self._done():
-            before, cost = self.work.left, NOTHING if self.best is None else self.best.cost
-            for order in self.orders:
-                if self._search(order, width, guide, limits):
-                    return self._solved("exact")
+            before, cost = self.work.left, NOTHING if self.upper is None else self.upper
+            if self._search(width, guide):
+                return self._solved("exact")
             steps += 1
-            stalled = 0 if self.best is not None and self.best.cost < cost else stalled + 1
+            stalled = 0 if self.upper is not None and self.upper < cost else stalled + 1
             if stalled > 1 or self.work.left < 4 * (before - self.work.left):
                 break
             width *= 4
@@ -126,27 +108,21 @@ class PartSolver:
 
     def _done(self) -> bool:
         """Whether nothing (or next to nothing) can be gained any more."""
-        upper = self.known if self.best is None else self.best.cost
-        return upper is not None and upper - self.bound <= CLOSE * upper
+        return self.upper is not None and self.upper - self.bound <= CLOSE * self.upper
 
     def _solved(self, method: str) -> Solved:
-        bound = self.bound if self.best is None else min(self.bound, self.best.cost)
-        return Solved(self.best, bound, method)
+        return Solved(self.best, self.bound if self.upper is None else min(self.bound, self.upper), method)
 
     def _offer(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Take a set of preloads if it keeps the limits and is the best; return its cost."""
-        jobs, limits = self.part.jobs, self.limits
-        if limits.preloaded is not None and limits.preloaded < sum(
-            job.chunks for job in jobs if job.weight in preloaded
-        ):
-            return None
+        jobs = self.part.jobs
         self.work.spend(100 + 3 * self.size)
         streamed = [job for job in jobs if job.weight not in preloaded]
         packing = pack(self.problem, streamed, order, end=self.part.end)
         if packing.unfinished or self._exceeds(streamed, packing):
             return None
         cost = packing.cost + sum(job.preload_cost for job in jobs if job.weight in preloaded)
-        if self.best is None or cost < self.best.cost:
+        if self.upper is None or cost < self.upper:
             self.best = PreloadChoice(cost, preloaded, order)
         return cost
 
@@ -160,99 +136,63 @@ class PartSolver:
             return max(whole_chunks(self.problem, streamed, packing)) > limit
         return max(residency(self.problem, streamed)[: self.part.end]) > limit
 
-    def _try(self, preloaded: frozenset[int], order: str) -> None:
+    def _try(self, preloaded: frozenset[int]) -> None:
         """Offer a set of preloads, with more of them if the limit in flight asks for it."""
         limit, whole = self.limits.in_flight, self.limits.whole
-        admitted = admit(
-            self.problem, self.part, preloaded, ORDERS[order], self.work, limit=limit, whole=whole
-        )
-        self._offer(admitted, ORDERS[order])
+        admitted = admit(self.problem, self.part, preloaded, self.work, limit=limit, whole=whole)
+        self._offer(admitted, fewest_remaining)
 
-    def _search(
-        self,
-        order: str,
-        width: int,
-        guide: Guide | None,
-        limits: ChunkLimits | None = None,
-        work: WorkBudget | None = None,
-    ) -> bool:
+    def _search(self, width: int, guide: Guide | None) -> bool:
         """Offer what a search finds; return whether it proves that no plan is cheaper."""
-        upper = self.known if self.best is None else self.best.cost
         labels = LabelSearch(
             self.problem,
             self.part,
             width=width,
-            work=work or self.work,
-            order=order,
-            limits=limits or self.limits,
+            work=self.work,
+            limits=self.limits,
             guide=guide,
-            best=upper,
+            best=self.upper,
         ).run()
         if labels.preloaded is not None:
-            self._offer(labels.preloaded, ORDERS[order])
+            self._offer(labels.preloaded, fewest_remaining)
         if self.exact:
-            upper = self.known if self.best is None else self.best.cost
-            self._raise(min(labels.bound, NOTHING if upper is None else upper))
+            self._raise(min(labels.bound, NOTHING if self.upper is None else self.upper))
         return self.exact and labels.bound == np.inf
 
     def _programme(self) -> None:
-        """Solve the mixed-integer programme of a small part without a limit on preloads."""
-        part, limits = self.part, self.limits
-        programme = None
-        if limits.preloaded is None and self.work.left > 0:
-            programme = make_programme(self.problem, part, whole=limits.whole, in_flight=limits.in_flight)
-        if programme is None:
+        """Solve the mixed-integer programme of a small part."""
+        if self.work.left <= 0:
             return
-        upper = self.known if self.best is None else self.best.cost
-        value = programme.solve(self._offer_ends, upper, self.work)
-        upper = self.known if self.best is None else self.best.cost
-        self._raise(value if upper is None else min(value, upper))
+        limits = self.limits
+        programme = make_programme(self.problem, self.part, whole=limits.whole, in_flight=limits.in_flight)
+        if programme is not None:
+            value = programme.solve(self._offer_ends, self.upper, self.work)
+            self._raise(value if self.upper is None else min(value, self.upper))
 
     def _offer_ends(self, ends: Ends) -> int | None:
         preloaded = frozenset(job.weight for job in self.part.jobs) - ends.slots.keys()
         cost = self._offer(preloaded, ends)
         if cost is None:
-            self._try(preloaded, self.orders[0])
+            self._try(preloaded)
         return cost
 
-    def _price(self) -> tuple[float, Guide | None]:
-        """Bound the cost from below; offer what the prices suggest; return a premium and a guide."""
-        tables = Tables(self.problem, self.part)
-        if not len(tables.slots):
-            self._offer(frozenset(job.weight for job in self.part.jobs), ORDERS[self.orders[0]])
-            self.bound = 0 if self.best is None else self.best.cost
-            return 0.0, None
-        own = tables.preload_cost
-        low, high, premium = 0.0, np.inf, 0.0
-        best: tuple[float, Guide | None] = (0.0, None)
-        for _ in range(PREMIUMS):
-            tables.preload_cost = own + premium * self.chunks
-            preloaded, guide = self._price_at(tables, premium)
-            fits = self.limits.preloaded is None or preloaded <= self.limits.preloaded
-            if fits or best[1] is None or np.isinf(high):
-                best = premium, guide
-            low, high = (low, premium) if fits else (premium, high)
-            if (fits and not premium) or self.work.left < 0:
-                break
-            if np.isinf(high):
-                premium = 3 * premium or 0.5 * max(1.0, float(own.sum() / self.chunks.sum()))
-            else:
-                premium = (low + high) / 2
-        return best
-
-    def _price_at(self, tables: Tables, premium: float) -> tuple[float, Guide | None]:
-        """Bound the cost with a premium on preloads; return the chunks preloaded then, and a guide."""
+    def _price(self) -> Guide | None:
+        """Bound the cost from below by prices; offer what they suggest; return a guide for searches."""
         part, limit, work = self.part, self.limits.in_flight, self.work
-        returned = premium * (self.limits.slack or 0)
-        upper = float(tables.preload_cost.sum()) if self.best is None else self.best.cost + returned
+        tables = Tables(self.problem, part)
+        if not len(tables.slots):
+            self._offer(frozenset(job.weight for job in part.jobs), fewest_remaining)
+            self.bound = self.upper or 0
+            return None
+        upper = float(tables.preload_cost.sum()) if self.upper is None else self.upper
         with work.share(0.7) as own:
             climbed = ascend(tables, upper, rounds=ROUNDS, work=own)
-        self._raise(climbed.value - returned)
+        self._raise(climbed.value)
         flow = None
         candidates = [np.flatnonzero(climbed.streaming > tables.preload_cost)]
+        binds = limit is not None
         if limit is None:
             limit = max(residency(self.problem, part.jobs)[max(0, part.start - 1) : part.end])
-        binds = self.limits.in_flight is not None
         if self.size <= MOST_SEARCHED and work.left > 8 * flow_effort(part, limit) * (not binds):
             prices = np.zeros(part.end - part.start)
             none = prices.copy()
@@ -269,17 +209,15 @@ class PartSolver:
                     whole=self.limits.whole,
                 )
                 work.spend(flow.effort)
-                self._raise(flow.bound - returned)
+                self._raise(flow.bound)
                 if flow.bound < np.inf:
                     candidates.append(np.array(flow.choice(), dtype=np.int64))
         for candidate in candidates:
-            for order in self.orders:
-                self._try(frozenset(part.jobs[k].weight for k in candidate), order)
-        preloaded = float(self.chunks[candidates[-1]].sum())
+            self._try(frozenset(part.jobs[k].weight for k in candidate))
         if self.size > MOST_SEARCHED:
-            return preloaded, None
+            return None
         work.spend(200 + 10 * self.size)
-        return preloaded, Guide(self.problem, part, tables, climbed.prices, flow)
+        return Guide(self.problem, part, tables, climbed.prices, flow)
 
     def _raise(self, value: float) -> None:
         self.bound = max(self.bound, _rounded_up(value))
@@ -296,18 +234,14 @@ NOTHING = 2**62
 
 # memory -----------------------------------------------------------------------------------------------------
 
-FLIGHTS = 6
-"""In how many ways a limit on all memory is divided between chunks preloaded and in flight at first."""
-FLOWS = 40
-"""Divisions that are tried to find the smallest limit on memory."""
-
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """A memory limit that works, the jobs (weights) preloaded with it, whether none smaller works."""
+    """A memory limit that works, its preloaded jobs (weights) and order, whether none smaller works."""
 
     chunks: int
     preloaded: frozenset[int]
+    order: Order
     proven: bool
 
 
@@ -323,21 +257,19 @@ class _Memory:
         self.every = frozenset(job.weight for job in problem.jobs)
         most = self.total if whole else max(residency(problem, problem.jobs), default=0)
         self.most = most if problem.in_flight is None else min(most, problem.in_flight)
-        self.flows: dict[int, Flow] = {}
-        self.orders = list(ORDERS)[: None if whole and len(self.chunks) < LARGE else 1]
+        self.best = Smallest(self.total, self.every, fewest_remaining, False)
 
-    def fewest(self, limit: int) -> Flow:
-        """The fewest chunks preloaded with at most so many in flight."""
-        if limit not in self.flows:
-            none = np.zeros(len(self.chunks))
-            prices = np.zeros(self.part.end - self.part.start)
-            if len(self.flows) > FLOWS:
-                self.flows.clear()
-            self.flows[limit] = Flow(
-                self.problem, self.part, limit, none, self.chunks, prices, whole=self.whole
-            )
-            self.work.spend(self.flows[limit].effort)
-        return self.flows[limit]
+    def fewest(self, limit: int) -> float:
+        """Bound the chunks preloaded with at most so many in flight; offer a choice that needs few."""
+        none = np.zeros(len(self.chunks))
+        prices = np.zeros(self.part.end - self.part.start)
+        flow = Flow(self.problem, self.part, limit, none, self.chunks, prices, whole=self.whole)
+        self.work.spend(flow.effort)
+        if flow.bound < NOTHING:
+            wanted = frozenset(self.problem.jobs[k].weight for k in flow.choice())
+            admitted = admit(self.problem, self.part, wanted, self.work, limit=limit, whole=self.whole)
+            self._offer(admitted, fewest_remaining)
+        return min(flow.bound, NOTHING)
 
     def needed(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Memory (chunks) of a set of preloads, beside the fixed ones; None: the others do not fit."""
@@ -362,43 +294,21 @@ class _Memory:
         Each range of chunks in flight takes at least its lowest number and what must be preloaded with its
         highest.
         """
-        best = Smallest(self.total, self.every, False)
         proven, least_work = True, self.work.left * (1 - share)
         bound = max(residency(self.problem, self.problem.jobs), default=0)  # preloads would only add to it
         programme = self._programme(smallest=True)
         if programme is not None:
-
-            def offer(ends: Ends) -> int | None:
-                nonlocal best
-                preloaded = self.every - ends.slots.keys()
-                chunks = self.needed(preloaded, ends)
-                if chunks is not None and chunks < best.chunks:
-                    best = Smallest(chunks, preloaded, False)
-                return chunks
-
-            value = programme.solve(offer, best.chunks, self.work)
-            bound = max(bound, min(best.chunks, _rounded_up(value)))
-        ranges = [(bound, -1, self.most)]
-        while ranges and ranges[0][0] < best.chunks and best.chunks > enough:
+            value = programme.solve(
+                lambda ends: self._offer(self.every - ends.slots.keys(), ends), self.best.chunks, self.work
+            )
+            bound = max(bound, min(self.best.chunks, _rounded_up(value)))
+        ranges, fewest = [(bound, -1, self.most)], dict[int, float]()
+        while ranges and ranges[0][0] < self.best.chunks and self.best.chunks > enough:
             least, low, high = heappop(ranges)
-            flow = self.fewest(high)
-            least = max(least, low + 1 + int(min(flow.bound, NOTHING)))
-            if flow.bound < NOTHING:
-                wanted = frozenset(self.problem.jobs[k].weight for k in flow.choice())
-                for order in self.orders:
-                    admitted = admit(
-                        self.problem,
-                        self.part,
-                        wanted,
-                        ORDERS[order],
-                        self.work,
-                        limit=high,
-                        whole=self.whole,
-                    )
-                    chunks = self.needed(admitted, ORDERS[order])
-                    if chunks is not None and chunks < best.chunks:
-                        best = Smallest(chunks, admitted, False)
-            if least >= best.chunks:
+            if high not in fewest:
+                fewest[high] = self.fewest(high)
+            least = max(least, low + 1 + int(fewest[high]))
+            if least >= self.best.chunks:
                 continue
             if high - low > 1 and self.work.left > least_work:
                 middle = (low + high) // 2
@@ -406,69 +316,36 @@ class _Memory:
                 heappush(ranges, (least, middle, high))
             else:
                 proven = False
-        closed = not ranges or ranges[0][0] >= best.chunks
-        return replace(best, proven=proven and closed)
+        closed = not ranges or ranges[0][0] >= self.best.chunks
+        return replace(self.best, proven=proven and closed)
+
+    def _offer(self, preloaded: frozenset[int], order: Order) -> int | None:
+        """Take a set of preloads if it needs the least memory so far; return that memory."""
+        chunks = self.needed(preloaded, order)
+        if chunks is not None and chunks < self.best.chunks:
+            self.best = Smallest(chunks, preloaded, order, False)
+        return chunks
 
     def solve(self, smallest: Smallest) -> tuple[PreloadChoice | None, int]:
         """Find a cheap choice within the limit, and a lower bound."""
         assert self.problem.memory is not None
         budget = self.problem.memory - self.problem.fixed_chunks
-        best = min(
-            (
-                c
-                for order in ORDERS.values()
-                if (c := self._priced(smallest.preloaded, order, budget)) is not None
-            ),
-            key=lambda choice: choice.cost,
-            default=None,
-        )
         if smallest.proven and smallest.chunks > budget:
             return None, NOTHING
-        bound = 0
+        best = self._priced(smallest.preloaded, smallest.order, budget)
         programme = self._programme(memory=budget)
-        if programme is not None:
+        if programme is None:
+            return best, 0
 
-            def offer(ends: Ends) -> int | None:
-                nonlocal best
-                choice = self._priced(self.every - ends.slots.keys(), ends, budget)
-                if choice is not None and (best is None or choice.cost < best.cost):
-                    best = choice
-                return None if choice is None else choice.cost
+        def offer(ends: Ends) -> int | None:
+            nonlocal best
+            choice = self._priced(self.every - ends.slots.keys(), ends, budget)
+            if choice is not None and (best is None or choice.cost < best.cost):
+                best = choice
+            return None if choice is None else choice.cost
 
-            value = programme.solve(offer, None if best is None else best.cost, self.work)
-            bound = min(NOTHING if best is None else best.cost, _rounded_up(value))
-            if bound == NOTHING or (best is not None and best.cost - bound <= programme.gap * best.cost):
-                return best, bound
-        edges = sorted({self.most * k // FLIGHTS for k in range(FLIGHTS + 1)})
-        ranges = [(0, low, high) for low, high in zip([-1, *edges], edges, strict=False)]
-        closed, share = NOTHING, self.work.left / (1.5 * len(ranges))
-        done: list[tuple[int, int, int]] = []
-        while ranges:
-            _, low, high = ranges.pop()
-            if self.work.left <= 0:
-                done.append((0, low, high))
-                continue
-            fewest = self.fewest(high)
-            if low + 1 + fewest.bound > budget:
-                continue
-            slack = budget - low - 1
-            limits = ChunkLimits(high, self.whole, budget - high, slack=slack, fewest=fewest)
-            known = None if best is None else best.cost
-            with self.work.share(min(1.0, share / max(1.0, self.work.left))) as own:
-                solved = PartSolver(self.problem, self.part, limits, own, known).solve()
-            choice = solved.choice
-            if choice is not None and self._priced(choice.preloaded, choice.order, budget) is not None:
-                best = choice if best is None or choice.cost < best.cost else best
-            done.append((solved.bound, low, high))
-            if ranges or not done or best is None or self.work.left < share:
-                continue
-            done.sort()
-            least, low, high = done[0]
-            if high - low > 1 and best.cost - least > CLOSE * best.cost:
-                middle = (low + high) // 2
-                ranges = [(least, low, middle), (least, middle, high)]
-                done = done[1:]
-        return best, max(bound, min([closed, *(bound for bound, _, _ in done)]))
+        value = programme.solve(offer, None if best is None else best.cost, self.work)
+        return best, min(NOTHING if best is None else best.cost, _rounded_up(value))
 
     def _programme(self, memory: int | None = None, *, smallest: bool = False) -> Programme | None:
         return make_programme(

@@ -157,25 +157,13 @@ def segments(problem: Problem, limit: int | None = None, resident: Sequence[int]
 Order = Callable[[Job, int], float]
 
 
-def _fewest_remaining(job: Job, remaining: int) -> float:
+def fewest_remaining(job: Job, remaining: int) -> float:
+    """Serve the job with the fewest remaining chunks first (SRPT).
+
+    That is optimal where every job's lateness costs the same: rescaled by cumulated capacity it minimises the
+    unfinished jobs at every instant.
+    """
     return remaining
-
-
-def _weighted(job: Job, remaining: int) -> float:
-    return remaining / max(1, job.late)
-
-
-def _consumption(job: Job, remaining: int) -> float:
-    return job.release
-
-
-ORDERS: dict[str, Order] = {
-    "fewest remaining": _fewest_remaining,
-    "weighted": _weighted,
-    "consumption": _consumption,
-}
-"""Which waiting job a slot serves first. Fewest remaining chunks first (SRPT) is optimal where every job's
-lateness costs the same: rescaled by cumulated capacity it minimises the unfinished jobs at every instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +179,7 @@ class Packing:
 def pack(
     problem: Problem,
     jobs: Iterable[Job],
-    order: Order = _fewest_remaining,
+    order: Order = fewest_remaining,
     *,
     end: int | None = None,
     record: bool = False,
@@ -276,7 +264,6 @@ def admit(
     problem: Problem,
     part: Subproblem,
     preloaded: frozenset[int],
-    order: Order,
     work: WorkBudget,
     *,
     limit: int | None = None,
@@ -288,7 +275,7 @@ def admit(
     work is left.
     """
     while work.spend(200 + 5 * len(part.jobs) + (part.end - part.start)):
-        dropped = _overdue(problem, part, preloaded, order, limit, whole)
+        dropped = _overdue(problem, part, preloaded, limit, whole)
         if not dropped:
             return preloaded
         preloaded |= dropped
@@ -296,19 +283,14 @@ def admit(
 
 
 def _overdue(
-    problem: Problem,
-    part: Subproblem,
-    preloaded: frozenset[int],
-    order: Order,
-    limit: int | None,
-    whole: bool,
+    problem: Problem, part: Subproblem, preloaded: frozenset[int], limit: int | None, whole: bool
 ) -> frozenset[int]:
     """Serve the streamed jobs once; return those that exceed the limit or would not finish."""
     jobs = sorted((job for job in part.jobs if job.weight not in preloaded), key=lambda job: job.last)
     releases = sorted(jobs, key=lambda job: job.release)
     dropped: set[int] = set()
     left: dict[int, int] = {}
-    waiting: list[tuple[float, int, Job]] = []
+    waiting: list[tuple[int, int, Job]] = []
     largest: list[tuple[int, int, Job]] = []
     in_flight = decided = released = 0
     slot = jobs[0].last if jobs else part.end
@@ -319,7 +301,7 @@ def _overdue(
             job = releases[released]
             released += 1
             if job.weight not in dropped:
-                heappush(waiting, (order(job, job.chunks), job.weight, job))
+                heappush(waiting, (job.chunks, job.weight, job))
         before, after = in_flight, in_flight
         room = int(problem.capacity[slot])
         while room and waiting:
@@ -333,7 +315,7 @@ def _overdue(
             if not whole:
                 after -= taken
             if left[weight]:
-                heapreplace(waiting, (order(job, left[weight]), weight, job))
+                heapreplace(waiting, (left[weight], weight, job))
             else:
                 heappop(waiting)
                 del left[weight]
