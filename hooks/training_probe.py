@@ -32,9 +32,12 @@ model.
 
 Memory (Γ, γ) is the device memory of the run, with context and libraries: NVML's used memory minus the used
 memory before the process opened the GPU; /proc/meminfo (MemTotal - MemFree - Buffers - Cached, minus the idle
-system) if CPU and GPU share the memory; peak resident memory on a CPU. With --ahead several processes prepare
-their networks while one measures, and NVML's figure is that of the process. A point that runs out of memory
+system) if CPU and GPU share the memory; peak resident memory on a CPU. A point that runs out of memory
 is a row with "fits": 0, and the probe continues.
+
+With --wave N, N processes prepare their networks side by side (build them and run a step of every job), wait
+for each other, and measure in turn while all others sleep; Γ is then NVML's figure of the process. Every row
+has "launch_us", the host's time for one of 2,000 launches of a tiny kernel, measured just before the point.
 """
 
 import argparse
@@ -42,6 +45,7 @@ import contextlib
 import fcntl
 import gc
 import hashlib
+import itertools
 import json
 import operator
 import os
@@ -57,8 +61,9 @@ import warnings
 VERSION = "training_probe 1"
 MIB = 2.0**20
 WARMUP, TIMED = [3, 12, 20.0], [5, 15, 4.0]
-HURRY = [2, 6, 1.0], [3, 12, 0.4]
+HURRY = [2, 6, 0.6], [6, 16, 0.5]
 """Fewest and most steps, and after how many seconds the fewest are enough."""
+LAUNCHES = 2000
 STEADY = 0.03
 
 
@@ -656,15 +661,53 @@ class Work:
 
     def timed(self):
         """Return the ms of several steps in a row."""
-        begun, marks = time.perf_counter(), []
+        begun, marks, took = time.perf_counter(), [], 0.0
         for step in range(TIMED[1]):
             marks.append(self.run())
-            if step + 1 >= TIMED[0] and time.perf_counter() - begun > TIMED[2]:
-                break
             if step == 0:
                 self.clock.wait()
+                took = time.perf_counter() - begun
+            if step + 1 >= TIMED[0] and (step + 1) * took > TIMED[2]:
+                break
         self.clock.wait()
         return [self.clock.between(start, end) for start, end in marks[1:]]
+
+
+def launches(device):
+    """Return the µs that the host needs to launch a tiny kernel."""
+    import torch
+
+    x = torch.zeros(1, device=device)
+    for _ in range(LAUNCHES // 10):
+        x.add_(1.0)
+    Clock(device).wait()
+    begun = time.perf_counter()
+    for _ in range(LAUNCHES):
+        x.add_(1.0)
+    took = time.perf_counter() - begun
+    Clock(device).wait()
+    return short(1e6 * took / LAUNCHES)
+
+
+def prepare(jobs, device):
+    """Return the network of jobs and its form after a step of each job: libraries load kernels when used."""
+    import torch
+
+    model, form = None, None
+    with contextlib.suppress(Exception):  # what fails here fails again, and is told, when it is measured
+        try:
+            with torch.device(device):  # where random numbers are drawn fast
+                model = build(jobs[0]["build"]).cpu()
+        except Exception:  # some networks compute on the CPU while they are built
+            model = build(jobs[0]["build"])
+        clean(model, device)
+        for job in reversed(jobs):
+            with contextlib.suppress(Exception):
+                model, form = ready(model, job, device, form)
+                mode, batch = job["points"][0]
+                Work(model, job, mode, batch, device, Clock(device)).run()
+            clean(model, device)
+    return model, form
 
 
 def measure(model, job, mode, batch, device, meter):
@@ -726,55 +769,51 @@ NOTHING = dict.fromkeys(
 
 
 def run_jobs(jobs, device, idle_mib, emit, turn=None):
-    """Measure all points of jobs with one build; runs in the child. turn: a file to lock while measuring."""
+    """Measure all points of jobs with one build; runs in the child. turn: a file to lock before measuring."""
     warnings.filterwarnings("ignore")
     meter = Meter(device, idle_mib, turn is not None)
     import torch
 
     torch.manual_seed(0)
-    if turn is not None:
-        torch.set_num_threads(1)  # the others' cores
     model, form, reserved = None, None, None
+    if turn is not None:
+        getattr(gc, "freeze", gc.collect)()  # else collections read the libraries' objects every time
+        torch.set_num_threads(1)  # the others' cores
+        model, form = prepare(jobs, device)
+        emit({"row": "prepared"})
+        lock = open(turn)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends
     for job in jobs:
         failed = {}
         for mode, batch in sorted(job["points"], key=lambda p: (p[0] != "infer", p[1])):
             label = {"job": job["id"], "mode": mode, "batch_size": batch}
             row = dict(NOTHING, row="point")
-            with contextlib.ExitStack() as stack:
-                try:
-                    problem = None
-                    if failed.get(mode, 0) < 2:
-                        model = build(job["build"]) if model is None else model
-                        model, form = ready(model, job, device, form)
-                except Exception as error:
-                    problem = error
-                if turn is not None:
-                    lock = stack.enter_context(open(turn, "w"))
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                emit(dict(label, row="start"))
-                if failed.get(mode, 0) >= 2:
-                    row.update(fits=0, reason="out of memory at two smaller batch sizes")
-                    emit(dict(row, **label))
-                    continue
-                try:
-                    if problem is not None:
-                        raise problem
-                    if device == "cuda":
-                        limit = limited(job.get("limit_share"), reserved)
-                        row.update({} if limit is None else {"limit_mib": round(limit, 3)})
-                    row.update(measure(model, job, mode, batch, device, meter))
-                    reserved = row["reserved_mib"]
-                except Exception as error:
-                    said = " ".join(str(error).split())
-                    if isinstance(error, MemoryError) or any(words in said for words in OUT_OF_MEMORY):
-                        failed[mode] = failed.get(mode, 0) + 1
-                        row.update(fits=0, reason="out of memory")
-                    else:
-                        row.update(fits=None, reason="{}: {}".format(type(error).__name__, said)[:300])
-                    problem = error = None  # their frames keep tensors
+            emit(dict(label, row="start"))
+            if failed.get(mode, 0) >= 2:
+                row.update(fits=0, reason="out of memory at two smaller batch sizes")
                 emit(dict(row, **label))
-                if model is not None:
-                    clean(model, device)
+                continue
+            try:
+                model = build(job["build"]) if model is None else model
+                model, form = ready(model, job, device, form)
+                if device == "cuda":
+                    limit = limited(job.get("limit_share"), reserved)
+                    row.update({} if limit is None else {"limit_mib": round(limit, 3)})
+                row["launch_us"] = launches(device)
+                if device == "cuda":
+                    torch.cuda.empty_cache()
+                row.update(measure(model, job, mode, batch, device, meter))
+                reserved = row["reserved_mib"]
+            except Exception as error:
+                said = " ".join(str(error).split())
+                if isinstance(error, MemoryError) or any(words in said for words in OUT_OF_MEMORY):
+                    failed[mode] = failed.get(mode, 0) + 1
+                    row.update(fits=0, reason="out of memory")
+                else:
+                    row.update(fits=None, reason="{}: {}".format(type(error).__name__, said)[:300])
+            emit(dict(row, **label))
+            if model is not None:
+                clean(model, device)
 
 
 OUT_OF_MEMORY = ("out of memory", "not enough memory")
@@ -924,21 +963,26 @@ class Supervisor:
     def __init__(self, jobs, work, tell):
         self.jobs, self.work, self.tell = jobs, work, tell
         self.remaining = [(job["id"], mode, batch) for job in jobs for mode, batch in job["points"]]
-        self.under_way, self.since = None, time.monotonic()
-        self.child = Child(self._part)
+        self.start()
 
-    def _part(self, emit):
+    def start(self):
+        """Start a child for the points that have no row."""
+        self.under_way, self.prepared, self.since = None, False, time.monotonic()
         left = [
             dict(job, points=[p for p in job["points"] if (job["id"], p[0], p[1]) in self.remaining])
             for job in self.jobs
         ]
-        self.work([job for job in left if job["points"]], emit)
+        left = [job for job in left if job["points"]]
+        self.child = Child(lambda emit: self.work(left, emit))
 
     def advance(self):
-        """Take what the child says; return whether there is more to come."""
+        """Take what the child says; return whether it runs on. At its end a point under way has a row."""
         rows = self.child.rows()
         if rows is not None:
             for row in rows:
+                if row["row"] == "prepared":
+                    self.prepared = True
+                    continue
                 point = (row["job"], row["mode"], row["batch_size"])
                 self.under_way, self.since = (point if row["row"] == "start" else None), time.monotonic()
                 if row["row"] == "point":
@@ -954,36 +998,50 @@ class Supervisor:
         row.update(fits=0 if killed else None, reason=(ended + " (out of memory)") if killed else ended)
         self.remaining.remove(point)
         self.tell(row)
-        self.under_way, self.since = None, time.monotonic()
-        if self.remaining:
-            self.child = Child(self._part)
-        return bool(self.remaining)
+        return False
 
 
-def supervise(groups, start, limit_s, ahead):
-    """Measure groups of jobs, `ahead` of them prepared side by side; start(jobs) returns a Supervisor."""
-    running, groups = [], iter(groups)
+def supervise(groups, start, limit_s, size=1, turn=None):
+    """Measure groups of jobs in waves of `size`; start(jobs) returns a Supervisor.
+
+    turn: the file that children lock before they measure, None if they don't; locked here until every child
+    of the wave is prepared. Where a child ends early, another measures what it left in the next wave.
+    """
+    groups, again, running = iter(groups), [], []
     try:
         while True:
-            while len(running) < ahead:
-                jobs = next(groups, None)
-                if jobs is None:
+            with contextlib.ExitStack() as barrier:
+                if turn is not None:
+                    file = barrier.enter_context(open(turn))
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    barrier.callback(fcntl.flock, file, fcntl.LOCK_UN)  # children have the file open too
+                for one in again:
+                    one.start()
+                running = again + [start(jobs) for jobs in itertools.islice(groups, size - len(again))]
+                if not running:
                     break
-                running.append(start(jobs))
-            if not running:
-                break
-            ready = select.select([one.child.read for one in running], [], [], 1.0)[0]
-            for one in list(running):
-                if one.child.read in ready and not one.advance():
-                    running.remove(one)
-            busy = [one for one in running if one.under_way] or running
-            for one in busy:
-                if time.monotonic() - max(o.since for o in busy) > limit_s and not one.child.killed:
-                    one.child.kill("no answer within {:.0f} s".format(limit_s))
+                again = wave(running, limit_s, barrier)
     except BaseException:
         for one in running:
             one.child.kill("")
         raise
+
+
+def wave(running, limit_s, barrier):
+    """Attend to children, close the barrier when all are prepared; return those that left points."""
+    again = []
+    while running:
+        if all(one.prepared for one in running):
+            barrier.close()
+        for one in [o for o in running if not (o.prepared and o.under_way is None)]:
+            if time.monotonic() - one.since > limit_s and not one.child.killed:
+                one.child.kill("no answer within {:.0f} s".format(limit_s))
+        ready = select.select([one.child.read for one in running], [], [], 1.0)[0]
+        for one in [o for o in running if o.child.read in ready]:
+            if not one.advance():
+                running.remove(one)
+                again += [one] if one.remaining else []
+    return again
 
 
 def groups_of(jobs):
@@ -1019,8 +1077,8 @@ def main():
     parser.add_argument("--out", help="file to append rows to (default: standard output)")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a GPU")
     parser.add_argument("--time-limit", type=float, default=600.0, help="limit of seconds per point")
-    parser.add_argument("--ahead", type=int, default=1, help="processes that prepare networks side by side")
-    parser.add_argument("--hurry", action="store_true", help="fewer steps: at least 2 to warm up, 3 timed")
+    parser.add_argument("--wave", type=int, default=1, help="networks prepared side by side, then measured")
+    parser.add_argument("--hurry", action="store_true", help="fewer steps: at least 2 to warm up, 5 timed")
     arguments = parser.parse_args()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     start_mib = meminfo()[0] if os.path.exists("/proc/meminfo") else 0.0
@@ -1042,7 +1100,7 @@ def main():
             os.fsync(out.fileno())
 
     command = " ".join(["training_probe.py", *[os.path.basename(a) for a in sys.argv[1:]]])
-    shared = arguments.ahead > 1
+    shared = arguments.wave > 1
     ended = forked(lambda emit: emit(environment(device, command, shared)), tell, arguments.time_limit)
     if ended:
         sys.exit("training_probe: cannot start {} ({})".format(device, ended))
@@ -1054,7 +1112,7 @@ def main():
         idle = max(meminfo()[0] - own_mib, 0.0) if os.path.exists("/proc/meminfo") else start_mib
         return Supervisor(jobs, lambda part, emit: run_jobs(part, device, idle, emit, path), tell)
 
-    supervise(groups_of(jobs_of(arguments.jobs)), start, arguments.time_limit, arguments.ahead)
+    supervise(groups_of(jobs_of(arguments.jobs)), start, arguments.time_limit, arguments.wave, path)
 
 
 def cuda_there(torch):

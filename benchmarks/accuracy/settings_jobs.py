@@ -1,7 +1,8 @@
 """Write the jobs of the campaign over settings: transformers and CNNs as people train them today.
 
     python benchmarks/accuracy/settings_jobs.py > jobs.jsonl
-    python hooks/training_probe.py jobs.jsonl --out rows.jsonl --ahead 8 --hurry      # on the GPU
+    python hooks/training_probe.py jobs.jsonl --out rows.jsonl --wave 14 --hurry      # on the GPU
+    python benchmarks/accuracy/settings_jobs.py --without rows.jsonl > rest.jsonl     # what is left
     python benchmarks/accuracy/settings_jobs.py --rows rows.jsonl.gz --out FOLDER     # the tables of it
 
 Transformers are built from configurations with random weights and trained on the loss they return, at several
@@ -15,6 +16,7 @@ import argparse
 import csv
 import gzip
 import io
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -115,18 +117,26 @@ POINTS = {
     "text": TEXT, "text-large": TEXT_LARGE, "text-512": SHORT, "image": FIXED, "sound": FEW, "speech": FEW,
     "spectrum": FEW,
 }  # fmt: skip
-CHOSEN = {
-    "float32": (0, 1, 2, 3),
-    "float32-adamw": (1, 5),
-    "autocast": (0, 1, 3, 4),
-    "bfloat16": (0, 3, 4),
-    "checkpointing": (1, 3),
-    "autocast-checkpointing": (3, 4),
-    "frozen-leading": (1, 5),
-    "autocast-frozen": (1, 3),
+FIRST = {
+    "float32": (1,),
+    "autocast": (0, 1, 3),
     "autocast-fused": (5,),
+    "autocast-frozen": (1, 3),
+    "checkpointing": (3,),
+    "autocast-checkpointing": (1, 3),
+    "bfloat16": (0, 3),
 }
-"""Which of a model's points each setting is measured at."""
+THEN = {
+    "float32": (0, 2, 3),
+    "float32-adamw": (1, 5),
+    "frozen-leading": (1, 5),
+    "autocast": (4,),
+    "autocast-fused": (0,),
+    "checkpointing": (1,),
+    "autocast-checkpointing": (4,),
+    "bfloat16": (4,),
+}
+"""Which of a model's points each setting is measured at, first and later."""
 
 _NAMES = """
 resnet50 mobilenet_v2 resnet18 squeezenet1_0 mnasnet1_0 googlenet alexnet vgg16 densenet121 efficientnet_b0
@@ -137,7 +147,7 @@ timm:res2net50_26w_4s timm:resnest14d timm:hrnet_w18_small timm:mixnet_s timm:re
 timm:xception41 timm:poolformer_s12 timm:mobilevit_s timm:lcnet_100 timm:fbnetc_100 timm:skresnet18
 timm:ese_vovnet19b_dw timm:regnetz_b16 timm:hgnetv2_b0 timm:convmixer_768_32 timm:efficientvit_b0 timm:dpn68
 timm:selecsls42b timm:deit_small_patch16_224 timm:mixer_s32_224 timm:starnet_s1 timm:tinynet_a
-timm:fastvit_t8 timm:coat_tiny ).split(
+timm:fastvit_t8 timm:coat_tiny
 """
 CNNS = tuple(_NAMES.split())
 OPTIONS = {
@@ -163,8 +173,8 @@ def inputs(kind: str, config: Job, vocabulary: int, length: int) -> Job:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def transformer_jobs(model: Model) -> Iterator[Job]:
-    """Yield the jobs of one model: the settings, each at some of the points, then runs short of memory."""
+def transformer_jobs(model: Model, chosen: dict[str, tuple[int, ...]]) -> Iterator[Job]:
+    """Yield the jobs of one model: settings, each at some of the points."""
     label, family, kind, name, options = model
     vocabulary = {"bert": 30522, "electra": 30522, "distilbert": 30522, "modernbert": 50368, "t5": 32128,
                   "bart": 50265, "albert": 30000, "opt": 50272, "phi": 51200, "whisper": 51865}  # fmt: skip
@@ -173,10 +183,10 @@ def transformer_jobs(model: Model) -> Iterator[Job]:
     config.update({"max_position_embeddings": 2048} if family in ("llama", "phi", "opt") else {})
     config.update({"n_positions": 2048} if family == "gpt2" else {})
     build = {"library": "transformers", "name": name, "config": config}
-    for setting, chosen in CHOSEN.items():
-        for place in chosen:
+    for setting, places in chosen.items():
+        for place in places:
             batch, length = POINTS[kind][place]
-            job = {
+            yield {
                 "id": "-".join([label, setting, *([str(length)] if length else [])]),
                 "network": label,
                 "family": family,
@@ -188,11 +198,14 @@ def transformer_jobs(model: Model) -> Iterator[Job]:
                 **SETTINGS[setting],
                 "points": [["train", batch]],
             }
-            yield job
-            if length and setting in ("float32", "autocast") and place == 1:
-                for share in LIMITS:
-                    short = {"id": f"{job['id']}-limit-{share}", "limit_share": share}
-                    yield {**job, **short, "setting": "limit"}
+
+
+def limit_jobs(model: Model) -> Iterator[Job]:
+    """Yield runs of a model of text with all memory, then with shares of what the run before reserved."""
+    for job in transformer_jobs(model, {"float32": (1,), "autocast": (1,)}):
+        for share in (None, *LIMITS) if "seq_len" in job else ():
+            limit = {} if share is None else {"limit_share": share}
+            yield {**job, **limit, "id": f"{job['id']}-limit-{share or 'none'}", "setting": "limit"}
 
 
 def merged(jobs: Iterator[Job]) -> Iterator[Job]:
@@ -232,13 +245,15 @@ def cnn_jobs(name: str) -> Iterator[Job]:
 
 
 def every_job() -> Iterator[Job]:
-    """Yield all jobs, the most telling ones first."""
-    models = [*DECODERS[:6], *ENCODERS[:4], *OTHERS[:3]], [*DECODERS[6:], *ENCODERS[4:], *OTHERS[3:]]
-    for part, names in zip(models, (CNNS[:24], CNNS[24:]), strict=True):
-        for model in part:
-            yield from merged(transformer_jobs(model))
-        for name in names:
-            yield from cnn_jobs(name)
+    """Yield all jobs, those of one network in a row, the most telling ones first."""
+    models = [*DECODERS[:6], *ENCODERS[:4], *OTHERS, *ENCODERS[4:], *DECODERS[6:]]
+    half = len(CNNS) // 2
+    for chosen, names in ((FIRST, CNNS[:half]), (THEN, CNNS[half:])):
+        for model, name in itertools.zip_longest(models, names):
+            yield from merged(transformer_jobs(model, chosen)) if model is not None else ()
+            yield from cnn_jobs(name) if name is not None else ()
+    for model in models:
+        yield from limit_jobs(model)
 
 
 COLUMNS = (
@@ -292,13 +307,23 @@ def main() -> int:
     )
     parser.add_argument("--rows", type=Path, nargs="+", help="rows of the probe, compressed")
     parser.add_argument("--out", type=Path, help="folder of the tables")
+    parser.add_argument("--without", type=Path, nargs="+", default=[], help="rows of points to leave out")
     parser.add_argument("--tiny", action="store_true", help="two layers, small inputs: a trial on a CPU")
     arguments = parser.parse_args()
     if arguments.rows:
         write_tables(arguments.rows, arguments.out)
         return 0
+    done = {
+        (row["job"], row["batch_size"])
+        for file in arguments.without
+        for row in map(json.loads, file.read_text().splitlines())
+        if row["row"] == "point"
+    }
     for job in every_job():
-        sys.stdout.write(json.dumps(tiny(job) if arguments.tiny else job) + "\n")
+        job = tiny(job) if arguments.tiny else job
+        job["points"] = [point for point in job["points"] if (job["id"], point[1]) not in done]
+        if job["points"]:
+            sys.stdout.write(json.dumps(job) + "\n")
     return 0
 
 
