@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from lowering_accuracy import Fsrcnn
 from torch import nn
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ def _steps(kind: type[nn.RNNBase], steps: int) -> Case:
 def _vision(name: str, batch: int, side: int) -> Case:
     from torchedge.tracing.vision import import_torchvision
 
-    model = getattr(import_torchvision().models, name)()
+    sized = {"image_size": side} if name.startswith("vit") else {}
+    model = getattr(import_torchvision().models, name)(**sized)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -176,6 +178,12 @@ def _vision(name: str, batch: int, side: int) -> Case:
 def _unet(batch: int, side: int) -> Case:
     data = torch.randn(batch, 3, side, side), torch.randn(batch, 3, side, side)
     return Case(GroupNormUNet(32), data, _squares)
+
+
+def _fsrcnn(batch: int, side: int) -> Case:
+    return Case(
+        Fsrcnn(), (torch.randn(batch, 1, side, side), torch.randn(batch, 1, 2 * side, 2 * side)), _squares
+    )
 
 
 def _gpt(batch: int, tokens: int) -> Case:
@@ -213,15 +221,17 @@ def cases(*, small: bool) -> dict[str, Callable[[], Case]]:
         "gru_32": lambda: _steps(nn.GRU, 32),
         "rnn_32": lambda: _steps(nn.RNN, 32),
     }  # fmt: skip
-    for name in NETWORKS[:-2]:
+    for name in NETWORKS[:-3]:
         by_name[name] = lambda name=name: _vision(name, batch, side)
     by_name["unet"] = lambda: _unet(batch, side)
+    by_name["fsrcnn"] = lambda: _fsrcnn(batch, side // 2)
     by_name["gpt"] = lambda: _gpt(batch, 32 if small else 256)
     return by_name
 
 
 NETWORKS = (
-    "resnet18", "mobilenet_v2", "efficientnet_b0", "densenet121", "convnext_tiny", "swin_t", "unet", "gpt",
+    "resnet18", "mobilenet_v2", "efficientnet_b0", "densenet121", "convnext_tiny", "swin_t", "vit_b_16",
+    "unet", "fsrcnn", "gpt",
 )  # fmt: skip
 
 
