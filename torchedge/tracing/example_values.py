@@ -6,8 +6,9 @@ knows no values, but the operators that lead to such a value read only the examp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +21,12 @@ _UNKNOWN = frozenset(
 _CPU = torch.device("cpu")
 
 
+class _Known(NamedTuple):
+    """Stands for a known value among the arguments of a call."""
+
+    index: int
+
+
 class ExampleValues:
     """The values of a trace that follow from the example: its integers, constants, and what they lead to.
 
@@ -29,7 +36,7 @@ class ExampleValues:
     def __init__(self, values: list[Value]) -> None:
         self.batch = 1
         self._trace = values
-        self._values: dict[int, torch.Tensor | _DeferredCall] = {}
+        self._values: dict[int, Callable[[], torch.Tensor]] = {}
         self._sharing: dict[int, list[int]] = {}  # values that share the storage of a value
 
     def __contains__(self, index: int) -> bool:
@@ -38,17 +45,38 @@ class ExampleValues:
     def add(self, index: int, tensor: torch.Tensor) -> None:
         """Add a tensor that exists: one of the example's, or a buffer of the model."""
         if tensor.device.type != "meta" and type(tensor) is torch.Tensor:
-            self._put(index, tensor)
+            self._put(index, lambda: tensor)
 
-    def add_call(self, kind: str, func: Any, args: Any, kwargs: Any, outputs: list[int], many: bool) -> None:
-        """Add the results of an operator, whose tensor arguments are `Known` values."""
-        if kind not in _UNKNOWN:
-            call = _DeferredCall(func, args, kwargs)
-            for place, index in enumerate(outputs):
-                self._put(index, _DeferredCall(_pick, (call, place), {}) if many else call)
+    def add_call(
+        self,
+        kind: str,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        index_of: Callable[[torch.Tensor], int],
+        outputs: Sequence[int],
+        many: bool = False,
+    ) -> None:
+        """Add the results of an operator on known values, which runs when one of them is read."""
+        if kind in _UNKNOWN:
+            return
 
-    def _put(self, index: int, item: torch.Tensor | _DeferredCall) -> None:
-        self._values[index] = item
+        def known(item: Any) -> Any:
+            return _Known(index_of(item)) if isinstance(item, torch.Tensor) else item
+
+        arguments = [_mapped(item, known) for item in args]
+        named = {name: _mapped(item, known) for name, item in kwargs.items() if name != "device"}
+
+        @cache
+        def run() -> Any:
+            real = {name: _mapped(item, self._real) for name, item in named.items()}
+            return func(*[_mapped(item, self._real) for item in arguments], **real)
+
+        for place, index in enumerate(outputs):
+            self._put(index, partial(_pick, run, place) if many else run)
+
+    def _put(self, index: int, value: Callable[[], torch.Tensor]) -> None:
+        self._values[index] = value
         self._sharing.setdefault(_root(index, self._trace), []).append(index)
 
     def forget(self, index: int) -> None:
@@ -58,70 +86,31 @@ class ExampleValues:
 
     def value(self, index: int) -> torch.Tensor:
         """Return a value on the CPU, computed on first use."""
-        item = self._values[index]
-        if isinstance(item, _DeferredCall):
-            item = self._values[index] = self._run(item)
-        return item.to(_CPU)
-
-    def _run(self, call: _DeferredCall) -> Any:
-        if call.result is None:
-            kwargs = {k: self._real(v) for k, v in call.kwargs.items() if k != "device"}
-            call.result = call.func(*[self._real(a) for a in call.args], **kwargs)
-        return call.result
+        return self._values[index]().to(_CPU)
 
     def _real(self, item: Any) -> Any:
-        if isinstance(item, Known):
+        if isinstance(item, _Known):
             return self.value(item.index)
-        if isinstance(item, _DeferredCall):
-            return self._run(item)
         if type(item) is int and item >= LARGEST_CONSTANT:
-            return self._size(item)
-        if type(item) in (tuple, list):
-            return type(item)([self._real(i) for i in item])
-        if type(item) is slice:
-            return slice(self._real(item.start), self._real(item.stop), self._real(item.step))
+            try:
+                size = decode_dim(item)
+            except NotAffineError:
+                return item
+            return size.at(self.batch) if isinstance(size, Affine) else size
         return _CPU if isinstance(item, torch.device) else item
 
-    def _size(self, number: int) -> int:
-        try:
-            size = decode_dim(number)
-        except NotAffineError:
-            return number
-        return size.at(self.batch) if isinstance(size, Affine) else size
 
-
-class Known:
-    """Stands for a known value among the arguments of a call."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-def known_in(item: Any, index_of: Callable[[torch.Tensor], int]) -> Any:
-    """Return an argument of a call with `Known` in place of its tensors."""
-    if isinstance(item, torch.Tensor):
-        return Known(index_of(item))
+def _mapped(item: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an argument of a call with every entry of its lists and slices changed."""
     if type(item) in (tuple, list, torch.Size):
-        return (list if type(item) is list else tuple)([known_in(i, index_of) for i in item])
+        return (list if type(item) is list else tuple)([_mapped(entry, change) for entry in item])
     if type(item) is slice:
-        return slice(*[known_in(i, index_of) for i in (item.start, item.stop, item.step)])
-    return item
+        return slice(*[_mapped(bound, change) for bound in (item.start, item.stop, item.step)])
+    return change(item)
 
 
-class _DeferredCall:
-    """A call to run when its result is read; `result` afterwards."""
-
-    __slots__ = ("args", "func", "kwargs", "result")
-
-    def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
-        self.func, self.args, self.kwargs = func, args, kwargs
-        self.result: Any = None
-
-
-def _pick(results: Any, place: int) -> Any:
-    return results[place]
+def _pick(run: Callable[[], Any], place: int) -> Any:
+    return run()[place]
 
 
 def _root(index: int, values: list[Value]) -> int:

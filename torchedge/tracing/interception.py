@@ -20,7 +20,6 @@ from torchedge.graphs.sizes import shape_at
 from torchedge.ops import OpSpec
 from torchedge.tracing.checkpointing import Policy, is_stored, without_modes
 from torchedge.tracing.copies import forget_cached, isolated, scoped, where
-from torchedge.tracing.example_values import known_in
 from torchedge.tracing.footprints import footprint_of
 from torchedge.tracing.recorder import DTYPE_NAMES, Recorder, TracedTensor, leaves_of
 from torchedge.tracing.torch_calls import TorchCall, target_of
@@ -324,9 +323,9 @@ class Interceptor(TorchFunctionMode):
         tensors = [t for t in (result if many else (result,)) if type(t) is TracedTensor]
         outputs = [rec.index_of(t) for t in tensors]
         if not set(outputs) & set(call.inputs):
-            args = [known_in(a, rec.index_of) for a in call.args]
-            kwargs = {k: known_in(v, rec.index_of) for k, v in call.kwargs.items()}
-            rec.example.add_call(call.target.kind, call.func, args, kwargs, outputs, many)
+            rec.example.add_call(
+                call.target.kind, call.func, call.args, call.kwargs, rec.index_of, outputs, many
+            )
 
     def _fold(self, target: TorchCall, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         """Run operators on single random numbers for real: a stochastic layer reads the value of its draw."""

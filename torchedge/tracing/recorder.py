@@ -23,7 +23,7 @@ from torchedge.graphs.sizes import (
 from torchedge.ops import registry
 from torchedge.ops.gradients import extend_needs
 from torchedge.tracing.checkpointing import AutogradState
-from torchedge.tracing.example_values import ExampleValues, Known
+from torchedge.tracing.example_values import ExampleValues
 
 _DTYPES = """
     float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool uint16 uint32
@@ -234,7 +234,7 @@ class Recorder:
         attrs, form = {"requires_grad": True}, (tensor.sizes, tensor.dtype_name)
         (index,) = self.add_call("requires_grad", [old], attrs, [form], old, inplace=True)
         if old in self.example:
-            self.example.add_call("requires_grad", torch.Tensor.detach, [Known(old)], {}, [index], False)
+            self.example.add_call("requires_grad", torch.Tensor.detach, [tensor], {}, self.index_of, [index])
         tensor.token = self.token(index)
 
     def token(self, index: int) -> Token:
