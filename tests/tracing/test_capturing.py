@@ -158,6 +158,41 @@ def test_custom_functions_are_recorded_with_gradients_and_a_note():
     assert ["Square" in note or "Cube" in note for note in graph.notes] == [True, True]
 
 
+def test_a_custom_function_keeps_what_it_reads_and_runs_again():
+    class Activation(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * torch.sigmoid(torch.tanh(x))
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = Activation.apply(layer(x))
+            return x
+
+    graph = capture(Net(), image(8))
+    regions = [op.region for op in graph.ops[:8]]
+    assert regions == [0, *[regions[1]] * 3, 0, *[regions[5]] * 3]
+    assert 0 < regions[1] < regions[5]
+
+    class Checkpointed(Net):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+    inside = {op.region for op in capture(Checkpointed(), image(8)).ops if op.scope != "loss"}
+    assert len(inside) == 1
+    assert 0 not in inside
+
+
 def test_autocast_inside_a_model_casts():
     graph = capture(networks.Autocast(), image(3, 8, 8), mode="infer")
     assert kinds(graph) == ["to_copy", "to_copy", "to_copy", "conv2d", "batch_norm", "to_copy", "softmax"]

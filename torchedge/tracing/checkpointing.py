@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 from torch.utils import checkpoint as checkpoints
@@ -34,7 +35,8 @@ class AutogradState:
     """The gradient mode of the model's operators, and the checkpointed region that contains them.
 
     In a custom autograd function and a reentrant checkpoint, PyTorch disables gradients below Python.
-    Operators there count as recorded: each has its own backward, or runs again in the backward pass.
+    Operators there count as recorded, and run again in the backward pass: that of a custom function is not
+    captured, and those that people write keep what they read and compute the rest anew.
     """
 
     def __init__(self) -> None:
@@ -91,19 +93,25 @@ class AutogradState:
         return number
 
     def _in_frames(self, note: Note) -> tuple[bool, int]:
-        """Return the region of the innermost reentrant checkpoint, and note custom functions on the way."""
+        """Return the region of the innermost reentrant checkpoint, else of the outermost custom function."""
         frame: FrameType | None = sys._getframe(1)
+        owner: object = None
+        inner = None
         while frame is not None:
             if frame.f_code is CheckpointFunction.forward.__code__:
                 return self._in_reentrant(frame, note)
             if frame.f_code is _APPLY and frame.f_locals["cls"] is not CheckpointFunction:
                 name = frame.f_locals["cls"].__name__
                 note(
-                    f"{name} is a custom autograd function: captured as the operators of its forward, each "
-                    "with its own backward"
+                    f"{name} is a custom autograd function: captured as the operators of its forward, which "
+                    "run again in the backward pass, each with its own backward"
                 )
-            frame = frame.f_back
-        return True, 0
+                owner = inner.f_locals.get(inner.f_code.co_varnames[0]) if inner is not None else None
+            inner, frame = frame, frame.f_back
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook"):
+            return True, self._number(hooks[0])
+        return True, self._number(owner) if isinstance(owner, FunctionCtx) else 0
 
     def _in_reentrant(self, frame: FrameType, note: Note) -> tuple[bool, int]:
         owner = frame.f_locals["ctx"]

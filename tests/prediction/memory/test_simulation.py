@@ -151,3 +151,49 @@ def test_amsgrad_keeps_three_states():
     )
     states = (512 * 512 + 512) * 4 / 2**20
     assert largest.allocated_mib - plain.allocated_mib == pytest.approx(states, rel=0.01)
+
+
+def test_blas_takes_a_workspace_for_each_pass_at_its_first_product():
+    graph = capture(nn.Sequential(nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 8)), input_size=(8,), mode="train")
+    settings = StepSettings(blas_workspace_mib=64)
+    first, later = (write_tape(graph, settings, first=start) for start in (True, False))
+    workspaces = [s for s, label in enumerate(first.labels) if label.startswith("BLAS")]
+    begun = [first.event_list.index(s + 1) for s in workspaces]
+    kinds = [first.operators[first.owners[event]][0] for event in begun]
+    assert kinds == ["linear", "linear"]
+    assert first.phases[begun].tolist() == [0, 1]
+    assert set(workspaces) <= set(first.remaining.tolist())
+    assert [later.labels[s] for s in later.persistent if later.labels[s].startswith("BLAS")] == [
+        "BLAS workspace",
+        "BLAS workspace of the backward pass",
+    ]
+    sizes = [tape.bytes_at(np.array([2]))[:, 0] for tape in (first, later)]
+    assert sizes[0][first.remaining].tolist() == sizes[1][later.persistent].tolist()
+
+
+def test_a_parameter_that_backward_does_not_reach_has_no_state():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.used(x) + 0 * self.unused.weight.detach().sum()
+
+    graph = capture(Unused(), input_size=(8,), mode="train")
+    tape = write_tape(graph, StepSettings("adam"))
+    states = [tape.labels[s] for s in tape.persistent if "exp_avg" in tape.labels[s]]
+    assert states == [f"used.{p}.{s}" for p in ("weight", "bias") for s in ("exp_avg", "exp_avg_sq")]
+    kept = write_tape(graph, StepSettings("adam", accumulation=2))
+    assert "unused.weight.grad" not in [kept.labels[s] for s in kept.persistent]
+    first = write_tape(graph, StepSettings("adam"), first=True)
+    assert len(first.remaining) == len(tape.persistent)
+
+
+def test_a_pass_without_products_takes_no_workspace():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.PReLU())
+    model[0].requires_grad_(False)
+    tape = write_tape(capture(model, input_size=(8,), mode="train"), StepSettings(blas_workspace_mib=64))
+    assert [label for s in tape.persistent if (label := tape.labels[s]).startswith("BLAS")] == [
+        "BLAS workspace"
+    ]

@@ -85,7 +85,7 @@ def simulate_peaks(
 
 def peaks_mib(tape: Tape, batch: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return the allocated and the reserved peak in MiB, (B,) each, at batch sizes (B,)."""
-    if tape.scratch is not None:  # workspaces change with the batch size in leaps
+    if tape.scratch is not None or tape.first is not None:  # workspaces leap with the batch size
         pairs = _replayed(tape, batch.tolist()) / _MIB
         return pairs[:, 0], pairs[:, 1]
     live = tape.peak_bytes(batch) / _MIB
@@ -250,8 +250,6 @@ class _Program:
         if settings.workspaces is None or not steady.scratch or family.template.loss is None:
             return
         before, left = _written(family, settings, first=True)
-        if len(left) != len(steady.persistent):
-            return
         offset = len(before.sizes)
         place = dict(zip(steady.persistent, left, strict=True))
         moved = [place.get(storage, storage + offset) for storage in range(len(steady.sizes))]

@@ -195,8 +195,6 @@ def _stages(
         raise InputError("the evaluation runs between training steps; expected mode='train'")
     inference.check_batch_sizes([check_whole("evaluate", evaluated)])
     first = write_tape(graph, settings, first=True)
-    if len(first.remaining) != len(steady.persistent):  # parameters without a gradient have no state yet
-        first = steady
     return run_stages(
         first, steady, batch_size, Evaluation(write_tape(inference, settings), evaluated, empty_cache)
     )

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from torchedge.graphs import ForwardGraph, Op, Value
 from torchedge.graphs.footprints import Footprint, FootprintEvent, UpdateFootprint
 from torchedge.graphs.sizes import Poly, poly
-from torchedge.ops import Call, LoadClass, OpSpec, spec_of
+from torchedge.ops import Call, LoadClass, OpSpec, Work, spec_of
 from torchedge.ops.convolution import explicit_padding, spread
 from torchedge.ops.gradients import gradient_needs, is_differentiated, makes_leaf
 from torchedge.ops.specs import nothing
@@ -28,6 +28,7 @@ WEIGHTS, GRADIENTS, STATE, INPUTS, SAVED, TEMPORARY, WORKSPACE = range(len(CATEG
 _CLAMPS = frozenset(("hardtanh", "relu6", "clamp"))
 _ADAMS = ("adam", "adamw")
 _STATE, _OPTIMIZER_TEMPORARY = "optimizer state", "optimizer temporary"
+_BLAS = ("BLAS workspace", "BLAS workspace of the backward pass")
 _STATES: Mapping[object, tuple[str, ...]] = {
     "none": (),
     "sgd": (),
@@ -47,11 +48,9 @@ def write_tape(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     names = [(op.kind, op.scope) for op in step.graph.ops]
     operators = (*names, *reversed(names), ("update", ""))
     tape = step.tape.finish(step.remaining(), operators, settings.workspaces)
-    if tape.scratch is None or first or graph.loss is None:
+    if settings.workspaces is None or first or graph.loss is None:
         return tape
-    before = write_tape(graph, settings, first=True)
-    # A parameter that gets no gradient has no state after the first step.
-    return replace(tape, first=before) if len(before.remaining) == len(tape.persistent) else tape
+    return replace(tape, first=write_tape(graph, settings, first=True))
 
 
 def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False) -> StepWriter:
@@ -62,6 +61,7 @@ def write_step(graph: ForwardGraph, settings: StepSettings, first: bool = False)
     if step.graph.loss is not None and step.differentiable[step.graph.loss]:
         step.write_backward()
         step.write_update(first)
+        step.forget_unused()
     return step
 
 
@@ -115,6 +115,11 @@ class StepWriter:
         self._pending_uses: dict[int, int] = {}
         self._viewed: set[int] = set()
         self._state: dict[int, list[int]] = {}
+        self._blas: list[int] = []
+        self._blas_size = (int(settings.blas_workspace_mib * 2**20) // len(_BLAS), 0, 0)
+        self._multiplied: set[int] = set()
+        self._trained: set[int] = set()
+        self._first = False
         self._update: UpdateFootprint | None = None
         self._updated: frozenset[int] | None = None
         if graph.loss is not None and not isinstance(settings.optimizer, str):
@@ -122,7 +127,7 @@ class StepWriter:
 
     def write_persistent(self, first: bool) -> None:
         """Keep storages beyond a step: weights, buffers, inputs, optimizer state, gradients not freed."""
-        tape, settings, values = self.tape, self.settings, self.graph.values
+        tape, settings, values, self._first = self.tape, self.settings, self.graph.values, first
         trains = self.graph.loss is not None
         trainable = []
         for index, value in enumerate(values):
@@ -132,16 +137,13 @@ class StepWriter:
             self._storage[index] = tape.keep(self._sizes[index], category, value.name)
             if value.trainable:
                 trainable.append(index)
-        if settings.blas_workspace_mib and multiplies(self.graph):
-            workspace = int(settings.blas_workspace_mib * 2**20) // (1 if trains else 2)
-            tape.keep((workspace, 0, 0), WORKSPACE, "BLAS workspace")
-        if not trains:
-            return
-        for op in self.graph.ops:
+        for op in self.graph.ops if trains else ():
             if op.scope == "loss" and op.kind == "zeros" and not op.inputs:  # the targets, which a user feeds
                 index = op.outputs[0]
                 self._storage[index] = tape.keep(self._sizes[index], INPUTS, "target")
-        if first:
+        if settings.blas_workspace_mib and not first and multiplies(self.graph):
+            self._blas = [tape.keep(self._blas_size, WORKSPACE, name) for name in _BLAS[: 1 + trains]]
+        if first or not trains:
             return
         for index in filter(self._keeps_gradient, trainable):
             name = f"{values[index].name}.grad"
@@ -159,13 +161,23 @@ class StepWriter:
     def remaining(self) -> list[int]:
         """Return the storages that are alive for the next step, in the order in which it lists them."""
         tape = self.tape
-        storages = [s for s in tape.persistent if tape.category[s] in (WEIGHTS, INPUTS, WORKSPACE)]
+        storages = [s for s in tape.persistent if tape.category[s] in (WEIGHTS, INPUTS)] + self._blas
         for index, gradient in sorted(self._parameter_gradients.items()):
             if self._keeps_gradient(index):
                 storages.append(gradient)
         for _, state in sorted(self._state.items()):
             storages += state
         return storages
+
+    def forget_unused(self) -> None:
+        """Take back workspaces that no product used, and what parameters without a gradient do not have."""
+        storages = {storage for phase, storage in enumerate(self._blas) if phase not in self._multiplied}
+        self._blas = [storage for storage in self._blas if storage not in storages]
+        for index in self._state.keys() - self._trained - {-1}:
+            storages.update(self._state.pop(index))
+        for index in self._parameter_gradients.keys() - self._trained:
+            storages.add(self._parameter_gradients.pop(index))
+        self.tape.persistent = [storage for storage in self.tape.persistent if storage not in storages]
 
     def _keeps_gradient(self, index: int) -> bool:
         """Whether a parameter's gradient outlives the step; `optimizer.zero_grad` frees its own alone."""
@@ -245,10 +257,20 @@ class StepWriter:
         if saving and self.graph.loss is not None and makes_leaf(op):
             for index in op.outputs:  # the loss refers to it and to its gradient until the step ends
                 tape.hold(storage[index])
+        self._start_blas(spec)
         needs = self._needs(op)
         saved = self._save(op, spec, needs, recorded)
         if recorded:
             self._records.append(_Record(op, spec, needs, saved, position))
+
+    def _start_blas(self, spec: OpSpec) -> None:
+        """Let cuBLAS take the workspace of the pass's thread at its first product of matrices."""
+        phase = self.tape.phase
+        if spec.work not in (Work.PRODUCT, Work.ADDED_PRODUCT) or phase in self._multiplied:
+            return
+        self._multiplied.add(phase)
+        if self._first and self._blas_size[0]:
+            self._blas.append(self.tape.new(self._blas_size, WORKSPACE, _BLAS[phase]))
 
     def _run_footprint(self, position: int, op: Op, footprint: Footprint) -> None:
         """Write the forward call of an operator as PyTorch ran it on meta tensors."""
@@ -472,6 +494,7 @@ class StepWriter:
                     self._take_workspace(op, 1 + slot)
                 if mode == "turned" or (mode == "folded" and len(value.shape) > 2):
                     self._viewed.add(storage)
+        self._start_blas(spec)
         self._drop_all(scratch)
         for place, storage in broadcast:  # the engine sums broadcast dimensions after the node has returned
             index = gradients[place][0]
@@ -535,6 +558,7 @@ class StepWriter:
     def _give_to_parameter(self, index: int, storage: int) -> None:
         """Let a parameter add a gradient to its own, adopt one that nothing shares, or clone a shared one."""
         tape = self.tape
+        self._trained.add(index)
         if index in self._parameter_gradients:
             tape.drop(storage)
             return
