@@ -74,7 +74,7 @@ def test_probes_give_sensible_figures():
     assert local_cpu.usable_cores() >= 1
     total, available = local_cpu.memory_mib()
     assert total > 64 and (available is None or 0 < available <= total)
-    assert local_cpu.processor_name()
+    assert local_cpu.PROBE.processor()
     assert local_cpu.tiny_operator_us() > 0
 
 

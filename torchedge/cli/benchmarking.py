@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from torchedge.cli.console import Progress, answer, print_table, print_wrapped
-from torchedge.cli.options import PATH, PICTURE, Command, Group, Whole, command, opencl_device
+from torchedge.cli.options import PATH, PICTURE, Command, Group, command, opencl_device, whole
 from torchedge.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def bench() -> None:
 )
 @click.option("--operators", help="Operators, separated by commas. [default: all nine]")
 @click.option(
-    "--candidates", type=Whole(2), default=50, show_default=True, help="Candidates measured for a case."
+    "--candidates", type=whole(2), default=50, show_default=True, help="Candidates measured for a case."
 )
 @click.option(
-    "--seconds", type=Whole(1), help="Begin no case after so many seconds; start again to continue."
+    "--seconds", type=whole(1), help="Begin no case after so many seconds; start again to continue."
 )
 @click.option("--gflop", type=float, default=4.0, show_default=True, help="Skip shapes with more arithmetic.")
 @click.option(
@@ -145,7 +145,7 @@ def print_summary(device: str, summary: BenchSummary, wanted: int) -> None:
     ],
 )
 @click.argument("operator")
-@click.argument("sizes", nargs=-1, type=Whole(1), required=True)
+@click.argument("sizes", nargs=-1, type=whole(1), required=True)
 @click.option(
     "--device", "-d", default="adreno-640", show_default=True, help="Device whose coefficients count."
 )

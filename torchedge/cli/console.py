@@ -113,9 +113,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, 
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, gap: int = 2) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
     """Print a table."""
-    print("\n".join(table(head, rows, left=left, gap=gap)))
+    print("\n".join(table(head, rows, left=left)))
 
 
 def print_wrapped(text: str, *, first: str = "", rest: str = "") -> None:

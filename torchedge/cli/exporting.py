@@ -12,7 +12,7 @@ import click
 
 from torchedge.cli import options
 from torchedge.cli.console import Progress, answer, warn
-from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, Whole, command, load_named
+from torchedge.cli.options import MODEL_HELP, PATH, SIZE, WHOLE, command, load_named, whole
 from torchedge.errors import InputError
 from torchedge.storage.amounts import with_unit
 
@@ -51,7 +51,7 @@ _MAX_WEIGHTS = 2**36
     "--mode", type=click.Choice(["train", "infer"]), default="infer", help="Training step or inference."
 )
 @click.option("--weights", type=PATH, metavar="FILE", help="A .safetensors file of the model's state.")
-@click.option("--seed", type=Whole(0), default=0, help="Seed of random weights and dropout.")
+@click.option("--seed", type=whole(0), default=0, help="Seed of random weights and dropout.")
 @click.option(
     "--loss", type=click.Choice(LOSSES), help="With --mode train: the loss. [default: cross-entropy]"
 )

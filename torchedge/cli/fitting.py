@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchedge.cli.console import Progress, answer, print_table, print_wrapped, warn
-from torchedge.cli.options import DEVICE, PATH, Command, Group, OrWord, Whole, all_of
+from torchedge.cli.options import DEVICE, PATH, Command, Group, all_of, or_word, whole
 from torchedge.errors import InputError
 from torchedge.texts import number
 
@@ -61,10 +61,11 @@ _modes = all_of(
     click.option("--base", type=DEVICE, help="Adapt this device's profile to few measurements."),
     click.option(
         "--points",
-        type=OrWord(Whole(3, 10**6), "all"),
+        type=or_word(whole(3, 10**6), "all"),
+        metavar="N|all",
         help="With --base: points of each mode. [default: all]",
     ),
-    click.option("--seed", type=Whole(0, 10**9), help="With --base: seed of their choice. [default: 0]"),
+    click.option("--seed", type=whole(0, 10**9), help="With --base: seed of their choice. [default: 0]"),
 )
 
 
@@ -194,8 +195,9 @@ def _answer(
     device: Device, tables: Mapping[str, Any], show: Callable[[], object], as_json: bool, last: str
 ) -> None:
     """Print what was written of a profile: its tables as JSON, or `show` and a last line."""
-    document = {"device": device.name, "folder": str(device.folder), **tables}
-    answer(document, lambda: (show(), print_wrapped(last)), as_json)
+    answer({"device": device.name, "folder": str(device.folder), **tables}, show, as_json)
+    if not as_json:
+        print_wrapped(last)
 
 
 def _measured(modes: Sequence[Mode], measured: Sequence[Mode], dataset: Path) -> list[Mode]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from torchedge.cli.console import Progress, answer, print_json, print_wrapped, warn
 from torchedge.cli.listing import device_document, print_device
-from torchedge.cli.options import PATH, Command, Group, Whole, command
+from torchedge.cli.options import PATH, Command, Group, Value, command, whole
 from torchedge.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
@@ -192,20 +192,14 @@ def _show(plan: str, as_json: bool) -> None:
     print(f"# {len(items)} networks, {points} points")
 
 
-class _Convolutions(Whole):
-    """A number of convolutions to measure, or none."""
+def _convolutions(text: str) -> int:
+    """Return a number of convolutions to measure, or 0."""
+    from torchedge.profiling.campaigns.convolutions import LEAST, MOST
 
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - text or a default
-        """Return the number."""
-        from torchedge.profiling.campaigns.convolutions import LEAST, MOST
-
-        number = super().convert(value, param, ctx)
-        if number and not LEAST <= number <= MOST:
-            self.fail(f"{number} is not 0 or from {LEAST} to {MOST}.", param, ctx)
-        return number
+    number: int = whole(0).make(text)
+    if number and not LEAST <= number <= MOST:
+        raise InputError(f"{number} is not 0 or from {LEAST} to {MOST}")
+    return number
 
 
 @campaign.command(
@@ -234,7 +228,7 @@ class _Convolutions(Whole):
 )
 @click.option(
     "--convolutions",
-    type=_Convolutions(),
+    type=Value("N", _convolutions),
     default=0,
     help="On CUDA, also measure the workspaces of N convolutions like the plan's, as 20000.",
 )

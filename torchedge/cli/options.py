@@ -50,86 +50,82 @@ else:
 # types of values --------------------------------------------------------------------------------------------
 
 
-class Whole(_Type):
-    """A whole number within bounds."""
+class Value(_Type):
+    """A value that a function makes of text; the function raises InputError for other text."""
 
-    name = "N"
+    def __init__(self, name: str, make: Callable[[str], Any]) -> None:
+        self.name, self.make = name, make
 
-    def __init__(self, low: int = 1, high: int = 2**31 - 1) -> None:
-        self.low, self.high = low, high
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - text or a default
+        """Return the value."""
+        try:
+            return self.make(value) if isinstance(value, str) else value
+        except InputError as error:
+            self.fail(f"{error}.", param, ctx)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - text or a default
-        """Return the number; the error distinguishes text, too small and too large."""
-        if isinstance(value, int):
-            return value
-        text = value.strip()
+
+def whole(low: int = 1, high: int = 2**31 - 1) -> Value:
+    """Return the type of whole numbers within bounds; errors distinguish text, too small and too large."""
+
+    def make(text: str) -> int:
+        text, bounds = text.strip(), f"a whole number from {low} to {high}"
         if not re.fullmatch(r"-?[0-9]+", text, re.ASCII):
-            self.fail(f"{value[:40]!r} is not a whole number from {self.low} to {self.high}.", param, ctx)
-        if len(text) > 18 or not self.low <= int(text) <= self.high:
-            size = "small" if text.startswith("-") or (len(text) <= 18 and int(text) < self.low) else "large"
-            bounds = f"from {self.low} to {self.high}"
-            self.fail(f"{text[:40]} is too {size}; expected a whole number {bounds}.", param, ctx)
-        return int(text)
+            raise InputError(f"{text[:40]!r} is not {bounds}")
+        number = int(text[:19])  # longer ones are beyond all bounds
+        if not low <= number <= high:
+            size = "small" if number < low else "large"
+            raise InputError(f"{text[:40]} is too {size}; expected {bounds}")
+        return number
+
+    return Value("N", make)
 
 
-class Number(_Type):
-    """A number from `low` to `high`; with `open_high`, below `high`."""
+def number_from(low: float, high: float, *, name: str = "X", below: bool = False) -> Value:
+    """Return the type of numbers from `low` to `high`, or below `high`."""
 
-    def __init__(self, low: float, high: float, *, name: str = "X", open_high: bool = False) -> None:
-        self.low, self.high, self.name, self._open = low, high, name, open_high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - text or a default
-        """Return the number."""
+    def make(text: str) -> float:
         try:
-            result = float(value)
+            number = float(text)
         except ValueError:
-            result = float("nan")
-        if not self.low <= result <= self.high or (self._open and result == self.high):
-            bounds = f"from {self.low:g} to {'below ' if self._open else ''}{self.high:g}"
-            self.fail(f"{value[:40]!r} is not a number {bounds}.", param, ctx)
-        return result
+            number = float("nan")
+        if not low <= number <= high or (below and number == high):
+            bounds = f"from {low:g} to {'below ' * below}{high:g}"
+            raise InputError(f"{text[:40]!r} is not a number {bounds}")
+        return number
+
+    return Value(name, make)
 
 
-class _Numbers(_Type):
-    """Whole numbers with separators between them: batch sizes 32,64,128, or a shape 3x224x224."""
+def whole_numbers(name: str, separators: str, most: int, what: str, *, distinct: bool) -> Value:
+    """Return the type of whole numbers with separators between them, each once if they are to be distinct."""
 
-    def __init__(self, name: str, separators: str, most: int, what: str, *, distinct: bool) -> None:
-        self.name, self.most, self.distinct = name, most, distinct
-        self._separators, self._what = separators, what
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - text or a default
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[int, ...]:
-        """Return the numbers, each once if they are to be distinct."""
-        if not isinstance(value, str):
-            return tuple(value)
-        parts = re.split(self._separators, value.strip().lower())
-        if len(parts) > self.most:
-            self.fail(f"{value[:40]!r} has {len(parts)} numbers; expected at most {self.most}.", param, ctx)
+    def make(text: str) -> tuple[int, ...]:
+        parts = re.split(separators, text.strip().lower())
+        if len(parts) > most:
+            raise InputError(f"{text[:40]!r} has {len(parts)} numbers; expected at most {most}")
         try:
-            numbers = [WHOLE.convert(part, param, ctx) for part in parts]
-        except click.BadParameter as error:
-            self.fail(f"{error.message} Expected {self._what}.", param, ctx)
-        return tuple(dict.fromkeys(numbers) if self.distinct else numbers)
+            numbers = [WHOLE.make(part) for part in parts]
+        except InputError as error:
+            raise InputError(f"{error}. Expected {what}") from None
+        return tuple(dict.fromkeys(numbers) if distinct else numbers)
+
+    return Value(name, make)
 
 
-class MemorySize(_Type):
-    """An amount of memory in bytes: 500MiB, 1.5GiB, or a number of MiB."""
+def _memory_size(text: str) -> int:
+    """Return the bytes of an amount of memory: 500MiB, 1.5GiB, or a number of MiB."""
+    amount = bytes_of(text, unit=2**20)
+    if amount is None:
+        expected = "expected a number of MiB such as 4096, or one with its unit such as 4GiB"
+        raise InputError(f"{text[:40]!r} is not an amount of memory; {expected}")
+    if not 1 <= amount <= MOST_BYTES:
+        raise InputError(f"{text!r} is not from 1 byte to 1 PiB")
+    return amount
 
-    name = "SIZE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - text or a default
-        """Return the amount in bytes."""
-        amount = value if isinstance(value, int) else bytes_of(value, unit=2**20)
-        if amount is None:
-            expected = "expected a number of MiB such as 4096, or one with its unit such as 4GiB"
-            self.fail(f"{value[:40]!r} is not an amount of memory; {expected}.", param, ctx)
-        if not 1 <= amount <= MOST_BYTES:
-            self.fail(f"{value!r} is not from 1 byte to 1 PiB.", param, ctx)
-        return amount
+def or_word(kind: Value, word: str) -> Value:
+    """Return the type of values of another type, or one word (which stays text: click skips None)."""
+    return Value(f"{kind.name}|{word}", lambda text: word if text.lower() == word else kind.make(text))
 
 
 class _Device(_Type):
@@ -147,22 +143,11 @@ class _Device(_Type):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-class OrWord(_Type):
-    """A value of another type, or one word."""
-
-    def __init__(self, kind: _Type, word: str) -> None:
-        self.kind, self.word, self.name = kind, word, f"{kind.name}|{word}"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - the word stays text: click skips None
-        """Return the value, or the word."""
-        return self.word if str(value).lower() == self.word else self.kind.convert(value, param, ctx)
-
-
-WHOLE = Whole()
-SIZE = MemorySize()
-BATCH_SIZES = _Numbers("N[,N...]", ",", 1024, "numbers such as 32,64,128", distinct=True)
-SHAPE = _Numbers("CxHxW", "[x×,]", 8, "the shape of one sample such as 3x224x224", distinct=False)
-CONFIDENCE = Number(0.5, 1.0, name="P", open_high=True)
+WHOLE = whole()
+SIZE = Value("SIZE", _memory_size)
+BATCH_SIZES = whole_numbers("N[,N...]", ",", 1024, "numbers such as 32,64,128", distinct=True)
+SHAPE = whole_numbers("CxHxW", "[x×,]", 8, "the shape of one sample such as 3x224x224", distinct=False)
+CONFIDENCE = number_from(0.5, 1.0, name="P", below=True)
 DEVICE = _Device()
 
 

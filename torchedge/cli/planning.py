@@ -29,9 +29,9 @@ from torchedge.cli.options import (
     SIZE,
     Command,
     Group,
-    Number,
-    OrWord,
     OutputFile,
+    number_from,
+    or_word,
     unsuitable_size,
 )
 from torchedge.errors import InputError, LimitError
@@ -72,13 +72,14 @@ _planning = options.all_of(
     options.input_size,
     click.option(
         "--m-peak",
-        type=OrWord(SIZE, "none"),
+        type=or_word(SIZE, "none"),
         default="500MiB",
+        metavar="SIZE|none",
         help="Most in flight beside preloaded weights.",
     ),
     click.option("--chunk", type=SIZE, default="256KiB", help="Unit of loading."),
     options.precision,
-    click.option("--effort", type=Number(0.01, 1000), default=1.0, help="Effort of the solver."),
+    click.option("--effort", type=number_from(0.01, 1000), default=1.0, help="Effort of the solver."),
     click.option("--plot", type=PICTURE, metavar="FILE", help="Draw to a file (.png, .svg, .pdf)."),
 )
 
@@ -101,7 +102,7 @@ def _settings(
 _lambda = click.option(
     "--lambda",
     "lam",
-    type=Number(0, 1),
+    type=number_from(0, 1),
     default=0.9,
     help="Price of preloading; a higher one takes less memory.",
 )

@@ -305,7 +305,7 @@ def advise(
 @options.amp
 @options.accumulation
 @click.option("--plot", type=PICTURE, metavar="FILE", help="Draw memory over the step (.png, .svg, .pdf).")
-@click.option("--evaluate", type=options.Whole(), help="Batch size of an evaluation between steps.")
+@click.option("--evaluate", type=options.whole(), help="Batch size of an evaluation between steps.")
 @click.option("--empty-cache", is_flag=True, help="With --evaluate: empty the allocator's cache around it.")
 def simulate(model: str, plot: Path | None, as_json: bool, **settings: Any) -> None:  # noqa: ANN401 - of torchedge.simulate
     """Show when a step's memory peaks, and which tensors fill it.

@@ -13,7 +13,7 @@ import click
 
 from torchedge.cli import options
 from torchedge.cli.console import DOES_NOT_FIT, MIB, Progress, answer, print_notes, print_table, print_wrapped
-from torchedge.cli.options import BATCH_SIZES, CONFIDENCE, PATH, SIZE, WHOLE, Number, command, load_named
+from torchedge.cli.options import BATCH_SIZES, CONFIDENCE, PATH, SIZE, WHOLE, command, load_named, number_from
 from torchedge.errors import InputError
 from torchedge.texts import number
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchedge.searching.results import Search
     from torchedge.searching.spaces import SearchSpace
 
-_MS = Number(0.001, 1e9, name="MS")
+_MS = number_from(0.001, 1e9, name="MS")
 _LIMITS = ("training_memory", "inference_memory", "training_latency", "inference_latency")
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from math import exp, log
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from torchedge.devices.this_machine import memory_mib
 from torchedge.errors import DeviceError, ProfileError
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
+from torchedge.profiling.topologies import PROBE
 from torchedge.storage import data_folder, read_toml, user_folder
 from torchedge.storage.documents import writing
 from torchedge.storage.replacing import make_folder
@@ -80,7 +80,7 @@ def measure_local_cpu(start: Callable[[str], Any] = lambda _: None) -> Device:
     Raises DeviceError where a probe fails and ProfileError where the user's folder cannot be written.
     """
     start(PROBES[0])
-    name, cores, (memory, available) = processor_name(), usable_cores(), memory_mib()
+    name, cores, (memory, available) = PROBE.processor()[:120], usable_cores(), memory_mib()
     versions = f"torch {torch.__version__}, torchedge {__version__}"
     where = f"{COMMAND}, {datetime.now(timezone.utc):%Y-%m-%d}, {versions}, {name}"
     threads = torch.get_num_threads()
@@ -243,15 +243,6 @@ def step_time_ratio(device: Device) -> float:
 
 
 # the system -------------------------------------------------------------------------------------------------
-
-
-def processor_name() -> str:
-    """Return the system's name of this processor."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.lower().startswith(("model name", "hardware")) and ":" in line:
-                return " ".join(line.split(":", 1)[1].split())[:120] or platform.machine()
-    return " ".join((platform.processor() or platform.machine() or "unknown processor").split())
 
 
 def usable_cores() -> int:

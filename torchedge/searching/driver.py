@@ -233,7 +233,7 @@ def check_score(score: object, batched: bool) -> Score:
 
 def check_batch_size(mode: Mode, size: object) -> int:
     """Return the batch size of a mode; raises InputError unless it is one whole number."""
-    checked = checked_batches(size)  # type: ignore[arg-type]
+    checked = checked_batches(size)
     if checked.ndim:
         raise InputError(f"the batch size of mode {mode!r} is {size!r}; expected one whole number")
     return int(checked)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torchedge.errors import InputError, check_whole
 from torchedge.graphs import ForwardGraph, GraphFamily, Mode, Size
 from torchedge.graphs.families import with_shapes, without_operators
-from torchedge.searching.spaces import Genes, SearchSpace, choice_of
+from torchedge.searching.spaces import Genes, SearchSpace, check_keys, choice_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,9 +112,7 @@ class OFAResNet50Space(SearchSpace):
 
     def encode(self, encoding: Encoding) -> list[int]:
         """Return the genes of a published encoding; raises InputError for an invalid one."""
-        if not isinstance(encoding, Mapping) or set(encoding) != {"d", "e", "w", "image_size"}:
-            keys = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
-            raise InputError(f"encoding holds {keys}; expected a dict of 'd', 'e', 'w' and 'image_size'")
+        check_keys(encoding, ("d", "e", "w", "image_size"))
         flat: list[object] = []
         for key, count in (("d", len(STAGE_WIDTHS) + 1), ("e", BLOCKS), ("w", _PARTS)):
             if not isinstance(encoding[key], (list, tuple)) or len(encoding[key]) != count:

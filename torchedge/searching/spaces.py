@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,9 +50,7 @@ class SearchSpace(ABC):
 
     def encode(self, encoding: Any) -> list[int]:  # noqa: ANN401 - a space's own
         """Return the genes of an encoding; raises InputError for an encoding outside the space."""
-        if not isinstance(encoding, Mapping) or set(encoding) != set(self.choices):
-            keys = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
-            raise InputError(f"encoding holds {keys}; expected a dict of {', '.join(self.choices)}")
+        check_keys(encoding, self.choices)
         return [choice_of(name, encoding[name], options) for name, options in self.choices.items()]
 
     def canonical(self, genes: Genes) -> Genes:
@@ -107,6 +105,13 @@ class SearchSpace(ABC):
             (GraphFamily(self.graph(self.decode(row.tolist()), mode), ()), nothing, [place])
             for place, row in enumerate(genes)
         ]
+
+
+def check_keys(encoding: object, expected: Iterable[str]) -> None:
+    """Raise InputError unless an encoding is a dict with the expected keys."""
+    if not isinstance(encoding, Mapping) or set(encoding) != set(expected):
+        keys = sorted(encoding) if isinstance(encoding, Mapping) else type(encoding).__name__
+        raise InputError(f"encoding holds {keys}; expected a dict of {', '.join(expected)}")
 
 
 def choice_of(name: str, value: object, options: Sequence[Any]) -> int:

@@ -326,7 +326,7 @@ def _mapper(kind: Any, dumping: bool) -> Callable[[Any, _Where], Any] | None:
     elif get_origin(base) is tuple:
         map_value = _tuple_mapper(get_args(base), dumping)
     elif _is_mapping(get_origin(base)):
-        map_value = _mapping_mapper(*get_args(base), dumping)
+        map_value = _mapping_mapper(get_args(base), dumping)
     elif dumping and any(
         item not in _PLAIN_TYPES and get_origin(item) is not Literal for item in _choices(kind)
     ):
@@ -401,8 +401,8 @@ def _tuple_mapper(arguments: tuple[Any, ...], dumping: bool) -> Callable[[Any, _
     )
 
 
-def _mapping_mapper(key: Any, kind: Any, dumping: bool) -> Callable[[Any, _Where], Any] | None:
-    inner = _mapper(kind, dumping)
+def _mapping_mapper(arguments: tuple[Any, ...], dumping: bool) -> Callable[[Any, _Where], Any] | None:
+    key, inner = arguments[0], _mapper(arguments[1], dumping)
     each: Any = inner or (lambda item, where: item)
     if _split(key)[0] is not int:
         if inner is None and not dumping:
