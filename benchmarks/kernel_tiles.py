@@ -18,7 +18,6 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from torchedge.expressions.dialect import LANES
 from torchedge.lowering.candidates import GROUPS, LOCAL_BLOCKS, PANEL_TILES, TILES
 from torchedge.lowering.kernels.nests import write_kernel
 from torchedge.lowering.nodes import Node, Stored
@@ -29,7 +28,7 @@ from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.compiling import cache_for
 from torchedge.profiling.operator_cases import OperatorCase, operator_kernel
 from torchedge.runtime.kernel_times import kernel_times
-from torchedge.textures.layouts import Layout, fitted
+from torchedge.textures.layouts import LANES, Layout, fitted
 
 DEPTHS = (256, 1280)
 STORAGES = ("buffer", "row", "block-4")

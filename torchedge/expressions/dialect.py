@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, isinf, isnan
-from typing import Any, Protocol
 
-from torchedge.expressions.indices import Index, constant
+from torchedge.expressions.indices import Index, as_index
+from torchedge.textures.layouts import Layout
 
 COMPUTE: Mapping[str, str] = {
     "float32": "float", "float16": "float", "bfloat16": "float", "float64": "double", "int64": "long",
@@ -36,8 +36,6 @@ typedef {stored}{width} te_{stored}{width} __attribute__((aligned(sizeof({stored
 #endif
 """
 """Vectors at any address. PoCL compiles `vloadn` to a function call, so processors get unaligned types."""
-LANES = 4
-"""Channels of a texel: RGBA."""
 SAMPLER = """\
 __constant sampler_t te_sampler = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
 """
@@ -50,37 +48,6 @@ inline float te_lane(float4 texel, int lane) {
 """A channel of a texel by its number."""
 
 
-class SiteLayout(Protocol):
-    """The part of `torchedge.textures.layouts.Layout` on which the text of a kernel depends."""
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Dimensions from the outermost to the innermost one in memory."""
-
-    @property
-    def storage(self) -> str:
-        """One of "buffer", "image" and "image_buffer"."""
-
-    @property
-    def split(self) -> int:
-        """Number of outer dimensions that number the lines of an image."""
-
-    def sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the dimensions from the outermost to the innermost one in memory."""
-
-    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the stride of each logical dimension in a buffer, in elements."""
-
-    def extent(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return (width, height) of the image in texels."""
-
-    def place(self, step: Any, line: Any, shape: Sequence[int]) -> tuple[Any, Any]:  # noqa: ANN401
-        """Return (x, y) of a texel."""
-
-    def nbytes(self, shape: Sequence[int], dtype: str) -> int:
-        """Return the bytes on the device, padding included."""
-
-
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a tensor lies for a kernel: its argument, shape, dtype and layout.
@@ -91,16 +58,19 @@ class Site:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    layout: SiteLayout
+    layout: Layout
     check: int = 0
 
 
 def offset_of(site: Site, indices: Sequence[Index]) -> Index:
     """Return the offset, in elements, of an element in a buffer."""
-    total = constant(0)
-    for index, stride in zip(indices, site.layout.strides(site.shape), strict=True):
-        total = total + index * stride
-    return total
+    return as_index(site.layout.offset(indices, site.shape))
+
+
+def texel_of(site: Site, indices: Sequence[Index]) -> tuple[Index, Index, Index]:
+    """Return (x, y, channel) of an element of a tensor in an image."""
+    x, y, channel = site.layout.texel(indices, site.shape)
+    return as_index(x), as_index(y), as_index(channel)
 
 
 def aligned(offset: Index, width: int) -> bool:

@@ -15,7 +15,6 @@ from torchedge.errors import LoweringError
 from torchedge.expressions.dialect import (
     CHECK,
     COMPUTE,
-    LANES,
     PICK,
     SAMPLER,
     STORED,
@@ -24,6 +23,7 @@ from torchedge.expressions.dialect import (
     aligned,
     literal,
     offset_of,
+    texel_of,
 )
 from torchedge.expressions.functions import FUNCTIONS, HELPERS
 from torchedge.expressions.indices import (
@@ -35,7 +35,6 @@ from torchedge.expressions.indices import (
     Remainder,
     atoms_of,
     constant,
-    flatten,
     of,
     rewrite,
 )
@@ -52,6 +51,7 @@ from torchedge.expressions.scalars import (
     walk,
 )
 from torchedge.expressions.sizes import LITERAL, quotient, size
+from torchedge.textures.layouts import LANES
 
 _LANE = of(Axis("lane", LANES))
 
@@ -509,16 +509,3 @@ def _order(atom: Atom) -> str:
         return "~"
     inner = " ".join(sorted([_order(inner) for inner, _ in atom.index.terms]))
     return f"{'/' if isinstance(atom, Floor) else '%'}{inner}"
-
-
-def texel_of(site: Site, indices: Sequence[Index]) -> tuple[Index, Index, Index]:
-    """Return (x, y, channel) of an element of a tensor in an image."""
-    layout, order = site.layout, site.layout.order
-    sizes = list(layout.sizes(site.shape))
-    steps = [indices[d] for d in order]
-    packed = steps[-1]
-    steps[-1], sizes[-1] = packed // LANES, -(-sizes[-1] // LANES)
-    line = flatten(steps[: layout.split], sizes[: layout.split])
-    step = flatten(steps[layout.split :], sizes[layout.split :])
-    x, y = layout.place(step, line, site.shape)
-    return x, y, packed % LANES

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.expressions.dialect import LANES
 from torchedge.lowering.schedules import (
     DEPTH,
     DEPTH_OF_A_SLICE,
@@ -33,6 +32,7 @@ from torchedge.lowering.schedules import (
     row_counts,
 )
 from torchedge.lowering.targets import Target
+from torchedge.textures.layouts import LANES
 
 Array = npt.NDArray[Any]
 

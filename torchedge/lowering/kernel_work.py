@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.expressions.dialect import LANES
 from torchedge.expressions.indices import Axis
 from torchedge.expressions.scalars import reads_of
 from torchedge.lowering.candidates import Candidates
@@ -25,7 +24,7 @@ from torchedge.lowering.schedules import PAD, RowsExtents, launch_sizes
 from torchedge.lowering.targets import Target
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, accesses_of
 from torchedge.textures.coefficients import KernelCoefficients
-from torchedge.textures.layouts import Layout
+from torchedge.textures.layouts import LANES, Layout
 from torchedge.textures.work import STRIDE_FEATURES, KernelWork, ReadWork
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from torchedge.errors import DeviceError
-from torchedge.expressions.dialect import LANES, Site, offset_of
+from torchedge.expressions.dialect import Site, offset_of
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.scalars import Read, Scalar, reads_of
 from torchedge.lowering.arenas import planned
@@ -21,7 +21,7 @@ from torchedge.lowering.kernels.loops import axes_below, grain, in_memory_order,
 from torchedge.lowering.nodes import Contraction, Node, Rows, RowsResult, Stored
 from torchedge.lowering.programs import Program, StoredTensor
 from torchedge.lowering.targets import Target
-from torchedge.textures.layouts import Layout, fitted, row_major
+from torchedge.textures.layouts import LANES, Layout, fitted, row_major
 
 SMALLEST = 1024
 """Least number of elements of a tensor in an image or in half precision."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from torchedge.expressions.dialect import LANES
 from torchedge.lowering.row_shares import Sizes, fitting_shares, fitting_slices, shares_of, slices_of
 from torchedge.lowering.targets import Kind, Target
+from torchedge.textures.layouts import LANES
 
 MICRO_TILES = {(8, 2): 1.0, (8, 3): 1.0, (10, 2): 0.95, (16, 1): 0.82}
 """Relative speed of register tiles by rows and vectors; 32 vector registers hold each with its operands."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchedge.errors import DeviceError
-from torchedge.expressions.dialect import LANES, Site
+from torchedge.expressions.dialect import Site
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import writes_texels
 from torchedge.expressions.scalars import reads_of
@@ -36,7 +36,7 @@ from torchedge.lowering.nodes import Contraction, Node
 from torchedge.lowering.schedules import RowsSchedule, Schedule, tile_of
 from torchedge.lowering.targets import Target
 from torchedge.textures.coefficients import KernelCoefficients
-from torchedge.textures.layouts import PATTERNS, Layout, fitted
+from torchedge.textures.layouts import LANES, PATTERNS, Layout, fitted
 from torchedge.textures.model import KernelCost, predict_kernels, predict_reuse
 
 Array = npt.NDArray[Any]

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.expressions.dialect import LANES
 from torchedge.expressions.indices import Axis, Fetched, Floor, Index, Remainder, axes_of
 from torchedge.expressions.scalars import Read, reads_of
 from torchedge.graphs import ITEM_SIZES
 from torchedge.textures.coefficients import KernelCoefficients
-from torchedge.textures.layouts import Layout
+from torchedge.textures.layouts import LANES, Layout
 from torchedge.textures.strides import cross_block_strides, distinct_lines, lines_of, reuse_distances
 from torchedge.textures.work import ReadWork
 
@@ -253,28 +252,10 @@ def _places(
 def _texels(element: Sequence[Array], access: Access, layout: Layout) -> tuple[Array, Array, Array]:
     shape, itemsize = access.tensor.shape, ITEM_SIZES[access.dtype]
     if layout.storage == "buffer":
-        offset: Array = np.asarray(0)
-        for place, stride in zip(element, layout.strides(shape), strict=True):
-            offset = offset + place * stride
-        offset = np.atleast_2d(offset * itemsize)
+        offset = np.atleast_2d(np.asarray(layout.offset(element, shape)) * itemsize)
         return offset // UNIT_BYTES, np.zeros_like(offset), offset % UNIT_BYTES // itemsize
-    sizes = list(layout.sizes(shape))
-    ordered = [element[d] for d in layout.order]
-    channel = ordered[-1] % LANES
-    ordered[-1], sizes[-1] = ordered[-1] // LANES, -(-sizes[-1] // LANES)
-    line, step = (
-        _flat(ordered[part], sizes[part]) for part in (slice(layout.split), slice(layout.split, None))
-    )
-    x, y = layout.place(step, line, shape)
-    x, y, channel = np.broadcast_arrays(*[np.atleast_2d(v) for v in (x, y, channel)])
+    x, y, channel = np.broadcast_arrays(*[np.atleast_2d(v) for v in layout.texel(element, shape)])
     return x, y, channel
-
-
-def _flat(element: Sequence[Array], sizes: Sequence[int]) -> Array:
-    position: Array = np.asarray(0)
-    for place, size in zip(element, sizes, strict=True):
-        position = position * size + place
-    return position
 
 
 def _middle(size: int) -> int:

@@ -13,11 +13,13 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from torchedge.errors import DeviceError
-from torchedge.expressions.dialect import LANES
 from torchedge.graphs import ITEM_SIZES
 from torchedge.storage.codecs import OneOf
 
 Storage = Literal["buffer", "image", "image_buffer"]
+
+LANES = 4
+"""Channels of a texel: RGBA."""
 
 MAX_RANK = 16
 MAX_EXTENT = 2**20
@@ -126,6 +128,23 @@ class Layout:
             strides[dim] = step
             step *= shape[dim]
         return tuple(strides)
+
+    def offset(self, element: Sequence[Any], shape: Sequence[int]) -> Any:  # noqa: ANN401
+        """Return the place of an element in a buffer; element: numbers, arrays or index expressions."""
+        return sum(place * stride for place, stride in zip(element, self.strides(shape), strict=True))
+
+    def texel(self, element: Sequence[Any], shape: Sequence[int]) -> tuple[Any, Any, Any]:
+        """Return (x, y, channel) of an element in an image; element: as of `offset`."""
+        places, sizes = [element[d] for d in self.order], list(self.sizes(shape))
+        channel = places[-1] % LANES
+        places[-1], sizes[-1] = places[-1] // LANES, -(-sizes[-1] // LANES)
+        line = step = 0
+        for number, (place, size) in enumerate(zip(places, sizes, strict=True)):
+            if number < self.split:
+                line = line * size + place
+            else:
+                step = step * size + place
+        return *self.place(step, line, shape), channel
 
     def texels(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return (steps, lines): texels in a line and lines, before pattern and fold."""

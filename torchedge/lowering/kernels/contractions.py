@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchedge.expressions.dialect import LANES
 from torchedge.expressions.indices import Axis, Index, flatten, of
 from torchedge.expressions.scalars import Local, Read, Scalar, reads_of
 from torchedge.expressions.sizes import argument, digits, quotient
@@ -40,7 +39,7 @@ from torchedge.lowering.schedules import (
     multiple,
 )
 from torchedge.lowering.targets import Kind, Target
-from torchedge.textures.layouts import Layout, row_major
+from torchedge.textures.layouts import LANES, Layout, row_major
 
 SLICE = Axis("part", 1 << 16)
 """The loop over the slices of a split-K contraction."""

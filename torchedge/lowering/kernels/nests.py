@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from torchedge.expressions.dialect import LANES
 from torchedge.expressions.indices import Axis, Index
 from torchedge.expressions.rendering import writes_texels
 from torchedge.lowering.fusion import FusionGroup
@@ -16,7 +15,7 @@ from torchedge.lowering.kernels.sources import KernelSource, arguments_of
 from torchedge.lowering.nodes import Contraction, Node, Rows
 from torchedge.lowering.schedules import ContractionSchedule, PointwiseSchedule, RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
-from torchedge.textures.layouts import Layout
+from torchedge.textures.layouts import LANES, Layout
 
 Nest = Product | RowsNest | PointwiseNest
 
