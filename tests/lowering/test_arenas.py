@@ -68,8 +68,8 @@ def test_the_check_agrees_with_comparing_all_pairs(made, data):
     found = planned(made, 1)
     offset = {i: data.draw(st.integers(0, 400)) for i in found.arena.offset}
     shuffled = replace(found, arena=replace(found.arena, offset=offset, nbytes=10_000))
-    lives = lifetimes_of(made.tensors, made.kernels, made.launches, made.outputs)
-    pairs = {frozenset(pair) for pair in in_place_pairs(made.tensors, made.kernels, made.launches, lives)}
+    lives = lifetimes_of(made)
+    pairs = {frozenset(pair) for pair in in_place_pairs(made, lives)}
 
     def conflict(i, j):
         (a, b), (c, d) = lives[i], lives[j]
@@ -87,7 +87,7 @@ def test_the_check_agrees_with_comparing_all_pairs(made, data):
 
 def _moved(made):
     """Return the program with a tensor moved onto another that is alive in a launch that writes neither."""
-    lives = lifetimes_of(made.tensors, made.kernels, made.launches, made.outputs)
+    lives = lifetimes_of(made)
     buffers = [i for i in lives if i in made.arena.offset]
     for i in buffers:
         for j in buffers:
@@ -136,8 +136,8 @@ def test_nothing_takes_nothing():
 
 def test_lifetimes_are_half_open_and_outputs_live_to_the_end():
     made = chain(length=3)
-    assert list(lifetimes_of(made.tensors, made.kernels, made.launches).values()) == [(0, 2), (1, 3), (2, 4)]
-    assert lifetimes_of(made.tensors, made.kernels, made.launches, outputs=[1])[1] == (0, 4)
+    assert list(lifetimes_of(replace(made, outputs=())).values()) == [(0, 2), (1, 3), (2, 4)]
+    assert lifetimes_of(replace(made, outputs=(1,)))[1] == (0, 4)
 
 
 def test_reading_what_nobody_wrote_is_refused():
@@ -152,8 +152,8 @@ def test_reading_what_nobody_wrote_is_refused():
 
 
 def pairs_of(made):
-    lives = lifetimes_of(made.tensors, made.kernels, made.launches, made.outputs)
-    return in_place_pairs(made.tensors, made.kernels, made.launches, lives)
+    lives = lifetimes_of(made)
+    return in_place_pairs(made, lives)
 
 
 def joined(sizes, launches, declared):

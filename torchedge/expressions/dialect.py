@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import gcd, isinf, isnan
 
 from torchedge.expressions.indices import Index, as_index
+from torchedge.graphs import ITEM_SIZES
 from torchedge.textures.layouts import Layout
 
 COMPUTE: Mapping[str, str] = {
@@ -19,6 +20,8 @@ STORED: Mapping[str, str] = {
     "int16": "short", "int8": "char", "uint8": "uchar", "bool": "uchar", "uint32": "uint",
 }  # fmt: skip
 """OpenCL type of a dtype in buffers."""
+TYPE_BYTES: Mapping[str, int] = {kind: ITEM_SIZES[dtype] for dtype, kind in STORED.items()}
+"""By OpenCL type."""
 
 CHECK = """\
 #define TE_CHECK(code, index, high) if ((index) < 0 || (index) >= (high)) { \\

@@ -8,7 +8,7 @@ reached.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from torchedge.errors import InputError
 from torchedge.graphs import ITEM_SIZES
-from torchedge.lowering.programs import Arena, Kernel, Launch, Program, StoredTensor
+from torchedge.lowering.programs import Arena, Program, StoredTensor
 
 Lifetime = tuple[int, int]
 """Half-open: from the launch that first writes a tensor to the one behind the last that touches it."""
@@ -60,8 +60,8 @@ def _requests(
     program: Program, streamed: Mapping[int, Lifetime]
 ) -> tuple[dict[int, int], dict[int, ImageSize], dict[int, Lifetime], list[tuple[int, int]]]:
     """Return sizes of buffers, sizes of images, lifetimes, and pairs that may share memory in place."""
-    lifetimes = lifetimes_of(program.tensors, program.kernels, program.launches, program.outputs)
-    pairs = in_place_pairs(program.tensors, program.kernels, program.launches, lifetimes)
+    lifetimes = lifetimes_of(program)
+    pairs = in_place_pairs(program, lifetimes)
     sizes: dict[int, int] = {}
     images: dict[int, ImageSize] = {}
     for index in (*lifetimes, *streamed):
@@ -141,20 +141,15 @@ def _chains(
     return chains
 
 
-def lifetimes_of(
-    tensors: Sequence[StoredTensor],
-    kernels: Sequence[Kernel],
-    launches: Sequence[Launch],
-    outputs: Collection[int] = (),
-) -> dict[int, Lifetime]:
-    """Return the lifetime of each intermediate that a launch touches; `outputs` live to the end.
+def lifetimes_of(program: Program) -> dict[int, Lifetime]:
+    """Return the lifetime of each intermediate that a launch touches; outputs live to the end.
 
     Raises:
         InputError: a launch reads an intermediate that none before it has written.
     """
-    lifetimes: dict[int, Lifetime] = {}
-    for position, launch in enumerate(launches):
-        kernel = kernels[launch.kernel]
+    tensors, lifetimes = program.tensors, dict[int, Lifetime]()
+    for position, launch in enumerate(program.launches):
+        kernel = program.kernels[launch.kernel]
         written = []
         for index, access in zip(launch.tensors, kernel.access, strict=True):
             if tensors[index].role != "intermediate":
@@ -169,24 +164,19 @@ def lifetimes_of(
                     "writes it; order the launches by what they need"
                 )
         lifetimes |= {index: (position, position + 1) for index in written}
-    end = len(launches)
-    return {i: (start, end if i in outputs else stop) for i, (start, stop) in lifetimes.items()}
+    end = len(program.launches)
+    return {i: (start, end if i in program.outputs else stop) for i, (start, stop) in lifetimes.items()}
 
 
-def in_place_pairs(
-    tensors: Sequence[StoredTensor],
-    kernels: Sequence[Kernel],
-    launches: Sequence[Launch],
-    lifetimes: dict[int, Lifetime],
-) -> list[tuple[int, int]]:
+def in_place_pairs(program: Program, lifetimes: Mapping[int, Lifetime]) -> list[tuple[int, int]]:
     """Return (input, output) of launches where the output may take the place of the input.
 
     That is: the kernel declares the pair of arguments for every use of the input, the input is last read
     there, the output is first written there, and both lie in buffers of the same size and item size.
     """
     pairs = []
-    for position, launch in enumerate(launches):
-        declared = set(kernels[launch.kernel].in_place)
+    for position, launch in enumerate(program.launches):
+        declared = set(program.kernels[launch.kernel].in_place)
         for read, written in sorted(declared):
             before, after = launch.tensors[read], launch.tensors[written]
             if before not in lifetimes or after not in lifetimes or before == after:
@@ -196,7 +186,7 @@ def in_place_pairs(
                 lifetimes[before][1] == position + 1
                 and lifetimes[after][0] == position
                 and all((at, written) in declared for at in places)
-                and _same_bytes(tensors[before], tensors[after])
+                and _same_bytes(program.tensors[before], program.tensors[after])
                 and (before, after) not in pairs
             ):
                 pairs.append((before, after))

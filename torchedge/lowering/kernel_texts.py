@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from torchedge.errors import InputError
-from torchedge.expressions.dialect import CHECK, SAMPLER, STORED, UNALIGNED
+from torchedge.expressions.dialect import CHECK, SAMPLER, STORED, TYPE_BYTES, UNALIGNED
 from torchedge.lowering.programs import Kernel, Launch, StoredTensor
 
 _PREAMBLE = re.compile(
@@ -45,17 +45,6 @@ _BUFFER = re.compile(r"__global (const )?(\w+)(?:\*(?: restrict)? | \*)\w+", re.
 _IMAGE = re.compile(r"(read|write)_only image2d_t \w+", re.ASCII)
 _SIZE = re.compile(r"const int \w+", re.ASCII)
 _LOCAL = re.compile(r"__local ([a-z]+)(\d*) \w+((?:\[\d{1,9}\])+)", re.ASCII)
-_BYTES = {
-    "float": 4,
-    "half": 2,
-    "double": 8,
-    "long": 8,
-    "int": 4,
-    "short": 2,
-    "char": 1,
-    "uchar": 1,
-    "uint": 4,
-}
 
 WORDS = "te_words"
 """The parameter of kernels with checks."""
@@ -113,7 +102,7 @@ def read_parameters(where: str, kernel: Kernel) -> Parameters:
         if writable != (access != "read") or (kind == "image" and access == "update"):
             raise InputError(f"{where}: access[{place}] is {access}; expected the one that its text declares")
     local = sum(
-        _BYTES.get(kind, 1) * int(lanes or 1) * prod(map(int, re.findall(r"\d+", sizes)))
+        TYPE_BYTES.get(kind, 1) * int(lanes or 1) * prod(map(int, re.findall(r"\d+", sizes)))
         for kind, lanes, sizes in _LOCAL.findall(bare)
     )
     if local != kernel.local_bytes:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torchedge.errors import LoweringError
 from torchedge.expressions.indices import ZERO, Axis, Index, as_index, of
-from torchedge.expressions.scalars import Read, Scalar, children, walk
+from torchedge.expressions.scalars import Read, Scalar, walk
 
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 ContractionRole = Literal["batch", "row", "col"]
@@ -86,11 +86,6 @@ class Pointwise(Node):
     def roots(self) -> tuple[Scalar, ...]:
         """Its body."""
         return (self.body,)
-
-    @property
-    def is_view(self) -> bool:
-        """Whether it only reads another tensor at another index."""
-        return isinstance(self.body, Read) and not children(self.body)
 
 
 @dataclass(frozen=True)

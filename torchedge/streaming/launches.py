@@ -97,11 +97,11 @@ def activations_of(program: Program) -> tuple[int, ...]:
     tensors, offset = program.tensors, program.arena.offset
     change = [0] * (len(program.launches) + 1)
     change[0] = sum(t.nbytes for t in tensors if t.role in ("input", "output", "state"))
-    lifetimes = lifetimes_of(tensors, program.kernels, program.launches, program.outputs)
+    lifetimes = lifetimes_of(program)
     for index, (start, stop) in lifetimes.items():
         change[start] += tensors[index].nbytes
         change[stop] -= tensors[index].nbytes
-    for before, after in in_place_pairs(tensors, program.kernels, program.launches, lifetimes):
+    for before, after in in_place_pairs(program, lifetimes):
         if before in offset and offset[before] == offset[after]:
             meet = lifetimes[after][0]
             change[meet] -= tensors[before].nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchedge.expressions.dialect import COMPUTE, literal
+from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, literal
 from torchedge.lowering.nodes import ReduceKind
 
 _JOIN = {
@@ -16,8 +16,6 @@ _JOIN = {
     "all": "{0} & {1}",
 }
 _OF_WHOLE = {"max": "({1} > {0}) ? {1} : {0}", "min": "({1} < {0}) ? {1} : {0}"}
-SCALAR_BYTES = {"float": 4, "double": 8, "long": 8, "int": 4, "uint": 4}
-"""By OpenCL type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Accumulator:
     @property
     def nbytes(self) -> int:
         """Bytes of the variable of the result."""
-        return SCALAR_BYTES[self.type] * (1 if self.along else self.width)
+        return TYPE_BYTES[self.type] * (1 if self.along else self.width)
 
     @property
     def searches(self) -> bool:

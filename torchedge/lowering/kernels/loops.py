@@ -50,12 +50,11 @@ def in_memory_order(axes: Sequence[Axis], strides: Mapping[Axis, int]) -> tuple[
 
 
 def joined(
-    loops: Sequence[Axis], indices: Sequence[Index], fixed: Sequence[Axis] = ()
+    loops: Sequence[Axis], indices: Sequence[Index], letter: str = "d"
 ) -> tuple[tuple[Axis, ...], dict[Axis, Index]]:
     """Join neighbouring loops wherever no index then needs a quotient or remainder more than before.
 
-    Axes in `fixed` are left alone. Returns the new loops, named d0, d1, ... , and what the old axes are in
-    them.
+    Returns the new loops, named by the letter and their number, and what the old axes are in them.
     """
     order = [a for a in loops if a.extent != 1]
     whole: dict[Axis, Index] = {a: ZERO for a in loops if a.extent == 1}
@@ -64,16 +63,15 @@ def joined(
     place = len(order) - 2
     while place >= 0:
         outer, inner = order[place], order[place + 1]
-        if outer not in fixed and inner not in fixed:
-            both = Axis(f"{outer.name}_{inner.name}", outer.extent * inner.extent)
-            step = {outer: of(both) // inner.extent, inner: of(both) % inner.extent}
-            changed = [i.substitute(step) for i in current]
-            if _quotients(changed) <= difficulty:
-                whole = {a: i.substitute(step) for a, i in whole.items()} | step
-                current, difficulty = changed, _quotients(changed)
-                order[place : place + 2] = [both]
+        both = Axis(f"{outer.name}_{inner.name}", outer.extent * inner.extent)
+        step = {outer: of(both) // inner.extent, inner: of(both) % inner.extent}
+        changed = [i.substitute(step) for i in current]
+        if _quotients(changed) <= difficulty:
+            whole = {a: i.substitute(step) for a, i in whole.items()} | step
+            current, difficulty = changed, _quotients(changed)
+            order[place : place + 2] = [both]
         place -= 1
-    named = {axis: Axis(f"d{k}", axis.extent) for k, axis in enumerate(order)}
+    named = {axis: Axis(f"{letter}{k}", axis.extent) for k, axis in enumerate(order)}
     rename = {axis: of(new) for axis, new in named.items()}
     moved = {a: i.substitute(rename) for a, i in whole.items()}
     moved |= {a: of(named[a]) for a in loops if a in named}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
 from torchedge.expressions.dialect import COMPUTE, offset_of
-from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of, of
+from torchedge.expressions.indices import Axis, Fetched, Index, atoms_of, axes_of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import (
     Bound,
@@ -107,7 +106,7 @@ def product_of(group: FusionGroup, arguments: Arguments) -> Product:
     renamed: dict[str, Loops] = {}
     moved: dict[Axis, Index] = {}
     for letter, loops in ordered.items():
-        renamed[letter], step = _joined_as(letter, loops, indices)
+        renamed[letter], step = joined(loops, indices, letter)
         indices = [i.substitute(step) for i in indices]
         moved |= step
     a, b = (substitute(operand, moved) for operand in (a, b))
@@ -171,13 +170,6 @@ def _strides(scalar: Scalar, arguments: Arguments) -> dict[Axis, int]:
 
 def _contiguous(scalar: Scalar, arguments: Arguments) -> frozenset[Axis]:
     return frozenset([x for x, stride in _strides(scalar, arguments).items() if stride == 1])
-
-
-def _joined_as(letter: str, loops: Loops, indices: Sequence[Index]) -> tuple[Loops, dict[Axis, Index]]:
-    merged, moved = joined(loops, indices)
-    names = {x: Axis(f"{letter}{k}", x.extent) for k, x in enumerate(merged)}
-    rename = {old: of(new) for old, new in names.items()}
-    return tuple(names.values()), {x: i.substitute(rename) for x, i in moved.items()}
 
 
 def last_of(loops: Loops) -> Axis:

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from torchedge.expressions.dialect import COMPUTE, offset_of
+from torchedge.expressions.dialect import COMPUTE, TYPE_BYTES, offset_of
 from torchedge.expressions.indices import Axis, Index, axes_of, flatten, of
 from torchedge.expressions.rendering import Renderer
 from torchedge.expressions.scalars import Local, Read, Scalar, reads_of, substitute, walk
 from torchedge.expressions.sizes import argument, digits
 from torchedge.lowering.fusion import Computed, FusionGroup
-from torchedge.lowering.kernels.accumulators import SCALAR_BYTES, Accumulator
+from torchedge.lowering.kernels.accumulators import Accumulator
 from torchedge.lowering.kernels.loading import TURN
 from torchedge.lowering.kernels.loops import (
     Stores,
@@ -307,30 +307,26 @@ def rows_nest(group: FusionGroup, arguments: Arguments) -> RowsNest:
     strides = _strides(group.bodies, stores, arguments)
     outer, inner = in_memory_order(host.outer, strides), in_memory_order(host.inner, strides)
     indices = every_offset([*group.bodies, *[c.value for _, c in stores]], stores, arguments)
-    rows, moved = joined(outer, indices)
-    loops, moved_inner = joined(inner, [i.substitute(moved) for i in indices])
-    rename = {a: Axis(f"r{k}", a.extent) for k, a in enumerate(rows)}
-    within = {a: Axis(f"k{k}", a.extent) for k, a in enumerate(loops)}
-    renamed = {a: _renamed(i, rename) for a, i in moved.items()}
-    renamed |= {a: _renamed(i, within) for a, i in moved_inner.items()}
-    rows, loops = tuple(rename.values()), tuple(within.values())
-    position = flatten([renamed[a] for a in host.inner], [a.extent for a in host.inner])
-    bodies = tuple([substitute(body, renamed) for body in group.bodies])
+    rows, moved = joined(outer, indices, "r")
+    loops, moved_inner = joined(inner, [i.substitute(moved) for i in indices], "k")
+    moved |= moved_inner
+    position = flatten([moved[a] for a in host.inner], [a.extent for a in host.inner])
+    bodies = tuple([substitute(body, moved) for body in group.bodies])
     searches = any(s.kind.startswith("arg") for s in host.stages)
     fastest = min([a for a in strides if a.extent > 1], key=strides.__getitem__, default=None)
     along = bool(loops) and (fastest in host.inner or not rows)
-    memory = in_memory_order((*rows, *loops), _strides(group.bodies, stores, arguments, renamed))[::-1]
+    memory = in_memory_order((*rows, *loops), _strides(group.bodies, stores, arguments, moved))[::-1]
     return RowsNest(
         rows,
         loops,
         bodies,
-        in_loops(stores, renamed),
+        in_loops(stores, moved),
         position,
         memory,
         along,
         searches,
         not searches and _can_cut(host),
-        sum(SCALAR_BYTES[COMPUTE[stage.dtype]] for stage in host.stages),
+        sum(TYPE_BYTES[COMPUTE[stage.dtype]] for stage in host.stages),
     )
 
 
@@ -339,10 +335,6 @@ def _can_cut(host: Rows) -> bool:
     names, inner = {s.name for s in host.stages}, set(host.inner)
     own = any(isinstance(s, Local) and s.name in names for stage in host.stages for s in walk(stage.body))
     return not own and not any(inner & set(output.axes) for output in host.outputs)
-
-
-def _renamed(index: Index, names: Mapping[Axis, Axis]) -> Index:
-    return index.substitute({old: of(new) for old, new in names.items()})
 
 
 def _strides(
