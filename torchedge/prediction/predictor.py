@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from torchedge.errors import InputError
 from torchedge.graphs import ForwardGraph
 from torchedge.prediction.analysis import Analysis, analyse
 from torchedge.prediction.demand import Demand
-from torchedge.prediction.feature_sets import feature_rows
+from torchedge.prediction.feature_sets import checked_batches, feature_rows
 from torchedge.prediction.latency.model import Times
 from torchedge.prediction.lengths import analyse_length
 from torchedge.prediction.memory.model import PredictedMemory
@@ -24,7 +25,7 @@ from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.tape import CATEGORIES, Tape
 from torchedge.prediction.memory.workspaces import load_workspaces
 from torchedge.prediction.profiles import StepModels, load_models
-from torchedge.prediction.results import Estimate, Prediction, Predictions, checked_batches
+from torchedge.prediction.results import Estimate, Prediction, Predictions
 from torchedge.tracing.sequence_lengths import LengthFamily
 
 FloatArray = npt.NDArray[np.float64]
@@ -66,21 +67,16 @@ def _predicted(
         raise InputError(
             f"batch_size is {batch_size!r}; expected one whole number (predict_many takes several)"
         )
-    graph.check_batch_sizes([int(checked)])
-    models = _models(device, [graph], analysis.precision(settings))
-    job = _Graphs([graph], [analysis], models, settings)
+    rows = _predicted_rows([analysis], checked.reshape(1), device, settings)
+    models, peaks, memory, times = rows.models, rows.peaks, rows.memory, rows.times
     tape = analysis.tape(settings)
-    row = np.zeros(1, dtype=np.intp)
-    batch = checked.reshape(1).astype(np.float64)
-    peaks = job.peaks(row, batch)
-    memory, times = job.predict(peaks, row, batch)
     outside = models.memory.outside_names(memory.features) + models.latency.outside_names(times.seen)
     needed = _needed(models, memory, peaks)
     breakdown = _breakdown(_categories(tape, int(batch_size)), float(peaks.reserved[0]), needed.value)
     return Prediction(
-        memory=Estimate(float(memory.value[0]), float(memory.low[0]), float(memory.high[0]), "MiB"),
+        memory=_estimate(memory, "MiB"),
         needed=needed,
-        latency=Estimate(float(times.value[0]), float(times.low[0]), float(times.high[0]), "ms"),
+        latency=_estimate(times, "ms"),
         allocated=_around(float(peaks.allocated[0]), models.memory.allocated_errors.half_width(np.ones(1))),
         reserved=_around(float(peaks.reserved[0]), models.memory.reserved_errors.half_width(np.ones(1))),
         breakdown=MappingProxyType(breakdown),
@@ -138,11 +134,8 @@ def predict_lengths(
         )
         for length in seq_lens
     ]
-    first = tables[0]
-    stacked: dict[str, Any] = {
-        name: np.stack([getattr(t, name) for t in tables], axis=2) for name in _arrays(first)
-    }
-    return replace(first, **stacked, seq_lens=np.array(seq_lens, dtype=np.int64))
+    stacked = _combined(tables, partial(np.stack, axis=2))
+    return replace(tables[0], **stacked, seq_lens=np.array(seq_lens, dtype=np.int64))
 
 
 def _predicted_many(
@@ -151,59 +144,49 @@ def _predicted_many(
     device: Device,
     settings: StepSettings,
 ) -> Predictions:
-    batches, graphs = np.atleast_1d(checked_batches(batch_sizes)), [analysis.graph for analysis in analyses]
-    if not graphs:
+    batches = np.atleast_1d(checked_batches(batch_sizes))
+    if not analyses:
         raise InputError("no graphs are given; expected at least one")
-    for graph in graphs:
-        graph.check_batch_sizes(batches.tolist())
-    precisions = [analysis.precision(settings) for analysis in analyses]
-    if len(set(precisions)) > 1:
-        return _joined([_predicted_many([analysis], batches, device, settings) for analysis in analyses])
-    models = _models(device, graphs, precisions[0])
-    job = _Graphs(graphs, analyses, models, settings)
-    which = np.repeat(np.arange(len(graphs)), len(batches))
-    batch = np.tile(batches, len(graphs)).astype(np.float64)
-    peaks = job.peaks(which, batch)
-    memory, times = job.predict(peaks, which, batch)
-    shape = (len(graphs), len(batches))
+    if len({analysis.precision(settings) for analysis in analyses}) > 1:
+        tables = [_predicted_many([analysis], batches, device, settings) for analysis in analyses]
+        return replace(
+            tables[0],
+            **_combined(tables, np.concatenate),
+            provenance=weakest(table.provenance for table in tables),
+            unsupported=tuple(kinds for table in tables for kinds in table.unsupported),
+            notes=tuple(notes for table in tables for notes in table.notes),
+        )
+    rows = _predicted_rows(analyses, batches, device, settings)
+    models, peaks, memory, times = rows.models, rows.peaks, rows.memory, rows.times
+    columns = {
+        "memory": memory.value,
+        "memory_low": memory.low,
+        "memory_high": memory.high,
+        "needed": memory.value + memory.beyond,
+        "latency": times.value,
+        "latency_low": times.low,
+        "latency_high": times.high,
+        "allocated": peaks.allocated,
+        "reserved": peaks.reserved,
+        "out_of_range": memory.outside | times.outside,
+    }
+    shape = (len(analyses), len(batches))
+    arrays: dict[str, Any] = {name: column.reshape(shape) for name, column in columns.items()}
     return Predictions(
         batch_sizes=batches,
-        memory=memory.value.reshape(shape),
-        memory_low=memory.low.reshape(shape),
-        memory_high=memory.high.reshape(shape),
-        needed=(memory.value + memory.beyond).reshape(shape),
-        latency=times.value.reshape(shape),
-        latency_low=times.low.reshape(shape),
-        latency_high=times.high.reshape(shape),
-        allocated=peaks.allocated.reshape(shape),
-        reserved=peaks.reserved.reshape(shape),
-        out_of_range=(memory.outside | times.outside).reshape(shape),
+        **arrays,
         device=device.name,
         provenance=models.provenance,
-        unsupported=tuple(graph.unsupported for graph in graphs),
-        notes=tuple((*graph.notes, *models.notes, *_not_timed(settings)) for graph in graphs),
+        unsupported=tuple(analysis.graph.unsupported for analysis in analyses),
+        notes=tuple((*a.graph.notes, *models.notes, *_not_timed(settings)) for a in analyses),
     )
 
 
-def _joined(parts: Sequence[Predictions]) -> Predictions:
-    """Return predictions of single graphs as one table."""
-    first = parts[0]
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(p, name) for p in parts]) for name in _arrays(first)
-    }
-    return replace(
-        first,
-        **joined,
-        provenance=weakest(part.provenance for part in parts),
-        unsupported=tuple(kinds for part in parts for kinds in part.unsupported),
-        notes=tuple(notes for part in parts for notes in part.notes),
-    )
-
-
-def _arrays(table: Predictions) -> list[str]:
-    """Return the names of the fields (G, B)."""
-    arrays = {f.name: getattr(table, f.name) for f in fields(table)}
-    return [name for name, array in arrays.items() if isinstance(array, np.ndarray) and array.ndim == 2]
+def _combined(tables: Sequence[Predictions], join: Callable[[list[Any]], Any]) -> dict[str, Any]:
+    """Return the arrays (G, B) of tables, joined."""
+    arrays = {f.name: getattr(tables[0], f.name) for f in fields(tables[0])}
+    names = [name for name, array in arrays.items() if isinstance(array, np.ndarray) and array.ndim == 2]
+    return {name: join([getattr(table, name) for table in tables]) for name in names}
 
 
 def _not_timed(settings: StepSettings) -> tuple[str, ...]:
@@ -226,38 +209,34 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
     return load_models(device, "train" if training == {True} else "infer", precision)
 
 
-@dataclass(frozen=True, slots=True)
-class _Graphs:
-    """Graphs with their analyses, on one device under one setting."""
+class _Rows(NamedTuple):
+    """The figures of graphs at batch sizes: all batch sizes of the first graph, then of the next ones."""
 
-    graphs: list[ForwardGraph]
-    analyses: list[Analysis]
     models: StepModels
-    settings: StepSettings
+    peaks: Peaks
+    memory: PredictedMemory
+    times: Times
 
-    @property
-    def work(self) -> list[Any]:
-        return [a.work_under(self.settings.amp) for a in self.analyses]
 
-    def peaks(self, which: npt.NDArray[np.intp], batch: FloatArray) -> Peaks:
-        tapes = [a.tape(self.settings) for a in self.analyses]
-        return simulate_peaks(tapes, [a.traits for a in self.analyses], which, batch)
+def _predicted_rows(
+    analyses: list[Analysis], batches: npt.NDArray[np.int64], device: Device, settings: StepSettings
+) -> _Rows:
+    """Predict graphs whose products run in one precision at batch sizes (B,)."""
+    graphs = [analysis.graph for analysis in analyses]
+    for graph in graphs:
+        graph.check_batch_sizes(batches.tolist())
+    models = _models(device, graphs, analyses[0].precision(settings))
+    which = np.repeat(np.arange(len(graphs)), len(batches))
+    batch = np.tile(batches, len(graphs)).astype(np.float64)
 
-    def columns(
-        self, feature_set: str | None, which: npt.NDArray[np.intp], batch: FloatArray
-    ) -> FloatArray | None:
-        """Return the columns (R, F) of a feature set for rows; None: no set."""
-        return None if feature_set is None else feature_rows(self.graphs, which, batch, feature_set)
+    def columns(feature_set: str | None) -> FloatArray | None:
+        return None if feature_set is None else feature_rows(graphs, which, batch, feature_set)
 
-    def predict(
-        self, peaks: Peaks, which: npt.NDArray[np.intp], batch: FloatArray
-    ) -> tuple[PredictedMemory, Times]:
-        """Return memory and latency of rows."""
-        memory, latency = self.models.memory, self.models.latency
-        memory_columns = self.columns(memory.feature_set, which, batch)
-        latency_columns = self.columns(latency.feature_set, which, batch)
-        times = latency.predict(self.work, which, batch, latency_columns)
-        return memory.predict(peaks, memory_columns), times
+    tapes, traits = [a.tape(settings) for a in analyses], [a.traits for a in analyses]
+    peaks = simulate_peaks(tapes, traits, which, batch)
+    work = [a.work_under(settings.amp) for a in analyses]
+    times = models.latency.predict(work, which, batch, columns(models.latency.feature_set))
+    return _Rows(models, peaks, models.memory.predict(peaks, columns(models.memory.feature_set)), times)
 
 
 def device_settings(device: Device, settings: StepSettings | None) -> StepSettings:
@@ -271,6 +250,10 @@ def device_settings(device: Device, settings: StepSettings | None) -> StepSettin
         }
     )
     return under if under.workspaces is not None else replace(under, workspaces=load_workspaces(device))
+
+
+def _estimate(row: PredictedMemory | Times, unit: str) -> Estimate:
+    return Estimate(float(row.value[0]), float(row.low[0]), float(row.high[0]), unit)
 
 
 def _around(value: float, half: FloatArray) -> Estimate:

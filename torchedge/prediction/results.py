@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torchedge.devices import Provenance
 from torchedge.errors import InputError, check_whole
 from torchedge.ops import UNKNOWN_REMARK
+from torchedge.prediction.demand import Demand
 from torchedge.storage.documents import plain
 from torchedge.texts import number
 
@@ -33,26 +34,6 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{number(self.value)} {self.unit} ({number(self.low)} to {number(self.high)})"
-
-
-class Needs(Protocol):
-    """The memory that a run asks for at any batch size (`prediction.demand.Demand`)."""
-
-    def required(self, batch_sizes: IntArray, confidence: float, /) -> FloatArray:
-        """Return the MiB (B,) that runs at batch sizes (B,) stay below with a one-sided confidence."""
-        ...
-
-    def largest(self, limit_mib: float, confidence: float, most: int, /) -> int:
-        """Return the largest batch size up to `most` whose required MiB is within a limit; 0: none is."""
-        ...
-
-    def at_length(self, seq_len: int, /) -> Needs:
-        """Return the needs at another sequence length."""
-        ...
-
-    def longest(self, limit_mib: float, confidence: float, batch_size: int, most: int | None, /) -> int:
-        """Return a sequence length up to `most` that fits where the next one does not; 0: none does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +67,7 @@ class Prediction:
     out_of_range: tuple[str, ...] = ()
     provenance: Provenance = Provenance.ASSUMED
     notes: tuple[str, ...] = ()
-    needs: Needs | None = field(default=None, repr=False, compare=False)
+    needs: Demand | None = field(default=None, repr=False, compare=False)
 
     @property
     def unsupported_remarks(self) -> tuple[str, ...]:
@@ -144,7 +125,7 @@ class Prediction:
             check_whole("largest", largest, 2)
         return self._needs().longest(limit, checked, self.batch_size, largest)
 
-    def _needs(self) -> Needs:
+    def _needs(self) -> Demand:
         if self.needs is None:
             raise InputError("this prediction was read from a file, without its model; predict again")
         return self.needs
@@ -230,14 +211,3 @@ def checked_confidence(confidence: float) -> float:
             f"confidence is {confidence!r}; expected a number from 0.5 up to, but not including, 1"
         )
     return float(confidence)
-
-
-def checked_batches(batch_sizes: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
-    """Return a batch size (), or several (B,); raises InputError unless all are whole numbers from 1 on."""
-    array = np.asarray(batch_sizes)
-    unusable = array.dtype.kind not in "iu" or array.size == 0 or array.ndim > 1
-    if unusable or (array < 1).any() or (array >= 2**31).any():
-        raise InputError(
-            f"batch_size is {batch_sizes!r}; expected a whole number from 1 on, or a sequence of them"
-        )
-    return array.astype(np.int64)

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from torchedge.devices import Device
 from torchedge.errors import InputError, did_you_mean
 from torchedge.graphs import Mode
+from torchedge.prediction.feature_sets import checked_batches
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.predictor import predict_graph
-from torchedge.prediction.results import Prediction, checked_batches
+from torchedge.prediction.results import Prediction
 from torchedge.searching.evaluation import FIGURES, Evaluator, Workers
 from torchedge.searching.evolution import Evolution, Recipe, Score
 from torchedge.searching.journal import SearchJournal

@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 class _Known(NamedTuple):
     """Stands for a known value among the arguments of a call."""
 
-    index: int
+    value: int
 
 
 class ExampleValues:
@@ -90,7 +90,7 @@ class ExampleValues:
 
     def _real(self, item: Any) -> Any:
         if isinstance(item, _Known):
-            return self.value(item.index)
+            return self.value(item.value)
         if type(item) is int and item >= LARGEST_CONSTANT:
             try:
                 size = decode_dim(item)

@@ -4,6 +4,7 @@ from torchedge.prediction.feature_sets.convolutions import BatchAmount, Convolut
 from torchedge.prediction.feature_sets.extraction import (
     FeaturePlan,
     Features,
+    checked_batches,
     feature_plan,
     feature_rows,
     feature_values,
@@ -30,6 +31,7 @@ __all__ = [
     "FeatureSet",
     "Features",
     "add_feature_set",
+    "checked_batches",
     "feature",
     "feature_plan",
     "feature_rows",

@@ -14,7 +14,6 @@ from torchedge.errors import InputError, check_choice, did_you_mean
 from torchedge.graphs import ForwardGraph, Mode
 from torchedge.prediction.feature_sets.convolutions import BatchAmount
 from torchedge.prediction.feature_sets.registry import Curve, FeatureInputs, FeatureSet, find_feature_set
-from torchedge.prediction.results import checked_batches
 
 if TYPE_CHECKING:
     import torch
@@ -174,6 +173,17 @@ def features(
     if np.ndim(batch_size) == 0:
         return Features(chosen.names, values[0], int(sizes[0]), chosen.name)
     return Features(chosen.names, values, tuple(sizes.tolist()), chosen.name)
+
+
+def checked_batches(batch_sizes: Any) -> NDArray[np.int64]:  # noqa: ANN401
+    """Return a batch size (), or several (B,); raises InputError unless all are whole numbers from 1 on."""
+    array = np.asarray(batch_sizes)
+    unusable = array.dtype.kind not in "iu" or array.size == 0 or array.ndim > 1
+    if unusable or (array < 1).any() or (array >= 2**31).any():
+        raise InputError(
+            f"batch_size is {batch_sizes!r}; expected a whole number from 1 on, or a sequence of them"
+        )
+    return array.astype(np.int64)
 
 
 def _default_set(mode: Mode) -> str:
