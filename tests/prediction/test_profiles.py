@@ -89,7 +89,7 @@ def test_the_other_mode_stands_in_as_an_assumption(profile):
     models = load_models(device, "train")
     assert models.provenance is ASSUMED and models.latency.forest is None and models.memory.forest is None
     assert models.memory.process.beside == (700.0, 800.0)
-    assert "training was not measured on made-up" in models.notes[0]
+    assert "training memory was not measured on made-up: it follows" in models.notes[0]
 
 
 def test_both_modes_are_read_apart(profile):

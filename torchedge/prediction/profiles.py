@@ -132,24 +132,23 @@ def _read_kinds(folder: Path, digest: str) -> Mapping[Kind, LatencyModel]:
     tensors, metadata = read_tensors(path, max_bytes=_MOST_BYTES)
     if metadata.get("coefficients") != feature_hash(COEFFICIENT_NAMES):
         raise ProfileError(f"{path} was made for another version of torchedge; {REBUILD}")
-    kinds: dict[Kind, LatencyModel] = {}
-    for products in (CONVOLUTIONS, MATRICES):
-        for precision in (None, *AMP_DTYPES):
-            name = _kind_name((products, precision))
-            if f"{name}.coefficients" in tensors:
-                coefficients = _tensor(str(path), tensors, f"{name}.coefficients", len(COEFFICIENT_NAMES))
-                errors = _read_errors(str(path), tensors, f"{name}.errors")
-                kinds[products, precision] = LatencyModel(coefficients, errors, amp=precision)
-    return MappingProxyType(kinds)
+    kinds: list[Kind] = [
+        (p, precision) for p in (CONVOLUTIONS, MATRICES) for precision in (None, *AMP_DTYPES)
+    ]
+    return MappingProxyType(
+        {
+            kind: _read_latency(str(path), tensors, _kind_name(kind), kind[1])
+            for kind in kinds
+            if f"{_kind_name(kind)}.coefficients" in tensors
+        }
+    )
 
 
 def write_kinds(folder: Path, kinds: Mapping[Kind, LatencyModel]) -> str:
     """Write the latency of kinds of training steps into a profile's folder; return the file's sha256."""
     tensors: dict[str, npt.NDArray[np.float64]] = {}
     for kind, model in kinds.items():
-        name = _kind_name(kind)
-        tensors[f"{name}.coefficients"] = model.coefficients
-        tensors.update(_error_tensors(f"{name}.errors", model.errors))
+        tensors.update(_latency_tensors(_kind_name(kind), model))
     write_tensors(folder / KINDS_FILE, tensors, {"coefficients": feature_hash(COEFFICIENT_NAMES)})
     return file_sha256(folder / KINDS_FILE, max_bytes=_MOST_BYTES)
 
@@ -193,7 +192,9 @@ def write_models(
         if models.memory.forest is not None:
             forests["memory"] = models.memory.forest
     if models.latency is not None:
-        tensors.update(_latency_tensors(models.latency))
+        if models.latency.scale is None:
+            raise ProfileError("a fitted latency model needs the distance scale of its errors; fit it again")
+        tensors.update(_latency_tensors("latency", models.latency))
         if models.latency.forest is not None:
             forests["latency"] = models.latency.forest
     if not tensors:
@@ -236,11 +237,10 @@ def _memory_tensors(model: MemoryModel) -> dict[str, npt.NDArray[np.float64]]:
     return tensors
 
 
-def _latency_tensors(model: LatencyModel) -> dict[str, npt.NDArray[np.float64]]:
-    if model.scale is None:
-        raise ProfileError("a fitted latency model needs the distance scale of its errors; fit it again")
-    tensors = {"latency.coefficients": model.coefficients}
-    return tensors | _error_tensors("latency.errors", model.errors) | model.scale.tensors("latency.scale")
+def _latency_tensors(name: str, model: LatencyModel) -> dict[str, npt.NDArray[np.float64]]:
+    scale = {} if model.scale is None else model.scale.tensors(f"{name}.scale")
+    errors = _error_tensors(f"{name}.errors", model.errors)
+    return {f"{name}.coefficients": model.coefficients, **errors, **scale}
 
 
 def _error_tensors(name: str, errors: ErrorModel) -> dict[str, npt.NDArray[np.float64]]:
@@ -275,7 +275,9 @@ def _read(device: Device, described: Mapping[str, object], mode: Mode) -> Fitted
     memory = _read_memory(source, tensors, forests.get("memory")) if "memory.process" in tensors else None
     latency = None
     if "latency.coefficients" in tensors:
-        latency = _read_latency(source, tensors, forests.get("latency"), metadata.get("latency.amp"))
+        latency = _read_latency(
+            source, tensors, "latency", metadata.get("latency.amp"), forests.get("latency")
+        )
     if memory is None and latency is None:
         raise ProfileError(f"{source} holds neither memory.process nor latency.coefficients; {REBUILD}")
     return FittedModels(memory, latency, _provenance(device, MODE_TABLES[mode]))
@@ -330,25 +332,23 @@ def _read_memory(source: str, tensors: Tensors, forest: Forest | None) -> Memory
     return MemoryModel(constants, gamma, reserved, allocated, forest)
 
 
-def _read_latency(source: str, tensors: Tensors, forest: Forest | None, amp: str | None) -> LatencyModel:
-    if amp is not None and amp not in AMP_DTYPES:
+def _read_latency(
+    source: str, tensors: Tensors, name: str, amp: str | None, forest: Forest | None = None
+) -> LatencyModel:
+    """Return the latency model under a name; a mode's has a distance scale, a kind's has none."""
+    if amp not in (None, *AMP_DTYPES):
         raise ProfileError(
-            f"{source}: latency.amp is {amp[:40]!r}, expected {' or '.join(AMP_DTYPES)}; {REBUILD}"
+            f"{source}: latency.amp is {str(amp)[:40]!r}, expected {' or '.join(AMP_DTYPES)}; {REBUILD}"
         )
-    count = len(SHARE_NAMES)
-    shapes: dict[str, tuple[int, ...]] = {
-        "law": (2,), "centre": (count,), "spread": (count,), "reference": ()
-    }  # fmt: skip
-    law, centre, spread, reference = (
-        _tensor(source, tensors, f"latency.scale.{name}", *shape) for name, shape in shapes.items()
-    )
-    return LatencyModel(
-        _tensor(source, tensors, "latency.coefficients", len(COEFFICIENT_NAMES)),
-        _read_errors(source, tensors, "latency.errors"),
-        forest,
-        DistanceScale(float(law[0]), float(law[1]), centre, spread, reference),
-        amp,
-    )
+    scale = None
+    if name == "latency":
+        count = len(SHARE_NAMES)
+        law = _tensor(source, tensors, f"{name}.scale.law", 2)
+        centre, spread = (_tensor(source, tensors, f"{name}.scale.{p}", count) for p in ("centre", "spread"))
+        reference = _tensor(source, tensors, f"{name}.scale.reference")
+        scale = DistanceScale(float(law[0]), float(law[1]), centre, spread, reference)
+    coefficients = _tensor(source, tensors, f"{name}.coefficients", len(COEFFICIENT_NAMES))
+    return LatencyModel(coefficients, _read_errors(source, tensors, f"{name}.errors"), forest, scale, amp)
 
 
 def _read_errors(source: str, tensors: Tensors, name: str) -> ErrorModel:
@@ -477,25 +477,13 @@ def _notes(
 ) -> tuple[str, ...]:
     """Return notes that name unmeasured figures and their stand-ins."""
     here, there = MODE_TABLES[mode], MODE_TABLES["infer" if mode == "train" else "train"]
+    simple = {"memory": "is simulated", "latency": "is an analytic estimate from its figures"}
     notes: list[str] = []
-    scaled = "" if relative is None else f"scaled from {relative.device.name}'s by both devices' figures"
-    if list(origins.values()) == ["analytic"] * 2:
-        notes.append(
-            f"{device.name} has not been measured: memory is simulated, "
-            "latency is an analytic estimate from its figures"
-        )
-    elif list(origins.values()) == ["analytic", "relative"]:
-        notes.append(f"{device.name} has not been measured: memory is simulated, latency is {scaled}")
-    elif list(origins.values()) == ["derived"] * 2:
-        notes.append(
-            f"{here} was not measured on {device.name}: figures follow from its {there} measurements"
-        )
-    else:
-        stand_in = {"memory": "is simulated", "latency": "is an analytic estimate from its figures"}
-        for figure, origin in origins.items():
-            says = f"follows from its {there} measurements"
-            says = {"analytic": stand_in[figure], "relative": f"is {scaled}"}.get(origin, says)
-            notes.append(f"{here} {figure} was not measured on {device.name}: it {says} (assumed)")
+    for figure, origin in origins.items():
+        says = simple[figure] if origin == "analytic" else f"follows from its {there} measurements"
+        if origin == "relative" and relative is not None:
+            says = f"is scaled from {relative.device.name}'s by both devices' figures"
+        notes.append(f"{here} {figure} was not measured on {device.name}: it {says} (assumed)")
     missing = [n for n in ("peak_fp32_gflops", "bandwidth_gb_s") if n not in device.figures]
     if origins.get("latency") in ("analytic", "relative") and missing:
         notes.append(f"{device.name} gives no {' and no '.join(missing)}: the Jetson TX2's stand in for it")
