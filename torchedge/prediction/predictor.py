@@ -209,7 +209,7 @@ def _models(device: Device, graphs: Sequence[ForwardGraph], precision: str | Non
     return load_models(device, "train" if training == {True} else "infer", precision)
 
 
-class _Rows(NamedTuple):
+class _PredictedRows(NamedTuple):
     """The figures of graphs at batch sizes: all batch sizes of the first graph, then of the next ones."""
 
     models: StepModels
@@ -220,7 +220,7 @@ class _Rows(NamedTuple):
 
 def _predicted_rows(
     analyses: list[Analysis], batches: npt.NDArray[np.int64], device: Device, settings: StepSettings
-) -> _Rows:
+) -> _PredictedRows:
     """Predict graphs whose products run in one precision at batch sizes (B,)."""
     graphs = [analysis.graph for analysis in analyses]
     for graph in graphs:
@@ -236,7 +236,9 @@ def _predicted_rows(
     peaks = simulate_peaks(tapes, traits, which, batch)
     work = [a.work_under(settings.amp) for a in analyses]
     times = models.latency.predict(work, which, batch, columns(models.latency.feature_set))
-    return _Rows(models, peaks, models.memory.predict(peaks, columns(models.memory.feature_set)), times)
+    return _PredictedRows(
+        models, peaks, models.memory.predict(peaks, columns(models.memory.feature_set)), times
+    )
 
 
 def device_settings(device: Device, settings: StepSettings | None) -> StepSettings:
