@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ def compile_kernels(
     parts = [
         (preamble, dict(part))
         for preamble, bodies in groups.items()
-        for part in (_parts(bodies) if binaries else _shares(bodies, max(1, count)))
+        for part in _shares(bodies, -(-len(bodies) // MOST_KERNELS) if binaries else max(1, count))
     ]
     texts = ["\n".join([preamble, *bodies.values()]) for preamble, bodies in parts]
     if by_itself:
@@ -106,13 +106,6 @@ def compile_kernels(
 def cache_for(device: ClDevice) -> BinaryCache | None:
     """Return the cache in the user's cache folder, or None for drivers with a cache of their own."""
     return None if device.platform in SELF_CACHING else default_cache()
-
-
-def _parts(bodies: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
-    """Yield kernels by programs."""
-    items = list(bodies.items())
-    for begin in range(0, len(items), MOST_KERNELS):
-        yield items[begin : begin + MOST_KERNELS]
 
 
 def _shares(bodies: Mapping[str, str], count: int) -> list[list[tuple[str, str]]]:

@@ -5,7 +5,6 @@ PoCL (`pip install 'torchedge[opencl]'`) compiles them; callers need a fallback 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.opencl.platforms import load_pyopencl
-from torchedge.opencl.sharing import check_process
+from torchedge.opencl.compiling import compile_kernels
+from torchedge.opencl.contexts import open_context
+from torchedge.opencl.sharing import is_fork
 
 Array = npt.NDArray[Any]
 
@@ -23,23 +23,14 @@ class CpuKernel:
     """One compiled kernel; use `compile_kernel` to get it."""
 
     def __init__(self, source: str, name: str) -> None:
-        check_process()
-        pyopencl = self._cl = load_pyopencl()
-        devices = [
-            device
-            for platform in pyopencl.get_platforms()
-            for device in platform.get_devices(pyopencl.device_type.CPU)
-        ]
-        self._context = pyopencl.Context(devices[:1])
-        self._queue = pyopencl.CommandQueue(self._context)
-        self._kernel = pyopencl.Kernel(pyopencl.Program(self._context, source).build(), name)
-        self._process = os.getpid()
+        self._context = open_context("cpu")
+        self._kernel = compile_kernels(self._context, {name: source}).kernel(name)
         self._lock = threading.Lock()  # a kernel's arguments are part of the kernel
 
     @property
     def usable(self) -> bool:
         """Whether this is the process that compiled it: the runtime's threads do not survive a fork."""
-        return os.getpid() == self._process
+        return not is_fork()
 
     def run(
         self, count: int, inputs: Sequence[Array], scratch: Sequence[int], numbers: Sequence[int], out: Array
@@ -48,18 +39,14 @@ class CpuKernel:
 
         The kernel's arguments: inputs (read), scratch buffers of so many bytes, int32 numbers, out (written).
         """
-        flags = self._cl.mem_flags
-        buffers = [
-            self._cl.Buffer(self._context, flags.READ_ONLY | flags.USE_HOST_PTR, hostbuf=array)
-            for array in inputs
-        ]
-        buffers += [self._cl.Buffer(self._context, flags.READ_WRITE, size) for size in scratch]
-        result = self._cl.Buffer(self._context, flags.WRITE_ONLY, out.nbytes)
+        cl, context, queue = self._context.cl, self._context.context, self._context.queue
+        read = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
+        buffers = [cl.Buffer(context, read, hostbuf=array) for array in inputs]
+        buffers += [cl.Buffer(context, cl.mem_flags.READ_WRITE, size) for size in (*scratch, out.nbytes)]
         whole = [np.int32(number) for number in numbers]
         with self._lock:
-            self._kernel(self._queue, (count,), (1,), *buffers, *whole, result)
-            self._cl.enqueue_copy(self._queue, out, result)
-            self._queue.finish()
+            self._kernel(queue, (count,), (1,), *buffers[:-1], *whole, buffers[-1])
+            cl.enqueue_copy(queue, out, buffers[-1])
 
 
 def compile_kernel(source: str, name: str) -> CpuKernel | None:

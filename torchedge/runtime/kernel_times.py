@@ -77,7 +77,7 @@ class CachedTimes:
 
     def _key(self, kernel: Sequence[KernelCandidate]) -> str:
         launches = [
-            (source.kernel.source, source.global_size, source.local_size, source.sizes)
+            (source.kernel.source, source.launch.global_size, source.launch.local_size, source.launch.sizes)
             for sources, _ in kernel
             for source in sources
         ]
@@ -126,9 +126,9 @@ def _times_of(
             if (node, placed) not in memory:
                 memory[node, placed] = _filled(context, queue, node, placed)
             arguments.append(memory[node, placed])
-        for place, argument in enumerate([*arguments, *map(np.int32, source.sizes)]):
+        for place, argument in enumerate([*arguments, *map(np.int32, source.launch.sizes)]):
             launched.set_arg(place, argument)
-        return launched, source.global_size, source.local_size
+        return launched, source.launch.global_size, source.launch.local_size
 
     times = []
     try:
