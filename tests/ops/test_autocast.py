@@ -15,6 +15,7 @@ from oracles.optimizers import OPTIMIZERS
 from torch import nn
 
 from torchedge.ops.specs import registry
+from torchedge.prediction.memory.autocast import lower_precision
 from torchedge.prediction.memory.settings import StepSettings
 from torchedge.prediction.memory.step_tapes import write_tape
 from torchedge.tracing.capturing import capture
@@ -83,3 +84,27 @@ def test_casts_are_repeated_where_a_checkpoint_runs_again(name):
     tape = write_tape(graph, StepSettings(backend="cpu", **recipe.settings))
     count = run_training_on_fake_cpu(model, network.feed(16), criterion, recipe.make, **recipe.loop)
     assert int(tape.peak_bytes(np.array([16]))[0]) == pytest.approx(count.peak, rel=0.01)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_losses_read_half_precision_on_cuda_but_where_the_model_asks_for_float32(asks):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 16, bias=False)
+
+        def forward(self, x):
+            scores = self.linear(x)
+            return (scores.float() if asks else scores).view(-1, 16)
+
+    graph = capture(Net(), input_size=(8,), mode="train")
+    for backend, casts in (("cuda", asks), ("cpu", True)):
+        low = lower_precision(graph, StepSettings(amp="bfloat16", backend=backend))
+        low.verify()
+        loss = low.ops[-1]
+        assert loss.kind == "cross_entropy_loss"
+        scores = low.values[loss.inputs[0]]
+        assert scores.dtype == ("float32" if casts else "bfloat16")
+        assert low.values[loss.outputs[0]].dtype == "float32"
+        sizes = write_tape(graph, StepSettings(amp="bfloat16", backend=backend)).sizes
+        assert (sizes[:, 1] == 4 * 16).sum() >= 2  # log-probabilities and their gradient, in float32

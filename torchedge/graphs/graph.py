@@ -36,7 +36,8 @@ class Value:
     """One tensor: its name, shape (dimensions may be affine in the batch size N), dtype and role.
 
     `alias` is the index of the value whose storage it shares (a view, or the result of an in-place operator),
-    else None. `trainable` says of a parameter that it receives a gradient.
+    else None. `trainable` says of a parameter that it receives a gradient, `exact` that the model asks for
+    the dtype (`.float()`), which autocast leaves alone.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Value:
     role: Role = "activation"
     alias: int | None = None
     trainable: bool = False
+    exact: bool = False
 
     @property
     def numel(self) -> Poly:
@@ -177,6 +179,7 @@ class ForwardGraph:
         for value in self.values:
             shape = canonical_text(value.shape)
             state.update(f"{shape}{value.dtype}{value.role}{value.alias}{value.trainable};".encode())
+            state.update(b"exact;" * value.exact)
         for op in self.ops:
             attrs = canonical_text(op.attrs)
             line = f"{op.kind}{op.inputs}{op.outputs}{attrs}{op.inplace}{op.grad}{op.region}{op.stored};"

@@ -78,12 +78,12 @@ def input_flops(call: Call) -> int:
 
 def log_probabilities(call: Call) -> tuple[int, ...]:
     """cross_entropy is log_softmax followed by nll_loss: the log-probabilities are allocated and kept."""
-    return (call.in_bytes(0), 4)
+    return (prod(call.ins[0] or ()) * call.out_item_size(), 4)
 
 
 def nll_scratch(call: Call) -> tuple[int, ...]:
     """The gradient with respect to the log-probabilities lives while log_softmax runs backward."""
-    return (call.in_bytes(0),)
+    return (prod(call.ins[0] or ()) * call.out_item_size(),)
 
 
 def masked_scratch(call: Call, copies: int) -> tuple[int, ...]:
@@ -108,6 +108,7 @@ _softmax = partial(
     flops=flops_each(5),
     saves=keep(-1),
     autocast="float32_on_cuda",
+    widens=True,
 )
 _reduce = partial(_row, work=Work.REDUCTION, flops=reduced_flops)
 _wide = partial(_reduce, autocast="float32_on_cuda")
@@ -206,6 +207,7 @@ OPS = (
         "cross_entropy",
         infer=reduced_shape,
         first_dtype=True,
+        widens=True,
         aux=log_probabilities,
         saves=keep(1),
         backward_scratch=nll_scratch,

@@ -136,7 +136,11 @@ class Call:
 
     def out_bytes(self, index: int = 0) -> int:
         """Bytes of one output."""
-        return prod(self.outs[index]) * ITEM_SIZES[self._values[self._op.outputs[index]].dtype]
+        return prod(self.outs[index]) * self.out_item_size(index)
+
+    def out_item_size(self, index: int = 0) -> int:
+        """Bytes of an element of one output."""
+        return ITEM_SIZES[self._values[self._op.outputs[index]].dtype]
 
 
 Rule = Callable[[Call], Any]
@@ -203,6 +207,7 @@ class OpSpec:
     autocast: "lower" (runs in the low precision), "float32", "float32_on_cuda" (the CPU leaves it in the
     precision of its inputs), "widest" (its output has the widest input dtype), "join" (casts half-precision
     inputs to float32 where one input is float32) or "keep".
+    widens: CUDA's kernel reads half precision and writes float32, so that float32 needs no cast of its input.
     view: its output shares the storage of input 0.
     strides: strides of the output from those of input 0 (None: the output is contiguous).
     composite: the operators that PyTorch runs in its place ("product": copies, then bmm).
@@ -228,6 +233,7 @@ class OpSpec:
     backward_scratch: Rule = nothing
     grads: tuple[str, ...] = ("new",)
     autocast: Autocast = "widest"
+    widens: bool = False
     view: bool = False
     strides: StrideRule | None = None
     composite: Composite = ""

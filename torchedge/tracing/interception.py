@@ -288,6 +288,9 @@ class Interceptor(TorchFunctionMode):
             None if known is not None and not known.replayed else (to_meta(args, rec), to_meta(kwargs, rec))
         )
         result = self._result(call)
+        if func is torch.Tensor.float and result is args[0]:
+            index = rec.index_of(result)
+            rec.values[index] = replace(rec.values[index], exact=True)
         if metas is not None and len(rec.ops) == first + 1:
             self._replay(call, *metas)
         if all([i is None or i in rec.example for i in call.inputs]):

@@ -5,6 +5,7 @@ The casts that `torch.autocast` runs, inserted as operators.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from torchedge.graphs import FLOATING, ForwardGraph, Op, Value
@@ -35,20 +36,44 @@ class _AutocastPass:
         self.releases = releases_of(graph)
         self.cached: dict[tuple[int, str], int] = {}
         self.weak: set[int] = set()
+        self.exact: dict[int, int] = {}
+        self.readers = Counter(index for op in graph.ops for index in op.inputs)
 
     def run(self) -> ForwardGraph:
         known = registry()
-        for position, op in enumerate(self.graph.ops):
+        for position, original in enumerate(self.graph.ops):
+            op = self._reading_exact(original)
             spec = known.get(op.kind)
             wanted = self._precision(op, spec)
-            inputs, casts = self._casts(op, wanted)
+            widens = spec is not None and spec.widens and not self.on_cpu
+            inputs, casts = self._casts(op, None if widens else wanted)
             if (not op.inputs and "dtype" in op.attrs) or (op.inputs and self.weak.issuperset(op.inputs)):
                 self.weak.update(op.outputs)
             self._retype(op, spec, wanted)
             self.out.emit(replace(op, inputs=inputs))
-            self.out.release(*casts, *self.releases[position])
+            released = self.releases[position]
+            self.out.release(*casts, *released, *[self.exact[i] for i in released if i in self.exact])
+            self._cast_exact(op)
         self.out.release(*self.cached.values())
         return self.out.finish()
+
+    def _reading_exact(self, op: Op) -> Op:
+        """Return the operator reading the casts that the model asks for in place of their sources."""
+        for index in op.outputs:
+            value = self.out.values[index]
+            if value.alias in self.exact:
+                self.out.values[index] = replace(value, alias=self.exact[value.alias])
+        return replace(op, inputs=tuple([self.exact.get(i, i) if i is not None else None for i in op.inputs]))
+
+    def _cast_exact(self, op: Op) -> None:
+        """Cast a result whose dtype the model asks for; autocast does not change what was asked.
+
+        Where several operators read it, which of them read the cast is unknown: it stays as it is.
+        """
+        for index in op.outputs:
+            value = self.out.values[index]
+            if value.exact and value.dtype in _LOW and self.readers[index] == 1:
+                self.exact[index] = self.out.add("to_copy", (index,), value.shape, "float32", op)
 
     def _precision(self, op: Op, spec: OpSpec | None) -> str | None:
         """Return the dtype an operator's inputs are cast to, None where autocast does not cast them."""
