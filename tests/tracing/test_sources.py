@@ -144,7 +144,7 @@ def test_files_of_weights_are_no_models(tmp_path, name):
 def test_detectors_are_refused_with_their_backbone_named():
     models = pytest.importorskip("torchvision.models")
     with pytest.raises(CaptureError, match="backbone"):
-        load_model("fasterrcnn_mobilenet_v3_large_fpn")
+        capture("fasterrcnn_mobilenet_v3_large_fpn")
     detector = models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
     with pytest.raises(CaptureError, match="backbone"):
         capture(detector)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from torchedge.errors import (
-    CaptureError,
     InputError,
     MissingExtraError,
     TorchedgeError,
@@ -173,14 +172,7 @@ def _torchvision_model(name: str, weights: bool) -> torch.nn.Module:
         options["weights_backbone"] = None
     if name in ("googlenet", "inception_v3"):
         options["init_weights"] = weights
-    model = _built(lambda: get_model(name, **options), name, weights)
-    if name.startswith(("fasterrcnn", "fcos", "keypointrcnn", "maskrcnn", "retinanet", "ssd")):
-        raise CaptureError(
-            f"{name} chooses boxes by their scores, so its shapes depend on the data; expected a model "
-            "without that: in Python, capture its backbone with torchedge.capture(model.backbone, "
-            "input_size=(3, 800, 800))"
-        )
-    return model
+    return _built(lambda: get_model(name, **options), name, weights)
 
 
 def _built(make: Callable[[], Any], label: str, weights: bool) -> torch.nn.Module:

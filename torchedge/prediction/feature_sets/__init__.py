@@ -7,7 +7,6 @@ from torchedge.prediction.feature_sets.extraction import (
     checked_batches,
     feature_plan,
     feature_rows,
-    feature_values,
     features,
 )
 from torchedge.prediction.feature_sets.perf4sight import INFERENCE, TRAINING
@@ -35,7 +34,6 @@ __all__ = [
     "feature",
     "feature_plan",
     "feature_rows",
-    "feature_values",
     "features",
     "find_feature_set",
     "list_feature_sets",

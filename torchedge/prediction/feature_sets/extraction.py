@@ -122,13 +122,6 @@ def _plan(net: FeatureInputs, chosen: FeatureSet) -> FeaturePlan:
     return FeaturePlan(const, np.array([amount.slope for amount in amounts], dtype=np.float64), curves)
 
 
-def feature_values(
-    graph: ForwardGraph, batch_sizes: NDArray[np.int64], feature_set: str = "perf4sight"
-) -> Float64:
-    """Return the features (B, F) of a graph at batch sizes (B,), unchecked: the inner loop of predictors."""
-    return feature_plan(graph, feature_set).at(batch_sizes)
-
-
 def feature_rows(
     graphs: Sequence[ForwardGraph], which: NDArray[np.intp], batch: Float64, feature_set: str
 ) -> Float64:
@@ -136,7 +129,7 @@ def feature_rows(
     columns = np.empty((len(which), len(find_feature_set(feature_set))))
     for place in np.unique(which):
         rows = which == place
-        columns[rows] = feature_values(graphs[place], batch[rows].astype(np.int64), feature_set)
+        columns[rows] = feature_plan(graphs[place], feature_set).at(batch[rows].astype(np.int64))
     return columns
 
 
@@ -166,9 +159,12 @@ def features(
         chosen = find_feature_set(feature_set or _default_set("train" if graph.training else "infer"))
     else:
         chosen = find_feature_set(feature_set or _default_set(mode or "train"))
-        graph = _captured(model_or_graph, input_size, example, mode or chosen.mode)
+        from torchedge.tracing.capturing import capture
+
+        mode = mode or chosen.mode
+        graph = capture(model_or_graph, example, input_size=input_size, mode=mode, loss=None)
     graph.check_batch_sizes(sizes.tolist())
-    values = feature_values(graph, sizes, chosen.name)
+    values = feature_plan(graph, chosen.name).at(sizes)
     values.setflags(write=False)
     if np.ndim(batch_size) == 0:
         return Features(chosen.names, values[0], int(sizes[0]), chosen.name)
@@ -188,17 +184,6 @@ def checked_batches(batch_sizes: Any) -> NDArray[np.int64]:  # noqa: ANN401
 
 def _default_set(mode: Mode) -> str:
     return "perf4sight" if mode == "train" else "perf4sight-infer"
-
-
-def _captured(
-    model: torch.nn.Module,
-    input_size: tuple[int, ...] | None,
-    example: Any,  # noqa: ANN401
-    mode: Mode,
-) -> ForwardGraph:
-    from torchedge.tracing.capturing import capture
-
-    return capture(model, example, input_size=input_size, mode=mode, loss=None)
 
 
 def _checked_graph(
