@@ -19,7 +19,7 @@ import numpy as np
 from torchedge.cli.benchmarking import print_summary
 from torchedge.devices import find_device
 from torchedge.errors import InputError
-from torchedge.lowering.inference import inference_target
+from torchedge.lowering.inference import target_of_device
 from torchedge.lowering.targets import Target
 from torchedge.lowering.tuning import MARGIN, score
 from torchedge.profiling.kernel_benchmark import describe_choice, operand_layouts, summarize
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--storage", choices=["buffer", "image"], help="preferred storage")
     given = parser.parse_args()
     known = find_device(given.profile)
-    target = inference_target(known)
+    target = target_of_device(known)
     target = replace(target, storage=given.storage) if given.storage else target
     rows = read_bench(given.folder)
     replayed = [replay_case(row, target, coefficients_of(known)) for row in rows]

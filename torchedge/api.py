@@ -370,13 +370,13 @@ def plan(
     Raises InputError, CaptureError, LoweringError, DeviceError, and LimitError, which names the smallest
     limit that works.
     """
-    from torchedge.lowering.inference import capture_model, inference_target
+    from torchedge.lowering.inference import capture_model, target_of_device
     from torchedge.runtime.model_plans import ModelPlan
     from torchedge.streaming.adaptive_fusion import plan_model
 
     check_not_bare("memory_limit", memory_limit)
     chosen = choose_device(device)
-    target = inference_target(chosen, precision)
+    target = target_of_device(chosen, precision=precision)
     captured = capture_model(model, example, input_size=input_size)
     planned = plan_model(
         captured,

@@ -157,13 +157,13 @@ def explain_kernel(operator: str, sizes: tuple[int, ...], device: str, as_json: 
     their cost.
     """
     from torchedge.devices import find_device
-    from torchedge.lowering.inference import inference_target
+    from torchedge.lowering.inference import target_of_device
     from torchedge.lowering.tuning import layout_options, score
     from torchedge.profiling.operator_cases import case_of, operator_kernel
     from torchedge.textures.coefficients import coefficients_of
 
     case, known = case_of(operator, sizes), find_device(device)
-    target, coefficients = inference_target(known), coefficients_of(known)
+    target, coefficients = target_of_device(known), coefficients_of(known)
     kernel = operator_kernel(case, target)
     options = {
         node: layout_options(node, kernel.layouts[node], target)

@@ -165,7 +165,7 @@ def _plan_model(
     The memory limit covers all that a run allocates: weights, inputs and outputs, intermediates, staging
     buffers. The exit status is 3 if no plan stays within it; the smallest limit that works is named.
     """
-    from torchedge.lowering.inference import capture_model, inference_target
+    from torchedge.lowering.inference import capture_model, target_of_device
     from torchedge.streaming.adaptive_fusion import plan_model
     from torchedge.streaming.instances import write_instance as write_problem
     from torchedge.streaming.plans import write_plan
@@ -179,7 +179,7 @@ def _plan_model(
     device, precision, shared = _settings(**planning)
     try:
         with Progress(1, f"lowering and planning {model}") as progress, unsuitable_size(input_size):
-            target = inference_target(device, precision)
+            target = target_of_device(device, precision=precision)
             result = plan_model(
                 capture_model(model, input_size=input_size),
                 target,

@@ -23,17 +23,9 @@ _SAME_VALUES = frozenset(
 )  # fmt: skip
 """Operators whose result holds all values of their input, and no others."""
 
-_AMONG = _SAME_VALUES | {
-    "amax",
-    "amin",
-    "flip",
-    "index_select",
-    "repeat",
-    "roll",
-    "select",
-    "slice",
-    "unfold",
-}
+_AMONG = _SAME_VALUES | frozenset(
+    ("amax", "amin", "flip", "index_select", "repeat", "roll", "select", "slice", "unfold")
+)
 """Operators whose result holds no other values than their input."""
 
 _PLACES = frozenset(("argmax", "argmin", "max", "min", "sort", "topk"))

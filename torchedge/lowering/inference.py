@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from torchedge.devices import Device
-from torchedge.errors import InputError
+from torchedge.errors import InputError, check_choice
 from torchedge.lowering.assembly import Lowered, lower_step
 from torchedge.lowering.limits import Limits, profile_limits
 from torchedge.lowering.programs import Program
@@ -22,9 +22,17 @@ from torchedge.tracing.steps import CapturedStep, capture_step
 
 
 def target_of_device(
-    device: Device, limits: Limits, precision: Precision = "float32", tuner: Tuner | None = None
+    device: Device,
+    limits: Limits | None = None,
+    precision: Precision = "float32",
+    tuner: Tuner | None = None,
 ) -> Target:
-    """Return the target of a device's class, with its limits of images; tuner: as in `with_tuner`."""
+    """Return the target of a device's class, with its limits of images, by default those of its profile.
+
+    tuner: as in `with_tuner`. Raises InputError for an unknown precision.
+    """
+    check_choice("precision", precision, get_args(Precision))
+    limits = limits or profile_limits(device)
     target = TARGETS[device_class(device.kind, device.vendor)]
     return replace(
         with_tuner(target, device, tuner),
@@ -102,13 +110,6 @@ def capture_model(
     return capture_inference_step(model, args, kwargs, name=name)
 
 
-def inference_target(device: Device, precision: Precision = "float32") -> Target:
-    """Return the target of a device by its profile; raises InputError for an unknown precision."""
-    if precision not in get_args(Precision):
-        raise InputError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
-    return target_of_device(device, profile_limits(device), precision)
-
-
 def lower_model(
     model: torch.nn.Module | str,
     device: Device,
@@ -122,5 +123,5 @@ def lower_model(
 
     Raises what `capture_model` raises, and LoweringError for operators without kernels.
     """
-    target = inference_target(device, precision)
+    target = target_of_device(device, precision=precision)
     return lower_inference(capture_model(model, example, input_size=input_size, name=name), target)

@@ -137,18 +137,26 @@ Lying = Callable[..., Windows]
 """`sliding` or `adaptive`."""
 
 
+def _windowed(
+    space: int, result: Result, x: Node, windows: Windows, outside: float
+) -> tuple[RowBuilder, Callable[..., Scalar]]:
+    """Return rows over the places of each window, and the function from an index to x there."""
+    rank = len(result.shape)
+
+    def element(*indices: Index) -> Scalar:
+        places, bounds = windows.under(indices[rank - space : rank], indices[rank:])
+        return guarded(bounds, x.at(*indices[: rank - space], *places), outside)
+
+    return RowBuilder((*result.shape, *windows.kernel), range(rank, rank + space), "pool"), element
+
+
 @spatial_rule("max_pool2d_with_indices", "max_pool3d_with_indices", lying=sliding)
 @spatial_rule("adaptive_max_pool2d", "adaptive_max_pool3d", lying=adaptive)
 def max_pool(space: int, result: Result, input: Node, *, lying: Lying, **settings: Any) -> tuple[Node, ...]:  # noqa: ANN401 - of the windows
     """The largest element of each window, and where in the plane it lies."""
     windows, rank = lying(space, input.shape, result.shape, **settings), len(result.shape)
     lowest = -inf if input.dtype.startswith("float") else int(np.iinfo(input.dtype).min)
-    builder = RowBuilder((*result.shape, *windows.kernel), range(rank, rank + space), "pool")
-
-    def element(*indices: Index) -> Scalar:
-        places, bounds = windows.under(indices[rank - space : rank], indices[rank:])
-        return guarded(bounds, input.at(*indices[: rank - space], *places), lowest)
-
+    builder, element = _windowed(space, result, input, windows, lowest)
     peak = builder.reduce("max", element)
     place = builder.reduce("argmax", element)
 
@@ -219,13 +227,8 @@ def _covering_sum(
 @spatial_rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", lying=adaptive)
 def avg_pool(space: int, result: Result, input: Node, *, lying: Lying, **settings: Any) -> Node:  # noqa: ANN401 - of the windows
     """The mean of each window."""
-    windows, rank = lying(space, input.shape, result.shape, **settings), len(result.shape)
-    builder = RowBuilder((*result.shape, *windows.kernel), range(rank, rank + space), "pool")
-
-    def element(*indices: Index) -> Scalar:
-        places, bounds = windows.under(indices[rank - space : rank], indices[rank:])
-        return guarded(bounds, input.at(*indices[: rank - space], *places))
-
+    windows = lying(space, input.shape, result.shape, **settings)
+    builder, element = _windowed(space, result, input, windows, 0)
     total = builder.reduce("sum", element)
     return builder.row(lambda *at: _divided(total, windows.counts(at[-space:])))
 

@@ -234,14 +234,10 @@ def _backward(
 
 
 _KINDS = {
-    "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
-    "nearest exact": (
-        "_upsample_nearest_exact1d",
-        "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d",
-    ),
-    "linear": ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
-    "cubic": ("upsample_bicubic2d",),
+    "nearest": [f"upsample_nearest{space}d" for space in (1, 2, 3)],
+    "nearest exact": [f"_upsample_nearest_exact{space}d" for space in (1, 2, 3)],
+    "linear": ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"],
+    "cubic": ["upsample_bicubic2d"],
 }
 for _kind, _names in _KINDS.items():
     spatial_rule(*_names)(partial(_forward, _kind))
