@@ -20,7 +20,7 @@ from torchedge.streaming.solving.problems import (
 
 ORDERS = {
     "fewest remaining": fewest_remaining,
-    "weighted": lambda job, remaining: remaining / max(1, job.late),
+    "largest first": lambda job, remaining: -job.chunks,
     "consumption": lambda job, remaining: job.release,
 }
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from oracles.random_instances import random_instance
+from oracles.random_instances import any_instance, random_instance
 
 from torchedge.errors import InputError
 from torchedge.streaming.instances import Instance, Layer, Weight
@@ -158,3 +158,10 @@ def test_equal_parts_are_solved_alike():
 def test_effort_is_checked(effort):
     with pytest.raises(InputError, match="effort"):
         solve(line([1], []), effort=effort)
+
+
+def test_the_smallest_memory_leaves_work_for_the_plan_within_it():
+    # The smallest memory is hard to prove here: it once took all work, and the plan was 60 % dearer.
+    plan = solved(any_instance(381))
+    assert plan.status == "OPTIMAL"
+    assert plan.objective == pytest.approx(51)

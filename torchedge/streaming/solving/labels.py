@@ -1,10 +1,10 @@
 """Which jobs to preload: a search over slots that keeps the most promising labels.
 
-A label is the state of a partial plan: its cost and the remaining chunks of its streamed jobs. Each slot
-serves the jobs of a label, fewest remaining chunks first, then streams or preloads every job whose last use
-it is. A label is dropped if another one costs no more and leaves no more to load (dominance), if its lower
-bound exceeds a known cost, and, beyond `width` labels, if it promises least. All labels of a slot are rows of
-the same arrays.
+A label is the state of a partial plan: its cost, the remaining chunks of its streamed jobs, its preloaded
+chunks. Each slot serves the jobs of a label, fewest remaining chunks first, then streams or preloads every
+job whose last use it is. A label is dropped if another one costs no more and leaves no more to load
+(dominance), if its lower bound exceeds a known cost, and, beyond `width` labels, if it promises least. All
+labels of a slot are rows of the same arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torchedge.streaming.solving.prices import Guide, Ints
+from torchedge.streaming.solving.prices import Flow, Guide, Ints
 from torchedge.streaming.solving.problems import Problem, Subproblem, WorkBudget
 
 COMPARED = 48
@@ -25,10 +25,21 @@ MOST_EXACT = 2.0**52
 
 @dataclass(frozen=True, slots=True)
 class ChunkLimits:
-    """Most chunks in flight; whole: weights count whole from first load to last use."""
+    """Most chunks in flight, counted whole from first load to last use or not; most chunks preloaded.
+
+    `fewest`: the fewest chunks that must still be preloaded, by slot and chunks waiting. `premium`: what a
+    preloaded chunk costs beyond its price when labels are compared. `slack`: most chunks preloaded in a
+    relaxation that the lower bound is taken of. `memory`: most chunks preloaded and in flight together, which
+    no search counts.
+    """
 
     in_flight: int | None = None
     whole: bool = False
+    preloaded: int | None = None
+    premium: float = 0.0
+    slack: int | None = None
+    fewest: Flow | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,7 @@ class _Jobs:
         self.release = np.array([job.release for job in part.jobs] + [0], dtype=np.int64)
         self.late = np.array([float(job.late) for job in part.jobs] + [0.0])
         self.tied = any(job.last < job.release - 1 for job in part.jobs)
+        self.alike = len({job.late for job in part.jobs}) == 1
 
 
 class _Trace:
@@ -104,6 +116,7 @@ class LabelSearch:
         self.remaining: Ints = np.zeros((1, 0), np.int64)
         self.names: Ints = np.zeros((1, 0), np.int64)
         self.cost = np.zeros(1)
+        self.preload_chunks = np.zeros(1, np.int64)
         self.origin: Ints = np.zeros(1, np.int64)  # label of the last decision
         self.trace = _Trace()
 
@@ -166,8 +179,11 @@ class LabelSearch:
         stream = np.ones(len(self.cost), dtype=bool)
         if in_flight is not None and limits.in_flight is not None:
             stream = in_flight + job.chunks <= limits.in_flight
-        one = np.flatnonzero(stream)
-        rows = np.concatenate([one, np.arange(len(self.cost))])
+        preload = np.ones(len(self.cost), dtype=bool)
+        if limits.preloaded is not None:
+            preload = self.preload_chunks + job.chunks <= limits.preloaded
+        one, other = np.flatnonzero(stream), np.flatnonzero(preload)
+        rows = np.concatenate([one, other])
         preloads = np.arange(len(rows)) >= len(one)
         self.trace.add(position, self.origin[rows], preloads)
         self._take(rows)
@@ -175,6 +191,7 @@ class LabelSearch:
         self.remaining = np.column_stack([self.remaining, np.where(preloads, 0, job.chunks)])
         self.names = np.column_stack([self.names, np.where(preloads, -1, position)])
         self.cost[len(one) :] += job.preload_cost
+        self.preload_chunks[len(one) :] += job.chunks
         if in_flight is None:
             return None
         following: Ints = in_flight[rows] + np.where(preloads, 0, job.chunks)
@@ -182,12 +199,14 @@ class LabelSearch:
 
     def _take(self, rows: Ints) -> None:
         self.remaining, self.names = self.remaining[rows], self.names[rows]
-        self.cost, self.origin = self.cost[rows], self.origin[rows]
+        self.cost, self.preload_chunks = self.cost[rows], self.preload_chunks[rows]
+        self.origin = self.origin[rows]
 
     def _sort(self, slot: int) -> None:
         """Order every label's jobs as the next slot serves them: none, then waiting ones, then later ones."""
         released = self.jobs.release[self.names]
-        rank = np.where(released > slot + 1, np.inf, self.remaining)
+        rank = self.remaining / np.maximum(1.0, self.jobs.late[self.names])
+        rank = np.where(released > slot + 1, np.inf, rank)
         rank = np.where(self.names < 0, -1.0, rank)
         order = np.argsort(rank, axis=1, kind="stable")
         self.remaining = np.take_along_axis(self.remaining, order, axis=1)
@@ -200,14 +219,18 @@ class LabelSearch:
         if len(self.cost) < 2:
             return in_flight
         self.work.spend(80 + self.remaining.size / 5)
-        value = self.cost.copy()
+        value = self.cost + self.limits.premium * self.preload_chunks
         value[self.remaining.sum(axis=1) > self.left[slot + 1]] = np.inf  # never served within the part
         lower = np.full(len(value), -np.inf)
         if self.guide is not None:
             estimate, least = self.guide.rest(slot + 1, self.remaining, self.names)
             if not self.jobs.tied:
                 lower = np.where(value < np.inf, value, 0.0) + least
+                lower -= self.limits.premium * (self.limits.slack or 0)
             value = np.where(lower > self.best, np.inf, value + estimate)
+        if self.limits.fewest is not None and self.limits.preloaded is not None:
+            fewest = self.limits.fewest.rest(slot + 1, self.remaining.sum(axis=1)) - self._ahead(slot)
+            value = np.where(self.preload_chunks + fewest > self.limits.preloaded, np.inf, value)
         ranked = np.lexsort((self.cost, value))
         alive = self._undominated(slot, ranked)
         ranked = ranked[alive[ranked] & np.isfinite(value[ranked])]
@@ -217,18 +240,24 @@ class LabelSearch:
         self._take(ranked)
         return None if in_flight is None else in_flight[ranked]
 
+    def _ahead(self, slot: int) -> int:
+        """Chunks of jobs that are decided already and released later: they may be preloaded already."""
+        return sum(job.chunks for job in self.part.jobs if job.last <= slot < job.release - 1)
+
     def _undominated(self, slot: int, ranked: Ints) -> npt.NDArray[np.bool_]:
         """Which labels none of the most promising ones dominates."""
         alive = np.ones(len(ranked), dtype=bool)
         jobs, names, remaining = self.jobs, self.names, self.remaining
         # Without a limit on whole weights and jobs to come, only what remains matters, sorted.
-        plain = not self.limits.whole and not jobs.tied
+        plain = not self.limits.whole and not jobs.tied and jobs.alike
         totals = remaining.sum(axis=1)
+        preloaded = self.preload_chunks * (self.limits.preloaded is not None)
         self.work.spend(len(ranked) / 5)
         for rival in ranked[:COMPARED]:
             if not alive[rival]:
                 continue
             others = alive & (self.cost[rival] <= self.cost) & (totals[rival] <= totals)
+            others &= preloaded[rival] <= preloaded
             others[rival] = False
             rows = np.flatnonzero(others)
             less = remaining[rival] <= remaining[rows]

@@ -1,8 +1,8 @@
 """The solver: an overlap plan with a proven lower bound, within a limit on work, always valid.
 
 An instance falls into parts that share no slot (`segments`); each is solved on its own (`PartSolver`). A
-limit on preloaded chunks and chunks in flight together couples the parts: where their plans exceed it, the
-smallest memory that works is found, and a small problem is solved as one programme (`_Memory`).
+limit on preloaded chunks and chunks in flight together couples the parts: a small problem is solved as one
+programme, else the limit is divided between the two in several ways (`_Memory`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from torchedge.streaming.solving.problems import (
     admit,
     fewest_remaining,
     make_problem,
+    most_in_flight,
     pack,
     residency,
     segments,
     whole_chunks,
 )
-from torchedge.streaming.solving.programmes import Ends, Programme, make_programme
+from torchedge.streaming.solving.programmes import Ends, make_programme
 
 STRATEGY = "optimal"
 WORK = 5_000_000
@@ -45,6 +46,8 @@ WIDTH, MOST_WIDTH = 16, 4_096
 """Labels of the first search that drops some, and of the last."""
 ROUNDS = 1_500
 """Rounds of an ascent."""
+PREMIUMS = 6
+"""Premiums on preloaded chunks that are tried under a limit on them."""
 MOST_SEARCHED = 20_000
 """Slots and jobs of a part that is searched at all."""
 
@@ -73,126 +76,165 @@ class Solved:
 
 
 class PartSolver:
-    """Chooses what to preload of a part within limits."""
+    """Chooses what to preload of a part within limits; `known`: only cheaper choices are of use."""
 
-    def __init__(self, problem: Problem, part: Subproblem, limits: ChunkLimits, work: WorkBudget) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        part: Subproblem,
+        limits: ChunkLimits,
+        work: WorkBudget,
+        known: int | None = None,
+    ) -> None:
         self.problem, self.part, self.limits, self.work = problem, part, limits, work
         self.size = part.size
         whole = limits.whole and limits.in_flight is not None
         self.exact = len({job.late for job in part.jobs}) == 1 and not whole  # the order is optimal
         self.best: PreloadChoice | None = None
+        self.known = known
+        self.chunks = np.array([job.chunks for job in part.jobs], dtype=float)
         self.bound = 0
 
     @property
     def upper(self) -> int | None:
-        """The cost of the best choice so far."""
-        return None if self.best is None else self.best.cost
+        """The cost of the best choice so far, or of the one known before."""
+        return self.known if self.best is None else self.best.cost
 
     def solve(self) -> Solved:
         """Try prices, the programme and searches in turn, until nothing can be gained any more."""
         self._try(frozenset())
-        guide = self._price()
-        if not self._done():
-            self._programme()
+        premium, guide = self._price()
+        if not self.done() and self.work.left > 0 and self.limits.preloaded is None:
+            self.programme()
+        limits = replace(self.limits, premium=premium)
         width, steps, stalled = WIDTH, 0, 0
-        while self.size <= MOST_SEARCHED and width <= MOST_WIDTH and not self._done():
-            before, cost = self.work.left, NOTHING if self.upper is None else self.upper
-            if self._search(width, guide):
-                return self._solved("exact")
+        while self.size <= MOST_SEARCHED and width <= MOST_WIDTH and not self.done():
+            before, choice = self.work.left, self.best
+            if self._search(width, guide, limits):
+                return self.solved("exact")
             steps += 1
-            stalled = 0 if self.upper is not None and self.upper < cost else stalled + 1
+            stalled = 0 if self.best is not choice else stalled + 1
             if stalled > 1 or self.work.left < 4 * (before - self.work.left):
                 break
             width *= 4
-        return self._solved("searched" if steps else "priced")
+        return self.solved("searched" if steps else "priced")
 
-    def _done(self) -> bool:
+    def done(self) -> bool:
         """Whether nothing (or next to nothing) can be gained any more."""
         return self.upper is not None and self.upper - self.bound <= CLOSE * self.upper
 
-    def _solved(self, method: str) -> Solved:
-        return Solved(self.best, self.bound if self.upper is None else min(self.bound, self.upper), method)
+    def solved(self, method: str) -> Solved:
+        """Return the best choice so far."""
+        bound = self.bound if self.best is None else min(self.bound, self.best.cost)
+        return Solved(self.best, bound, method)
 
-    def _offer(self, preloaded: frozenset[int], order: Order) -> int | None:
+    def offer(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Take a set of preloads if it keeps the limits and is the best; return its cost."""
-        jobs = self.part.jobs
+        jobs, most = self.part.jobs, self.limits.preloaded
+        if most is not None and most < sum(job.chunks for job in jobs if job.weight in preloaded):
+            return None
         self.work.spend(100 + 3 * self.size)
         streamed = [job for job in jobs if job.weight not in preloaded]
         packing = pack(self.problem, streamed, order, end=self.part.end)
         if packing.unfinished or self._exceeds(streamed, packing):
             return None
         cost = packing.cost + sum(job.preload_cost for job in jobs if job.weight in preloaded)
-        if self.upper is None or cost < self.upper:
+        if self.best is None or cost < self.best.cost:
             self.best = PreloadChoice(cost, preloaded, order)
         return cost
 
     def _exceeds(self, streamed: list[Job], packing: Packing) -> bool:
-        """Whether the limit in flight is broken: a search may break ties between jobs in another way."""
-        limit = self.limits.in_flight
-        if limit is None or not streamed:
+        """Whether a limit is broken: a search may break ties between jobs in another way."""
+        limit, memory = self.limits.in_flight, self.limits.memory
+        if limit is None and memory is None:
             return False
         self.work.spend(self.problem.layers / 10)
-        if self.limits.whole:
-            return max(whole_chunks(self.problem, streamed, packing)) > limit
-        return max(residency(self.problem, streamed)[: self.part.end]) > limit
+        peak = most_in_flight(self.problem, streamed, packing, whole=self.limits.whole)
+        preloaded = sum(job.chunks for job in self.part.jobs) - sum(job.chunks for job in streamed)
+        return (limit is not None and peak > limit) or (memory is not None and peak + preloaded > memory)
 
     def _try(self, preloaded: frozenset[int]) -> None:
         """Offer a set of preloads, with more of them if the limit in flight asks for it."""
         limit, whole = self.limits.in_flight, self.limits.whole
         admitted = admit(self.problem, self.part, preloaded, self.work, limit=limit, whole=whole)
-        self._offer(admitted, fewest_remaining)
+        self.offer(admitted, fewest_remaining)
 
-    def _search(self, width: int, guide: Guide | None) -> bool:
+    def _search(self, width: int, guide: Guide | None, limits: ChunkLimits) -> bool:
         """Offer what a search finds; return whether it proves that no plan is cheaper."""
         labels = LabelSearch(
             self.problem,
             self.part,
             width=width,
             work=self.work,
-            limits=self.limits,
+            limits=limits,
             guide=guide,
             best=self.upper,
         ).run()
         if labels.preloaded is not None:
-            self._offer(labels.preloaded, fewest_remaining)
+            self.offer(labels.preloaded, fewest_remaining)
         if self.exact:
-            self._raise(min(labels.bound, NOTHING if self.upper is None else self.upper))
+            self.raise_bound(min(labels.bound, NOTHING if self.upper is None else self.upper))
         return self.exact and labels.bound == np.inf
 
-    def _programme(self) -> None:
+    def programme(self) -> None:
         """Solve the mixed-integer programme of a small part."""
-        if self.work.left <= 0:
-            return
         limits = self.limits
-        programme = make_programme(self.problem, self.part, whole=limits.whole, in_flight=limits.in_flight)
+        programme = make_programme(
+            self.problem,
+            self.part,
+            whole=limits.whole,
+            in_flight=limits.in_flight,
+            memory=limits.memory,
+        )
         if programme is not None:
             value = programme.solve(self._offer_ends, self.upper, self.work)
-            self._raise(value if self.upper is None else min(value, self.upper))
+            self.raise_bound(value if self.upper is None else min(value, self.upper))
 
     def _offer_ends(self, ends: Ends) -> int | None:
         preloaded = frozenset(job.weight for job in self.part.jobs) - ends.slots.keys()
-        cost = self._offer(preloaded, ends)
+        cost = self.offer(preloaded, ends)
         if cost is None:
             self._try(preloaded)
         return cost
 
-    def _price(self) -> Guide | None:
-        """Bound the cost from below by prices; offer what they suggest; return a guide for searches."""
-        part, limit, work = self.part, self.limits.in_flight, self.work
-        tables = Tables(self.problem, part)
+    def _price(self) -> tuple[float, Guide | None]:
+        """Bound the cost from below; offer what the prices suggest; return a premium and a guide."""
+        tables = Tables(self.problem, self.part)
         if not len(tables.slots):
-            self._offer(frozenset(job.weight for job in part.jobs), fewest_remaining)
-            self.bound = self.upper or 0
-            return None
-        upper = float(tables.preload_cost.sum()) if self.upper is None else self.upper
+            self.offer(frozenset(job.weight for job in self.part.jobs), fewest_remaining)
+            self.bound = 0 if self.best is None else self.best.cost
+            return 0.0, None
+        own = tables.preload_cost
+        low, high, premium = 0.0, np.inf, 0.0
+        best: tuple[float, Guide | None] = (0.0, None)
+        for _ in range(PREMIUMS):
+            tables.preload_cost = own + premium * self.chunks
+            preloaded, guide = self._price_at(tables, premium)
+            fits = self.limits.preloaded is None or preloaded <= self.limits.preloaded
+            if fits or best[1] is None or np.isinf(high):
+                best = premium, guide
+            low, high = (low, premium) if fits else (premium, high)
+            if (fits and not premium) or self.work.left < 0:
+                break
+            if np.isinf(high):
+                premium = 3 * premium or 0.5 * max(1.0, float(own.sum() / self.chunks.sum()))
+            else:
+                premium = (low + high) / 2
+        return best
+
+    def _price_at(self, tables: Tables, premium: float) -> tuple[float, Guide | None]:
+        """Bound the cost with a premium on preloads; return the chunks preloaded then, and a guide."""
+        part, limit, work = self.part, self.limits.in_flight, self.work
+        returned = premium * (self.limits.slack or 0)
+        upper = float(tables.preload_cost.sum()) if self.best is None else self.best.cost + returned
         with work.share(0.7) as own:
             climbed = ascend(tables, upper, rounds=ROUNDS, work=own)
-        self._raise(climbed.value)
+        self.raise_bound(climbed.value - returned)
         flow = None
         candidates = [np.flatnonzero(climbed.streaming > tables.preload_cost)]
-        binds = limit is not None
         if limit is None:
             limit = max(residency(self.problem, part.jobs)[max(0, part.start - 1) : part.end])
+        binds = self.limits.in_flight is not None
         if self.size <= MOST_SEARCHED and work.left > 8 * flow_effort(part, limit) * (not binds):
             prices = np.zeros(part.end - part.start)
             none = prices.copy()
@@ -209,17 +251,19 @@ class PartSolver:
                     whole=self.limits.whole,
                 )
                 work.spend(flow.effort)
-                self._raise(flow.bound)
+                self.raise_bound(flow.bound - returned)
                 if flow.bound < np.inf:
                     candidates.append(np.array(flow.choice(), dtype=np.int64))
         for candidate in candidates:
             self._try(frozenset(part.jobs[k].weight for k in candidate))
+        preloaded = float(self.chunks[candidates[-1]].sum())
         if self.size > MOST_SEARCHED:
-            return None
+            return preloaded, None
         work.spend(200 + 10 * self.size)
-        return Guide(self.problem, part, tables, climbed.prices, flow)
+        return preloaded, Guide(self.problem, part, tables, climbed.prices, flow)
 
-    def _raise(self, value: float) -> None:
+    def raise_bound(self, value: float) -> None:
+        """Take a lower bound if it is the best."""
         self.bound = max(self.bound, _rounded_up(value))
 
 
@@ -233,6 +277,12 @@ NOTHING = 2**62
 
 
 # memory -----------------------------------------------------------------------------------------------------
+
+
+FLIGHTS = 6
+"""In how many ways a limit on all memory is divided between chunks preloaded and in flight at first."""
+FLOWS = 40
+"""Divisions that are tried to find the smallest limit on memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,19 +307,21 @@ class _Memory:
         self.every = frozenset(job.weight for job in problem.jobs)
         most = self.total if whole else max(residency(problem, problem.jobs), default=0)
         self.most = most if problem.in_flight is None else min(most, problem.in_flight)
+        self.flows: dict[int, Flow] = {}
         self.best = Smallest(self.total, self.every, fewest_remaining, False)
 
-    def fewest(self, limit: int) -> float:
-        """Bound the chunks preloaded with at most so many in flight; offer a choice that needs few."""
-        none = np.zeros(len(self.chunks))
-        prices = np.zeros(self.part.end - self.part.start)
-        flow = Flow(self.problem, self.part, limit, none, self.chunks, prices, whole=self.whole)
-        self.work.spend(flow.effort)
-        if flow.bound < NOTHING:
-            wanted = frozenset(self.problem.jobs[k].weight for k in flow.choice())
-            admitted = admit(self.problem, self.part, wanted, self.work, limit=limit, whole=self.whole)
-            self._offer(admitted, fewest_remaining)
-        return min(flow.bound, NOTHING)
+    def fewest(self, limit: int) -> Flow:
+        """The fewest chunks preloaded with at most so many in flight."""
+        if limit not in self.flows:
+            none = np.zeros(len(self.chunks))
+            prices = np.zeros(self.part.end - self.part.start)
+            if len(self.flows) > FLOWS:
+                self.flows.clear()
+            self.flows[limit] = Flow(
+                self.problem, self.part, limit, none, self.chunks, prices, whole=self.whole
+            )
+            self.work.spend(self.flows[limit].effort)
+        return self.flows[limit]
 
     def needed(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Memory (chunks) of a set of preloads, beside the fixed ones; None: the others do not fit."""
@@ -278,10 +330,7 @@ class _Memory:
         packing = pack(self.problem, jobs, order)
         if packing.unfinished:
             return None
-        peak = max(
-            whole_chunks(self.problem, jobs, packing) if self.whole else residency(self.problem, jobs),
-            default=0,
-        )
+        peak = most_in_flight(self.problem, jobs, packing, whole=self.whole)
         if self.problem.in_flight is not None and peak > self.problem.in_flight:
             return None
         return peak + self.total - sum(job.chunks for job in jobs)
@@ -294,20 +343,26 @@ class _Memory:
         Each range of chunks in flight takes at least its lowest number and what must be preloaded with its
         highest.
         """
-        proven, least_work = True, self.work.left * (1 - share)
+        least_work, undecided = self.work.left * (1 - share), [NOTHING]
         bound = max(residency(self.problem, self.problem.jobs), default=0)  # preloads would only add to it
-        programme = self._programme(smallest=True)
+        programme = make_programme(
+            self.problem, self.part, whole=self.whole, in_flight=self.problem.in_flight, smallest=True
+        )
         if programme is not None:
-            value = programme.solve(
-                lambda ends: self._offer(self.every - ends.slots.keys(), ends), self.best.chunks, self.work
-            )
+            with self.work.share(0.95) as own:  # the rest is for a plan within the limit
+                value = programme.solve(
+                    lambda ends: self._offer(self.every - ends.slots.keys(), ends), self.best.chunks, own
+                )
             bound = max(bound, min(self.best.chunks, _rounded_up(value)))
-        ranges, fewest = [(bound, -1, self.most)], dict[int, float]()
+        ranges = [(bound, -1, self.most)]
         while ranges and ranges[0][0] < self.best.chunks and self.best.chunks > enough:
             least, low, high = heappop(ranges)
-            if high not in fewest:
-                fewest[high] = self.fewest(high)
-            least = max(least, low + 1 + int(fewest[high]))
+            flow = self.fewest(high)
+            least = max(least, low + 1 + int(min(flow.bound, NOTHING)))
+            if flow.bound < NOTHING:
+                wanted = frozenset(self.problem.jobs[k].weight for k in flow.choice())
+                admitted = admit(self.problem, self.part, wanted, self.work, limit=high, whole=self.whole)
+                self._offer(admitted, fewest_remaining)
             if least >= self.best.chunks:
                 continue
             if high - low > 1 and self.work.left > least_work:
@@ -315,9 +370,9 @@ class _Memory:
                 heappush(ranges, (least, low, middle))
                 heappush(ranges, (least, middle, high))
             else:
-                proven = False
-        closed = not ranges or ranges[0][0] >= self.best.chunks
-        return replace(self.best, proven=proven and closed)
+                undecided.append(least)
+        undecided += [least for least, _, _ in ranges]
+        return replace(self.best, proven=min(undecided) >= self.best.chunks)
 
     def _offer(self, preloaded: frozenset[int], order: Order) -> int | None:
         """Take a set of preloads if it needs the least memory so far; return that memory."""
@@ -326,45 +381,48 @@ class _Memory:
             self.best = Smallest(chunks, preloaded, order, False)
         return chunks
 
-    def solve(self, smallest: Smallest) -> tuple[PreloadChoice | None, int]:
+    def solve(self, smallest: Smallest) -> Solved:
         """Find a cheap choice within the limit, and a lower bound."""
         assert self.problem.memory is not None
         budget = self.problem.memory - self.problem.fixed_chunks
         if smallest.proven and smallest.chunks > budget:
-            return None, NOTHING
-        best = self._priced(smallest.preloaded, smallest.order, budget)
-        programme = self._programme(memory=budget)
-        if programme is None:
-            return best, 0
+            return Solved(None, NOTHING, "")
+        limits = ChunkLimits(self.problem.in_flight, self.whole, memory=budget)
+        solver = PartSolver(self.problem, self.part, limits, self.work)
+        solver.offer(smallest.preloaded, smallest.order)
+        solver.programme()
+        bound = self._divide(solver, budget)
+        solver.raise_bound(bound)
+        return solver.solved("divided")
 
-        def offer(ends: Ends) -> int | None:
-            nonlocal best
-            choice = self._priced(self.every - ends.slots.keys(), ends, budget)
-            if choice is not None and (best is None or choice.cost < best.cost):
-                best = choice
-            return None if choice is None else choice.cost
-
-        value = programme.solve(offer, None if best is None else best.cost, self.work)
-        return best, min(NOTHING if best is None else best.cost, _rounded_up(value))
-
-    def _programme(self, memory: int | None = None, *, smallest: bool = False) -> Programme | None:
-        return make_programme(
-            self.problem,
-            self.part,
-            whole=self.whole,
-            in_flight=self.problem.in_flight,
-            memory=memory,
-            smallest=smallest,
-        )
-
-    def _priced(self, preloaded: frozenset[int], order: Order, budget: int) -> PreloadChoice | None:
-        """A set of preloads with its cost; None if it needs more memory."""
-        needed = self.needed(preloaded, order)
-        if needed is None or needed > budget:
-            return None
-        jobs = [job for job in self.problem.jobs if job.weight not in preloaded]
-        lost = sum(job.preload_cost for job in self.problem.jobs if job.weight in preloaded)
-        return PreloadChoice(pack(self.problem, jobs, order).cost + lost, preloaded, order)
+    def _divide(self, solver: PartSolver, budget: int) -> int:
+        """Offer plans of several divisions of the memory; return a lower bound of the cost."""
+        edges = sorted({self.most * k // FLIGHTS for k in range(FLIGHTS + 1)})
+        ranges = [(0, low, high) for low, high in zip([-1, *edges], edges, strict=False)]
+        share = self.work.left / (1.5 * len(ranges))
+        done: list[tuple[int, int, int]] = []
+        while ranges and not solver.done():
+            _, low, high = ranges.pop()
+            if self.work.left <= 0:
+                return 0
+            fewest = self.fewest(high)
+            if low + 1 + fewest.bound > budget:
+                continue
+            limits = ChunkLimits(high, self.whole, budget - high, slack=budget - low - 1, fewest=fewest)
+            with self.work.share(min(1.0, share / max(1.0, self.work.left))) as own:
+                solved = PartSolver(self.problem, self.part, limits, own, solver.upper).solve()
+            if solved.choice is not None:
+                solver.offer(solved.choice.preloaded, solved.choice.order)
+            done.append((solved.bound, low, high))
+            if ranges or solver.upper is None or self.work.left < share:
+                continue
+            done.sort()
+            least, low, high = done[0]
+            if high - low > 1 and solver.upper - least > CLOSE * solver.upper:
+                middle = (low + high) // 2
+                ranges = [(least, low, middle), (least, middle, high)]
+                done = done[1:]
+        return min([NOTHING, *(bound for bound, _, _ in [*done, *ranges])])
 
 
 # the whole instance -----------------------------------------------------------------------------------------
@@ -414,11 +472,12 @@ def solve(instance: Instance, *, effort: float = 1.0) -> OverlapPlan:
     assert problem.memory is not None
     memory = _Memory(problem, whole, work)
     smallest = memory.smallest(0.5, enough=problem.memory - problem.fixed_chunks)
-    choice, bound = memory.solve(smallest)
-    if choice is None:
+    solved = memory.solve(smallest)
+    if solved.choice is None:
         return _infeasible(instance, problem, smallest, work)
-    bound = max(bound + problem.fixed_cost, draft.bound)
-    return _plan(instance, problem, _Draft(((memory.part, choice),), bound, Counter({"divided": 1})), work)
+    bound = max(solved.bound + problem.fixed_cost, draft.bound)
+    parts = ((memory.part, solved.choice),)
+    return _plan(instance, problem, _Draft(parts, bound, Counter({solved.method: 1})), work)
 
 
 def _order(plan: OverlapPlan) -> tuple[bool, float, float]:
@@ -496,7 +555,7 @@ def _fits_whole(problem: Problem, part: Subproblem, solved: Solved, limits: Chun
     assert solved.choice is not None and limits.in_flight is not None
     jobs = [job for job in part.jobs if job.weight not in solved.choice.preloaded]
     packing = pack(problem, jobs, solved.choice.order, end=part.end)
-    return max(whole_chunks(problem, jobs, packing)) <= limits.in_flight
+    return most_in_flight(problem, jobs, packing, whole=True) <= limits.in_flight
 
 
 def _signature(problem: Problem, part: Subproblem, limits: ChunkLimits) -> object:

@@ -158,12 +158,12 @@ Order = Callable[[Job, int], float]
 
 
 def fewest_remaining(job: Job, remaining: int) -> float:
-    """Serve the job with the fewest remaining chunks first (SRPT).
+    """Serve the job with the fewest remaining chunks first (SRPT), over what its lateness costs.
 
     That is optimal where every job's lateness costs the same: rescaled by cumulated capacity it minimises the
     unfinished jobs at every instant.
     """
-    return remaining
+    return remaining / max(1, job.late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +260,12 @@ def whole_chunks(problem: Problem, jobs: Iterable[Job], packing: Packing) -> lis
     return list(accumulate(change[:-1]))
 
 
+def most_in_flight(problem: Problem, jobs: Sequence[Job], packing: Packing, *, whole: bool) -> int:
+    """The most chunks in flight; whole: weights count whole."""
+    counts = whole_chunks(problem, jobs, packing) if whole else residency(problem, jobs)
+    return max(counts, default=0)
+
+
 def admit(
     problem: Problem,
     part: Subproblem,
@@ -290,7 +296,7 @@ def _overdue(
     releases = sorted(jobs, key=lambda job: job.release)
     dropped: set[int] = set()
     left: dict[int, int] = {}
-    waiting: list[tuple[int, int, Job]] = []
+    waiting: list[tuple[float, int, Job]] = []
     largest: list[tuple[int, int, Job]] = []
     in_flight = decided = released = 0
     slot = jobs[0].last if jobs else part.end
@@ -301,7 +307,7 @@ def _overdue(
             job = releases[released]
             released += 1
             if job.weight not in dropped:
-                heappush(waiting, (job.chunks, job.weight, job))
+                heappush(waiting, (fewest_remaining(job, job.chunks), job.weight, job))
         before, after = in_flight, in_flight
         room = int(problem.capacity[slot])
         while room and waiting:
@@ -315,7 +321,7 @@ def _overdue(
             if not whole:
                 after -= taken
             if left[weight]:
-                heapreplace(waiting, (left[weight], weight, job))
+                heapreplace(waiting, (fewest_remaining(job, left[weight]), weight, job))
             else:
                 heappop(waiting)
                 del left[weight]
