@@ -11,7 +11,7 @@ import click
 
 from torchedge.cli.console import Progress, answer, print_json, print_wrapped, warn
 from torchedge.cli.listing import device_document, print_device
-from torchedge.cli.options import PATH, Command, Group, Value, command, whole
+from torchedge.cli.options import PATH, Command, Group, TextType, command, whole
 from torchedge.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _convolutions(text: str) -> int:
 )
 @click.option(
     "--convolutions",
-    type=Value("N", _convolutions),
+    type=TextType("N", _convolutions),
     default=0,
     help="On CUDA, also measure the workspaces of N convolutions like the plan's, as 20000.",
 )

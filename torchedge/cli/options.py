@@ -50,7 +50,7 @@ else:
 # types of values --------------------------------------------------------------------------------------------
 
 
-class Value(_Type):
+class TextType(_Type):
     """A value that a function makes of text; the function raises InputError for other text."""
 
     def __init__(self, name: str, make: Callable[[str], Any]) -> None:
@@ -64,7 +64,7 @@ class Value(_Type):
             self.fail(f"{error}.", param, ctx)
 
 
-def whole(low: int = 1, high: int = 2**31 - 1) -> Value:
+def whole(low: int = 1, high: int = 2**31 - 1) -> TextType:
     """Return the type of whole numbers within bounds; errors distinguish text, too small and too large."""
 
     def make(text: str) -> int:
@@ -77,10 +77,10 @@ def whole(low: int = 1, high: int = 2**31 - 1) -> Value:
             raise InputError(f"{text[:40]} is too {size}; expected {bounds}")
         return number
 
-    return Value("N", make)
+    return TextType("N", make)
 
 
-def number_from(low: float, high: float, *, name: str = "X", below: bool = False) -> Value:
+def number_from(low: float, high: float, *, name: str = "X", below: bool = False) -> TextType:
     """Return the type of numbers from `low` to `high`, or below `high`."""
 
     def make(text: str) -> float:
@@ -93,10 +93,10 @@ def number_from(low: float, high: float, *, name: str = "X", below: bool = False
             raise InputError(f"{text[:40]!r} is not a number {bounds}")
         return number
 
-    return Value(name, make)
+    return TextType(name, make)
 
 
-def whole_numbers(name: str, separators: str, most: int, what: str, *, distinct: bool) -> Value:
+def whole_numbers(name: str, separators: str, most: int, what: str, *, distinct: bool) -> TextType:
     """Return the type of whole numbers with separators between them, each once if they are to be distinct."""
 
     def make(text: str) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ def whole_numbers(name: str, separators: str, most: int, what: str, *, distinct:
             raise InputError(f"{error}. Expected {what}") from None
         return tuple(dict.fromkeys(numbers) if distinct else numbers)
 
-    return Value(name, make)
+    return TextType(name, make)
 
 
 def _memory_size(text: str) -> int:
@@ -123,9 +123,9 @@ def _memory_size(text: str) -> int:
     return amount
 
 
-def or_word(kind: Value, word: str) -> Value:
+def or_word(kind: TextType, word: str) -> TextType:
     """Return the type of values of another type, or one word (which stays text: click skips None)."""
-    return Value(f"{kind.name}|{word}", lambda text: word if text.lower() == word else kind.make(text))
+    return TextType(f"{kind.name}|{word}", lambda text: word if text.lower() == word else kind.make(text))
 
 
 class _Device(_Type):
@@ -144,7 +144,7 @@ class _Device(_Type):
 
 
 WHOLE = whole()
-SIZE = Value("SIZE", _memory_size)
+SIZE = TextType("SIZE", _memory_size)
 BATCH_SIZES = whole_numbers("N[,N...]", ",", 1024, "numbers such as 32,64,128", distinct=True)
 SHAPE = whole_numbers("CxHxW", "[x×,]", 8, "the shape of one sample such as 3x224x224", distinct=False)
 CONFIDENCE = number_from(0.5, 1.0, name="P", below=True)
