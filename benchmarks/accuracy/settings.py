@@ -1,6 +1,6 @@
 """Hold predictions against the H200 campaign over settings: transformers and CNNs as people train them today.
 
-    python benchmarks/accuracy/settings.py [--by setting|network|point] [--only WORD]
+    python benchmarks/accuracy/settings.py [--by setting|network|point] [--only WORD] [--without WORD]
 
 Mean absolute and mean errors in percent of allocated and reserved memory, Γ and the time of a step.
 """
@@ -29,6 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--by", choices=("setting", "network", "point"), default="setting")
     parser.add_argument("--only", default="", help="settings whose name holds this word")
+    parser.add_argument("--without", default=None, help="leave out networks whose name holds this word")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -40,6 +41,8 @@ def main() -> int:
         label, batch_size = str(dataset.id[place]), int(dataset.batch[place])
         network = dataset.networks[label]
         if network.setting == "limit" or arguments.only not in network.setting:
+            continue
+        if arguments.without is not None and arguments.without in label:
             continue
         try:
             graph = dataset.graph_of(label, "train")

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import torchedge
 
@@ -93,3 +95,24 @@ def test_unknown_operators_are_counted_as_element_wise_and_the_text_says_so():
     (remark,) = unknown.unsupported_remarks
     assert remark.endswith("counted as element-wise; training keeps its inputs")
     assert remark in str(unknown) and "not counted" not in str(unknown)
+
+
+def test_prediction_makes_no_tensor_where_the_model_lies():
+    """A model on a GPU is predicted without memory there: nothing is allocated but stand-ins on meta."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    example, largest = torch.zeros(512, 64), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            largest.extend(
+                t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor) and not t.is_meta
+            )
+            return result
+
+    with Watch():
+        prediction = torchedge.predict(model, 512, example=example, device="nvidia-h200", optimizer=optimizer)
+    assert prediction.memory.value > 0
+    assert max(largest, default=0) < 64
+    assert not optimizer.state
