@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torchedge.devices import find_device
 from torchedge.errors import InputError
 from torchedge.lowering.inference import target_of_device
 from torchedge.lowering.targets import Target
+from torchedge.lowering.trials import Trials, search
 from torchedge.lowering.tuning import MARGIN, score
 from torchedge.profiling.kernel_benchmark import describe_choice, operand_layouts, summarize
 from torchedge.profiling.operator_cases import case_of, operator_kernel
@@ -72,10 +73,34 @@ def replay_case(row: Mapping[str, Any], target: Target, coefficients: KernelCoef
         "reuse distance": first(scores.reuse_ms),
     }
     predicted = [float(ms) for ms in scores.ms.reshape(-1)[places]]
-    unknown = np.ones(scores.ms.size, bool)
-    unknown[places] = False
-    top = scores.top(3, np.where(unknown.reshape(scores.ms.shape), np.inf, scores.ms))
-    return {**row, "chosen": chosen, "top": top, "predicted": predicted, "tuning_s": tuning}
+    return {
+        **row,
+        "chosen": chosen,
+        "predicted": predicted,
+        "tuning_s": tuning,
+        "fields": scores.fields()[places],
+    }
+
+
+def search_again(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to replayed rows the places that the search for the fastest would have timed, of those measured."""
+    orders = [
+        sorted(range(len(row["places"])), key=lambda n, row=row: row["places"][n] != 0) for row in rows
+    ]  # the default first
+    trials = [
+        Trials(row["fields"][order], np.array(row["predicted"])[order], {})
+        for row, order in zip(rows, orders, strict=True)
+    ]
+
+    def known(wanted: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [
+            [ms if ms > 0 else np.inf for ms in (row["ms"][order[n]] for n in numbers)]
+            for row, order, numbers in zip(rows, orders, wanted, strict=True)
+        ]
+
+    search(trials, known)
+    for row, order, one in zip(rows, orders, trials, strict=True):
+        row["tried"] = [row["places"][order[number]] for number in one.times]
 
 
 def main() -> None:
@@ -90,6 +115,7 @@ def main() -> None:
     target = replace(target, storage=given.storage) if given.storage else target
     rows = read_bench(given.folder)
     replayed = [replay_case(row, target, coefficients_of(known)) for row in rows]
+    search_again(replayed)
     print_summary(known.name, summarize(replayed), len(rows))
 
 

@@ -17,10 +17,9 @@ from torchedge.lowering.schedules import (
     RowsExtents,
     default_schedule,
     is_legal,
-    tile_of,
 )
 from torchedge.lowering.targets import TARGETS
-from torchedge.lowering.tuning import layout_options, score
+from torchedge.lowering.tuning import LARGEST_OPERANDS, layout_options, score
 from torchedge.lowering.walks import Access, Digit, Walk, access_works, evaluate
 from torchedge.profiling.operator_cases import OperatorCase, operator_kernel
 from torchedge.textures.coefficients import default_coefficients
@@ -145,14 +144,17 @@ def test_results_lie_in_images_only_where_a_schedule_writes_whole_texels():
     assert np.isfinite(scores.ms[0]).all()
 
 
-def test_the_best_few_candidates_have_tiles_of_their_own():
+def test_a_table_of_candidates_tells_them_apart():
     target, coefficients = TARGETS["gpu"], default_coefficients("gpu")
     kernel = operator_kernel(OperatorCase("MatMul", (256, 256, 256)), target)
-    scores = score(kernel.nest, kernel.layouts, target, coefficients, {})
-    top = scores.top(4)
-    assert top[0] == scores.order()[0] and len({tile_of(scores.choice(k).schedule) for k in top}) == 4
-    others = np.where(scores.ms == scores.ms.reshape(-1)[top[0]], np.inf, scores.ms)
-    assert top[0] not in scores.top(4, others)
+    options = {n: layout_options(n, kernel.layouts[n], target) for n in kernel.group.reads}
+    scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
+    fields = scores.fields()
+    assert len(fields) == scores.ms.size
+    count = scores.ms.shape[1]
+    assert len(np.unique(fields[:count], axis=0)) == count
+    storages = fields[:, -LARGEST_OPERANDS:]
+    assert (storages[:count] == 0).all() and (storages[-count:] == [1, 1, 0]).all()
 
 
 def test_layouts_to_choose_among_start_with_the_present_one():

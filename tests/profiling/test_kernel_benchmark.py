@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_replay import read_bench, replay_case
+from kernel_replay import read_bench, replay_case, search_again
 
 from torchedge.errors import InputError
 from torchedge.lowering.targets import TARGETS
@@ -27,7 +27,7 @@ def row(ms, chosen, operator="MatMul", predicted=None):
     return {
         "case": f"{operator} {ms}", "operator": operator, "candidates": len(ms), "tuning_s": 0.01,
         "places": list(range(len(ms))), "ms": ms, "predicted": predicted or ms, "groups": [0, 1],
-        "chosen": {"default": 0, **dict.fromkeys(ways, chosen)}, "top": [chosen],
+        "chosen": {"default": 0, **dict.fromkeys(ways, chosen)}, "tried": [0, chosen],
     }  # fmt: skip
 
 
@@ -80,7 +80,8 @@ def test_a_run_continues_where_it_was(tmp_path, monkeypatch):
     for measured in read_bench(tmp_path):
         replayed = replay_case(measured, target, default_coefficients("cpu"))
         assert replayed["ms"] == measured["ms"] and replayed["chosen"]["default"] == 0
-        assert set(replayed["top"]) <= set(measured["places"])
+        search_again([replayed])
+        assert replayed["tried"][0] == 0 and set(replayed["tried"]) <= set(measured["places"])
         np.testing.assert_allclose(replayed["predicted"], measured["predicted"], atol=1e-6)
         with pytest.raises(InputError, match="measure it again"):
             replay_case({**measured, "schedules": ["another"]}, target, default_coefficients("cpu"))

@@ -58,6 +58,9 @@ TILES = ((1, 1), (2, 1), (4, 1), (4, 2), (8, 1), (8, 2))
 GROUPS = ((8, 8), (16, 4), (4, 16), (16, 8), (32, 4), (64, 1), (1, 64), (16, 16), (32, 8))
 """Largest work-groups of it, along columns and along rows."""
 SLICES = (1, 2, 4, 8, 16, 32, 64)
+KINDS = ("panel", "local", "register", "RowsSchedule", "PointwiseSchedule")
+FIELDS = 16
+"""Columns of `Candidates.table`: a contraction's schedule has the most numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,13 @@ class Candidates:
     def subset(self, numbers: Array) -> Candidates:
         """Return the candidates with these numbers."""
         return Candidates(_taken(self.schedules, numbers), len(numbers))
+
+    def table(self) -> Array:
+        """Return (N, FIELDS) whole numbers: the template, then the fields; 0 where a kind has fewer."""
+        kind = getattr(self.schedules, "kind", type(self.schedules).__name__)
+        columns = [np.asarray(KINDS.index(kind)), *_columns(self.schedules)]
+        columns += [np.zeros((), int)] * (FIELDS - len(columns))
+        return np.stack([np.broadcast_to(column, (self.count,)) for column in columns], axis=1)
 
 
 def candidates_of(extents: Extents, target: Target) -> list[Candidates]:

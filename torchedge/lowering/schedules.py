@@ -194,15 +194,6 @@ Extents = ContractionExtents | RowsExtents | PointwiseExtents
 Schedule = ContractionSchedule | RowsSchedule | PointwiseSchedule
 
 
-def tile_of(schedule: Schedule) -> tuple[object, ...]:
-    """Return what one work-item computes at a time: the template and its tile."""
-    if isinstance(schedule, ContractionSchedule):
-        return schedule.kind, schedule.tile_rows, schedule.vectors
-    if isinstance(schedule, RowsSchedule):
-        return schedule.vector, schedule.along, schedule.members
-    return schedule.vector, schedule.items
-
-
 def default_schedule(extents: Extents, target: Target) -> Schedule:
     """Return the default schedule of a kernel on a device class."""
     if isinstance(extents, RowsExtents):

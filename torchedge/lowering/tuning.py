@@ -33,8 +33,9 @@ from torchedge.lowering.kernels.nests import Nest, beyond_texels, nest_of, write
 from torchedge.lowering.kernels.products import Product
 from torchedge.lowering.kernels.sources import KernelSource
 from torchedge.lowering.nodes import Contraction, Node
-from torchedge.lowering.schedules import RowsSchedule, Schedule, tile_of
+from torchedge.lowering.schedules import RowsSchedule, Schedule
 from torchedge.lowering.targets import Target
+from torchedge.lowering.trials import Trials, search
 from torchedge.textures.coefficients import KernelCoefficients
 from torchedge.textures.layouts import LANES, PATTERNS, Layout, fitted
 from torchedge.textures.model import KernelCost, predict_kernels, predict_reuse
@@ -51,8 +52,6 @@ ALIKE = (0, 1, -1)
 """Numbers of the layouts in which schedules are compared first: the default, buffers, the widest blocks."""
 SWEEPS = 4
 """Most rounds over all tensors in the search for layouts."""
-TOP = 3
-"""Predicted best schedules of a kernel that a timer measures, beside the default (paper: top k)."""
 COVERED = 0.98
 """Share of the predicted time whose kernels are measured by several schedules; of the others only one is."""
 TIMED_MARGIN = 0.02
@@ -96,12 +95,14 @@ class Choice:
 class Scores:
     """All candidates of one kernel: C choices of layouts, and N schedules for each.
 
-    sets: candidates by template, with what is known of their operands' work. ms: (C, N) predicted times,
+    sets: candidates by template, with what is known of their operands' work. operands: the tensors whose
+    layouts are chosen. ms: (C, N) predicted times,
     infinite where a result's image cannot be written. thread_ns, warp_ns, pure_ms, reuse_ms: (C, N) those of
     the ablations and of the reuse-distance baseline. The default is (0, 0).
     """
 
     sets: tuple[tuple[Candidates, _Works], ...]
+    operands: tuple[Node, ...]
     layouts: tuple[Mapping[Node, Layout], ...]
     ms: Array
     thread_ns: Array
@@ -141,17 +142,13 @@ class Scores:
         places = np.argsort(values, kind="stable")
         return places[: int(np.isfinite(values).sum())]
 
-    def top(self, count: int, cost: Array | None = None) -> list[int]:
-        """Return the places of the best few candidates (by `ms`), each of another tile.
-
-        The model's errors are alike for the schedules of one tile.
-        """
-        best: dict[Any, int] = {}
-        for place in self.order(cost):
-            best.setdefault(tile_of(self.choice(int(place)).schedule), int(place))
-            if len(best) == count:
-                break
-        return list(best.values())
+    def fields(self) -> Array:
+        """Return (C N, F) whole numbers: a candidate's schedule, then which operands lie in images."""
+        schedules = np.concatenate([candidates.table() for candidates, _ in self.sets])
+        images = [[choice[node].storage != "buffer" for node in self.operands] for choice in self.layouts]
+        storages = np.array([[*image, *[False] * (LARGEST_OPERANDS - len(image))] for image in images], int)
+        both = np.repeat(storages, len(schedules), axis=0), np.tile(schedules, (len(storages), 1))
+        return np.concatenate(both[::-1], axis=1)
 
     def best(self, margin: float = MARGIN) -> int:
         """Return the place of the fastest candidate; the default's where no other is faster by the margin."""
@@ -239,14 +236,15 @@ class _Table:
         keeps = np.isfinite(row[0]) and row[number] * (1 + MARGIN) >= row[0]
         return self.row(chosen) * len(row) + (0 if keeps else number)
 
-    def promising(self, chosen: Mapping[Node, int], count: int) -> list[Schedule]:
-        """Return the default, and the best few others that can be written."""
-        row = self.row(chosen)
-        default = row * self.scores.ms.shape[1]
-        elsewhere = np.arange(len(self.scores.ms))[:, None] != row
-        best = self.scores.top(count, np.where(elsewhere, np.inf, self.scores.ms)) if count else []
-        places = [default, *[place for place in best if place != default]]
-        return [self.scores.choice(place).schedule for place in places]
+    def schedule(self, chosen: Mapping[Node, int], number: int) -> Schedule:
+        """Return a schedule by its number in one combination of layouts."""
+        return self.scores.choice(self.row(chosen) * self.scores.ms.shape[1] + number).schedule
+
+    def trials(self, chosen: Mapping[Node, int]) -> Trials:
+        """Return the schedules in one combination of layouts; none is timed yet."""
+        row, count = self.row(chosen), self.scores.ms.shape[1]
+        fields = self.scores.fields()[row * count : (row + 1) * count]
+        return Trials(fields, self.scores.ms[row], {})
 
     def cost(self, chosen: Mapping[Node, int]) -> float:
         """Return the predicted ms of the best schedule."""
@@ -369,43 +367,55 @@ def _timed(
     for table in tables:
         alike.setdefault((id(table.scores), table.row(chosen)), []).append(table)
     kernels = sorted(alike.values(), key=lambda same: -same[0].cost(chosen) * len(same))
-    total, covered = sum(same[0].cost(chosen) * len(same) for same in kernels), 0.0
-    trials: list[list[Schedule]] = []
+    predicted, covered, many = sum(same[0].cost(chosen) * len(same) for same in kernels), 0.0, 0
     for same in kernels:
-        trials.append(same[0].promising(chosen, TOP if covered <= COVERED * total else 0))
+        many += covered <= COVERED * predicted
         covered += same[0].cost(chosen) * len(same)
-    times = timer(
-        [
-            _candidates(same[0], layouts, schedules, target)
-            for same, schedules in zip(kernels, trials, strict=True)
-        ]
-    )
+    trials = [same[0].trials(chosen) for same in kernels]
+
+    def times_of(first: int, wanted: Sequence[Sequence[int]]) -> list[list[float]]:
+        return timer(
+            [
+                _candidates(same[0], chosen, layouts, numbers, target)
+                for same, numbers in zip(kernels[first:], wanted, strict=False)
+            ]
+        )
+
+    search(trials[:many], lambda wanted: times_of(0, wanted))
+    rest = trials[many:]
+    for one, (ms,) in zip(rest, times_of(many, [[0]] * len(rest)), strict=True):
+        one.times[0] = ms
     decided: dict[FusionGroup, Schedule] = {}
-    ms = default_ms = 0.0
-    for same, schedules, measured in zip(kernels, trials, times, strict=True):
-        best = int(np.argmin(measured))
-        if measured[best] * (1 + TIMED_MARGIN) >= measured[0]:
+    total = default_ms = 0.0
+    for same, one in zip(kernels, trials, strict=True):
+        best = min(one.times, key=lambda number: one.times[number])
+        if one.times[best] * (1 + TIMED_MARGIN) >= one.times[0]:
             best = 0
-        ms += measured[best] * len(same)
-        default_ms += measured[0] * len(same)
-        decided.update({table.group: schedules[best] for table in same})
+        total += one.times[best] * len(same)
+        default_ms += one.times[0] * len(same)
+        decided.update({table.group: same[0].schedule(chosen, best) for table in same})
     return Tuned(
         [table.group for table in tables],
         dict(layouts),
         decided,
-        ms,
+        total,
         default_ms,
         sum(float(t.scores.ms.min()) for t in tables),
     )
 
 
 def _candidates(
-    table: _Table, layouts: Mapping[Node, Layout], schedules: Sequence[Schedule], target: Target
+    table: _Table,
+    chosen: Mapping[Node, int],
+    layouts: Mapping[Node, Layout],
+    numbers: Sequence[int],
+    target: Target,
 ) -> list[KernelCandidate]:
-    """Return a kernel by each schedule; results that it cannot write by whole texels lie in buffers."""
+    """Return a kernel by some schedules; results that it cannot write by whole texels lie in buffers."""
     group, nest = table.group, table.nest
     candidates: list[KernelCandidate] = []
-    for schedule in schedules:
+    for number in numbers:
+        schedule = table.schedule(chosen, number)
         moved = beyond_texels(group, nest, layouts, schedule, target)
         placed = {**layouts, **{node: Layout(layouts[node].order) for node in moved}}
         candidates.append((write_kernel(group, nest, placed, schedule, target), placed))
@@ -497,7 +507,7 @@ def score(
     placed = [{**layouts, **chosen} for chosen in choices]
     parts = [_score_set(nest, *of, placed, target, coefficients, ablations) for of in sets]
     columns = [np.concatenate(column, axis=1) for column in zip(*parts, strict=True)]
-    return Scores(tuple(sets), tuple(placed), *columns)
+    return Scores(tuple(sets), tuple(options or ()), tuple(placed), *columns)
 
 
 def _promising(

@@ -21,6 +21,7 @@ from torchedge.errors import InputError
 from torchedge.lowering.kernels.nests import write_kernel
 from torchedge.lowering.nodes import Stored
 from torchedge.lowering.targets import Target
+from torchedge.lowering.trials import Trials, search
 from torchedge.lowering.tuning import KernelCandidate, Scores, layout_options, score
 from torchedge.opencl.binary_caches import BinaryCache
 from torchedge.opencl.compiling import cache_for
@@ -31,7 +32,7 @@ from torchedge.storage.journals import Journal
 from torchedge.storage.replacing import make_folder
 from torchedge.textures.coefficients import KernelCoefficients
 
-PROBE = "torchedge bench kernels 1"
+PROBE = "torchedge bench kernels 2"
 TOGETHER = 8
 """Cases whose candidates are compiled at once, by several processes where the driver needs them."""
 PASSES = 2
@@ -44,6 +45,7 @@ CLOSE = 1.05
 WAYS = (
     "tuner",
     "top 3 measured",
+    "top 6 measured",
     "pure",
     "warp",
     "thread",
@@ -52,7 +54,8 @@ WAYS = (
     "reuse distance",
     "random",
 )
-"""Ways to choose a candidate. pure, warp, thread: eq. 7, eq. 3 and eq. 1 alone (Fig. 10)."""
+"""Ways to choose a candidate. pure, warp, thread: eq. 7, eq. 3 and eq. 1 alone (Fig. 10). Measured: the
+default and the first ones of the search that `tuner="measured"` makes (`lowering.trials`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +134,16 @@ def bench_kernels(
             )
         known = {row.get("case"): row for row in rows[1:]}
         missing = [case for case in _spread(cases) if case.name not in known]
+        judged: list[Any] = []
         for begin in range(0, len(missing), TOGETHER):
             if time.monotonic() - began > seconds:
                 break
-            together = [_tried(c, target, coefficients, among) for c in missing[begin : begin + TOGETHER]]
-            with tempfile.TemporaryDirectory() as binaries:
-                cache = BinaryCache(Path(binaries)) if cache_for(context.device) else None
-                times = kernel_times(context, [tried for _, tried in together], cache, PASSES)
-            for (row, _), ms in zip(together, times, strict=True):
+            together = [_scored(c, target, coefficients) for c in missing[begin : begin + TOGETHER]]
+            _measure(together, context, target, among, judged)
+            judged += [one.trials.known() for one in together]
+            for one in together:
+                row = _described(one)
                 step(row["case"])
-                row["ms"] = [round(value, 6) if np.isfinite(value) else -1.0 for value in ms]
                 journal.append(row)
                 known[row["case"]] = row
     return [known[case.name] for case in cases if case.name in known]
@@ -152,47 +155,93 @@ def _spread(cases: Sequence[OperatorCase]) -> list[OperatorCase]:
     return [cases[place] for place in order]
 
 
-def _tried(
-    case: OperatorCase, target: Target, coefficients: KernelCoefficients, among: int
-) -> tuple[dict[str, Any], list[KernelCandidate]]:
-    """Return which candidates of a case each way chooses and which are measured, and their kernels."""
+@dataclass(frozen=True, slots=True)
+class _ScoredCase:
+    """A case with the scores of its candidates, and what is timed of them, by place.
+
+    options: the layouts of operands. row: its row in the journal.
+    """
+
+    kernel: OperatorKernel
+    options: Mapping[Any, Any]
+    scores: Scores
+    trials: Trials
+    row: dict[str, Any]
+
+
+def _scored(case: OperatorCase, target: Target, coefficients: KernelCoefficients) -> _ScoredCase:
+    """Return a case with what each way chooses."""
     kernel = operator_kernel(case, target)
     options = operand_layouts(kernel, target)
     begin = time.process_time()
     scores = score(kernel.nest, kernel.layouts, target, coefficients, options)
     best = scores.best()
-    tuning = time.process_time() - begin
-    chosen = {
-        "tuner": best,
-        "default": 0,
-        "pure": int(scores.order(scores.pure_ms)[0]),
-        "warp": int(scores.order(scores.warp_ns)[0]),
-        "thread": int(scores.order(scores.thread_ns)[0]),
-        "reuse distance": int(scores.order(scores.reuse_ms)[0]),
-    }
-    top = scores.top(3)
-    groups = _same_but_group(scores)
-    places = _sampled(scores, [*chosen.values(), *top, *groups], case.name, among)
-    candidates = [scores.choice(place) for place in places]
-    tried = [
-        (write_kernel(kernel.group, kernel.nest, choice.layouts, choice.schedule, target), choice.layouts)
-        for choice in candidates
-    ]
     row = {
         "kind": "case",
         "case": case.name,
         "operator": case.operator,
         "flops": case.flops,
         "candidates": int(np.isfinite(scores.ms).sum()),
-        "tuning_s": round(tuning, 5),
-        "places": places,
-        "predicted": [round(choice.ms, 6) for choice in candidates],
-        "schedules": [describe_choice(choice.schedule, choice.layouts, options) for choice in candidates],
-        "chosen": chosen,
-        "top": top,
-        "groups": groups,
+        "tuning_s": round(time.process_time() - begin, 5),
+        "chosen": {
+            "tuner": best,
+            "default": 0,
+            "pure": int(scores.order(scores.pure_ms)[0]),
+            "warp": int(scores.order(scores.warp_ns)[0]),
+            "thread": int(scores.order(scores.thread_ns)[0]),
+            "reuse distance": int(scores.order(scores.reuse_ms)[0]),
+        },
+        "groups": _same_but_group(scores),
     }
-    return row, tried
+    trials = Trials(scores.fields(), scores.ms.reshape(-1), {})
+    return _ScoredCase(kernel, options, scores, trials, row)
+
+
+def _measure(
+    cases: Sequence[_ScoredCase], context: DeviceContext, target: Target, among: int, judged: Sequence[Any]
+) -> None:
+    """Time what the search tries, then the other candidates. judged: errors of earlier cases."""
+    with tempfile.TemporaryDirectory() as binaries:
+        cache = BinaryCache(Path(binaries)) if cache_for(context.device) else None
+
+        def times_of(places: Sequence[Sequence[int]]) -> list[list[float]]:
+            written = [
+                [_candidate(one, place, target) for place in its]
+                for one, its in zip(cases, places, strict=True)
+            ]
+            return kernel_times(context, written, cache, PASSES)
+
+        search([one.trials for one in cases], times_of, judged)
+        for one in cases:
+            one.row["tried"] = list(one.trials.times)
+        others = [_others(one, among) for one in cases]
+        for one, places, ms in zip(cases, others, times_of(others), strict=True):
+            one.trials.times.update(zip(places, ms, strict=True))
+
+
+def _candidate(one: _ScoredCase, place: int, target: Target) -> KernelCandidate:
+    choice = one.scores.choice(place)
+    written = write_kernel(one.kernel.group, one.kernel.nest, choice.layouts, choice.schedule, target)
+    return written, choice.layouts
+
+
+def _others(one: _ScoredCase, among: int) -> list[int]:
+    """Return the places that are measured besides those of the search: chosen ones, and some drawn."""
+    tried, row = one.row["tried"], one.row
+    places = _sampled(one.scores, [*tried, *row["chosen"].values(), *row["groups"]], row["case"], among)
+    return [place for place in places if place not in one.trials.times]
+
+
+def _described(one: _ScoredCase) -> dict[str, Any]:
+    """Return the row of a case whose candidates are timed."""
+    choices = [one.scores.choice(place) for place in one.trials.times]
+    return {
+        **one.row,
+        "places": list(one.trials.times),
+        "ms": [round(ms, 6) if np.isfinite(ms) else -1.0 for ms in one.trials.times.values()],
+        "predicted": [round(choice.ms, 6) for choice in choices],
+        "schedules": [describe_choice(choice.schedule, choice.layouts, one.options) for choice in choices],
+    }
 
 
 def operand_layouts(kernel: OperatorKernel, target: Target) -> dict[Any, Any]:
@@ -253,7 +302,8 @@ def times_of(row: Mapping[str, Any]) -> dict[str, float]:
     drawn = [value for place, value in ms.items() if place not in row["groups"]] or list(ms.values())
     return {
         **times,
-        "top 3 measured": least([*row["top"], row["chosen"]["default"]]),
+        "top 3 measured": least(row["tried"][:4]),
+        "top 6 measured": least(row["tried"]),
         "work-group search": least(row["groups"]),
         "random": float(np.mean(drawn)),
         "best": min(ms.values()),

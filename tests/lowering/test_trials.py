@@ -1,0 +1,55 @@
+"""The search for a kernel's fastest schedule among predicted ones, one measurement after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchedge.lowering.trials import COMMON, OWN, Trials, next_trials
+
+
+def trials(predicted, times=None, fields=None):
+    count = len(predicted)
+    fields = np.arange(count)[:, None] * np.ones(12, int) if fields is None else fields
+    return Trials(np.asarray(fields), np.array(predicted, float), times or {})
+
+
+def test_without_times_the_least_predictions_come_first():
+    assert next_trials([trials([3, 1, np.inf, 2])], 2) == [[1, 3]]
+    assert next_trials([trials([3, 1, np.inf, 2])], 9) == [[1, 3, 0]]
+    assert next_trials([], 2) == []
+
+
+def test_nothing_is_timed_twice_and_what_does_not_run_is_no_guide():
+    kernel = trials([3, 1, 2], {1: np.inf})
+    assert next_trials([kernel], 3) == [[2, 0]]
+
+
+def test_an_error_is_expected_of_schedules_that_are_alike_and_of_other_kernels_too():
+    # Two families of schedules; the best of the first is ten times as slow as predicted.
+    fields = np.repeat([[0], [1]], 3, axis=0) * np.ones(12, int)
+    fields[:, 0] = np.arange(6)
+    predicted = [1.0, 1.1, 1.2, 1.5, 1.6, 1.7]
+    known = trials(predicted, {0: 10.0}, fields)
+    assert next_trials([known], 1) == [[3]]
+    assert next_trials([trials(predicted, {}, fields)], 1) == [[0]]
+    assert next_trials([trials(predicted, {}, fields), known], 1) == [[3], [3]]
+    assert next_trials([trials(predicted, {}, fields)], 1, [known.known()]) == [[3]]
+
+
+def test_the_search_finds_the_best_of_many_within_a_few_trials():
+    # True errors are drawn from the process; eight of 200 candidates are timed.
+    generator = np.random.default_rng(3)
+    regrets, alone = [], []
+    for _ in range(20):
+        fields = generator.integers(0, 3, (200, 6))
+        differing = (fields[:, None] != fields[None]).sum(-1)
+        errors = generator.multivariate_normal(np.zeros(200), np.exp(-differing / 4.0) * (COMMON + OWN))
+        predicted = np.exp(generator.normal(0, 0.1, 200))
+        true = predicted * np.exp(errors)
+        kernel = trials(predicted, {}, fields)
+        for _ in range(8):
+            (numbers,) = next_trials([kernel], 1)
+            kernel.times.update({number: float(true[number]) for number in numbers})
+        regrets.append(min(kernel.times.values()) / true.min() - 1)
+        alone.append(true[np.argmin(predicted)] / true.min() - 1)
+    assert np.mean(regrets) < 0.4 * np.mean(alone)
